@@ -76,8 +76,8 @@ class Code(NamedTuple):
             module = load_file(Path(self.file))
             if module.__name__ != self.module:
                 raise UserError(f"{self.file} was changed after the run had loaded it; start the run again")
-        found = _attribute(module or _import(self.module, f"{self.module}:{self.name}"), self.name, self.module)
-        return found if self.finds is None else found(self.finds)
+        loaded = _attribute(module or _import(self.module, f"{self.module}:{self.name}"), self.name, self.module)
+        return loaded if self.finds is None else loaded(self.finds)
 
 
 def itself(value: Any) -> Any:
@@ -91,14 +91,14 @@ def published(group: str, what: str, taken: Container[str] = ()) -> dict[str, En
     Raises:
         UserError: two packages publish one name. `what` says what is published.
     """
-    found: dict[str, EntryPoint] = {}
+    points: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
-        if point.name in found:
-            both = f"{found[point.name].value} and {point.value}"
+        if point.name in points:
+            both = f"{points[point.name].value} and {point.value}"
             raise UserError(f"two packages publish a {what} {point.name!r} ({both}); remove one of them")
         if point.name not in taken:
-            found[point.name] = point
-    return found
+            points[point.name] = point
+    return points
 
 
 def load_published(point: EntryPoint, what: str) -> Any:
@@ -184,13 +184,13 @@ def _import(module: str, ref: str) -> ModuleType:
 
 
 def _attribute(module: ModuleType, name: str, place: str) -> Any:
-    found: Any = module
+    value: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
-            names = [n for n in vars(found) if not n.startswith("_")] if hasattr(found, "__dict__") else []
+        if not hasattr(value, part):
+            names = [n for n in vars(value) if not n.startswith("_")] if hasattr(value, "__dict__") else []
             raise UserError(f"{place}: has no {name!r}{did_you_mean(part, names)}{_there(names)}")
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 LONGEST = 100

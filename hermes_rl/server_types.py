@@ -83,13 +83,13 @@ def server_type(name: str) -> ServerType:
         known = [*TYPES, *points]
         reason = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else did_you_mean(name, known)
         raise UserError(f"there is no type {name}{reason} (there are {', '.join(known)})")
-    found = load_published(points[name], "type of server")
-    if not isinstance(found, ServerType):
+    published_type = load_published(points[name], "type of server")
+    if not isinstance(published_type, ServerType):
         raise UserError(
             f"the type of server {name!r} ({points[name].value}) is no hermes_rl.server_types.ServerType, but "
-            f"{type(found).__name__}"
+            f"{type(published_type).__name__}"
         )
-    return found
+    return published_type
 
 
 def type_names() -> tuple[str, ...]:
@@ -99,5 +99,5 @@ def type_names() -> tuple[str, ...]:
 
 def code_of(code: Code) -> Callable[..., Any]:
     """Load the class or function behind a reference."""
-    found: Callable[..., Any] = load_object(code) if isinstance(code, str) else code
-    return found
+    loaded: Callable[..., Any] = load_object(code) if isinstance(code, str) else code
+    return loaded

@@ -272,11 +272,11 @@ class Session:
             values = [0.0] * len(ids) if logprobs is None else numbers_of(logprobs)
             ended = bool(ids) and ids[-1] in self._stop_ids
             cut = self._most is not None and len(ids) >= self._most and not ended
-            found = generated(ids, values, finish or ("length" if cut else "stop"))
+            generation = generated(ids, values, finish or ("length" if cut else "stop"))
         except (Malformed, TypeError, ValueError) as error:
             raise UserError(f"step takes a message, a text, or token ids: {error}") from error
-        known = None if logprobs is None else array("d", found.logprobs)
-        return _Answer(ids=array("i", found.ids), logprobs=known, finish=found.finish, version=version)
+        known = None if logprobs is None else array("d", generation.logprobs)
+        return _Answer(ids=array("i", generation.ids), logprobs=known, finish=generation.finish, version=version)
 
     async def _next(self, playing: asyncio.Task[Rollout]) -> SessionTurn | None:
         asked = asyncio.create_task(self._stepped.turns.get())

@@ -49,8 +49,8 @@ def compare_paths(request: CompareRequest) -> int:
     if request.margin < 0:
         raise UserError("--margin is 0 or more: how much worse B may be")
     first, *others = [_read(path) for path in request.runs]
-    found = [(compare_runs(first, other, request.success, request.families), other) for other in others]
-    refused = [one for one, _ in found if one.refusals]
+    comparisons = [(compare_runs(first, other, request.success, request.families), other) for other in others]
+    refused = [one for one, _ in comparisons if one.refusals]
     if refused and not request.anyway:
         raise UserError(
             f"{refused[0].a} (A) and {refused[0].b} (B) are graded differently, so their scores do not mean the same:\n"
@@ -58,11 +58,11 @@ def compare_paths(request: CompareRequest) -> int:
             + "\n`hermes-rl regrade RUN --set …` grades a run anew without playing; --anyway compares them all the same"
         )
     if request.as_json:
-        echo(json.dumps([one.record() for one, _ in found], indent=2, ensure_ascii=False))
+        echo(json.dumps([one.record() for one, _ in comparisons], indent=2, ensure_ascii=False))
     else:
-        parts = (part for one, other in found for part in _parts(one, first, other, request))
+        parts = (part for one, other in comparisons for part in _parts(one, first, other, request))
         show(parts, pager=request.pager)
-    worse = [one for one, _ in found if one.found.worse(request.margin)]
+    worse = [one for one, _ in comparisons if one.found.worse(request.margin)]
     if worse and request.fail_if_worse:
         by = f" by more than {request.margin:g}" if request.margin else ""
         for one in worse:
@@ -80,37 +80,39 @@ def _read(path: Path) -> RunRecord:
 
 
 def _parts(one: RunComparison, a: RunRecord, b: RunRecord, request: CompareRequest) -> Iterator[RenderableType]:
-    found = one.found
+    comparison = one.found
     yield safe(f"A  {one.a}  ({one.model_a})")
     yield safe(f"B  {one.b}  ({one.model_b})")
     for text in (*one.refusals, *one.warnings):
         yield safe(f"warning: {text}", "yellow")
     yield Text()
-    yield _differences([found.score, found.passes])
+    yield _differences([comparison.score, comparison.passes])
     yield Text()
-    rows = counted(found.score.rows, "row")
+    rows = counted(comparison.score.rows, "row")
     if request.families is not None:
-        rows += f" of {found.score.families} families"
-    style = {True: GOOD, False: BAD}[found.score.difference > 0] if found.score.beyond_chance else HEAD
+        rows += f" of {comparison.score.families} families"
+    style = {True: GOOD, False: BAD}[comparison.score.difference > 0] if comparison.score.beyond_chance else HEAD
     yield safe(f"{one.verdict}; both graded {rows}", style)
-    if found.score.detectable is not None:
-        yield safe(f"four times in five, {rows} would show a true difference of {found.score.detectable:.3g} or more")
-    if found.bounds is not None:
-        low, high = found.bounds
+    if comparison.score.detectable is not None:
         yield safe(
-            f"without a score: {found.ungraded_a} rollouts in A, {found.ungraded_b} in B; graded, they could make the "
-            f"difference {low:+.3f} to {high:+.3f}",
+            f"four times in five, {rows} would show a true difference of {comparison.score.detectable:.3g} or more"
+        )
+    if comparison.bounds is not None:
+        low, high = comparison.bounds
+        yield safe(
+            f"without a score: {comparison.ungraded_a} rollouts in A, {comparison.ungraded_b} in B; graded, they could "
+            f"make the difference {low:+.3f} to {high:+.3f}",
             "yellow",
         )
     yield Text()
     # The test takes rows for independent of each other, which those of one family are not.
-    chance = f"; sign test p = {found.p:.3g}" if request.families is None else ""
-    changed = f"{counted(len(found.fixed), 'row')} fixed, {len(found.broken)} broken"
-    yield safe(f"{changed} (a pass scores {found.success:g} or more){chance}")
-    if found.fixed or found.broken:
-        yield from _rows(found.fixed, found.broken, a, b, request.limit)
+    chance = f"; sign test p = {comparison.p:.3g}" if request.families is None else ""
+    changed = f"{counted(len(comparison.fixed), 'row')} fixed, {len(comparison.broken)} broken"
+    yield safe(f"{changed} (a pass scores {comparison.success:g} or more){chance}")
+    if comparison.fixed or comparison.broken:
+        yield from _rows(comparison.fixed, comparison.broken, a, b, request.limit)
     yield Text()
-    yield _differences([measure for measure in found.measures if measure.a or measure.b])
+    yield _differences([measure for measure in comparison.measures if measure.a or measure.b])
     yield safe("* beyond chance: the interval does not hold 0", DIM)
     yield Text()
 

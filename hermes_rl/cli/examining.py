@@ -78,8 +78,8 @@ def examine_security() -> list[Check]:
     from hermes_rl.sandbox.trial import trials
 
     remedy = "do not run agents that you do not trust here; docs/security.md says what each part of the sandbox needs"
-    found = asyncio.run(trials())
-    return [Check(f"attack on {one.name}", one.held, one.detail, None if one.held else remedy) for one in found]
+    trial_results = asyncio.run(trials())
+    return [Check(f"attack on {one.name}", one.held, one.detail, None if one.held else remedy) for one in trial_results]
 
 
 def _load(source: str, overrides: Overrides, environ: Mapping[str, str]) -> Spec:
@@ -115,8 +115,8 @@ async def _sandboxes(backend: str, environ: Mapping[str, str]) -> list[Check]:
     if backend in NAMES_OF_REMOTE:
         lacking = missing(backend, environ)
         checks[backend] = Check(f"sandbox {backend}", lacking is None, lacking or "nothing is known to be missing")
-    found = [replace(check, needed=name == backend) for name, check in checks.items()]
-    return [*found, *map(_sandbox_part, parts())]
+    listed_checks = [replace(check, needed=name == backend) for name, check in checks.items()]
+    return [*listed_checks, *map(_sandbox_part, parts())]
 
 
 async def _docker() -> Check:
@@ -130,8 +130,8 @@ async def _docker() -> Check:
     return Check("sandbox docker", True, f"the engine at {engine.socket} is version {version}")
 
 
-def _sandbox_part(found: Ability) -> Check:
-    return Check(f"sandbox {found.name}", not found.remedy, found.detail, found.remedy or None, needed=False)
+def _sandbox_part(ability: Ability) -> Check:
+    return Check(f"sandbox {ability.name}", not ability.remedy, ability.detail, ability.remedy or None, needed=False)
 
 
 def _tokenizer(name: str | None) -> Check:
@@ -159,8 +159,8 @@ def _toolsets(spec: Spec, environ: Mapping[str, str]) -> list[Check]:
     """Those of hermes-agent; ours need nothing but the sandbox."""
     hermes = HermesToolsets(environ)
     far = dict.fromkeys(name for _, name in named_toolsets(spec) if name in NAMES)
-    found = {name: hermes.problem(name) for name in far}
-    return [Check(f"toolset {name}", problem is None, problem or "works") for name, problem in found.items()]
+    reasons = {name: hermes.problem(name) for name in far}
+    return [Check(f"toolset {name}", problem is None, problem or "works") for name, problem in reasons.items()]
 
 
 def _tokens(spec: Spec) -> list[Check]:
@@ -182,8 +182,8 @@ async def _exactness(spec: Spec, environ: Mapping[str, str], sampling: bool) -> 
             continue
         asked = token_server(config_from_spec(server, environ, api_key=_key(spec)))
         try:
-            found = await examine_server(asked, agent.temperature, agent.top_p)
-            checks += [Check(f"exactness ({server.type})", one.ok, one.detail, one.remedy) for one in found]
+            finding = await examine_server(asked, agent.temperature, agent.top_p)
+            checks += [Check(f"exactness ({server.type})", one.ok, one.detail, one.remedy) for one in finding]
             checks += await _sampling(server.type, asked, agent) if sampling else []
         finally:
             await asked.close()
@@ -195,10 +195,10 @@ async def _exactness(spec: Spec, environ: Mapping[str, str], sampling: bool) -> 
 
 async def _sampling(name: str, server: TokenServer, agent: Agent) -> list[Check]:
     """Measure the server with the spec's settings and, where these shape the distribution, without them."""
-    found = await measure(server, agent.temperature, agent.top_p)
+    distribution = await measure(server, agent.temperature, agent.top_p)
     if in_words(agent.temperature, agent.top_p):
-        found += await measure(server, 1.0, None)
-    return [Check(f"sampling ({name})", one.ok, one.detail, one.remedy) for one in found]
+        distribution += await measure(server, 1.0, None)
+    return [Check(f"sampling ({name})", one.ok, one.detail, one.remedy) for one in distribution]
 
 
 def _key(spec: Spec) -> str | None:

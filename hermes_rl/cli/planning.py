@@ -12,57 +12,57 @@ SHOWN = 400
 """Characters of a prompt."""
 
 
-def plan_lines(found: DryRun) -> Iterator[str]:
+def plan_lines(plan: DryRun) -> Iterator[str]:
     """Yield what a run would do, in words."""
-    yield from found.notes
-    yield f"{found.name} {found.mode}, a dry run: it plays and writes nothing"
-    yield f"run directory: {found.directory}" + ("" if found.exists else " (new)")
-    rows = "rows without end" if found.rows is None else counted(found.rows, "row")
-    if found.groups is None:
-        yield f"{rows}; groups of {found.size} until the trainer has had its steps"
+    yield from plan.notes
+    yield f"{plan.name} {plan.mode}, a dry run: it plays and writes nothing"
+    yield f"run directory: {plan.directory}" + ("" if plan.exists else " (new)")
+    rows = "rows without end" if plan.rows is None else counted(plan.rows, "row")
+    if plan.groups is None:
+        yield f"{rows}; groups of {plan.size} until the trainer has had its steps"
     else:
-        all_of_them = counted(found.groups * found.size, "rollout")
-        yield f"{rows}; {counted(found.groups, 'group')} of {found.size}: {all_of_them}"
-    yield from _earlier(found)
-    if found.play == 0:
+        all_of_them = counted(plan.groups * plan.size, "rollout")
+        yield f"{rows}; {counted(plan.groups, 'group')} of {plan.size}: {all_of_them}"
+    yield from _earlier(plan)
+    if plan.play == 0:
         yield "nothing is left to play"
-    elif found.play is not None:
-        yield f"to play: {counted(found.play, 'rollout')}, at most {found.play * found.max_turns} model calls"
-    yield f"tokenizer: {found.tokenizer}"
-    for prompt in found.prompts:
+    elif plan.play is not None:
+        yield f"to play: {counted(plan.play, 'rollout')}, at most {plan.play * plan.max_turns} model calls"
+    yield f"tokenizer: {plan.tokenizer}"
+    for prompt in plan.prompts:
         text = prompt.text or "\n".join(str(message.get("content")) for message in prompt.request.messages)
         size = f"{len(prompt.ids)} tokens" if prompt.ids else f"{len(text)} characters"
         words = " ".join(str(prompt.request.messages[-1].get("content")).split())
         yield f"prompt of row {prompt.row.key}: {size}: {words[:SHOWN]}{'…' if len(words) > SHOWN else ''}"
-    yield from _takes(found)
+    yield from _takes(plan)
 
 
-def _earlier(found: DryRun) -> Iterator[str]:
-    if found.new:
-        yield f"{found.new}: all rollouts are played anew; what is there stays"
-    if not found.exists:
+def _earlier(plan: DryRun) -> Iterator[str]:
+    if plan.new:
+        yield f"{plan.new}: all rollouts are played anew; what is there stays"
+    if not plan.exists:
         return
-    yield f"kept of what is there: {counted(found.kept, 'rollout')}"
-    if found.again:
-        yield f"played again, because infrastructure failed: {counted(found.again, 'rollout')}"
-    if found.rejudged:
-        yield f"judged anew: what is there, by {', '.join(found.rejudged)}, which changed"
-    elif found.rescored:
+    yield f"kept of what is there: {counted(plan.kept, 'rollout')}"
+    if plan.again:
+        yield f"played again, because infrastructure failed: {counted(plan.again, 'rollout')}"
+    if plan.rejudged:
+        yield f"judged anew: what is there, by {', '.join(plan.rejudged)}, which changed"
+    elif plan.rescored:
         yield "scored anew: what is there, because weights, `score` or `endings` changed"
 
 
-def _takes(found: DryRun) -> Iterator[str]:
-    one = found.measured
+def _takes(plan: DryRun) -> Iterator[str]:
+    one = plan.measured
     if one is None:
-        bound = f"at most {found.max_tokens} completion tokens each" if found.max_tokens else "as the server bounds it"
-        yield f"a rollout: at most {counted(found.max_turns, 'call')}, {bound}; --sample 5 measures what it takes"
+        bound = f"at most {plan.max_tokens} completion tokens each" if plan.max_tokens else "as the server bounds it"
+        yield f"a rollout: at most {counted(plan.max_turns, 'call')}, {bound}; --sample 5 measures what it takes"
         return
     calls = f"{one.turns:.3g} {'call' if one.turns == 1 else 'calls'}"
     yield (
         f"a rollout, measured on {counted(one.count, 'rollout')} of {one.source}: {calls}, "
         f"{one.prompt_tokens:.0f} prompt and {one.completion_tokens:.0f} completion tokens, {one.seconds:.3g} s"
     )
-    if not found.play:
+    if not plan.play:
         return
     if one.played is None:
         yield "none of them is one that the run would keep, so how many are played for those is not known"
@@ -70,22 +70,22 @@ def _takes(found: DryRun) -> Iterator[str]:
     if one.played > 1:
         yield f"for each that the run keeps {one.played:.3g} are played: others fail, or are left out"
     tokens = (
-        f"{one.prompt_tokens * found.played:,.0f} prompt and {one.completion_tokens * found.played:,.0f} "
+        f"{one.prompt_tokens * plan.played:,.0f} prompt and {one.completion_tokens * plan.played:,.0f} "
         "completion tokens"
     )
-    yield f"to play takes about {one.turns * found.played:,.0f} calls, {tokens}"
-    yield f"disk: about {one.bytes * found.played / 1e6:,.1f} MB; {found.free / 1e9:,.1f} GB are free"
+    yield f"to play takes about {one.turns * plan.played:,.0f} calls, {tokens}"
+    yield f"disk: about {one.bytes * plan.played / 1e6:,.1f} MB; {plan.free / 1e9:,.1f} GB are free"
     for role, asked in one.roles.items():
         if role != "policy":
             yield (
-                f"{role}: about {asked.prompt_tokens * found.played:,.0f} prompt and "
-                f"{asked.completion_tokens * found.played:,.0f} completion tokens"
+                f"{role}: about {asked.prompt_tokens * plan.played:,.0f} prompt and "
+                f"{asked.completion_tokens * plan.played:,.0f} completion tokens"
             )
-    known = {role: cost for role, cost in found.costs.items() if cost is not None}
+    known = {role: cost for role, cost in plan.costs.items() if cost is not None}
     if "policy" not in known:
         yield "cost: not known; servers.policy.prices or --prices FILE says what tokens cost"
         return
     each = ", ".join(f"{role} {dollars(cost)}" for role, cost in known.items()) if len(known) > 1 else ""
     yield f"cost: about {dollars(sum(known.values()))}" + (f" ({each})" if each else "")
-    for role in found.costs.keys() - known.keys():
+    for role in plan.costs.keys() - known.keys():
         yield f"cost: without the {role}'s, which is not known; servers.{role}.prices says what tokens cost"

@@ -216,10 +216,10 @@ def _wrong(name: str, arguments: str, tools: dict[str, Any]) -> str | None:
     if name not in tools:
         return f"there is no tool {name!r}; there are: {', '.join(tools) or 'none'}"
     try:
-        found = read_json(arguments or "{}")
+        read = read_json(arguments or "{}")
     except ValueError as error:
         return f"the arguments are no JSON: {error}"
-    return None if isinstance(found, dict) else 'the arguments are an object, as in {"path": "a.txt"}'
+    return None if isinstance(read, dict) else 'the arguments are an object, as in {"path": "a.txt"}'
 
 
 async def _shell(runtime: ToolRuntime) -> None:

@@ -58,18 +58,18 @@ def render_spec(request: RenderRequest) -> int:
         if named is None:
             echo("the spec names no policy: this is what a chat server is sent, whatever its model (MODEL)", err=True)
         spec = _load(request, (named or ANY_SERVER,))
-    found = run_interruptible(_rendered(spec, request))
+    rendered = run_interruptible(_rendered(spec, request))
     if request.as_json:
-        echo(json.dumps(found.record(), indent=2, ensure_ascii=False))
+        echo(json.dumps(rendered.record(), indent=2, ensure_ascii=False))
         return 0
-    if found.exact and found.text is None:
-        raise UserError(f"the text cannot be rendered: {found.missing}\n--json shows messages and tools")
+    if rendered.exact and rendered.text is None:
+        raise UserError(f"the text cannot be rendered: {rendered.missing}\n--json shows messages and tools")
     if request.tokens:
-        show(_token_parts(found), pager=request.pager)
-    elif found.text is not None:
-        show_exactly(found.text, pager=request.pager)
+        show(_token_parts(rendered), pager=request.pager)
+    elif rendered.text is not None:
+        show_exactly(rendered.text, pager=request.pager)
     else:
-        show(_request_parts(found), pager=request.pager)
+        show(_request_parts(rendered), pager=request.pager)
     return 0
 
 
@@ -86,20 +86,20 @@ async def _rendered(spec: Spec, request: RenderRequest) -> Rendered:
         return await render_row(compiled, row, split, with_text=request.tokens)
 
 
-def _request_parts(found: Rendered) -> Iterator[RenderableType]:
-    body = found.body
-    yield heading(f"POST {(found.config.base_url or '').rstrip('/')}/chat/completions, row {found.row.key}")
+def _request_parts(rendered: Rendered) -> Iterator[RenderableType]:
+    body = rendered.body
+    yield heading(f"POST {(rendered.config.base_url or '').rstrip('/')}/chat/completions, row {rendered.row.key}")
     rest = {name: value for name, value in body.items() if name not in ("messages", "tools")}
     yield safe(json.dumps(rest, indent=2, ensure_ascii=False))
     yield from message_parts(body["messages"], body.get("tools"))
 
 
-def _token_parts(found: Rendered) -> Iterator[RenderableType]:
-    if found.text is None:
-        raise UserError(f"there are no tokens: {found.missing}")
-    sent = "what the server is sent" if found.exact else "the server gets messages and may have another template"
-    yield safe(f"{len(found.ids)} tokens of {found.tokenizer}: {sent}", DIM)
+def _token_parts(rendered: Rendered) -> Iterator[RenderableType]:
+    if rendered.text is None:
+        raise UserError(f"there are no tokens: {rendered.missing}")
+    sent = "what the server is sent" if rendered.exact else "the server gets messages and may have another template"
+    yield safe(f"{len(rendered.ids)} tokens of {rendered.tokenizer}: {sent}", DIM)
     made = table("place", "id", "token", right=("place", "id"))
-    for place, (token, piece) in enumerate(zip(found.ids, found.pieces, strict=True)):
+    for place, (token, piece) in enumerate(zip(rendered.ids, rendered.pieces, strict=True)):
         made.add_row(str(place), str(token), safe(repr(piece), GOOD))
     yield made

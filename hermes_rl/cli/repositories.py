@@ -40,36 +40,36 @@ def _settled(source: str, *, trust: bool) -> str:
     address = repository_of(source)
     if address is None:
         return source
-    found = fetched(address)
-    spec = spec_of(found)
+    fetch = fetched(address)
+    spec = spec_of(fetch)
     if address.revision is None:
         echo(
-            f"{source}: no revision is named; this is what it has now. To play the same later: {found.address}",
+            f"{source}: no revision is named; this is what it has now. To play the same later: {fetch.address}",
             err=True,
         )
     elif address.commit is None:
-        echo(f"{source}: {address.revision} is the commit {found.address.revision}", err=True)
-    if not found.trusted:
-        for line in _contents(found, spec):
+        echo(f"{source}: {address.revision} is the commit {fetch.address.revision}", err=True)
+    if not fetch.trusted:
+        for line in _contents(fetch, spec):
             echo(line, err=True)
         if not trust:
-            _ask(found)
-        found.trust()
-    return str(found.address)
+            _ask(fetch)
+        fetch.trust()
+    return str(fetch.address)
 
 
-def _contents(found: Fetched, spec: Path) -> Iterator[str]:
+def _contents(fetch: Fetched, spec: Path) -> Iterator[str]:
     """Yield what is in a repository, in words: first the files that decide what runs, and those beside the spec."""
-    yield f"{found.address}"
-    yield f"  content: sha256 {found.digest}"
-    files = sorted(files_of(found.folder), key=lambda path: (path.suffix not in _READ, spec.parent not in path.parents))
+    yield f"{fetch.address}"
+    yield f"  content: sha256 {fetch.digest}"
+    files = sorted(files_of(fetch.folder), key=lambda path: (path.suffix not in _READ, spec.parent not in path.parents))
     for path in files[:SHOWN]:
-        name = path.relative_to(found.folder).as_posix()
+        name = path.relative_to(fetch.folder).as_posix()
         yield f"  {name}: {f'a link to {path.readlink()}' if path.is_symlink() else _size(path.read_bytes())}"
     if rest := files[SHOWN:]:
         code = sum(path.suffix in _READ for path in rest)
         yield f"  and {counted(len(rest), 'more file')}, {code} of them code or YAML"
-    yield f"  all of it lies in {found.folder}"
+    yield f"  all of it lies in {fetch.folder}"
     yield "Its code runs on this machine with your rights, and its spec says which servers get which of your keys."
 
 
@@ -79,11 +79,11 @@ def _size(content: bytes) -> str:
     return counted(content.count(b"\n") + (not content.endswith(b"\n") and content != b""), "line")
 
 
-def _ask(found: Fetched) -> None:
+def _ask(fetch: Fetched) -> None:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UserError(
-            f"{found.address} has not been agreed to on this machine, and there is no terminal to ask on: add --trust "
+            f"{fetch.address} has not been agreed to on this machine, and there is no terminal to ask on: add --trust "
             "where you trust what is listed above"
         )
     if not typer.confirm("Do you trust it?", err=True):
-        raise UserError(f"{found.address} was not agreed to, and nothing of it has run")
+        raise UserError(f"{fetch.address} was not agreed to, and nothing of it has run")

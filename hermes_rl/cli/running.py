@@ -161,9 +161,9 @@ def say_plan(spec: Spec, launch: Launch, request: RunRequest) -> int:
     from hermes_rl.reading.dry_run import dry_run, prices_of
 
     prices = prices_of(spec, request.prices)
-    found = run_interruptible(dry_run(spec, launch, request.sample, prices))
+    plan = run_interruptible(dry_run(spec, launch, request.sample, prices))
     launch.progress.end()
-    for line in plan_lines(found):
+    for line in plan_lines(plan):
         echo(line)
     return 0
 
@@ -268,38 +268,43 @@ def _process_words(spec: Spec, summary: ProcessSummary) -> str:
 
 
 def _evaluate(spec: Spec, launch: Launch) -> int:
-    found, directory = run_interruptible(run_evaluate(spec, launch))
+    evaluation, directory = run_interruptible(run_evaluate(spec, launch))
     launch.progress.end()
-    for line in evaluation_lines(found):
+    for line in evaluation_lines(evaluation):
         echo(line)
     say_where(directory, launch.progress)
-    if not found.reliable:
+    if not evaluation.reliable:
         echo(
             "error: more than 2 % of the rollouts could not be graded, see `error` in rollouts.jsonl",
             err=True,
         )
-    return 0 if found.reliable and found.stopped is None else 1
+    return 0 if evaluation.reliable and evaluation.stopped is None else 1
 
 
-def evaluation_lines(found: Evaluation) -> list[str]:
+def evaluation_lines(evaluation: Evaluation) -> list[str]:
     """Return the result for people: the mean with its interval, then what else there is."""
-    metrics = found.metrics
-    between = "" if found.interval is None else ", 95 % interval {:.4f} to {:.4f}".format(*found.interval)
+    metrics = evaluation.metrics
+    between = "" if evaluation.interval is None else ", 95 % interval {:.4f} to {:.4f}".format(*evaluation.interval)
     lines = [f"mean reward {metrics['eval/mean_reward']:.4f}{between}"]
-    if found.ungraded:
+    if evaluation.ungraded:
         low, high = metrics["eval/mean_reward_lower"], metrics["eval/mean_reward_upper"]
         lines.append(
-            f"{found.ungraded} rollouts could not be graded ({_counts(found.causes)}): mean in [{low:.4f}, {high:.4f}]"
+            f"{evaluation.ungraded} rollouts could not be graded ({_counts(evaluation.causes)}): "
+            f"mean in [{low:.4f}, {high:.4f}]"
         )
-    if found.stopped is not None:
-        lines.append(f"ended early: {found.stopped}")
+    if evaluation.stopped is not None:
+        lines.append(f"ended early: {evaluation.stopped}")
     shown = ("eval/pass", "eval/reward/", "eval/ending/")
     for name, value in metrics.items():
         if name.startswith(shown) or (name.startswith(BY) and name.endswith("/mean_reward")):
             count = metrics.get(name.replace("eval/reward/", COUNT, 1)) if name.startswith("eval/reward/") else None
-            of = f" (n = {count:.0f} of {metrics['eval/rollouts'] - found.ungraded:.0f})" if count is not None else ""
+            of = (
+                f" (n = {count:.0f} of {metrics['eval/rollouts'] - evaluation.ungraded:.0f})"
+                if count is not None
+                else ""
+            )
             lines.append(f"{name.removeprefix('eval/')} {value:.4f}{of}")
-    return [*lines, found.retried] if found.retried else lines
+    return [*lines, evaluation.retried] if evaluation.retried else lines
 
 
 def _serve(spec: Spec, launch: Launch) -> int:

@@ -74,11 +74,11 @@ def run_set(request: RunRequest) -> int:
     request.require_dry()
     environ = environment(request.env_file)
     require_effect(request.flags, request.mode)
-    found = load_set(request.spec)
-    folder = request.out or Path("outputs") / found.name
+    spec_set = load_set(request.spec)
+    folder = request.out or Path("outputs") / spec_set.name
     if request.fresh:
         folder = beside(folder)
-    runs = _loaded(found, folder, request, environ)
+    runs = _loaded(spec_set, folder, request, environ)
     if request.dry:
         for run in runs:
             show([heading(run.one.label)])
@@ -90,10 +90,10 @@ def run_set(request: RunRequest) -> int:
                 for number, run in enumerate(runs, 1):
                     _play(run, f"run {number} of {len(runs)}: {run.one.label}", request, environ)
         except KeyboardInterrupt:
-            _write(found, folder, runs)
+            _write(spec_set, folder, runs)
             echo("interrupted; what is complete is kept, and the same command goes on from there", err=True)
             return INTERRUPTED
-        made = _write(found, folder, runs)
+        made = _write(spec_set, folder, runs)
     return _say(made, folder, runs, as_json=request.as_json)
 
 
@@ -111,7 +111,7 @@ def _say(made: SetTable, folder: Path, runs: list[_Run], *, as_json: bool) -> in
     return 1 if failed else 0
 
 
-def _loaded(found: SpecSet, folder: Path, request: RunRequest, environ: Mapping[str, str]) -> list[_Run]:
+def _loaded(spec_set: SpecSet, folder: Path, request: RunRequest, environ: Mapping[str, str]) -> list[_Run]:
     """Return the specs of all combinations.
 
     Raises:
@@ -120,7 +120,7 @@ def _loaded(found: SpecSet, folder: Path, request: RunRequest, environ: Mapping[
     changes = parse_extra_args(request.flags, request.sets)
     runs: list[_Run] = []
     problems: list[Problem] = []
-    for combination in found.combinations:
+    for combination in spec_set.combinations:
         try:
             spec = _spec(combination, changes, environ, demo=request.demo)
             if missing := missing_of(combination, spec, environ):
@@ -133,7 +133,7 @@ def _loaded(found: SpecSet, folder: Path, request: RunRequest, environ: Mapping[
         except SpecError as error:
             problems += error.problems
         except UserError as error:
-            problems.append(Problem(f"{found.file}: {combination.label}", None, None, str(error)))
+            problems.append(Problem(f"{spec_set.file}: {combination.label}", None, None, str(error)))
     if problems:
         raise SpecError(in_order(problems))
     return runs
@@ -196,7 +196,7 @@ def _play(run: _Run, title: str, request: RunRequest, environ: Mapping[str, str]
     launch = _launch(run, request, environ, progress)
     try:
         with logged(progress.say, verbose=request.verbose):
-            found = run_interruptible(_evaluate(run.spec, launch, f"{title}, in {run.path}"))
+            evaluation = run_interruptible(_evaluate(run.spec, launch, f"{title}, in {run.path}"))
     except HermesRLError as error:
         progress.end()
         run.problem = str(error)
@@ -204,14 +204,14 @@ def _play(run: _Run, title: str, request: RunRequest, environ: Mapping[str, str]
         return
     finally:
         progress.end()
-    if found is None:
+    if evaluation is None:
         progress.note(f"{title}: complete, nothing is left to play")
         run.problem = None
         return
-    run.problem = None if found.stopped is None else f"ended early: {found.stopped}"
-    if not found.reliable:
-        run.problem = f"{found.ungraded} of {found.rollouts} rollouts could not be graded, more than 2 %"
-    progress.note(f"{run.one.label}: mean reward {found.metrics['eval/mean_reward']:.4f}")
+    run.problem = None if evaluation.stopped is None else f"ended early: {evaluation.stopped}"
+    if not evaluation.reliable:
+        run.problem = f"{evaluation.ungraded} of {evaluation.rollouts} rollouts could not be graded, more than 2 %"
+    progress.note(f"{run.one.label}: mean reward {evaluation.metrics['eval/mean_reward']:.4f}")
 
 
 async def _evaluate(spec: Spec, launch: Launch, title: str) -> Evaluation | None:
@@ -220,15 +220,15 @@ async def _evaluate(spec: Spec, launch: Launch, title: str) -> Evaluation | None
     if (launch.out / "metrics.json").is_file() and await nothing_left(spec, replace(launch, progress=_unheard())):
         return None
     launch.progress.note(title)
-    found, _ = await run_evaluate(spec, launch)
-    return found
+    evaluation, _ = await run_evaluate(spec, launch)
+    return evaluation
 
 
-def _write(found: SpecSet, folder: Path, runs: list[_Run]) -> SetTable:
+def _write(spec_set: SpecSet, folder: Path, runs: list[_Run]) -> SetTable:
     made = set_table(
-        found.name,
+        spec_set.name,
         [SetRun(run.one.spec, run.one.model, run.one.setting, run.path, run.problem) for run in runs],
-        found.by,
+        spec_set.by,
     )
     RunDirectory(folder).write_json("set.json", made.record())
     return made

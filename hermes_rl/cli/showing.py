@@ -92,14 +92,16 @@ def show_run(request: ShowRequest) -> int:
         if request.prompt or request.tokens:
             raise UserError(f"--prompt and --tokens are about one rollout: hermes-rl show {record.path} ID")
         return _show_run(record, request)
-    found = record.matching(request.rollout)
-    if len(found) == 1:
-        return _show_rollout(record, found[0], request)
+    matches = record.matching(request.rollout)
+    if len(matches) == 1:
+        return _show_rollout(record, matches[0], request)
     if request.as_json:
-        raise UserError(f"{len(found)} rollouts begin with {request.rollout!r}: " + _several(one.id for one in found))
+        raise UserError(
+            f"{len(matches)} rollouts begin with {request.rollout!r}: " + _several(one.id for one in matches)
+        )
     parts: list[RenderableType] = [
-        safe(f"{len(found)} rollouts begin with {request.rollout!r}"),
-        _table(record, found, success_of(spec_of(record)), request.limit),
+        safe(f"{len(matches)} rollouts begin with {request.rollout!r}"),
+        _table(record, matches, success_of(spec_of(record)), request.limit),
     ]
     show(parts, pager=request.pager)
     return 0
@@ -114,10 +116,10 @@ def _several(ids: Iterable[str]) -> str:
 
 
 def _show_run(record: RunRecord, request: ShowRequest) -> int:
-    found = summarise(record)
+    summary = summarise(record)
     rollouts = chosen(
         record,
-        found.success,
+        summary.success,
         failed=request.failed,
         ending=request.ending,
         tool=request.tool,
@@ -125,13 +127,13 @@ def _show_run(record: RunRecord, request: ShowRequest) -> int:
     )
     if request.as_json:
         listed = [asdict(rollout) | {"number": record.number(rollout.id)} for rollout in rollouts]
-        echo(json.dumps({"summary": found.record(), "rollouts": listed}, indent=2, ensure_ascii=False))
+        echo(json.dumps({"summary": summary.record(), "rollouts": listed}, indent=2, ensure_ascii=False))
         return 0
     filtered = request.failed or request.ending is not None or request.tool is not None
-    parts: list[RenderableType] = [_head(found)]
+    parts: list[RenderableType] = [_head(summary)]
     if not filtered:
-        parts += _overview(record, found)
-    parts += _listed(record, found, rollouts, request, filtered)
+        parts += _overview(record, summary)
+    parts += _listed(record, summary, rollouts, request, filtered)
     show(parts, pager=request.pager)
     return 0
 
@@ -140,55 +142,56 @@ def _sort(name: str) -> Sort:
     return next(one for one in get_args(Sort) if one == name)
 
 
-def _head(found: RunSummary) -> RenderableType:
-    name = f"{found.name} {found.mode}" + (" (demo)" if found.demo else "")
-    lines = [Text.assemble(safe(name, HEAD), safe(f"  {found.model}  started {found.started}"))]
-    played = f"{counted(found.rollouts, 'rollout')} of {counted(found.rows, 'row')} in {counted(found.groups, 'group')}"
+def _head(summary: RunSummary) -> RenderableType:
+    name = f"{summary.name} {summary.mode}" + (" (demo)" if summary.demo else "")
+    lines = [Text.assemble(safe(name, HEAD), safe(f"  {summary.model}  started {summary.started}"))]
+    rollouts, rows = counted(summary.rollouts, "rollout"), counted(summary.rows, "row")
+    played = f"{rollouts} of {rows} in {counted(summary.groups, 'group')}"
     without = [
         f"{count} {what}"
         for count, what in (
-            (found.rollouts - found.graded - found.left_out - found.waiting, "could not be graded"),
-            (found.left_out, "left out by `endings`"),
-            (found.waiting, "wait for their group"),
-            (sum(found.again.values()), "played again"),
-            (found.unreadable, "of the lines cannot be read"),
-            (found.unasked, "beyond those that were asked for last, which count for nothing"),
+            (summary.rollouts - summary.graded - summary.left_out - summary.waiting, "could not be graded"),
+            (summary.left_out, "left out by `endings`"),
+            (summary.waiting, "wait for their group"),
+            (sum(summary.again.values()), "played again"),
+            (summary.unreadable, "of the lines cannot be read"),
+            (summary.unasked, "beyond those that were asked for last, which count for nothing"),
         )
         if count
     ]
     lines.append(safe("; ".join([played, *without])))
-    if found.score is not None:
-        between = found.interval
+    if summary.score is not None:
+        between = summary.interval
         interval = f", 95 % interval {between.low:.3f} to {between.high:.3f}" if between.low is not None else ""
-        passed = f"; {found.passed} of {found.graded} pass (a score of {found.success:g} or more)"
-        lines.append(safe(f"mean score {found.score.mean:.3f}{interval}{passed}"))
+        passed = f"; {summary.passed} of {summary.graded} pass (a score of {summary.success:g} or more)"
+        lines.append(safe(f"mean score {summary.score.mean:.3f}{interval}{passed}"))
     parts: list[RenderableType] = [*lines]
-    for cause in found.failures:
+    for cause in summary.failures:
         parts.append(safe(f"without a score: {cause.count} × {cause.ending} ({rule_of(cause.ending)})", NOTE))
         parts.append(indented(safe(f"{cause.id}: {_cut(cause.error or 'it gives no reason', 300)}")))
     return Group(*parts, Text())
 
 
-def _overview(record: RunRecord, found: RunSummary) -> Iterator[RenderableType]:
-    yield _endings(found)
+def _overview(record: RunRecord, summary: RunSummary) -> Iterator[RenderableType]:
+    yield _endings(summary)
     yield Text()
     for name, spreads in (
-        ("reward", found.rewards),
-        ("per rollout", found.counts),
-        ("seconds", found.seconds),
+        ("reward", summary.rewards),
+        ("per rollout", summary.counts),
+        ("seconds", summary.seconds),
     ):
         if spreads:
             yield _spreads(name, spreads)
             yield Text()
-    for name, rows in (("worst rows", found.worst), ("slowest rows", found.slowest)):
-        if rows and found.rows > 1:
+    for name, rows in (("worst rows", summary.worst), ("slowest rows", summary.slowest)):
+        if rows and summary.rows > 1:
             yield _row_table(name, record, rows)
             yield Text()
 
 
-def _endings(found: RunSummary) -> RenderableType:
+def _endings(summary: RunSummary) -> RenderableType:
     made = table("ending", "rollouts", "", right=("rollouts",))
-    for ending, count in found.endings.items():
+    for ending, count in summary.endings.items():
         made.add_row(safe(ending), str(count), safe(rule_of(ending), DIM))
     return made
 
@@ -215,19 +218,19 @@ def _row_table(name: str, record: RunRecord, rows: Sequence[RowSummary]) -> Tabl
 
 
 def _listed(
-    record: RunRecord, found: RunSummary, rollouts: Sequence[RolloutSummary], request: ShowRequest, filtered: bool
+    record: RunRecord, summary: RunSummary, rollouts: Sequence[RolloutSummary], request: ShowRequest, filtered: bool
 ) -> Iterator[RenderableType]:
     if not rollouts:
         failed_alone = request.failed and request.ending is None and request.tool is None
         none = "every rollout passes" if failed_alone else "no such rollout"
         yield Text(none if filtered else "no rollout has ended yet")
         return
-    yield _table(record, rollouts, found.success, request.limit)
+    yield _table(record, rollouts, summary.success, request.limit)
     if 0 < request.limit < len(rollouts):
         yield safe(f"… and {len(rollouts) - request.limit} more (--limit 0 lists all)", DIM)
     path = shlex.quote(str(record.path))
     further = f"hermes-rl show {path} {record.number(rollouts[0].id)}"
-    if not filtered and found.passed < found.graded + len(found.failures):
+    if not filtered and summary.passed < summary.graded + len(summary.failures):
         further = f"hermes-rl show {path} --failed"
     yield safe(f"next: {further}", DIM)
 
@@ -482,12 +485,12 @@ def _show_tokens(record: RunRecord, line: Line, request: ShowRequest) -> int:
         )
     prompt = line["messages"][: line["prompt_length"]]
     if request.as_json:
-        found = {"messages": prompt, "tools": line["tools"]}
+        request_body = {"messages": prompt, "tools": line["tools"]}
         if tokens is not None:
             start = _first_prompt(tokens)
             text = None if tokens.tokenizer is None else tokens.text(start)
-            found |= {"text": text, "tokens": tokens.records() if request.tokens else start}
-        echo(json.dumps(found, indent=2, ensure_ascii=False))
+            request_body |= {"text": text, "tokens": tokens.records() if request.tokens else start}
+        echo(json.dumps(request_body, indent=2, ensure_ascii=False))
         return 0
     if request.tokens:
         assert tokens is not None

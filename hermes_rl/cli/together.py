@@ -55,15 +55,15 @@ class LoadedSpecs(NamedTuple):
 
 def load_each(sources: Sequence[str], load: Callable[[str], Spec]) -> LoadedSpecs:
     """Load several specs, so that what is wrong with any of them is known at once."""
-    found = LoadedSpecs([], [])
+    loaded = LoadedSpecs([], [])
     for source in sources:
         try:
-            found.specs.append(NamedSpec(source, load(source)))
+            loaded.specs.append(NamedSpec(source, load(source)))
         except SpecError as error:
-            found.problems.extend(error.problems)
+            loaded.problems.extend(error.problems)
         except UserError as error:
-            found.problems.append(Problem(source, None, None, str(error)))
-    return found
+            loaded.problems.append(Problem(source, None, None, str(error)))
+    return loaded
 
 
 def alike_names(served: Sequence[NamedSpec]) -> list[Problem]:
@@ -164,7 +164,7 @@ def _require_several(specs: Sequence[str], request: RunRequest) -> None:
 
 def _weights(given: Sequence[str]) -> dict[str, str]:
     """Return what `--weight` says, by the name of the environment."""
-    found: dict[str, str] = {}
+    weights: dict[str, str] = {}
     for word in given:
         name, equals, number = word.partition("=")
         try:
@@ -173,10 +173,10 @@ def _weights(given: Sequence[str]) -> dict[str, str]:
             right = False
         if not right:
             raise UserError(f"--weight {word}: it is NAME=NUMBER with a number above 0, as in --weight math=3")
-        if name in found:
+        if name in weights:
             raise UserError(f"--weight {name} is given twice")
-        found[name] = number
-    return found
+        weights[name] = number
+    return weights
 
 
 def _loaded(
@@ -241,7 +241,7 @@ def _at_odds(served: Sequence[NamedSpec]) -> list[Problem]:
 
 def _alike(served: Sequence[NamedSpec], of: Callable[[Spec], Any]) -> dict[Any, list[str]]:
     """Return the specs by what is asked of them."""
-    found = defaultdict[Any, list[str]](list)
+    names_by_value = defaultdict[Any, list[str]](list)
     for one in served:
-        found[of(one.spec)].append(one.source)
-    return found
+        names_by_value[of(one.spec)].append(one.source)
+    return names_by_value

@@ -92,11 +92,11 @@ def _judge_set(source: str, overrides: Overrides, environ: Mapping[str, str]) ->
 
     verdict = Verdict(source)
     try:
-        found = load_set(source)
+        spec_set = load_set(source)
     except UserError as error:
         verdict.problems = list(error.problems) if isinstance(error, SpecError) else [Problem(source, 1, 1, str(error))]
         return verdict
-    for combination in found.combinations:
+    for combination in spec_set.combinations:
         changes = overrides.over(combination.overrides)
         own = judge(combination.source, changes, environ)
         if not own.problems:

@@ -42,9 +42,9 @@ def _matching(pattern: str) -> list[Path]:
     path = Path(pattern)
     if path.is_file():
         return [path]
-    found = sorted(_globbed(pattern)) if glob.has_magic(pattern) else []
-    if found:
-        return found
+    paths = sorted(_globbed(pattern)) if glob.has_magic(pattern) else []
+    if paths:
+        return paths
     names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     raise UserError(f"{pattern}: no such file{did_you_mean(path.name, names)}")
 

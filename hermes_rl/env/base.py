@@ -474,7 +474,7 @@ def metrics_by_column(samples: Sequence[Mapping[str, Any]], columns: Sequence[st
     Raises:
         UserError: the samples lack a column, or a score.
     """
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     known = sorted({name for sample in samples for name in sample})
     score = next((name for name in _SCORES if name in known), None)
     for column in columns:
@@ -488,8 +488,8 @@ def metrics_by_column(samples: Sequence[Mapping[str, Any]], columns: Sequence[st
         for value, scores in sorted(values.items()):
             told = {"mean_reward": mean(scores), "mean_reward_stderr": clustered_stderr([[score] for score in scores])}
             told["rows"] = float(len(scores))
-            found |= {f"{BY}{column}/{value}/{name}": one for name, one in told.items() if one is not None}
-    return found
+            metrics |= {f"{BY}{column}/{value}/{name}": one for name, one in told.items() if one is not None}
+    return metrics
 
 
 def _configs(given: ServerBaseline | Sequence[APIServerConfig] | APIServerConfig) -> list[APIServerConfig]:

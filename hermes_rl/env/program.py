@@ -79,11 +79,11 @@ def _help(cls: Any) -> str:
 
 def _given(flags: list[str]) -> dict[str, dict[str, Any]]:
     """Return the flags and the --config file as {env: …, openai: …}."""
-    found: dict[str, dict[str, Any]] = {"env": {}, "openai": {}}
+    values: dict[str, dict[str, Any]] = {"env": {}, "openai": {}}
     later: dict[str, dict[str, Any]] = {"env": {}, "openai": {}}
     for name, text in _pairs(flags):
         if name == "config":
-            found = _read_config(Path(text))
+            values = _read_config(Path(text))
             continue
         space, dot, field = name.partition(".")
         if space not in later or not dot:
@@ -91,7 +91,7 @@ def _given(flags: list[str]) -> dict[str, dict[str, Any]]:
         if field in later[space]:
             raise UserError(f"--{name} is given twice")
         later[space][field] = _value(name, text)
-    return {space: {**found.get(space, {}), **later[space]} for space in later}
+    return {space: {**values.get(space, {}), **later[space]} for space in later}
 
 
 def _pairs(flags: list[str]) -> Iterator[tuple[str, str]]:

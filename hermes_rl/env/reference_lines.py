@@ -70,11 +70,11 @@ def _sources(cls: type, base: type) -> Iterator[Path]:
         if not issubclass(one, base) or one.__module__.partition(".")[0] == "hermes_rl":
             continue
         try:
-            found = inspect.getsourcefile(one)
+            path = inspect.getsourcefile(one)
         except (TypeError, OSError):
             continue  # typed at a prompt
-        if found is not None and Path(found).is_file():
-            yield Path(found)
+        if path is not None and Path(path).is_file():
+            yield Path(path)
 
 
 def _problems(tree: ast.Module, backend: str) -> Iterator[tuple[int, str]]:

@@ -180,7 +180,7 @@ class SpecEnv(HermesAgentBaseEnv):
         step = self.curr_step
         with ExitStack() as stack:
             if self._mode == "evaluate" and self._opened is not None:
-                found = await evaluate(self._opened.run, EvaluatePlan.of(self.spec))
+                evaluation = await evaluate(self._opened.run, EvaluatePlan.of(self.spec))
                 directory = evaluation_directory(self.spec, self._opened.directory)
             else:
                 # Anew: the weights of an earlier run at this step may be others.
@@ -193,13 +193,13 @@ class SpecEnv(HermesAgentBaseEnv):
                 budget = budget_of(self.spec, "evaluate")
                 workers = self._opened.workers if self._opened is not None else None
                 run = Run(self._compiled, self._evaluation_rows, plan, store=store, budget=budget, workers=workers)
-                found = await evaluate(run, EvaluatePlan.of(self.spec))
-            await asyncio.to_thread(write_evaluation, found, directory)
+                evaluation = await evaluate(run, EvaluatePlan.of(self.spec))
+            await asyncio.to_thread(write_evaluation, evaluation, directory)
         if self._mode == "evaluate":
-            found.require_reliable()
-        self._pending_metrics |= found.metrics
+            evaluation.require_reliable()
+        self._pending_metrics |= evaluation.metrics
         if self._opened is not None:
-            mean = found.metrics["eval/mean_reward"]
+            mean = evaluation.metrics["eval/mean_reward"]
             self._opened.progress.note(f"step {step}: evaluation, mean reward {mean:.3f}")
 
     def load_checkpoint(self) -> None:
@@ -230,11 +230,11 @@ class SpecEnv(HermesAgentBaseEnv):
         elif overridden(cls):
             directory = await run_subclass(with_spec(cls, spec, chosen), launch)
         else:
-            found, directory = await (run_process if chosen == "process" else run_evaluate)(spec, launch)
-            if found.stopped is not None:
-                raise RunError(f"ended early: {found.stopped}. Run directory: {directory.path}")
-            if isinstance(found, Evaluation):
-                found.require_reliable()
+            outcome, directory = await (run_process if chosen == "process" else run_evaluate)(spec, launch)
+            if outcome.stopped is not None:
+                raise RunError(f"ended early: {outcome.stopped}. Run directory: {directory.path}")
+            if isinstance(outcome, Evaluation):
+                outcome.require_reliable()
         launch.progress.note(f"run directory: {directory.path}")
 
 

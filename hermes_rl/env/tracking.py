@@ -132,12 +132,12 @@ def _lengths(lengths: list[int], longest: int) -> dict[str, float]:
     if not lengths:
         return {}
     mean = sum(lengths) / len(lengths)
-    found = {
+    metrics = {
         "train/completion_lengths": mean,
         "train/completion_lengths_std": (sum((n - mean) ** 2 for n in lengths) / len(lengths)) ** 0.5,
         "train/completion_lengths_max": float(max(lengths)),
         "train/completion_lengths_min": float(min(lengths)),
     }
     if longest > 0:
-        found["train/completion_lengths_p95"] = sum(n > 0.95 * longest for n in lengths) / len(lengths)
-    return found
+        metrics["train/completion_lengths_p95"] = sum(n > 0.95 * longest for n in lengths) / len(lengths)
+    return metrics

@@ -130,12 +130,12 @@ class HermesGenerator:
         if not self._env.comparing or size == 1:
             return list(await asyncio.gather(*map(one, range(size))))
         async with self._room:
-            found = await self._env.play_group(key, size, self._policy, group, **given)
-        if found.dropped is not None:
-            return [(None, found.dropped, found.detail)] * size
+            group_played = await self._env.play_group(key, size, self._policy, group, **given)
+        if group_played.dropped is not None:
+            return [(None, group_played.dropped, group_played.detail)] * size
         return [
             (rollout, rollout.ending, rollout.error)
-            for rollout in sorted(found.rollouts, key=lambda member: member.key.index)
+            for rollout in sorted(group_played.rollouts, key=lambda member: member.key.index)
         ]
 
     async def _sample(self, ids: list[int], sampling: hermes_rl.Sampling) -> hermes_rl.Sampled:

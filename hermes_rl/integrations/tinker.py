@@ -115,8 +115,8 @@ class HermesEnv(Env):
         )
 
     async def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        found: T = await asyncio.wrap_future(self._sync.submit(work))
-        return found
+        result: T = await asyncio.wrap_future(self._sync.submit(work))
+        return result
 
 
 class HermesGroup(EnvGroupBuilder):

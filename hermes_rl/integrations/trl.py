@@ -337,15 +337,15 @@ def places_of(prompts: Sequence[str], size: int, first: int) -> list[Place]:
         size: members of a group.
         first: how many prompts the processes before this one have.
     """
-    found = [(key, place // size, place % size) for place, key in enumerate(prompts, start=first)]
+    places = [(key, place // size, place % size) for place, key in enumerate(prompts, start=first)]
     keys: dict[int, Any] = {}
-    for key, number, _ in found:
+    for key, number, _ in places:
         if not isinstance(key, str) or keys.setdefault(number, key) != key:
             raise UserError(
                 f"the prompts of a group are {size} times the key of one row, not {keys.get(number, key)!r} and "
                 f"{key!r}: give the trainer `train_dataset` and `eval_dataset` of HermesRollouts"
             )
-    return found
+    return places
 
 
 def require_whole(places: Sequence[Place], size: int, comparing: Sequence[str]) -> None:
@@ -469,12 +469,12 @@ class ModelCalls:
         if not batch:
             return
         try:
-            found = generate([call for call, _ in batch])
+            answers = generate([call for call, _ in batch])
         except Exception as error:  # noqa: BLE001 - a failed attempt of each rollout that asked
             for _, answer in batch:
                 answer.set_exception(error)
             return
-        for (_, answer), sampled in zip(batch, found, strict=True):
+        for (_, answer), sampled in zip(batch, answers, strict=True):
             answer.set_result(sampled)
 
 
@@ -566,14 +566,14 @@ def generate_with_vllm(trainer: Any, calls: Sequence[Call]) -> list[hermes_rl.Sa
     answers = trainer.vllm_generation.llm.generate(
         [{"prompt_token_ids": ids} for ids, _ in calls], sampling_params=asked, use_tqdm=False
     )
-    found = [answer.outputs[0] for answer in answers]
+    outputs = [answer.outputs[0] for answer in answers]
     return [
         hermes_rl.Sampled(
             list(one.token_ids),
             [step[token].logprob for token, step in zip(one.token_ids, one.logprobs, strict=True)],
             "length" if one.finish_reason == "length" else "stop",
         )
-        for one in found
+        for one in outputs
     ]
 
 
@@ -765,7 +765,7 @@ class HermesWorker(_Opened):
         assert group.certificate is not None
         if not self._allow_inexact:
             _require_certified(group.certificate.problems)
-        found, prompt = [], self.env.prompt(group.row)
+        samples, prompt = [], self.env.prompt(group.row)
         oldest = group.certificate.oldest
         for rollout, advantage in zip(group.rollouts, group.advantages(self._normalise), strict=True):
             values = {f"rewards/{name}": value for name, value in values_of(rollout).items()}
@@ -775,7 +775,7 @@ class HermesWorker(_Opened):
                     continue
                 before = [0] * len(example.prompt_ids)
                 logprobs = [*before, *logprobs_of(example, "TRL's AsyncGRPOTrainer")]
-                found.append(
+                samples.append(
                     self._sample_of(
                         prompt=prompt,
                         completion=rollout.messages[len(prompt) :],
@@ -788,7 +788,7 @@ class HermesWorker(_Opened):
                         metrics={"reward": rollout.score, "reward_std": pstdev(group.scores), **values},
                     )
                 )
-        return found
+        return samples
 
     def _metrics(self, group: hermes_rl.Group, left_out: Counter[str]) -> dict[str, Any]:
         """Return what TRL is told of a group; pairs are parts of wholes, which it adds up."""

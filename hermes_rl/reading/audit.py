@@ -92,15 +92,15 @@ def audit(record: RunRecord) -> list[Suspect]:
 def hidden_tests(record: RunRecord) -> frozenset[str]:
     """Return the paths of files that rewards put in place, which the agent was not given."""
     rewards = spec_of(record).get("rewards")
-    found = set()
+    names = set()
     for reward in rewards.values() if isinstance(rewards, dict) else ():
         args = reward.get("args") if isinstance(reward, dict) else None
         files = args.get("files") if isinstance(args, dict) else None
         for file in files if isinstance(files, list) else ():
             path = file.get("to") if isinstance(file, dict) else None
             if isinstance(path, str) and "{{" not in path and "." in path.rpartition("/")[2]:
-                found.add(normpath(path))
-    return frozenset(found)
+                names.add(normpath(path))
+    return frozenset(names)
 
 
 def reasons_of(record: RunRecord, line: Line, hidden: frozenset[str]) -> list[Reason]:

@@ -153,12 +153,12 @@ Quantity = Callable[[RolloutSummary], float | None]
 
 def by_row(rollouts: Iterable[RolloutSummary]) -> dict[str, list[RolloutSummary]]:
     """Return the rollouts of each row, of all epochs, in the order of their places."""
-    found: dict[str, list[RolloutSummary]] = {}
+    rows: dict[str, list[RolloutSummary]] = {}
     for rollout in rollouts:
-        found.setdefault(rollout.row_key, []).append(rollout)
-    for row in found.values():
+        rows.setdefault(rollout.row_key, []).append(rollout)
+    for row in rows.values():
         row.sort(key=lambda one: (one.epoch, one.index))
-    return found
+    return rows
 
 
 def _values(rows: Rows, of: Quantity) -> dict[str, list[float]]:
@@ -221,9 +221,9 @@ def _measures(a: Rows, b: Rows, family: Mapping[str, str] | None) -> Iterable[Di
         "seconds": lambda one: one.seconds.get("total"),
     }
     for name, value in of.items():
-        found = paired(name, _values(a, value), _values(b, value), family=family)
-        if found is not None:
-            yield found
+        difference = paired(name, _values(a, value), _values(b, value), family=family)
+        if difference is not None:
+            yield difference
 
 
 def _reward(name: str, rollout: RolloutSummary) -> float | None:
@@ -308,7 +308,7 @@ def compare_runs(
     settings, described = contrast(a, b), a.described
     clamp = ((described.get("grading") or {}).get("scoring") or {}).get("clamp")
     counting = list(a.counting()), list(b.counting())
-    found = compare(
+    comparison = compare(
         *counting,
         success=success_of(spec_of(a)) if success is None else success,
         span=(float(clamp[0]), float(clamp[1])) if clamp else (0.0, 1.0),
@@ -321,7 +321,7 @@ def compare_runs(
         model_of(b.described),
         settings.refusals,
         (*settings.warnings, *_other_rows(*map(by_row, counting))),
-        found,
+        comparison,
     )
 
 

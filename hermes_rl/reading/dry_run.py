@@ -163,14 +163,14 @@ async def dry_run(spec: Spec, launch: Launch, sample: int = 0, prices: Mapping[s
     said: list[str] = []
     rows = await asyncio.to_thread(load_rows, spec, split, notify=said.append)
     async with compiled:
-        found = await asyncio.to_thread(_planned, compiled, launch, rows)
-        found.notes, found.prices = said, prices or {}
+        plan = await asyncio.to_thread(_planned, compiled, launch, rows)
+        plan.notes, plan.prices = said, prices or {}
         for row in await asyncio.to_thread(lambda: list(islice(rows, PROMPTS))):
-            found.prompts.append(await render_row(compiled, row, split, with_text=True))
-    found.tokenizer = _tokenizer(spec, found.prompts)
+            plan.prompts.append(await render_row(compiled, row, split, with_text=True))
+    plan.tokenizer = _tokenizer(spec, plan.prompts)
     if sample:
-        found.measured = await _sampled(spec, launch, sample)
-    return found
+        plan.measured = await _sampled(spec, launch, sample)
+    return plan
 
 
 async def nothing_left(spec: Spec, launch: Launch) -> bool:
@@ -181,8 +181,8 @@ async def nothing_left(spec: Spec, launch: Launch) -> bool:
     """
     compiled = require_runnable(spec, launch)
     rows = await asyncio.to_thread(load_rows, spec, "eval" if launch.mode == "evaluate" else "train", notify=_heard)
-    found = await asyncio.to_thread(_planned, compiled, launch, rows)
-    return found.exists and found.play == 0 and not found.rescored and not found.rejudged
+    plan = await asyncio.to_thread(_planned, compiled, launch, rows)
+    return plan.exists and plan.play == 0 and not plan.rescored and not plan.rejudged
 
 
 def prices_of(spec: Spec, path: Path | None) -> dict[str, Price]:
@@ -197,13 +197,13 @@ def prices_of(spec: Spec, path: Path | None) -> dict[str, Price]:
     form = '{"MODEL": {"prompt": 0.5, "completion": 1.5}}, in US dollars for a million tokens'
     servers = {role: listed[0] for role, listed in spec.servers.items()}
     models = {role: server.model or server.type for role, server in servers.items()}
-    found = {
+    prices = {
         role: Price(server.prices.prompt, server.prices.completion)
         for role, server in servers.items()
         if server.prices is not None
     }
     if path is None:
-        return found
+        return prices
     try:
         said = TypeAdapter(dict[str, Prices]).validate_json(path.read_bytes())
     except OSError as error:
@@ -213,10 +213,10 @@ def prices_of(spec: Spec, path: Path | None) -> dict[str, Price]:
         place = ".".join(map(str, wrong["loc"]))
         what = f"{place}: {wrong['msg']}" if place else wrong["msg"]
         raise UserError(f"--prices: {path} is not of the form {form}: {what}") from error
-    if models.get("policy") not in said and "policy" not in found:
+    if models.get("policy") not in said and "policy" not in prices:
         raise UserError(f"--prices: {path} does not say the price of the model {models.get('policy')}")
     told = {model: Price(one.prompt, one.completion) for model, one in said.items()}
-    return found | {role: told[model] for role, model in models.items() if model in told}
+    return prices | {role: told[model] for role, model in models.items() if model in told}
 
 
 def _heard(_: str) -> None:
@@ -231,25 +231,25 @@ def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:
     if mode == "evaluate" and length is None:  # they end, or the run would not
         length = sum(1 for _ in islice(rows, ROWS))
     groups = {"process": spec.process.groups, "evaluate": length}.get(mode)
-    found = DryRun(
+    plan = DryRun(
         spec.name, mode, directory.path, directory.has_rollouts, length, groups, size, agent.max_turns, agent.max_tokens
     )
-    found.free = shutil.disk_usage(_there(directory.path)).free
+    plan.free = shutil.disk_usage(_there(directory.path)).free
     counting: Sequence[RolloutSummary] = ()
-    if found.exists:
+    if plan.exists:
         record = RunRecord(directory.path)
         record.refresh()
         counting = list(record.counting(size=size))
-        found.measured = _measured(str(directory.path), record, _uniform_size(spec, mode))
-        _graded(found, compiled, directory.described(), size)
+        plan.measured = _measured(str(directory.path), record, _uniform_size(spec, mode))
+        _graded(plan, compiled, directory.described(), size)
     elif not launch.fresh and launch.out is None and (other := directory.sibling()) is not None:
         parts = ", ".join(changed_parts(other.described(), spec, mode)) or "the spec"
-        found.new = f"{parts} changed since {other.path}"
-    found.again = sum(rollout.state == RolloutState.FAILED for rollout in counting)
-    found.kept = len(counting) - found.again
+        plan.new = f"{parts} changed since {other.path}"
+    plan.again = sum(rollout.state == RolloutState.FAILED for rollout in counting)
+    plan.kept = len(counting) - plan.again
     if groups is not None:
-        found.play = _to_play(counting, directory.path, rows, compiled, mode)
-    return found
+        plan.play = _to_play(counting, directory.path, rows, compiled, mode)
+    return plan
 
 
 def _uniform_size(spec: Spec, mode: Mode) -> int | None:
@@ -316,16 +316,16 @@ def _left_out(counting: Iterable[RolloutSummary], uniform_size: int | None) -> s
     }
 
 
-def _graded(found: DryRun, compiled: CompiledSpec, described: Mapping[str, Any], size: int) -> None:
+def _graded(plan: DryRun, compiled: CompiledSpec, described: Mapping[str, Any], size: int) -> None:
     """Say what becomes of the scores that are there; raises UserError where a reward cannot judge anew."""
     before = described.get("grading") or {}
     grading = Grading.of(compiled.spec, compiled.grader, size)
     changed = grading.changed(before)
     if changed:
         require_judgeable(compiled.grader, changed)
-    found.rejudged = tuple(sorted(changed))
+    plan.rejudged = tuple(sorted(changed))
     # As run.json has it: a round trip, for what JSON has in another form.
-    found.rescored = (before.get("scoring") or {}) != json.loads(json.dumps(grading.scoring()))
+    plan.rescored = (before.get("scoring") or {}) != json.loads(json.dumps(grading.scoring()))
 
 
 def _measured(source: str, record: RunRecord, uniform_size: int | None) -> Measured | None:
@@ -390,10 +390,10 @@ async def _sampled(spec: Spec, launch: Launch, rows: int) -> Measured:
         await (run_evaluate(small, own) if mode == "evaluate" else run_process(small, own))
         record = RunRecord(Path(folder) / "run")
         record.refresh()
-        found = _measured(f"a sample of {rows} rows", record, _uniform_size(spec, launch.mode))
-    if found is None:
+        measured = _measured(f"a sample of {rows} rows", record, _uniform_size(spec, launch.mode))
+    if measured is None:
         raise UserError("nothing of the sample could be graded, so nothing could be measured")
-    return found
+    return measured
 
 
 def _spread(rows: Rows, wanted: int, most: int | None) -> Rows:

@@ -34,7 +34,7 @@ def card(record: RunRecord, name: str, counting: Sequence[RolloutSummary] | None
     described = record.described
     counting = list(record.counting()) if counting is None else counting
     first = [rollout.row_key for rollout in record.rollouts[:1]]
-    found: dict[str, Any] = Screen(LONGEST, ROOM).value(
+    shown: dict[str, Any] = Screen(LONGEST, ROOM).value(
         {
             "run": name,
             "path": str(record.path),
@@ -49,7 +49,7 @@ def card(record: RunRecord, name: str, counting: Sequence[RolloutSummary] | None
             **headline(counting, record.rollouts),
         }
     )
-    return found
+    return shown
 
 
 def overview(record: RunRecord, name: str) -> dict[str, Any]:

@@ -63,10 +63,10 @@ def dataset_at(address: str) -> str:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
-    found = ADDRESS.fullmatch(address)
-    if found is None or found[1] in ("datasets", "models", "spaces", "buckets"):
+    match = ADDRESS.fullmatch(address)
+    if match is None or match[1] in ("datasets", "models", "spaces", "buckets"):
         raise UserError(f"{address} is no dataset of a hub: write hf://datasets/OWNER/NAME")
-    dataset = f"{found[1]}/{found[2]}"
+    dataset = f"{match[1]}/{match[2]}"
     try:
         validate_repo_id(dataset)
     except HFValidationError as error:
@@ -88,8 +88,8 @@ def token_of(environ: Mapping[str, str], name: str | None) -> str | None:
         return environ[TOKEN]
     from huggingface_hub import get_token
 
-    found: str | None = get_token()
-    return found
+    token: str | None = get_token()
+    return token
 
 
 # ---------------------------------------------------------------------------------------------- What is published
@@ -134,8 +134,8 @@ def prepare(path: Path, dataset: str, folder: Path, secrets: Mapping[str, str]) 
 def named_secrets(environ: Mapping[str, str], token: str | None) -> dict[str, str]:
     """Return what may not be published: the values of variables that hold secrets, and the hub's token."""
     hidden = set(secrets_of(environ))
-    found = {value: f"the variable {name}" for name, value in environ.items() if value in hidden}
-    return {**({token: "the hub's token"} if token else {}), **found}
+    secrets = {value: f"the variable {name}" for name, value in environ.items() if value in hidden}
+    return {**({token: "the hub's token"} if token else {}), **secrets}
 
 
 def _forms(secrets: Mapping[str, str]) -> dict[str, str]:
@@ -150,10 +150,10 @@ def _forms(secrets: Mapping[str, str]) -> dict[str, str]:
 
 
 def _refuse_secrets(text: str, file: str, forms: Mapping[str, str]) -> None:
-    found = next((name for form, name in forms.items() if form in text), None)
-    if found is not None:
+    secret = next((name for form, name in forms.items() if form in text), None)
+    if secret is not None:
         raise UserError(
-            f"{file} would hold the value of {found}, which looks like a secret, so nothing was published. Take the "
+            f"{file} would hold the value of {secret}, which looks like a secret, so nothing was published. Take the "
             "secret out of the run, and get a new one; a variable that holds no secret can be unset for this command"
         )
 

@@ -186,12 +186,12 @@ class RunRecord:
         except OSError as error:
             raise UserError(f"{self.path / ROLLOUTS} cannot be read: {error.strerror}") from error
         with file:
-            found = os.fstat(file.fileno())
-            if self._file != (found.st_dev, found.st_ino) or found.st_size < self._read:
+            status = os.fstat(file.fileno())
+            if self._file != (status.st_dev, status.st_ino) or status.st_size < self._read:
                 self.rollouts, self._by_id, self._read, self.torn = [], {}, 0, 0
-                self._file = (found.st_dev, found.st_ino)
+                self._file = (status.st_dev, status.st_ino)
                 self.generation += 1
-            self.size = found.st_size
+            self.size = status.st_size
             file.seek(self._read)
             added = 0
             while most is None or added < most:
@@ -237,8 +237,8 @@ class RunRecord:
             file = (self.path / ROLLOUTS).open("rb")
         except OSError as error:
             raise UserError(f"{self.path / ROLLOUTS} cannot be read: {error.strerror}") from error
-        found = os.fstat(file.fileno())
-        if self._file != (found.st_dev, found.st_ino):
+        status = os.fstat(file.fileno())
+        if self._file != (status.st_dev, status.st_ino):
             file.close()
             raise UserError(f"{self.path / ROLLOUTS} was written anew; read it again")
         return file
@@ -266,8 +266,8 @@ class RunRecord:
         number = words.removeprefix("#")
         if number.isdecimal() and 1 <= int(number) <= len(self.rollouts):
             return [self.rollouts[int(number) - 1]]
-        if found := [rollout for rollout in self.rollouts if rollout.id.startswith(words)]:
-            return found
+        if matches := [rollout for rollout in self.rollouts if rollout.id.startswith(words)]:
+            return matches
         raise UserError(
             f"{self.path} has no rollout {words!r}: give an id, how one begins, or a number from 1 to "
             f"{len(self.rollouts)}, as `hermes-rl show {self.path}` lists them"
@@ -460,16 +460,16 @@ def _tools(behind: Mapping[str, Any]) -> tuple[ToolUse, ...]:
     calls = Counter(str(call["name"]) for call in behind["tool_calls"])
     errors = Counter(str(error["tool_name"]) for error in behind["tool_errors"])
     # A call that names no tool, or whose arguments cannot be read, is an error without a call.
-    found = tuple((name, calls[name], errors[name]) for name in sorted({*calls, *errors}))
+    uses = tuple((name, calls[name], errors[name]) for name in sorted({*calls, *errors}))
     if len(_known_tools) > MOST_KNOWN:
         _known_tools.clear()
-    return _known_tools.setdefault(found, found)
+    return _known_tools.setdefault(uses, uses)
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
     """Yield the run directories in a folder and below it, the latest first; what lies within a run is not looked at."""
-    found = sorted(_runs_below(folder, DEEPEST), reverse=True)
-    yield from (path for _, path in found)
+    runs = sorted(_runs_below(folder, DEEPEST), reverse=True)
+    yield from (path for _, path in runs)
 
 
 def _runs_below(folder: Path, depth: int) -> Iterator[tuple[float, Path]]:

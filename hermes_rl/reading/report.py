@@ -137,8 +137,8 @@ def page(data: Any) -> str:
         ),
     }
     for mark, part in parts.items():
-        before, found, after = html.partition(mark)
-        assert found, f"view.html has no {mark}"
+        before, marked, after = html.partition(mark)
+        assert marked, f"view.html has no {mark}"
         html = before + part + after
     return html
 

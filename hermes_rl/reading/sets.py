@@ -185,15 +185,15 @@ def set_table(name: str, runs: Sequence[SetRun], by: Sequence[str] = ()) -> SetT
     specs = tuple(dict.fromkeys(run.spec for run in runs))
     read = {(run.spec, run.model, run.setting): _Read.of(run, with_rows=bool(by)) for run in runs}
     names = dict.fromkeys((run.model, run.setting) for run in runs)
-    found = {name: [read[spec, *name] for spec in specs] for name in names}
-    players = {name: _player(*name, [own.cell for own in found[name]]) for name in names}
+    runs_of = {name: [read[spec, *name] for spec in specs] for name in names}
+    players = {name: _player(*name, [own.cell for own in runs_of[name]]) for name in names}
     complete = [name for name in names if players[name].complete]
-    notes = [note for number in range(len(specs)) for note in _differing([found[one][number] for one in complete])]
+    notes = [note for number in range(len(specs)) for note in _differing([runs_of[one][number] for one in complete])]
     if not any(note.refused for note in notes):
-        players |= _ranked({one: players[one] for one in complete}, found)
+        players |= _ranked({one: players[one] for one in complete}, runs_of)
     order = sorted(names, key=lambda one: (players[one].rank is None, players[one].rank or 0))
-    told = {column: tuple(_parts(column, specs, [found[one] for one in order])) for column in by}
-    missing = [_no_column(column, found) for column, parts in told.items() if not parts and complete]
+    told = {column: tuple(_parts(column, specs, [runs_of[one] for one in order])) for column in by}
+    missing = [_no_column(column, runs_of) for column, parts in told.items() if not parts and complete]
     return SetTable(name, specs, tuple(players[one] for one in order), told, (*(note.text for note in notes), *missing))
 
 
@@ -246,8 +246,8 @@ class _Read:
 
 
 def _score(graded: Sequence[RolloutSummary]) -> Estimate | None:
-    found = Interval.of(graded)
-    return None if found.mean is None else Estimate(found.mean, found.low, found.high)
+    interval = Interval.of(graded)
+    return None if interval.mean is None else Estimate(interval.mean, interval.low, interval.high)
 
 
 def _pass_at_1(scores: Mapping[str, Sequence[float]], success: float, size: int) -> float | None:
@@ -306,7 +306,7 @@ def _player(model: str, setting: str, cells: Sequence[Cell]) -> Standing:
 Names = tuple[str, str]
 
 
-def _ranked(players: Mapping[Names, Standing], found: Mapping[Names, Sequence[_Read]]) -> dict[Names, Standing]:
+def _ranked(players: Mapping[Names, Standing], runs_of: Mapping[Names, Sequence[_Read]]) -> dict[Names, Standing]:
     """Return the players with their ranks, and how far they are behind the first."""
     names = sorted(players, key=lambda one: -_value(players[one]))
     others = len(names) - 1
@@ -314,7 +314,7 @@ def _ranked(players: Mapping[Names, Standing], found: Mapping[Names, Sequence[_R
     gaps: dict[tuple[Names, Names], Estimate | None] = {}
     for place, better in enumerate(names):
         for worse in names[place + 1 :]:
-            gaps[better, worse] = _difference(found[better], found[worse], confidence)
+            gaps[better, worse] = _difference(runs_of[better], runs_of[worse], confidence)
     ranked = {}
     for name in names:
         above = sum(_beyond_chance(gaps, other, name) for other in names)
@@ -340,10 +340,10 @@ def _difference(a: Sequence[_Read], b: Sequence[_Read], confidence: float) -> Es
     for before, after in zip(a, b, strict=True):
         known = [value for one in (before, after) for row in one.scores.values() for value in row]
         span = min(before.span[0], *known), max(before.span[1], *known)
-        found = paired("score", before.scores, after.scores, span, confidence)
-        if found is None:
+        difference = paired("score", before.scores, after.scores, span, confidence)
+        if difference is None:
             return None
-        parts.append(Estimate(found.difference, found.low, found.high))
+        parts.append(Estimate(difference.difference, difference.low, difference.high))
     return Estimate.over(parts)
 
 
@@ -392,8 +392,8 @@ def _in_order(value: str) -> tuple[bool, float, str]:
     return (True, 0.0, value) if math.isnan(number) else (False, number, value)
 
 
-def _no_column(column: str, found: Mapping[Names, Sequence[_Read]]) -> str:
+def _no_column(column: str, runs_of: Mapping[Names, Sequence[_Read]]) -> str:
     known = dict.fromkeys(
-        name for player in found.values() for run in player for row in run.columns.values() for name in row
+        name for player in runs_of.values() for run in player for row in run.columns.values() for name in row
     )
     return f"by: no row has a column `{column}`{choices(column, known)}"

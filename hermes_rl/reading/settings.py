@@ -39,10 +39,10 @@ def spec_of(record: RunRecord) -> dict[str, Any]:
         UserError: spec.yaml cannot be read.
     """
     node, problems = read_text(record.spec_text, SourceText(str(record.path / "spec.yaml"), Path(record.path)))
-    found = plain(node) if node is not None and not problems else None
-    if not isinstance(found, dict):
+    spec = plain(node) if node is not None and not problems else None
+    if not isinstance(spec, dict):
         raise UserError(f"{record.path / 'spec.yaml'} is no spec: {problems[0] if problems else 'it has no keys'}")
-    return found
+    return spec
 
 
 def model_of(described: Mapping[str, Any]) -> str:
@@ -131,17 +131,17 @@ def _other_parts(
     for part in dict.fromkeys([*before, *after]):
         if part in EXPECTED or before.get(part) == after.get(part):
             continue
-        found = [
+        differing = [
             value
             for section in SECTIONS.get(part, (part,))
             for value in _other_values(section, _at(spec_a, section), _at(spec_b, section))
             if value[0].rpartition(".")[2] not in ("temperature", "top_p")  # as they were sent, they are told already
         ]
-        if found:
-            for name, left, right in found[:3]:
+        if differing:
+            for name, left, right in differing[:3]:
                 yield _told(name, left, right)
-            if len(found) > 3:
-                yield f"{len(found) - 3} more keys of {part} differ"
+            if len(differing) > 3:
+                yield f"{len(differing) - 3} more keys of {part} differ"
         elif part != "agent" or not list(_other_sampling(a, b)):
             yield f"{part} differs: a file or code that it names has other content"
 

@@ -142,10 +142,10 @@ def shown_rollout(record: RunRecord, rollout: str, screen: Screen) -> dict[str, 
         UserError: there is none with this id, or its line cannot be read.
     """
     try:
-        found: dict[str, Any] = screen.value(_rollout(record, rollout))
+        shown: dict[str, Any] = screen.value(_rollout(record, rollout))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"the line of rollout {rollout} cannot be shown ({type(error).__name__}: {error})") from error
-    return {**found, "cut": screen.cut}
+    return {**shown, "cut": screen.cut}
 
 
 def _rollout(record: RunRecord, rollout: str) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def _rollout(record: RunRecord, rollout: str) -> dict[str, Any]:
 def _messages(line: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the conversation; what the tools answered stands with the calls."""
     took = {(call["turn"], call["id"]): call for call in line.get("tool_calls") or ()}
-    found: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []
     calls: dict[str, dict[str, Any]] = {}
     turn = 0
     for place, message in enumerate(line["messages"]):
@@ -198,7 +198,7 @@ def _messages(line: Mapping[str, Any]) -> list[dict[str, Any]]:
             told |= {"seconds": known.get("seconds"), "error": known.get("error")}
             made.append(told)
             calls[str(call.get("id"))] = told
-        found.append(
+        shown.append(
             {
                 "role": str(message["role"]),
                 "text": text_of(message.get("content")),
@@ -208,7 +208,7 @@ def _messages(line: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "turn": turn if message["role"] == "assistant" and not prompt else None,
             }
         )
-    return found
+    return shown
 
 
 def _schemas(record: RunRecord, line: Mapping[str, Any], members: Sequence[RolloutSummary]) -> Any:
@@ -240,8 +240,8 @@ def _artifact(run: Path, name: str, said: Mapping[str, Any]) -> dict[str, Any]:
 
 def _files(place: Path, run: Path) -> list[str]:
     """Return the files of an artifact, by their paths in the run directory."""
-    found = (path for path in (place, *place.rglob("*")) if artifact_file(run, path) is not None)
-    return sorted(str(path.relative_to(run)) for path in islice(found, FILES))
+    paths = (path for path in (place, *place.rglob("*")) if artifact_file(run, path) is not None)
+    return sorted(str(path.relative_to(run)) for path in islice(paths, FILES))
 
 
 def artifact_file(run: Path, path: Path) -> Path | None:

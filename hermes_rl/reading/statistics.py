@@ -143,8 +143,8 @@ def _spread(rollouts: Sequence[RolloutSummary]) -> dict[str, Any] | None:
     several = [scores for scores in groups.values() if len(scores) > 1]
     if not several:
         return None
-    found = distribution([_deviation(scores) for scores in several])
-    return {**(found or {}), "uniform": sum(len(set(scores)) == 1 for scores in several), "groups": len(several)}
+    bars = distribution([_deviation(scores) for scores in several])
+    return {**(bars or {}), "uniform": sum(len(set(scores)) == 1 for scores in several), "groups": len(several)}
 
 
 def _deviation(scores: Sequence[float]) -> float:

@@ -38,8 +38,8 @@ class Spread:
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
         """Return None where no rollout has it."""
-        found = [value for value in values if value is not None]
-        return cls(mean(found), min(found), max(found), len(found)) if found else None
+        known = [value for value in values if value is not None]
+        return cls(mean(known), min(known), max(known), len(known)) if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ def chosen(
         tool: only those that called this tool.
         sort: by what; where `failed`, by score unless another is asked for.
     """
-    found = [
+    rollouts_chosen = [
         rollout
         for rollout in record.rollouts
         if (not failed or (not has_passed(rollout, success) and rollout.state != RolloutState.LEFT_OUT))
@@ -224,7 +224,7 @@ def chosen(
         "errors": lambda one: -one.call_errors,
     }
     wanted: Sort = "score" if failed and sort == "number" else sort
-    return found if wanted == "number" else sorted(found, key=keys[wanted])
+    return rollouts_chosen if wanted == "number" else sorted(rollouts_chosen, key=keys[wanted])
 
 
 def weights_of(described: Mapping[str, Any]) -> dict[str, float | None]:
@@ -260,13 +260,13 @@ def why(line: Mapping[str, Any], weights: Mapping[str, float | None], success: f
 
 def looked_at(spec: Mapping[str, Any], columns: Iterable[str]) -> dict[str, list[str]]:
     """Return which rewards look at which columns of a row by name, as far as their arguments say."""
-    found: dict[str, list[str]] = {}
+    names_by_form: dict[str, list[str]] = {}
     for name, reward in (spec.get("rewards") or {}).items():
         words = set(re.findall(r"\w+", " ".join(re.findall(r"\{[{%].*?[%}]\}", str((reward or {}).get("args")), re.S))))
         for column in columns:
             if column in words:
-                found.setdefault(column, []).append(name)
-    return found
+                names_by_form.setdefault(column, []).append(name)
+    return names_by_form
 
 
 def _has_failed(rollout: RolloutSummary) -> bool:

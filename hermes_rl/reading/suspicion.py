@@ -85,14 +85,14 @@ OPENERS = frozenset(
 
 def signs(path: str, text: str, hidden: frozenset[str] = frozenset()) -> list[Sign]:
     """Return what a file suggests, each thing once; `hidden` are paths of the tests that the agent was not given."""
-    found = [*by_name(path, text, hidden)]
+    reasons = [*by_name(path, text, hidden)]
     tree = _parsed(text) if _is_python(path, text) else None
     if tree is None:
-        found += _by_lines(text, path, hidden)
+        reasons += _by_lines(text, path, hidden)
     else:
-        found += _Reader(path, hidden).read(tree)
+        reasons += _Reader(path, hidden).read(tree)
     known: dict[str, Sign] = {}
-    for sign in found:
+    for sign in reasons:
         if sign.what not in known or known[sign.what].weight < sign.weight:
             known[sign.what] = sign
     return sorted(known.values(), key=lambda sign: -sign.weight)[:MOST_SIGNS]

@@ -65,9 +65,9 @@ def _tokenizer(hashes: Mapping[str, Any] | None) -> tuple[Tokenizer | None, str 
     if not hashes or not isinstance(name, str):
         return None, "run.json names no tokenizer"
     try:
-        found = load_tokenizer(None if name.startswith(OWN) else name)
+        tokenizer = load_tokenizer(None if name.startswith(OWN) else name)
     except TokenizerUnavailable as error:
         return None, str(error).splitlines()[0]
-    if tokenizer_hashes(found)["ids"] != hashes.get("ids"):
+    if tokenizer_hashes(tokenizer)["ids"] != hashes.get("ids"):
         return None, f"the tokenizer {name} makes other tokens today than when this was played"
-    return found, None
+    return tokenizer, None

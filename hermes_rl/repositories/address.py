@@ -80,10 +80,10 @@ def address_of(text: str) -> Address | None:
         return _checked(text, Address(place, "git", f"https://github.com/{place}.git"), revision, inside)
     if scheme == "hf":
         place, _, revision = behind.partition("@")
-        found = _HUB.fullmatch(place)
-        if found is None or found[2].partition("/")[0] in _KINDS:
+        match = _HUB.fullmatch(place)
+        if match is None or match[2].partition("/")[0] in _KINDS:
             raise UserError(f"{visible(text)} is no repository of a hub: write hf://OWNER/NAME@REV")
-        return _checked(text, Address(f"hf://{place}", _KINDS[found[1]], found[2]), revision, inside)
+        return _checked(text, Address(f"hf://{place}", _KINDS[match[1]], match[2]), revision, inside)
     if not scheme.startswith("git+"):
         return None
     if (scheme := scheme.removeprefix("git+")) not in SCHEMES:

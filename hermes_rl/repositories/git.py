@@ -52,10 +52,10 @@ def git_commit(address: Address) -> Named:
     lines = (
         _git(address, ["ls-remote", "--quiet", "--", address.url, *patterns]).decode("utf-8", "replace").splitlines()
     )
-    found = {name: commit for commit, _, name in (line.partition("\t") for line in lines)}
+    commits = {name: commit for commit, _, name in (line.partition("\t") for line in lines)}
     for name in patterns:
-        if name in found:
-            return Named(found.get(f"{name}^{{}}", found[name]), name)
+        if name in commits:
+            return Named(commits.get(f"{name}^{{}}", commits[name]), name)
     if revision is None:
         raise UserError(f"{address} is empty: it has no commit")
     raise UserError(f"{address.place} has no branch and no tag {revision}; a commit is named by all of its 40 digits")
@@ -76,19 +76,19 @@ def git_files(address: Address, named: Named, folder: Path) -> tuple[str, Iterat
 
 
 def _entries(address: Address, at: Sequence[str], listed: bytes) -> Iterator[RepositoryFile]:
-    found: list[tuple[str, str, str, int]] = []
+    entries: list[tuple[str, str, str, int]] = []
     for line in listed.decode("utf-8", "surrogateescape").split("\0")[:-1]:
         about, _, path = line.partition("\t")
         permissions, kind, blob, length = about.split()
         if kind == "blob":  # else a submodule: another repository, which is not ours to fetch
-            found.append((path, permissions, blob, int(length)))
-    yield from (RepositoryFile(name, size, link=mode == "120000") for name, mode, _, size in found)
+            entries.append((path, permissions, blob, int(length)))
+    yield from (RepositoryFile(name, size, link=mode == "120000") for name, mode, _, size in entries)
     with tempfile.TemporaryFile() as wanted, tempfile.TemporaryFile() as given:
-        wanted.write("".join(f"{blob}\n" for _, _, blob, _ in found).encode())
+        wanted.write("".join(f"{blob}\n" for _, _, blob, _ in entries).encode())
         wanted.seek(0)
         _git(address, [*at, "cat-file", "--batch"], wanted.fileno(), given.fileno())
         given.seek(0)
-        for name, mode, _, size in found:
+        for name, mode, _, size in entries:
             given.readline()
             content = given.read(size)
             given.read(1)

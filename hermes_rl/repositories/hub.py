@@ -24,10 +24,10 @@ def hub_commit(address: Address) -> str:
         UserError: the hub cannot be reached, or has no such repository or revision.
     """
     try:
-        found = _api().repo_info(address.url, repo_type=_type(address), revision=address.revision, timeout=ANSWER)
+        info = _api().repo_info(address.url, repo_type=_type(address), revision=address.revision, timeout=ANSWER)
     except Exception as error:  # whatever the libraries below raise is told, and always raised again
         raise _refused(address, error) from error
-    return str(found.sha)
+    return str(info.sha)
 
 
 def hub_files(address: Address, commit: str) -> Iterator[RepositoryFile]:

@@ -283,10 +283,10 @@ def usable_cores() -> int:
 def whole_machine() -> list[Used]:
     """Return what all programs have used of the cores that this one may use, and its control group of its part."""
     cores = os.sched_getaffinity(0)
-    found = [Used(seconds, len(cores)) for seconds in busy_seconds(_text(Path("/proc/stat")), cores)]
+    cores_used = [Used(seconds, len(cores)) for seconds in busy_seconds(_text(Path("/proc/stat")), cores)]
     quota = core_quota(_text(CONTROL_GROUP / "cpu.max"))
     usage = re.search(r"^usage_usec (\d+)$", _text(CONTROL_GROUP / "cpu.stat"), re.MULTILINE)
-    return found if quota is None or usage is None else [*found, Used(int(usage[1]) / 1e6, quota)]
+    return cores_used if quota is None or usage is None else [*cores_used, Used(int(usage[1]) / 1e6, quota)]
 
 
 def busy_seconds(stat: str, cores: Collection[int]) -> list[float]:

@@ -51,9 +51,9 @@ def certify(group: Group) -> Certificate:
 
 
 def _different(given: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    found: list[dict[str, Any]] = []
-    found.extend(one for one in given if one and one not in found)
-    return tuple(found)
+    messages: list[dict[str, Any]] = []
+    messages.extend(one for one in given if one and one not in messages)
+    return tuple(messages)
 
 
 def _problems(rollout: Rollout) -> Iterator[str]:
@@ -65,12 +65,12 @@ def _problems(rollout: Rollout) -> Iterator[str]:
         yield "a chat server does not say which tokens it sampled"
         return
     yield from _provenance(rollout)
-    found = list(_turns(rollout.sequences))
+    turns = list(_turns(rollout.sequences))
     ledger = rollout.ledger
-    if sorted(span.turn for _, span in found) != list(range(len(ledger))):
-        yield f"{len(ledger)} turns were sampled, and the sequences hold {[span.turn for _, span in found]}"
+    if sorted(span.turn for _, span in turns) != list(range(len(ledger))):
+        yield f"{len(ledger)} turns were sampled, and the sequences hold {[span.turn for _, span in turns]}"
         return
-    for sequence, span in found:
+    for sequence, span in turns:
         yield from _turn(sequence, span, ledger[span.turn])
 
 

@@ -568,8 +568,8 @@ def named_toolsets(spec: Spec) -> list[tuple[Place, str]]:
 
 def toolset_problems(spec: Spec, hermes: HermesToolsets) -> list[Problem]:
     """Return what the spec's toolsets lack on this machine; each of hermes-agent's takes a second."""
-    found = [(place, hermes.problem(name)) for place, name in named_toolsets(spec) if name in NAMES]
-    return [spec.problem(place, problem) for place, problem in found if problem is not None]
+    problems = [(place, hermes.problem(name)) for place, name in named_toolsets(spec) if name in NAMES]
+    return [spec.problem(place, problem) for place, problem in problems if problem is not None]
 
 
 def _settings(mcp: Mcp, spec: Spec, environ: Mapping[str, str], number: int) -> McpSettings:

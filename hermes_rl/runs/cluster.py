@@ -349,11 +349,11 @@ class Cluster:
         nodes = {node["NodeID"] for node in self.connection.nodes}
         on_nodes = [handle for handle in handles if handle.machine in nodes and not handle.closed]
         self.placed = len(on_nodes)
-        found = [handle for handle in handles if not handle.placed][: max(0, len(handles) - self.number)]
+        surplus = [handle for handle in handles if not handle.placed][: max(0, len(handles) - self.number)]
         if self.connection.is_short(beside=self):
             on_nodes.sort(key=lambda handle: len(handle.asked))
-            found += on_nodes[: max(0, self.placed - max(1, self.connection.share(self)))]
-        return found
+            surplus += on_nodes[: max(0, self.placed - max(1, self.connection.share(self)))]
+        return surplus
 
     def handle(self, number: int, heard: Callable[[WorkerHandle, Mapping[str, Any]], None]) -> WorkerHandle:
         return ActorHandle(self, f"worker {number + 1}", heard)
@@ -404,16 +404,16 @@ class ActorHandle(WorkerHandle):
 
     async def _open(self) -> bool:
         """Wait for a place, and get ready there; False where something is wrong."""
-        found = await self._actor.place.remote()
+        place = await self._actor.place.remote()
         self.placed = True
-        self.name = f"{self.name} (on {found['host']})"
-        if found["version"] != __version__:
+        self.name = f"{self.name} (on {place['host']})"
+        if place["version"] != __version__:
             self.error = UserError(
-                f"{found['host']} has hermes-rl {found['version']}, and this machine {__version__}: install the same "
+                f"{place['host']} has hermes-rl {place['version']}, and this machine {__version__}: install the same "
                 "on all"
             )
             return False
-        self.machine = found["node"]
+        self.machine = place["node"]
         nodes = self._cluster.connection.nodes
         cores = [node["Resources"].get("CPU", 1) for node in nodes if node["NodeID"] == self.machine]
         self.cores = max(1, int(cores[0] if cores else 1))

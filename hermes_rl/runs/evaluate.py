@@ -144,12 +144,12 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
     """
     async with open_run(spec, launch) as opened:
         launch.progress.note(sampling_line(spec))
-        found = await evaluate(opened.run, EvaluatePlan.of(spec))
-        found.retried = opened.retried.words
-        opened.log.metrics(found.metrics)
-        opened.directory.add({"failed": dict(found.causes), "quarantined": found.ungraded_rows})
-        await asyncio.to_thread(write_evaluation, found, evaluation_directory(spec, opened.directory))
-        return found, opened.directory
+        evaluation = await evaluate(opened.run, EvaluatePlan.of(spec))
+        evaluation.retried = opened.retried.words
+        opened.log.metrics(evaluation.metrics)
+        opened.directory.add({"failed": dict(evaluation.causes), "quarantined": evaluation.ungraded_rows})
+        await asyncio.to_thread(write_evaluation, evaluation, evaluation_directory(spec, opened.directory))
+        return evaluation, opened.directory
 
 
 def sampling_line(spec: Spec) -> str:
@@ -169,12 +169,12 @@ def evaluation_directory(spec: Spec, directory: RunDirectory) -> RunDirectory:
     return RunDirectory(Path(moved)) if moved else directory
 
 
-def write_evaluation(found: Evaluation, directory: RunDirectory) -> None:
+def write_evaluation(evaluation: Evaluation, directory: RunDirectory) -> None:
     """metrics.json and samples.jsonl."""
     directory.path.mkdir(parents=True, exist_ok=True)
-    directory.write_json("metrics.json", found.metrics_file())
+    directory.write_json("metrics.json", evaluation.metrics_file())
     with closing(directory.journal("samples.jsonl")) as samples:
-        samples.keep(found.samples())
+        samples.keep(evaluation.samples())
 
 
 async def evaluate(run: Run, plan: EvaluatePlan) -> Evaluation:
@@ -208,10 +208,14 @@ class _Evaluating:
                 run.progress.step(self.done, group)
         if not self.groups:
             raise RunError(self.stopped or "there are no rows to evaluate on; see dataset.eval")
-        found = await asyncio.to_thread(conclude, run.environment.name, self.plan, store, self.groups)
+        evaluation = await asyncio.to_thread(conclude, run.environment.name, self.plan, store, self.groups)
         # The clock of the machine may be set meanwhile; what took so long is another clock's to say.
-        found.started, found.ended, found.stopped = started, started + time.monotonic() - begun, self.stopped
-        return found
+        evaluation.started, evaluation.ended, evaluation.stopped = (
+            started,
+            started + time.monotonic() - begun,
+            self.stopped,
+        )
+        return evaluation
 
     @property
     def satisfied(self) -> bool:
@@ -242,15 +246,15 @@ def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: Mapping
         RunError: nothing was graded.
     """
     whole = [group for group in groups if store.played(group)]
-    found = [row_of(lines) for lines in store.lines(whole)]
-    played = [rollout for row in found for rollout in row]
+    rows = [row_of(lines) for lines in store.lines(whole)]
+    played = [rollout for row in rows for rollout in row]
     if all(rollout.score is None for rollout in played):
         first = next((rollout.error for rollout in played if rollout.error), "")
         raise RunError(f"none of {len(played)} rollouts could be graded. The first: {first}")
-    metrics = metrics_of(found, plan.rollouts, plan.success, plan.span)
+    metrics = metrics_of(rows, plan.rollouts, plan.success, plan.span)
     for number, column in enumerate(plan.by):
         values = [groups[group][number] for group in whole]
-        metrics |= metrics_by(found, column, values, plan.rollouts, plan.success)
+        metrics |= metrics_by(rows, column, values, plan.rollouts, plan.success)
     return Evaluation(
         name=name,
         metrics=metrics,
@@ -261,10 +265,10 @@ def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: Mapping
         model=next((rollout.model for rollout in played if rollout.model), None),
         generation_params=plan.generation_params,
         success=plan.success,
-        interval=interval([scores_of(row) for row in found]),
+        interval=interval([scores_of(row) for row in rows]),
         ungraded_rows=[
             {"row_key": store.groups[group].row_key, "cause": str(failed.ending), "detail": failed.error}
-            for group, row in zip(whole, found, strict=True)
+            for group, row in zip(whole, rows, strict=True)
             if (failed := _failed(row)) is not None
         ],
     )

@@ -74,10 +74,10 @@ class GroupIndex(Mapping[str, GroupEntry]):
     def __getitem__(self, group: str) -> GroupEntry:
         if group in self.open:
             return self.open[group]
-        found = self._settled.execute("SELECT entry FROM settled WHERE id = ?", (_key(group),)).fetchone()
-        if found is None:
+        entry = self._settled.execute("SELECT entry FROM settled WHERE id = ?", (_key(group),)).fetchone()
+        if entry is None:
             raise KeyError(group)
-        return _unpacked(found[0])
+        return _unpacked(entry[0])
 
     def __iter__(self) -> Iterator[str]:
         """Yield the ids: those of settled groups in the order in which they were settled, then the others."""

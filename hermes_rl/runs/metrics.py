@@ -95,7 +95,7 @@ def metrics_of(
     clusters = [scores_of(row) for row in rows]
     scores = [score for cluster in clusters for score in cluster]
     low, high = bounds(scores, len(rollouts) - len(graded), span)
-    found: dict[str, float | None] = {
+    metrics: dict[str, float | None] = {
         "eval/mean_reward": mean(scores),
         "eval/mean_reward_stderr": clustered_stderr(clusters),
         "eval/mean_reward_lower": low,
@@ -104,13 +104,13 @@ def metrics_of(
         "eval/rollouts": float(len(rollouts)),
         "eval/ungraded": float(len(rollouts) - len(graded)),
     }
-    found |= _passes(clusters, rollouts_per_row, success)
-    found |= _rewards(graded)
-    found |= _endings(played)
+    metrics |= _passes(clusters, rollouts_per_row, success)
+    metrics |= _rewards(graded)
+    metrics |= _endings(played)
     if len(rollouts) < len(played):
-        found["eval/dropped"] = float(len(played) - len(rollouts))
-    found |= _usage(graded)
-    return {name: value for name, value in found.items() if value is not None}
+        metrics["eval/dropped"] = float(len(played) - len(rollouts))
+    metrics |= _usage(graded)
+    return {name: value for name, value in metrics.items() if value is not None}
 
 
 BY = "eval/by/"
@@ -130,13 +130,13 @@ def metrics_by(
         rollouts_per_row: as planned.
         success: score from which a rollout counts as solved.
     """
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for value in sorted(set(values)):
         chosen = [row for row, own in zip(rows, values, strict=True) if own == value]
         for name, number in metrics_of(chosen, rollouts_per_row, success, (0.0, 1.0)).items():
             if name in _TOLD_BY or name.startswith("eval/pass"):
-                found[f"{BY}{column}/{value}/{name.removeprefix('eval/')}"] = number
-    return found
+                metrics[f"{BY}{column}/{value}/{name.removeprefix('eval/')}"] = number
+    return metrics
 
 
 def scores_of(row: Row) -> list[float]:
@@ -148,11 +148,11 @@ def _passes(clusters: Sequence[Sequence[float]], size: int, success: float) -> d
     if not whole:
         return {}
     wins = [sum(score >= success for score in scores) for scores in whole]
-    found = {}
+    metrics = {}
     for k in ks(size):
-        found[f"eval/pass@{k}"] = mean([pass_at_k(size, won, k) for won in wins])
-        found[f"eval/pass^{k}"] = mean([pass_hat_k(size, won, k) for won in wins])
-    return found
+        metrics[f"eval/pass@{k}"] = mean([pass_at_k(size, won, k) for won in wins])
+        metrics[f"eval/pass^{k}"] = mean([pass_hat_k(size, won, k) for won in wins])
+    return metrics
 
 
 def _rewards(graded: Row) -> dict[str, float]:

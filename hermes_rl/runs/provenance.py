@@ -145,10 +145,14 @@ def _file_of(reference: str) -> Path | None:
     if Path(module).is_file():
         return Path(module)
     try:
-        found = importlib.util.find_spec(module) if module and "/" not in module else None
+        module_spec = importlib.util.find_spec(module) if module and "/" not in module else None
     except (ImportError, ValueError):
         return None
-    return Path(found.origin) if found is not None and found.origin and Path(found.origin).is_file() else None
+    return (
+        Path(module_spec.origin)
+        if module_spec is not None and module_spec.origin and Path(module_spec.origin).is_file()
+        else None
+    )
 
 
 def _version(package: str) -> str | None:

@@ -75,9 +75,9 @@ async def regrade(request: RegradeRequest) -> Regraded:
 
 
 def _open(path: Path) -> tuple[RunDirectory, dict[str, Any]]:
-    found = RunDirectory(path)
-    found.require_format()
-    described = found.described()
+    directory = RunDirectory(path)
+    directory.require_format()
+    described = directory.described()
     if described.get("mode") not in ("process", "evaluate"):
         mode = described.get("mode")
         what = "what serve sent is with its trainer" if mode == "serve" else "there is no run (run.json)"
@@ -114,6 +114,6 @@ async def _write_groups(records: Records, compiled: CompiledSpec) -> Regraded:
 def _conclude(records: Records, spec: Spec, rows: Rows) -> Regraded:
     plan = EvaluatePlan.of(spec)
     groups = {row.key: plan.values(row) for row in rows if records.store.played(row.key)}
-    found = conclude(spec.name, plan, records.store, groups)
-    write_evaluation(found, evaluation_directory(spec, records.directory))
-    return Regraded(records.directory, evaluation=found, without_score=found.ungraded)
+    evaluation = conclude(spec.name, plan, records.store, groups)
+    write_evaluation(evaluation, evaluation_directory(spec, records.directory))
+    return Regraded(records.directory, evaluation=evaluation, without_score=evaluation.ungraded)

@@ -241,10 +241,10 @@ def require_judgeable(grader: Grader, names: Iterable[str]) -> None:
         UserError: a line for each reward that cannot be called.
     """
     wanted = set(names)
-    found = [(reward.name, why) for reward in grader.rewards if reward.name in wanted and (why := obstacle(reward))]
-    if found:
+    obstacles = [(reward.name, why) for reward in grader.rewards if reward.name in wanted and (why := obstacle(reward))]
+    if obstacles:
         lines = [
-            f"rewards.{name} has changed and cannot be judged from what the run kept: {why}" for name, why in found
+            f"rewards.{name} has changed and cannot be judged from what the run kept: {why}" for name, why in obstacles
         ]
         raise UserError("\n".join([*lines, "give it back as it was, or use --fresh to start beside the run"]))
 
@@ -323,13 +323,13 @@ class Rejudging:
         return changed
 
     def _rows_of(self, keys: set[str]) -> dict[str, Row]:
-        found: dict[str, Row] = {}
+        rows: dict[str, Row] = {}
         for row in self.rows:
             if row.key in keys:
-                found[row.key] = row
-            if len(found) == len(keys):
-                return found
-        missing = sorted(keys - set(found))[0]
+                rows[row.key] = row
+            if len(rows) == len(keys):
+                return rows
+        missing = sorted(keys - set(rows))[0]
         raise UserError(
             f"row {missing} is no longer in the dataset, so its rollouts cannot be judged anew; use --fresh"
         )

@@ -60,8 +60,8 @@ class Rendered:
     @property
     def body(self) -> dict[str, Any]:
         """The JSON that a chat server is sent."""
-        found: dict[str, Any] = json.loads(json.dumps(chat_body(self.request, self.config), default=dict))
-        return found
+        body: dict[str, Any] = json.loads(json.dumps(chat_body(self.request, self.config), default=dict))
+        return body
 
     def record(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -162,34 +162,34 @@ async def render_row(compiled: CompiledSpec, row: Row, split: Split, *, with_tex
             raise AssertionError("a rollout begins with a model call")
         except _AskedError as asked:
             request = asked.request
-    found = Rendered(row, request, compiled.policy.configs[0], exact=policy.kind.exact)
-    if not (found.exact or with_text):
-        return found
-    return await asyncio.to_thread(_with_text, spec, found)
+    rendered = Rendered(row, request, compiled.policy.configs[0], exact=policy.kind.exact)
+    if not (rendered.exact or with_text):
+        return rendered
+    return await asyncio.to_thread(_with_text, spec, rendered)
 
 
 def _mode(split: Split) -> Mode:
     return "evaluate" if split == "eval" else "process"
 
 
-def _with_text(spec: Spec, found: Rendered) -> Rendered:
-    messages, tools = list(found.request.messages), found.request.tools
+def _with_text(spec: Spec, rendered: Rendered) -> Rendered:
+    messages, tools = list(rendered.request.messages), rendered.request.tools
     try:
-        if found.exact:
+        if rendered.exact:
             renderer = renderer_of(spec)
             tokenizer, ids = renderer.tokenizer, next_prompt(renderer, Transcript(), messages, tools).ids.tolist()
             text = tokenizer.decode(ids)
         else:
             name = tokenizer_of(spec)
             if name is None:
-                return replace(found, missing="the policy names neither a model nor a tokenizer")
+                return replace(rendered, missing="the policy names neither a model nor a tokenizer")
             tokenizer = load_tokenizer(name)
             text = tokenizer.render(history_named(messages), tools, add_generation_prompt=True)
             ids = tokenizer.encode(text)
     except (UserError, TemplateRefused) as error:
-        return replace(found, missing=str(error))
+        return replace(rendered, missing=str(error))
     pieces = tuple(tokenizer.decode([token]) for token in ids)
-    return replace(found, text=text, ids=tuple(ids), pieces=pieces, tokenizer=tokenizer.name)
+    return replace(rendered, text=text, ids=tuple(ids), pieces=pieces, tokenizer=tokenizer.name)
 
 
 def placeholders(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:

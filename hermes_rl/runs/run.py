@@ -135,9 +135,9 @@ class Lookahead(Generic[T]):
     async def _next(self) -> T | None:
         return await anext(self._source, None)
 
-    def _taken(self, found: T | None) -> T | None:
-        self.exhausted = found is None
-        return found
+    def _taken(self, item: T | None) -> T | None:
+        self.exhausted = item is None
+        return item
 
     async def close(self) -> None:
         """Ask no more."""

@@ -54,8 +54,8 @@ def run_log(folder: Path, progress: Progress, environ: Mapping[str, str] | None)
 
 def secrets_of(environ: Mapping[str, str]) -> list[str]:
     """Return the values of variables whose names say that they hold secrets, the longest first."""
-    found = {value for name, value in environ.items() if SECRET.search(name) and len(value) >= SHORTEST}
-    return sorted(found, key=len, reverse=True)
+    secrets = {value for name, value in environ.items() if SECRET.search(name) and len(value) >= SHORTEST}
+    return sorted(secrets, key=len, reverse=True)
 
 
 def redacted(text: str, secrets: Iterable[str]) -> str:

@@ -113,16 +113,16 @@ class WrittenCall:
 
 def written_calls(messages: Sequence[Mapping[str, Any]]) -> dict[tuple[int, str], WrittenCall]:
     """Return the calls of a conversation without its prompt, by turn and id; an id may come again in a later turn."""
-    found: dict[tuple[int, str], WrittenCall] = {}
+    calls: dict[tuple[int, str], WrittenCall] = {}
     turn = 0
     for message in messages:
         if message["role"] == "assistant":
             turn += 1
             for call in message.get("tool_calls") or ():
-                found[turn, call["id"]] = WrittenCall(_parsed(call["function"]["arguments"]))
-        elif message["role"] == "tool" and (turn, message["tool_call_id"]) in found:
-            found[turn, message["tool_call_id"]].result = str(message.get("content") or "")
-    return found
+                calls[turn, call["id"]] = WrittenCall(_parsed(call["function"]["arguments"]))
+        elif message["role"] == "tool" and (turn, message["tool_call_id"]) in calls:
+            calls[turn, message["tool_call_id"]].result = str(message.get("content") or "")
+    return calls
 
 
 def _parsed(arguments: str) -> Any:
@@ -370,7 +370,7 @@ class RolloutStore:
         if not self.compared:
             return set()
         assert self._waiting is not None
-        found = set()
+        places = set()
         for line in self._rollouts.read():
             group = self._groups[line["group"]]
             waits = group.waiting.get(line["index"])
@@ -379,10 +379,10 @@ class RolloutStore:
                 line["group"]
             )
             if announced or unfinished:
-                found.add(_place(line))
+                places.add(_place(line))
                 if waits is None:
                     self._waiting.append({**line, "state": RolloutState.WAITING, "score": None})
-        return found
+        return places
 
     # ------------------------------------------------------------------ what is known about a group
 

@@ -400,10 +400,10 @@ class Workers:
     @property
     def retries(self) -> Counter[str]:
         """Calls that were sent again, by the role of the server."""
-        found = Counter(self._retries_of_dead)
+        retries = Counter(self._retries_of_dead)
         for handle in self._handles.values():
-            found.update(handle.retries)
-        return found
+            retries.update(handle.retries)
+        return retries
 
     @property
     def ready(self) -> int:

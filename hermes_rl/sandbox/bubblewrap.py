@@ -124,8 +124,8 @@ def find_bwrap(*, overlay: bool = False) -> Bwrap:
     bundled = _bundled()
     if bundled is not None:
         return bundled
-    found = f"{path} is older than {least[0]}.{least[1]}" if path else "there is no program bwrap"
-    raise UserError(f"the bubblewrap sandbox cannot be used: {found}; {REMEDY}")
+    obstacle = f"{path} is older than {least[0]}.{least[1]}" if path else "there is no program bwrap"
+    raise UserError(f"the bubblewrap sandbox cannot be used: {obstacle}; {REMEDY}")
 
 
 def _bundled() -> Bwrap | None:
@@ -392,8 +392,8 @@ def _shown(paths: Sequence[str]) -> tuple[str, ...]:
     A link such as /bin becomes a mount too, so that nobody inside can put another in its place. Looked up once: what an
     update of the machine takes away later is missing in new sandboxes, and they still start.
     """
-    found = [path for path in paths if Path(path).exists()]
-    return tuple(word for path in found for word in ("--ro-bind-try", str(Path(path).resolve()), path))
+    existing = [path for path in paths if Path(path).exists()]
+    return tuple(word for path in existing for word in ("--ro-bind-try", str(Path(path).resolve()), path))
 
 
 def _devices() -> Iterator[str]:
@@ -619,13 +619,13 @@ class Bubblewrap(Isolation):
     @property
     def enforced(self) -> Mapping[str, str]:
         groups = self.group.layout.parents if self.group is not None else {}
-        found = {
+        bounds = {
             "memory": "per sandbox and per process" if "memory" in groups else "per process",
             "processes": "per sandbox",
             "disk": "sized tmpfs",
             "open_files": "per process",
         }
-        return found | ({"cpu": "per sandbox"} if self.config.limits.cpu is not None and "cpu" in groups else {})
+        return bounds | ({"cpu": "per sandbox"} if self.config.limits.cpu is not None and "cpu" in groups else {})
 
     @property
     def pid(self) -> int:
@@ -798,8 +798,8 @@ def _limits(config: SandboxConfig, layout: Layout | None) -> dict[str, int]:
             "sandbox.limits.cpu needs control groups, which cannot be made here: leave it out, set limits.best_effort: "
             f"true, or {DELEGATE}"
         )
-    found = {name: getattr(asked, name) or default for name, default in DEFAULTS.items()}
+    limits = {name: getattr(asked, name) or default for name, default in DEFAULTS.items()}
     for name, least in SMALLEST.items():
-        if found[name] < least:
-            raise UserError(f"sandbox.limits.{name} is {found[name]}; a sandbox needs at least {least}")
-    return found
+        if limits[name] < least:
+            raise UserError(f"sandbox.limits.{name} is {limits[name]}; a sandbox needs at least {least}")
+    return limits

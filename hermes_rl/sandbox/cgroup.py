@@ -301,12 +301,12 @@ def total_memory(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> in
 def _around(root: Path, own: Path) -> list[Path]:
     """Return the folders of the group for memory that this process is in, and of those above it."""
     paths = _own_paths(own)
-    found = []
+    groups = []
     for top, path in ((root / "memory", paths.get("memory")), (root, paths.get(""))):
         if path is not None:
             # A container may see a path of its machine, of which only the top is there.
-            found += [folder for folder in (top / path, *(top / path).parents) if folder.is_relative_to(top)]
-    return found
+            groups += [folder for folder in (top / path, *(top / path).parents) if folder.is_relative_to(top)]
+    return groups
 
 
 def _bound(folder: Path) -> int | None:

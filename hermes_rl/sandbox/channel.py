@@ -355,9 +355,9 @@ class Connection:
     async def _find_cause(self, why: Lost) -> None:
         if not self.exposed or why is Lost.DESCRIPTORS:
             return
-        found = await self._diagnose(why)
-        self.killed_by_agent = not found.ours
-        self._why = found.detail or self._why
+        cause = await self._diagnose(why)
+        self.killed_by_agent = not cause.ours
+        self._why = cause.detail or self._why
         if self.killed_by_agent:
             self._why += ", by the doing of the agent's commands"
 

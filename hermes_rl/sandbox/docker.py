@@ -73,10 +73,10 @@ class Container:
 
     def enforced(self) -> dict[str, str]:
         """Return the limits in force, each with how."""
-        found = {"memory": "per container", "processes": "per container", "open_files": "per process"}
+        bounds = {"memory": "per container", "processes": "per container", "open_files": "per process"}
         asked = self.config.limits.requested()
-        found |= {name: "per container" for name in ("cpu", "disk") if name in asked}
-        return {name: how for name, how in found.items() if name not in self._unenforced}
+        bounds |= {name: "per container" for name in ("cpu", "disk") if name in asked}
+        return {name: how for name, how in bounds.items() if name not in self._unenforced}
 
     async def start(self, command: list[str], *folders: dict[str, Any]) -> None:
         """Make and start it; raises `EngineError`, or `UserError` for what this engine can never do."""
@@ -506,25 +506,25 @@ class Docker(Isolation):
                 await self.engine.check()
                 await remove_leftovers(self.engine)
                 starts.checked.add(self.engine.socket)
-        found = await self.engine.image(self.image)
+        image = await self.engine.image(self.image)
         self._say_back()
         unremoved, starts.unremoved = starts.unremoved, set()
         for name in unremoved:
             await self._remove_container(name)
-        if found is None:
-            found = await self._pull(starts)
-        if found is None:
+        if image is None:
+            image = await self._pull(starts)
+        if image is None:
             raise SandboxFailure(f"the engine has no image {self.image}, although it was pulled")
-        self._described = found.get("Config") or {}
+        self._described = image.get("Config") or {}
         # An image that was built here has an id and no digest of a registry.
-        self.image_digest = next(iter(found.get("RepoDigests") or ()), found.get("Id"))
+        self.image_digest = next(iter(image.get("RepoDigests") or ()), image.get("Id"))
 
     async def _pull(self, starts: _Starts) -> dict[str, Any] | None:
         """Pull the image, once for all who wait for it: they share its failure too."""
         async with starts.pulling:
-            found = await self.engine.image(self.image)
-            if found is not None:
-                return found
+            image = await self.engine.image(self.image)
+            if image is not None:
+                return image
             when, why = starts.unpulled.get(self.image, (self._asked, None))
             if why is not None and when > self._asked:
                 raise type(why)(why.detail)

@@ -157,15 +157,15 @@ class Engine:
         # Without an end that lies in the past the answer goes on for ever.
         asked = {"since": "0", "until": f"{time.time():.9f}", "filters": json.dumps(filters)}
         lines = (await self._call("GET", "/events", asked)).splitlines()
-        found = [json.loads(line) for line in lines if line.strip()]
-        return [(event["Action"], event["timeNano"] / 1e9) for event in found]
+        events = [json.loads(line) for line in lines if line.strip()]
+        return [(event["Action"], event["timeNano"] / 1e9) for event in events]
 
     async def containers(self, label: str) -> list[dict[str, Any]]:
         """Return what the engine lists of each container with this label, running or not (`Id`, `State`, `Created`,
         `Labels`)."""
         asked = {"all": "1", "filters": json.dumps({"label": [label]})}
-        found: list[dict[str, Any]] = json.loads(await self._call("GET", "/containers/json", asked))
-        return found
+        containers: list[dict[str, Any]] = json.loads(await self._call("GET", "/containers/json", asked))
+        return containers
 
     # ------------------------------------------------------------------ requests
 
@@ -182,8 +182,8 @@ class Engine:
     async def _json(
         self, method: str, path: str, asked: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(await self._call(method, path, asked, body))
-        return found
+        answer: dict[str, Any] = json.loads(await self._call(method, path, asked, body))
+        return answer
 
     async def _json_or_none(self, path: str) -> dict[str, Any] | None:
         try:
@@ -225,12 +225,12 @@ class Engine:
 
 def joined(stream: bytes) -> bytes:
     """Return what both streams of a container wrote, in order, without the headers between."""
-    found, at = bytearray(), 0
+    text, at = bytearray(), 0
     while at + HEADER <= len(stream):
         size = int.from_bytes(stream[at + 4 : at + HEADER], "big")
-        found += stream[at + HEADER : at + HEADER + size]
+        text += stream[at + HEADER : at + HEADER + size]
         at += HEADER + size
-    return bytes(found)
+    return bytes(text)
 
 
 NOT_HAD = ("manifest unknown", "name unknown", "repository name not known", "not found", "denied")

@@ -194,10 +194,10 @@ class HelperSandbox(Sandbox):
         self.connection.open(control)
         limits = [system_bytes(f"{name}={value}") for name, value in rlimits.items()]
         fields = (system_bytes(folder), system_bytes(":".join(SHELLS)), *limits)
-        found = (await self.connection.ask("init", *fields, payload=system_calls)).fields
-        self.has_shell = bool(found)
-        if found:
-            self.shell = os.fsdecode(found[0])
+        answer = (await self.connection.ask("init", *fields, payload=system_calls)).fields
+        self.has_shell = bool(answer)
+        if answer:
+            self.shell = os.fsdecode(answer[0])
 
     async def listen(self, port: int) -> socket.socket:
         """Return a socket that listens on the sandbox's own loopback."""
@@ -410,8 +410,8 @@ def _named(path: str) -> Iterator[None]:
 
 
 def _entries(fields: Sequence[bytes]) -> list[FileInfo]:
-    found = [_info(fields[i : i + 5]) for i in range(0, len(fields), 5)]
-    return sorted(found, key=lambda info: info.name)
+    entries = [_info(fields[i : i + 5]) for i in range(0, len(fields), 5)]
+    return sorted(entries, key=lambda info: info.name)
 
 
 def _info(fields: Sequence[bytes]) -> FileInfo:

@@ -79,8 +79,8 @@ def _matches(name: str, pattern: str) -> bool:
 
 def is_public(address: str) -> bool:
     """Return True for an address of the internet: not private, loopback, link-local or otherwise special."""
-    found = _literal(address.partition("%")[0])
-    return found is not None and all(map(_of_the_internet, _meant(found)))
+    literal = _literal(address.partition("%")[0])
+    return literal is not None and all(map(_of_the_internet, _meant(literal)))
 
 
 def _of_the_internet(address: Address) -> bool:

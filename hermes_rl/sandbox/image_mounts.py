@@ -113,5 +113,5 @@ def _namespace_of(uid: int) -> int:
 @functools.cache
 def recent_kernel() -> bool:
     """Whether such a mount may lie below an overlay."""
-    found = re.match(r"(\d+)\.(\d+)", platform.release())
-    return found is not None and (int(found[1]), int(found[2])) >= LEAST
+    match = re.match(r"(\d+)\.(\d+)", platform.release())
+    return match is not None and (int(match[1]), int(match[2])) >= LEAST

@@ -539,13 +539,13 @@ def _subordinate(file: Path) -> range:
     mine = {str(uid)}
     with contextlib.suppress(KeyError):
         mine.add(pwd.getpwuid(uid).pw_name)
-    found = [range(0)]
+    ranges = [range(0)]
     with contextlib.suppress(OSError, ValueError):
         for line in file.read_text("utf-8").splitlines():
             owner, first, count = line.split(":")
             if owner in mine:
-                found.append(range(int(first), int(first) + int(count)))
-    return max(found, key=len)
+                ranges.append(range(int(first), int(first) + int(count)))
+    return max(ranges, key=len)
 
 
 def _start(program: Program) -> Child:

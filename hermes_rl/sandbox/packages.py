@@ -50,10 +50,10 @@ def runtime_folder(python: str) -> Path:
     done = subprocess.run([python, "-I", "-S", "-c", _LOOK], capture_output=True, env={}, timeout=60, check=False)
     if done.returncode != 0:
         raise SandboxFailure(f"{python} cannot be looked at: {done.stderr.decode('utf-8', 'replace')[-500:]}")
-    found = json.loads(done.stdout)
-    stamps = [f"{path} {os.stat(path).st_mtime_ns}" for path in (found["python"], *found["mapped"])]  # noqa: PTH116
+    description = json.loads(done.stdout)
+    stamps = [f"{path} {os.stat(path).st_mtime_ns}" for path in (description["python"], *description["mapped"])]  # noqa: PTH116
     key = hashlib.sha256("\n".join([*stamps, Path(__file__).read_text("utf-8")]).encode()).hexdigest()[:32]
-    return cached(f"runtime/{key}", lambda folder: _copy(found, folder))
+    return cached(f"runtime/{key}", lambda folder: _copy(description, folder))
 
 
 def runtime_argv(folder: Path, control: int, code: int) -> list[str]:
@@ -71,16 +71,16 @@ def _loader(folder: Path) -> str:
     return next(path.name for path in (folder / "lib").iterdir() if re.match(r"ld[-.].*\.so", path.name))
 
 
-def _copy(found: dict[str, Any], folder: Path) -> None:
-    library = folder / "lib" / found["version"]
+def _copy(description: dict[str, Any], folder: Path) -> None:
+    library = folder / "lib" / description["version"]
     (library / "lib-dynload").mkdir(parents=True)
     (folder / "bin").mkdir()
-    shutil.copy(found["python"], folder / "bin" / "python3")
-    for path in map(Path, found["mapped"]):
+    shutil.copy(description["python"], folder / "bin" / "python3")
+    for path in map(Path, description["mapped"]):
         if ".so" in path.name and "lib-dynload" not in path.parts:
             _copy_library(path, folder / "lib")
-    for path in map(Path, found["modules"]):
-        target = library / os.path.relpath(path, found["library"])
+    for path in map(Path, description["modules"]):
+        target = library / os.path.relpath(path, description["library"])
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target)
     for path in (folder, *folder.rglob("*")):

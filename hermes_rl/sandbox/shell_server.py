@@ -182,13 +182,13 @@ class ShellServer:
             self._over.set_result(code)
 
     def _file_from(self, offset: int, limit: int) -> bytes:
-        found, most = b"", min(limit, FILE_SIZE - offset)
-        while len(found) < most:  # in pieces: a report is short, and the rest of the file is zeros
-            piece, mark, _ = os.pread(self._file, min(PIECE, most - len(found)), offset + len(found)).partition(b"\0")
-            found += piece
+        data, most = b"", min(limit, FILE_SIZE - offset)
+        while len(data) < most:  # in pieces: a report is short, and the rest of the file is zeros
+            piece, mark, _ = os.pread(self._file, min(PIECE, most - len(data)), offset + len(data)).partition(b"\0")
+            data += piece
             if mark:
                 break
-        return found
+        return data
 
     # ------------------------------------------------------------------ the end
 

@@ -124,8 +124,8 @@ async def trials(backend: str = "bubblewrap") -> list[Trial]:
     """Play all attacks, in a sandbox of their own each; one that cannot be played did not hold."""
     config = SandboxConfig(backend=backend, limits=LIMITS)
     with _bait() as bait:
-        found = await asyncio.gather(*(_play(name, code.format(**bait), config) for name, code in ATTACKS.items()))
-    return [*found, await _outlive(config)]
+        outcomes = await asyncio.gather(*(_play(name, code.format(**bait), config) for name, code in ATTACKS.items()))
+    return [*outcomes, await _outlive(config)]
 
 
 async def _play(name: str, code: str, config: SandboxConfig) -> Trial:

@@ -54,8 +54,8 @@ def find_reward(name: str, fn: str | None, others: Collection[str] = ()) -> Rewa
     shipped = shipped_rewards()
     if reference in shipped:
         reference = f"{shipped[reference]}:{reference}"
-        found = RewardFunction.of(name, load_object(reference), Code.of(reference))
-        return found if found.asks or found.limit is not None else replace(found, limit=SHIPPED_SECONDS)
+        function = RewardFunction.of(name, load_object(reference), Code.of(reference))
+        return function if function.asks or function.limit is not None else replace(function, limit=SHIPPED_SECONDS)
     published = published_rewards()
     points = [point for point in published if point.name == reference]
     if points:
@@ -698,8 +698,8 @@ async def _untouched(ctx: Restorable | None) -> AsyncIterator[Restorable | None]
 
 def _per_member(name: str, returned: object, size: int) -> Sequence[object]:
     if isinstance(returned, str | bytes) or not isinstance(returned, Sequence) or len(returned) != size:
-        found = f"{len(returned)} values" if isinstance(returned, list | tuple) else type(returned).__name__
+        returned_kind = f"{len(returned)} values" if isinstance(returned, list | tuple) else type(returned).__name__
         raise RewardFailure(
-            f"group-level reward {name!r} must return a list with one value per rollout ({size}), not {found}"
+            f"group-level reward {name!r} must return a list with one value per rollout ({size}), not {returned_kind}"
         )
     return returned

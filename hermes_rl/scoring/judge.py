@@ -163,15 +163,15 @@ async def _answered(
 ) -> Mapping[str, Any]:
     """Ask, and tell all who wait for `mine` what came of it."""
     try:
-        found = await asking
+        answer = await asking
     except BaseException as error:
         judge.verdicts.pop(key, None)
         mine.set_exception(error if isinstance(error, JudgeFailure | AgentFault) else _GivenUp())
         raise
-    mine.set_result(found)
+    mine.set_result(answer)
     for oldest in list(judge.verdicts)[:-KEPT]:
         judge.verdicts.pop(oldest, None)
-    return found
+    return answer
 
 
 class _NoVerdict(Exception):

@@ -158,7 +158,7 @@ class Steering:
 
     def modules(self, paths: Iterable[str]) -> dict[str, list[str]]:
         """Return the modules, by name, that these files are or lie in where Python looks for modules."""
-        found: dict[str, list[str]] = {}
+        modules: dict[str, list[str]] = {}
         for path in paths:
             parts = path.split("/")
             for depth, part in enumerate(parts):
@@ -166,8 +166,8 @@ class Steering:
                 name = _module(part) if last else part
                 of_python = name.isidentifier() and not (last and name == part)
                 if folder in self._folders and of_python and not self._trusted(path):
-                    found.setdefault(name, []).append(path)
-        return found
+                    modules.setdefault(name, []).append(path)
+        return modules
 
     def steers(self, path: str) -> bool:
         """Whether this file is never taken from the agent."""

@@ -37,14 +37,14 @@ def collected(command: str, sources: Mapping[str, str]) -> list[str] | None:
     named = {path: source for path, source in sources.items() if _names(words, path)}
     if not named:
         named = {path: text for path, text in sources.items() if _by_custom(posixpath.basename(path))}
-    found = []
+    names = []
     for path, source in named.items():
         try:
             tree = ast.parse(source)
         except (SyntaxError, ValueError):
             continue
-        found += [f"{path}::{test}" for test in _tests(tree, plain=runner.group(1) != "unittest")]
-    return found
+        names += [f"{path}::{test}" for test in _tests(tree, plain=runner.group(1) != "unittest")]
+    return names
 
 
 def may_skip(sources: Mapping[str, str]) -> set[str]:
@@ -92,8 +92,8 @@ def _is_mark(node: ast.expr) -> bool:
 
 def passed(name: str, outcomes: Iterable[tuple[str, str]], *, may_skip: bool = False) -> bool:
     """Whether this test was run, and every case of it passed; with `may_skip` it may have been skipped instead."""
-    found = {outcome for test, outcome in outcomes if _is(name, test)}
-    return bool(found) and found <= ({"passed", "skipped"} if may_skip else {"passed"})
+    outcomes_of_test = {outcome for test, outcome in outcomes if _is(name, test)}
+    return bool(outcomes_of_test) and outcomes_of_test <= ({"passed", "skipped"} if may_skip else {"passed"})
 
 
 def _is(name: str, test: str) -> bool:

@@ -98,11 +98,11 @@ def _raw(warm: Sequence[Sampled], cold: Sequence[Sampled], shaping: str) -> Find
 
 
 def _by_token(answers: Sequence[Sampled]) -> dict[int, list[float]]:
-    found: dict[int, list[float]] = {}
+    logprobs: dict[int, list[float]] = {}
     for answer in answers:
         if answer.ids:
-            found.setdefault(answer.ids[0], []).append(answer.logprobs[0])
-    return found
+            logprobs.setdefault(answer.ids[0], []).append(answer.logprobs[0])
+    return logprobs
 
 
 # The questions that a run asks its servers before it begins: does anything listen, and which release is the engine

@@ -248,11 +248,11 @@ class Policy:
         if ROLE not in spec.servers:
             raise UserError("servers.policy is missing: name the model that acts")
         told = VersionSource(version)
-        found = os.environ if environ is None else environ
+        variables = os.environ if environ is None else environ
         key = spec.policy_api_key.get_secret_value() if spec.policy_api_key is not None else None
         configs = []
         for server in spec.servers[ROLE]:
-            config = config_from_spec(server, found, api_key=key, seed=spec.seed)
+            config = config_from_spec(server, variables, api_key=key, seed=spec.seed)
             configs.append(replace(config, version=told, naming=_named(model, config.model)))
         return cls(create_client(ROLE, configs), told)
 

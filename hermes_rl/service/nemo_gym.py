@@ -81,7 +81,7 @@ def _failure(group: Group, rollout: Rollout | None, *, allow_inexact: bool) -> t
 
 def _tokens(rollout: Rollout) -> list[dict[str, Any]]:
     """Return the token fields of each turn."""
-    found = []
+    tokens = []
     for sequence in rollout.sequences or ():
         ids, before = sequence.ids.tolist(), 0
         for span in sequence.spans:
@@ -89,7 +89,7 @@ def _tokens(rollout: Rollout) -> list[dict[str, Any]]:
             known = sequence.sampled is not None
             logprobs = sequence.sampled[before : before + count].tolist() if sequence.sampled is not None else []
             if known:
-                found.append(
+                tokens.append(
                     {
                         "prompt_token_ids": ids[: span.start],
                         "generation_token_ids": ids[span.start : span.stop],
@@ -97,7 +97,7 @@ def _tokens(rollout: Rollout) -> list[dict[str, Any]]:
                     }
                 )
             before += count
-    return found
+    return tokens
 
 
 def _items(rollout: Rollout, tokens: list[dict[str, Any]] | None = None) -> Iterator[dict[str, Any]]:
@@ -193,5 +193,5 @@ def _means(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
         for name, value in row.items():
             if not name.startswith("_") and is_number(value):
                 numbers[name].append(value)
-    found = {f"mean/{name}": fmean(values) for name, values in numbers.items()}
-    return found | {f"std/{name}": pstdev(values) for name, values in numbers.items() if name == "reward"}
+    means = {f"mean/{name}": fmean(values) for name, values in numbers.items()}
+    return means | {f"std/{name}": pstdev(values) for name, values in numbers.items() if name == "reward"}

@@ -54,9 +54,9 @@ class Service:
                 rows = self.env.rows(split)
             except UserError:
                 continue  # the spec keeps none for evaluation
-            found = await asyncio.to_thread(list, islice(rows, SEARCHED if rows.length is None else None))
-            self._rows[split] = found
-            self._places[split] = {row.key: place for place, row in enumerate(found)}
+            rows_read = await asyncio.to_thread(list, islice(rows, SEARCHED if rows.length is None else None))
+            self._rows[split] = rows_read
+            self._places[split] = {row.key: place for place, row in enumerate(rows_read)}
 
     def page(self, split: str, after: str | None) -> tuple[list[Row], str | None]:
         """Return rows behind the one with the key `after`, and the key after which the next page begins.
@@ -68,8 +68,8 @@ class Service:
         if after is not None and after not in places:
             raise wrong("unknown_row", "after", f"no row of the split {split!r} has this key", rows=[after])
         start = 0 if after is None else places[after] + 1
-        found = self._rows[split][start : start + PAGE]
-        return found, found[-1].key if start + PAGE < len(places) else None
+        rows = self._rows[split][start : start + PAGE]
+        return rows, rows[-1].key if start + PAGE < len(places) else None
 
     def _places_in(self, split: str) -> Mapping[str, int]:
         if split not in self._places:

@@ -100,9 +100,9 @@ def _of_class(node: ast.ClassDef, there: dict[str, ast.AST], seen: tuple[str, ..
         shown = ast.unparse(inner).rpartition(".")[2]
         parent = there.get(shown) if isinstance(inner, ast.Name) and shown not in seen else None
         if isinstance(parent, ast.ClassDef):
-            found = _of_class(parent, there, (*seen, node.name))
-            names |= found.names
-            complete = complete and found.complete
+            inherited = _of_class(parent, there, (*seen, node.name))
+            names |= inherited.names
+            complete = complete and inherited.complete
         else:
             complete = complete and shown in _HARMLESS
     return _Members(frozenset(names), complete)
@@ -274,10 +274,10 @@ def _of_kind(names: Mapping[str, ast.AST], kind: str) -> list[str]:
 
 def _check_package(path: NodePath, module: str, findings: Findings) -> bool:
     """Only the outermost package is looked for: finding a module inside it would import it."""
-    found = _is_installed(module.partition(".")[0])
-    if not found:
+    installed = _is_installed(module.partition(".")[0])
+    if not installed:
         findings.warning(path, f"the package of {module} is not installed here, so this was not checked")
-    return found
+    return installed
 
 
 # ----------------------------------------------------------------------------------- Rewards and their arguments

@@ -141,8 +141,8 @@ class _Contents:
 def _content(path: str) -> str:
     try:
         if any(mark in path for mark in "*?["):
-            found = sorted(Path("/").glob(path.lstrip("/")))
-            return "+".join(_content(str(file)) for file in found) if found else path
+            paths = sorted(Path("/").glob(path.lstrip("/")))
+            return "+".join(_content(str(file)) for file in paths) if paths else path
         if Path(path).is_file():
             return _hash_file(Path(path))
         return _hash_folder(Path(path)) if Path(path).is_dir() else path

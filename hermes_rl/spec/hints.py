@@ -86,8 +86,8 @@ def option_for(option: str) -> str:
 def _homes(name: str) -> tuple[str, ...]:
     if name in _OTHER_NAMES:
         return _OTHER_NAMES[name]
-    found = (place for place in _SECTIONS if name in keys_at(Spec, tuple(place.split("."))))
-    return tuple(f"{place}.{name}" for place in found)[:3]
+    places = (place for place in _SECTIONS if name in keys_at(Spec, tuple(place.split("."))))
+    return tuple(f"{place}.{name}" for place in places)[:3]
 
 
 def short_form(path: NodePath, node: Node) -> str:

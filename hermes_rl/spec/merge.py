@@ -159,11 +159,11 @@ def _with_parent(
         return child, [*problems, node.mark.problem(f"a spec of a repository names files of it alone; this is {path}")]
     if path in seen:
         return child, [*problems, node.mark.problem(f"{node.value} extends this file; that is a cycle")]
-    parent, found = _parent(path, node)
-    parent, found = _with_parent(parent, found, (*seen, path), within)
+    parent, parents = _parent(path, node)
+    parent, parents = _with_parent(parent, parents, (*seen, path), within)
     if parent is None:
-        return child, [*problems, *found]
-    return merge(parent.without("name"), child), [*problems, *found]
+        return child, [*problems, *parents]
+    return merge(parent.without("name"), child), [*problems, *parents]
 
 
 def _parent(path: Path, node: ScalarNode) -> tuple[MappingNode | None, list[Problem]]:

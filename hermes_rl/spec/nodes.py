@@ -153,15 +153,15 @@ def locate(root: Node, path: NodePath) -> tuple[NodePath, Mark, Node]:
 
     Steps that the tree lacks are passed over: a validator names more steps than were written.
     """
-    found: list[str | int] = []
+    path_found: list[str | int] = []
     key, node = root.mark, root
     for step in path:
         for name, mark, child in children(node):
             if name == step and isinstance(name, str) == isinstance(step, str):
-                found.append(step)
+                path_found.append(step)
                 key, node = mark, child
                 break
-    return tuple(found), key, node
+    return tuple(path_found), key, node
 
 
 def plain(node: Node) -> Any:

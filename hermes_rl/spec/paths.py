@@ -101,8 +101,8 @@ def _format_of(value: str, folder: Path) -> str | None:
     if _URL.match(value):
         return file_format(value)
     if glob.has_magic(value) and file_format(value) is None:
-        found = glob.iglob(_join(folder, value), recursive=True)  # noqa: PTH207 - pathlib globs below one folder only
-        kinds = {file_format(name) for name in found if Path(name).is_file()}
+        paths = glob.iglob(_join(folder, value), recursive=True)  # noqa: PTH207 - pathlib globs below one folder only
+        kinds = {file_format(name) for name in paths if Path(name).is_file()}
         return kinds.pop() if len(kinds) == 1 else None
     return None if _is_folder(_join(folder, value)) else file_format(value)
 

@@ -8,12 +8,12 @@ from hermes_rl.spec.signatures import CodeError, Function, function
 
 def shipped_signatures() -> dict[str, Function]:
     """Name → signature of the rewards that come along."""
-    found = {}
+    signatures = {}
     for name, path in shipped_rewards().items():
         try:
             signature = function(path, name)
         except CodeError:
             continue  # a reward that is being written; its own tests say so
         if signature is not None:
-            found[name] = signature
-    return found
+            signatures[name] = signature
+    return signatures

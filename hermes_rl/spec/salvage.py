@@ -28,17 +28,17 @@ class Draft(NamedTuple):
     has_rows: bool
 
 
-def salvage(found: Validated) -> Draft | None:
+def salvage(validated: Validated) -> Draft | None:
     """Return the parts that are fine as a spec; None where nothing can be made of them."""
-    wrong = [path[:2] if path[:1] and path[0] in _BY_ENTRY else path[:1] for path in found.wrong]
+    wrong = [path[:2] if path[:1] and path[0] in _BY_ENTRY else path[:1] for path in validated.wrong]
     if () in wrong:
         return None
-    tree = found.tree
+    tree = validated.tree
     for section in dict.fromkeys(str(path[0]) for path in wrong):
         names = [path[1] for path in wrong if path[0] == section and len(path) > 1]
         whole = (section,) in wrong or tree.get(section) is None
         tree = tree.without(section) if whole else tree.having(**{section: _left(tree, section, names)})
-    if _roles_are_unknown(found.tree, wrong):
+    if _roles_are_unknown(validated.tree, wrong):
         tree = tree.without("rewards")
     spec = parse_tree(_complete(tree))
     return None if spec is None else Draft(spec, ("dataset",) not in wrong)

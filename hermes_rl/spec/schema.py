@@ -248,11 +248,11 @@ def _argument(parameter: Parameter) -> dict[str, Any]:
         except PydanticUserError:
             schema = {}
     template = {"type": "string", "pattern": r"\{\{|\{%|^\$\{"}
-    found: dict[str, Any] = {"anyOf": [schema, template]} if schema else {}
-    found["description"] = parameter.help or parameter.annotation or parameter.name
+    argument: dict[str, Any] = {"anyOf": [schema, template]} if schema else {}
+    argument["description"] = parameter.help or parameter.annotation or parameter.name
     if not parameter.required and parameter.default is not ...:
-        found["default"] = parameter.default
-    return found
+        argument["default"] = parameter.default
+    return argument
 
 
 def schema_text() -> str:

@@ -86,15 +86,15 @@ def names_in(body: list[ast.stmt]) -> dict[str, ast.AST]:
 
 def _top_level(body: list[ast.stmt]) -> list[ast.stmt]:
     """Return the statements of a module, those under `if` and `try` included."""
-    found: list[ast.stmt] = []
+    statements: list[ast.stmt] = []
     for node in body:
-        found.append(node)
+        statements.append(node)
         if isinstance(node, ast.If | ast.Try):
             inner = [*node.body, *node.orelse]
             if isinstance(node, ast.Try):
                 inner += [statement for handler in node.handlers for statement in handler.body]
-            found.extend(_top_level(inner))
-    return found
+            statements.extend(_top_level(inner))
+    return statements
 
 
 def function(path: Path, name: str) -> Function | None:

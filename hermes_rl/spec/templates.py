@@ -83,8 +83,8 @@ def regex_search(value: Any, pattern: str, group: int | str | None = None) -> st
         return None
     if group is None:
         group = 1 if match.re.groups else 0
-    found = match[group]
-    return found if found is None else str(found)
+    groups = match[group]
+    return groups if groups is None else str(groups)
 
 
 def regex_findall(value: Any, pattern: str) -> list[Any]:
@@ -173,14 +173,14 @@ def _guarded(node: nodes.Expr) -> nodes.Expr:
 
 def columns_of(node: nodes.Node) -> list[str]:
     """Return the names that an expression reads, and the columns that it reads through `row`."""
-    found = [name.name for name in _all(node, nodes.Name) if name.ctx == "load"]
+    names = [name.name for name in _all(node, nodes.Name) if name.ctx == "load"]
     for item in _all(node, nodes.Getitem):
         if isinstance(item.node, nodes.Name) and item.node.name == ROW and isinstance(item.arg, nodes.Const):
-            found.append(str(item.arg.value))
+            names.append(str(item.arg.value))
     for item in _all(node, nodes.Getattr):
         if isinstance(item.node, nodes.Name) and item.node.name == ROW:
-            found.append(item.attr)
-    return [name for name in dict.fromkeys(found) if name != ROW and name not in GLOBALS]
+            names.append(item.attr)
+    return [name for name in dict.fromkeys(names) if name != ROW and name not in GLOBALS]
 
 
 def _all(node: nodes.Node, kind: type[Any]) -> list[Any]:

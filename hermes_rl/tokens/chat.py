@@ -74,8 +74,8 @@ def chat_tokens(
                 break
     except (TemplateRefused, RendererRefused) as problem:
         return ChatTokens(None, str(problem))
-    found = steps.sequences(len(turns) == len(places))
-    return ChatTokens(found) if found else ChatTokens(None, f"its prompt has more than {longest} tokens")
+    sequences = steps.sequences(len(turns) == len(places))
+    return ChatTokens(sequences) if sequences else ChatTokens(None, f"its prompt has more than {longest} tokens")
 
 
 def turn_ids(
@@ -118,8 +118,8 @@ class _Steps:
 
     def sequences(self, told: bool) -> list[TokenSequence]:
         """Return the merged steps; without log-probabilities where the server did not give all of them."""
-        found = self._transcript.sequences()
-        return found if told and self._logprobs else [replace(sequence, sampled=None) for sequence in found]
+        sequences = self._transcript.sequences()
+        return sequences if told and self._logprobs else [replace(sequence, sampled=None) for sequence in sequences]
 
     def _completion(self, message: Mapping[str, Any]) -> array[int]:
         """Render a turn alone: a later change of it by the template is no part of the sampled tokens."""

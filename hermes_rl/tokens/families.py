@@ -65,8 +65,8 @@ def family_of(model: str) -> str | None:
     without_advice()
     from renderers.base import MODEL_RENDERER_MAP
 
-    found: str | None = MODEL_RENDERER_MAP.get(model)
-    return found
+    family: str | None = MODEL_RENDERER_MAP.get(model)
+    return family
 
 
 def family_renderer(name: str, tokenizer: Tokenizer, settings: RendererSettings) -> FamilyRenderer:
@@ -153,16 +153,16 @@ class FamilyRenderer:
         few = len(said) <= FEW_TOKENS and len(text) <= FEW_CHARACTERS
         try:
             if few or MARK not in text:
-                found = await read_aside(partial(_response, self._renderer, said, before, listed), len(said))
+                response = await read_aside(partial(_response, self._renderer, said, before, listed), len(said))
             else:
-                found = await self._apart(said, before, listed)
+                response = await self._apart(said, before, listed)
         except (
             *(ValueError, TypeError, KeyError, LookupError, AttributeError, RecursionError),
             *(EndedError, ForeignError),
         ) as error:
             log.info("a turn is text alone, the renderer %s cannot read it: %s", self.name, error)
             return Parsed(text)
-        return await read_aside(partial(self._read, found, said), len(said))
+        return await read_aside(partial(self._read, response, said), len(said))
 
     async def _apart(self, said: list[int], before: list[int], tools: list[Any] | None) -> dict[str, Any]:
         """Let a process read a turn: what the package does may take the square of its length."""
@@ -178,16 +178,16 @@ class FamilyRenderer:
         }
         return dict(await POOL.call(_RESPONSE, given, "hermes_rl.plugins:itself", PARSE_SECONDS))
 
-    def _read(self, found: dict[str, Any], said: list[int]) -> Parsed:
+    def _read(self, response: dict[str, Any], said: list[int]) -> Parsed:
         calls: list[ParsedCall] = []
         aside: list[str] = []
-        spans = [one["span"] for one in found["calls"] if one["span"]]
+        spans = [one["span"] for one in response["calls"] if one["span"]]
         cuts = sorted({0, len(said), *(place for span in spans for place in span)})
         pieces = {place: self.tokenizer.decode(said[place:end]) for place, end in pairwise(cuts)}
         places = dict(zip(cuts, accumulate(map(len, pieces.values()), initial=0), strict=True))
         text, begun = "".join(pieces.values()), 0
         quotes = Quotes(text)
-        for one in found["calls"]:
+        for one in response["calls"]:
             if one["span"]:
                 start, end = (places[place] for place in one["span"])
                 thought = text.rfind("</think>", begun, start)
@@ -201,13 +201,13 @@ class FamilyRenderer:
                 begun = end
                 quotes.begin(end)
             calls.append(_call(one))
-        content = "\n".join([found["content"], *aside]) if aside else found["content"]
-        return Parsed(content, found["reasoning"], calls)
+        content = "\n".join([response["content"], *aside]) if aside else response["content"]
+        return Parsed(content, response["reasoning"], calls)
 
 
 def _response(renderer: Any, said: list[int], before: list[int], tools: list[Any] | None) -> dict[str, Any]:
     """Return what the package reads in a turn, as plain values."""
-    found = renderer.parse_response(said, tools=tools, prompt_ids=before)
+    response = renderer.parse_response(said, tools=tools, prompt_ids=before)
     calls = [
         {
             "raw": call.raw,
@@ -217,9 +217,9 @@ def _response(renderer: Any, said: list[int], before: list[int], tools: list[Any
             "status": str(call.status.value),
             "id": call.id,
         }
-        for call in found.tool_calls
+        for call in response.tool_calls
     ]
-    return {"content": found.content or "", "reasoning": found.reasoning_content or None, "calls": calls}
+    return {"content": response.content or "", "reasoning": response.reasoning_content or None, "calls": calls}
 
 
 def _call(one: dict[str, Any]) -> ParsedCall:

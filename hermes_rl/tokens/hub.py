@@ -43,8 +43,8 @@ class HubTokenizer:
 
     @property
     def vocabulary(self) -> Mapping[str, int]:
-        found: dict[str, int] = self._tokenizer.get_vocab()
-        return found
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab()
+        return vocabulary
 
     def encode(self, text: str) -> list[int]:
         if self._engine is not None:

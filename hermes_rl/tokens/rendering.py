@@ -229,7 +229,7 @@ def closers(tokenizer: Tokenizer) -> list[str]:
         ([QUESTION, said(ANCHOR), QUESTION], None),
         ([QUESTION, called, result], [TOOL]),
     ]
-    found: list[str] = []
+    stops: list[str] = []
     refusals: list[str] = []
     for messages, tools in shapes:
         try:
@@ -239,15 +239,15 @@ def closers(tokenizer: Tokenizer) -> list[str]:
             continue
         ended = text.rpartition(ANCHOR)[2].partition(RESULT)[0]
         # Behind a call its own tokens come first; the turn ends as others do, or with what only calls end with.
-        if not any(stop in ended for stop in found):
-            found += _first_control(ended, tokenizer)
-    if not found:
+        if not any(stop in ended for stop in stops):
+            stops += _first_control(ended, tokenizer)
+    if not stops:
         why = f" ({refusals[0]})" if refusals else ""
         raise RendererRefused(
             f"the chat template of {tokenizer.name} ends a turn with no control token{why}, so its tokens cannot be "
             "told from the next message; use another tokenizer, or `type: openai`"
         )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(stops))
 
 
 def _first_control(text: str, tokenizer: Tokenizer) -> list[str]:

@@ -269,13 +269,13 @@ class ToolContext:
         if name not in artifacts:
             known = ", ".join(artifacts) or "none"
             raise UserError(f"the spec has no artifact {name!r} (there are: {known})")
-        found = artifacts[name]
-        if found.problem is not None:
-            raise _of_the_agent(OSError)(errno.ENODATA, found.problem, f"artifact {name}")
-        if len(found.files) != 1 or found.files[0].path:
+        artifact = artifacts[name]
+        if artifact.problem is not None:
+            raise _of_the_agent(OSError)(errno.ENODATA, artifact.problem, f"artifact {name}")
+        if len(artifact.files) != 1 or artifact.files[0].path:
             problem = "it is a folder, whose files are in the fresh sandbox"
             raise _of_the_agent(IsADirectoryError)(errno.EISDIR, problem, f"artifact {name}")
-        return found.files[0].data
+        return artifact.files[0].data
 
     def resolve(self, path: str) -> str:
         """Return a path of the sandbox made absolute."""

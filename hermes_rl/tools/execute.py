@@ -230,7 +230,7 @@ class _Check:
         patterns: Schema = schema.get("patternProperties", {})
         required: Sequence[str] = schema.get("required", ())
         extra = schema.get("additionalProperties", False)
-        found: dict[str, Any] = {}
+        checked: dict[str, Any] = {}
         for key, item in value.items():
             if len(self.problems) >= MOST_PROBLEMS:
                 break  # a hint for each of a million keys would take minutes and be many times their size
@@ -238,7 +238,7 @@ class _Check:
             place = _inside(where, f".{key}" if where else key)
             matching = [inner for pattern, inner in patterns.items() if re.search(pattern, key)]
             if key not in properties and matching:
-                found[key] = self.value(item, {"allOf": matching}, place)
+                checked[key] = self.value(item, {"allOf": matching}, place)
             elif key not in properties and not isinstance(extra, Mapping) and extra is not True:
                 self.problems.append(f"unknown parameter {place!r}{_choices_hint(key, properties)}")
             elif (
@@ -250,9 +250,9 @@ class _Check:
                 continue
             else:
                 inner = properties.get(key, extra if isinstance(extra, Mapping) else {})
-                found[key] = self.value(item, inner, place)
+                checked[key] = self.value(item, inner, place)
         self._required(value, schema, where)
-        return found
+        return checked
 
     def _required(self, value: dict[str, Any], schema: Schema, where: str) -> None:
         for key in dict.fromkeys(schema.get("required", ())):
@@ -315,10 +315,10 @@ class _Check:
         for _ in range(MOST_REFERENCES):
             if "$ref" not in schema:
                 return self._folded(schema) if "allOf" in schema else schema
-            found: Any = self.work.root
+            definition: Any = self.work.root
             for part in schema["$ref"].removeprefix("#/").split("/"):
-                found = found[part]
-            schema = {**found, **{key: value for key, value in schema.items() if key != "$ref"}}
+                definition = definition[part]
+            schema = {**definition, **{key: value for key, value in schema.items() if key != "$ref"}}
         raise RecursionError
 
     def _folded(self, schema: Schema) -> Schema:

@@ -126,10 +126,10 @@ class HermesToolsets:
         problem = self.problem(source)
         if problem is not None:
             raise UserError(problem)
-        found = self._described[source]
-        for tool in found["missing"]:
-            log.warning("toolset %s: %s is left out, %s", source, tool, _remedy(source, found["missing"]))
-        return tuple(HermesTool(self, schema["function"]) for schema in found["schemas"])
+        described = self._described[source]
+        for tool in described["missing"]:
+            log.warning("toolset %s: %s is left out, %s", source, tool, _remedy(source, described["missing"]))
+        return tuple(HermesTool(self, schema["function"]) for schema in described["schemas"])
 
     def problem(self, toolset: str) -> str | None:
         """Why a toolset cannot be used here and what to do about it; None where it can. May take a second."""
@@ -139,10 +139,10 @@ class HermesToolsets:
             return f"toolset {toolset} needs the extra `hermes`: pip install 'hermes-rl[hermes]'"
         if toolset not in self._described:
             self._described |= self._describe(toolset)
-        found = self._described[toolset]
-        if found["schemas"]:
+        described = self._described[toolset]
+        if described["schemas"]:
             return None
-        return f"toolset {toolset} cannot work here: {_remedy(toolset, found['missing'])}"
+        return f"toolset {toolset} cannot work here: {_remedy(toolset, described['missing'])}"
 
     def session(self, runtime: ToolRuntime) -> HermesSession:
         """Return the rollout's own connection."""

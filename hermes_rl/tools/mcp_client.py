@@ -175,15 +175,15 @@ class McpSession:
         from mcp.shared.exceptions import MCPError
         from pydantic import ValidationError
 
-        found: list[Listed] = []
+        listed: list[Listed] = []
         cursor: str | None = None
         try:
             for _ in range(MOST_PAGES):
                 page = await self._open_client().list_tools(cursor=cursor)
-                found += [Listed(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
+                listed += [Listed(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
                 cursor = page.next_cursor
-                if cursor is None and len(found) <= MOST_TOOLS:
-                    return tuple(found)
+                if cursor is None and len(listed) <= MOST_TOOLS:
+                    return tuple(listed)
         except (MCPError, RuntimeError, ValidationError) as error:
             raise McpLostError(f"its tools cannot be listed: {str(error).splitlines()[0]}") from None
         raise McpLostError(f"it lists more than {MOST_TOOLS} tools")

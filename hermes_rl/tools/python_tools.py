@@ -75,13 +75,13 @@ def _parameters(function: Callable[..., Any], name: str, *, skip_first: bool) ->
         hints = typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError) as error:
         raise UserError(f"tool {name!r}: an annotation cannot be resolved: {error}") from error
-    found = list(inspect.signature(function).parameters.values())[1 if skip_first else 0 :]
-    for parameter in found:
+    parameters = list(inspect.signature(function).parameters.values())[1 if skip_first else 0 :]
+    for parameter in parameters:
         if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY}:
             raise UserError(f"tool {name!r}: a model cannot give parameter {parameter}; name it and type it")
         if parameter.name not in hints:
             raise UserError(f"tool {name!r}: parameter {parameter.name!r} has no type")
-    return [parameter.replace(annotation=hints[parameter.name]) for parameter in found]
+    return [parameter.replace(annotation=hints[parameter.name]) for parameter in parameters]
 
 
 def _field(parameter: inspect.Parameter, description: str | None) -> Any:
@@ -116,7 +116,7 @@ def _summary(text: str) -> str:
 
 def _argument_texts(text: str) -> dict[str, str]:
     """Return what a docstring in Google's or Sphinx' style says about each parameter."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     inside, last = False, ""
     for line in text.split("\n"):
         if _SECTION.match(line):
@@ -125,10 +125,10 @@ def _argument_texts(text: str) -> dict[str, str]:
         match = _ARGUMENT.match(line)
         if match and (inside or line.strip().startswith(":param")):
             last = match.group(1)
-            found[last] = match.group(2).strip()
+            texts[last] = match.group(2).strip()
         elif inside and last and line.strip():
-            found[last] += " " + line.strip()
-    return found
+            texts[last] += " " + line.strip()
+    return texts
 
 
 # ----------------------------------------------------------------------------------------------------- Functions
@@ -162,10 +162,10 @@ class PythonTool(Tool):
 
 def python_tool(function: Callable[..., Any] | str, name: str | None = None, base: Path | None = None) -> Tool:
     """Return the tool of a function, or of a reference to one (relative files are below `base`)."""
-    found = load_object(function, base) if isinstance(function, str) else function
-    if not callable(found) or inspect.isclass(found):
+    loaded = load_object(function, base) if isinstance(function, str) else function
+    if not callable(loaded) or inspect.isclass(loaded):
         raise UserError(f"{function!r} is no function, so it cannot be a tool")
-    return PythonTool(found, name)
+    return PythonTool(loaded, name)
 
 
 async def call_function(function: Callable[..., Any], values: dict[str, Any], turns: Turns) -> Any:
@@ -224,10 +224,10 @@ def state_tools(state: object, name: str | None = None) -> tuple[Tool, ...]:
         return tuple(StateTool(None, _method(state, str(each)), str(each)) for each in owner)
     if name is not None and inspect.isroutine(owner):
         return (StateTool(None, owner, name),)
-    found = tuple(StateTool(name, method, own) for own, method in _public_methods(owner))
-    if not found:
+    tools = tuple(StateTool(name, method, own) for own, method in _public_methods(owner))
+    if not tools:
         raise UserError(f"{name or type(state).__name__} has no public methods, so there are no tools")
-    return found
+    return tools
 
 
 def _attribute(state: object, name: str) -> object:

@@ -146,8 +146,8 @@ async def search(sandbox: Sandbox, query: Query, *, cwd: str | None, timeout: fl
     if done.timed_out:
         return {"error": "The search took too long; narrow the path or simplify the pattern"}
     try:
-        found: dict[str, Any] = read_json(done.stdout)
+        answer: dict[str, Any] = read_json(done.stdout)
     except ValueError:
         reason = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2] or "no output"
         return {"error": f"The search failed: {reason[:200]}"}
-    return found
+    return answer

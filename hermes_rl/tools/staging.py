@@ -91,34 +91,34 @@ class Staging:
         path = ""
         for name in folder.strip("/").split("/") if folder != "/" else ():
             path = f"{path}/{name}"
-            found = await _there(sandbox, path)
-            if found is None:
+            info = await _there(sandbox, path)
+            if info is None:
                 await sandbox.make_dir(path)
                 self._placed.append(_Placed(path))
-            elif found.kind != "directory" and (found.kind != "symlink" or _owned(sandbox, path)):
+            elif info.kind != "directory" and (info.kind != "symlink" or _owned(sandbox, path)):
                 await self._clear(sandbox, path)
                 await sandbox.make_dir(path)
-            elif found.kind == "directory" and _owned(sandbox, path):
-                await self._open(sandbox, path, found)
+            elif info.kind == "directory" and _owned(sandbox, path):
+                await self._open(sandbox, path, info)
 
-    async def _open(self, sandbox: Sandbox, path: str, found: FileInfo) -> None:
+    async def _open(self, sandbox: Sandbox, path: str, info: FileInfo) -> None:
         """Make a folder one that its owner may change."""
-        if found.mode & 0o700 != 0o700:
-            await sandbox.set_mode(path, found.mode | 0o700)
-            self._opened.append((path, found.mode))
+        if info.mode & 0o700 != 0o700:
+            await sandbox.set_mode(path, info.mode | 0o700)
+            self._opened.append((path, info.mode))
 
     async def _clear(self, sandbox: Sandbox, path: str) -> None:
         """Make room at `path`: what we put there goes, what was there is set aside."""
-        found = await _there(sandbox, path)
+        info = await _there(sandbox, path)
         if any(placed.path == path for placed in self._placed):
-            if found is not None:
+            if info is not None:
                 await sandbox.remove(path)
             return
         aside = None
-        if found is not None:
+        if info is not None:
             aside = f"{await self._aside_folder(sandbox)}/{len(self._placed)}"
-            if found.kind == "directory":
-                await self._open(sandbox, path, found)  # a closed folder cannot be moved
+            if info.kind == "directory":
+                await self._open(sandbox, path, info)  # a closed folder cannot be moved
             await sandbox.rename(path, aside)
         self._placed.append(_Placed(path, aside))
 

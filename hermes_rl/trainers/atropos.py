@@ -219,8 +219,8 @@ class AtroposTrainer:
             try:
                 async with self._session.request(method, f"{self.url}/{path}", **more) as answer:
                     if answer.status < 400:
-                        found: dict[str, Any] = await answer.json()
-                        return found
+                        body: dict[str, Any] = await answer.json()
+                        return body
                     problem = f"status {answer.status}: {(await answer.text())[:300]}"
                     if answer.status < 500:
                         raise GroupRefused("refused", f"{self.url}/{path} answered with {problem}")

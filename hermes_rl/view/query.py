@@ -141,12 +141,12 @@ class RolloutQuery:
         There may be fewer than `size`, or none, and more to come: reading for a text ends after `PATIENCE` seconds.
         """
         if not self.text:
-            found = list(places[begin : begin + size])
-            return found, begin + len(found)
-        words, found, at = _spellings(self.text), [], begin
+            page_places = list(places[begin : begin + size])
+            return page_places, begin + len(page_places)
+        words, page_places, at = _spellings(self.text), [], begin
         until = time.monotonic() + PATIENCE
         with record.open() as file:
-            while at < len(places) and len(found) < size and (at == begin or time.monotonic() < until):
+            while at < len(places) and len(page_places) < size and (at == begin or time.monotonic() < until):
                 file.seek(record.rollouts[places[at]].begin)
                 line = file.readline()
                 # Most lines are told apart by their bytes, much faster than by being read; tokens are base64, and the
@@ -154,9 +154,9 @@ class RolloutQuery:
                 end, row = line.rfind(SEQUENCES), line.rfind(ROW)
                 said = line[: end if end > 0 else None].lower() + (line[row:].lower() if row > end > 0 else b"")
                 if any(word in said for word in words) and _says(line, self.text.lower()):
-                    found.append(places[at])
+                    page_places.append(places[at])
                 at += 1
-        return found, at
+        return page_places, at
 
 
 def _spellings(text: str) -> set[bytes]:

@@ -108,10 +108,10 @@ def _answer_of_runs(app: FastAPI, shelf: Shelf) -> None:
 
     @app.get("/api/runs/{run}")
     async def overview(run: str, request: Request) -> Response:
-        version, found = await in_thread(lambda: shelf.overview(run))
+        version, overview_now = await in_thread(lambda: shelf.overview(run))
         if request.headers.get("if-none-match") == version:
             return Response(status_code=304, headers={"ETag": version})
-        return JSONResponse(found, headers={"ETag": version})
+        return JSONResponse(overview_now, headers={"ETag": version})
 
     @app.get("/api/runs/{run}/rollouts")
     async def rollouts(run: str, request: Request) -> Response:
@@ -236,7 +236,7 @@ def _kept_token(headers: Mapping[bytes, bytes], cookie: str) -> str:
     if scheme.lower() == "bearer":
         return token.strip()
     try:
-        found = SimpleCookie(headers.get(b"cookie", b"").decode("latin-1")).get(cookie)
+        cookie_sent = SimpleCookie(headers.get(b"cookie", b"").decode("latin-1")).get(cookie)
     except CookieError:
         return ""
-    return found.value if found is not None else ""
+    return cookie_sent.value if cookie_sent is not None else ""

@@ -77,14 +77,14 @@ class OpenRun:
 
     def state(self) -> tuple[int, ...]:
         """Return what changes whenever the files of the run do."""
-        found = []
+        parts = []
         for name in ("run.json", ROLLOUTS):
             try:
                 stat = (self.path / name).stat()
-                found += [stat.st_ino, stat.st_size, stat.st_mtime_ns]
+                parts += [stat.st_ino, stat.st_size, stat.st_mtime_ns]
             except OSError:
-                found += [0, 0, 0]
-        return (*found, running(self.path))
+                parts += [0, 0, 0]
+        return (*parts, running(self.path))
 
     @property
     def indexed(self) -> int:
@@ -117,9 +117,9 @@ class Shelf:
         """Return the names of the runs that there are, the latest first."""
         with self._lock:
             if time.monotonic() - self._scanned >= RESCAN or not self._runs:
-                found = list(dict.fromkeys(path for folder in self._folders for path in find_runs(folder)))
-                self._order = [_name(path) for path in found]
-                known = dict(zip(self._order, found, strict=True))
+                paths = list(dict.fromkeys(path for folder in self._folders for path in find_runs(folder)))
+                self._order = [_name(path) for path in paths]
+                known = dict(zip(self._order, paths, strict=True))
                 for name, path in known.items():
                     self._runs.setdefault(name, OpenRun(name, path))
                 for name in set(self._runs) - set(known):
@@ -170,10 +170,10 @@ class Shelf:
         if not read:
             known = run.listed[1] if run.listed is not None else {"run": run.name, "path": str(run.path)}
             return {**known, "read": 0.0}
-        found = card(run.read(), run.name)
-        if found["read"] >= 1:
-            run.listed = state, found
-        return found
+        card_now = card(run.read(), run.name)
+        if card_now["read"] >= 1:
+            run.listed = state, card_now
+        return card_now
 
     def overview(self, name: str) -> tuple[str, dict[str, Any]]:
         """Return the page of a run, and its version."""
@@ -187,8 +187,8 @@ class Shelf:
                     return run.made[0], run.made[3]
             if run.made is None or run.made[0] != version:
                 began = time.monotonic()
-                found = {**overview(record, name), "generation": record.generation}
-                run.made = version, time.monotonic(), time.monotonic() - began, found
+                overview_now = {**overview(record, name), "generation": record.generation}
+                run.made = version, time.monotonic(), time.monotonic() - began, overview_now
             return version, run.made[3]
 
     def compare(self, a: str, b: str) -> dict[str, Any]:
@@ -203,8 +203,8 @@ class Shelf:
             first, second = records = [runs[name].read() for name in (a, b)]
             for record in records:
                 record.refresh()
-            found = compare_runs(first, second)
-            told = {**found.record(), "run_a": a, "run_b": b}
+            comparison = compare_runs(first, second)
+            told = {**comparison.record(), "run_a": a, "run_b": b}
             for kind in ("fixed", "broken"):
                 rows = told["found"][kind]
                 labels = second.labels([row["row_key"] for row in rows[:CHANGED]], LABEL)
@@ -231,9 +231,9 @@ class Shelf:
             if generation != record.generation or known > len(record.rollouts):
                 known, begin = len(record.rollouts), 0  # the run was graded anew
             places = self._places(run, record, query, known)
-            found, looked = query.page(record, places, begin, PAGE)
+            rollouts_page, looked = query.page(record, places, begin, PAGE)
             more = f"{record.generation}-{known}-{looked}" if looked < len(places) else None
-            shown = Screen().value(shown_previews(record, [record.rollouts[place] for place in found]))
+            shown = Screen().value(shown_previews(record, [record.rollouts[place] for place in rollouts_page]))
         return {"rollouts": shown, "fit": len(places), "looked": looked, "total": known, "cursor": more}
 
     def _places(self, run: OpenRun, record: RunRecord, query: RolloutQuery, known: int) -> array[int]:

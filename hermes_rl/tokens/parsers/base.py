@@ -107,8 +107,8 @@ class Quotes:
         """Return the place of the next such sign, which is the known one unless that lies before `place`."""
         if known >= place:
             return known
-        found = self._text.find(sign, place)
-        return found if found >= 0 else len(self._text)
+        at = self._text.find(sign, place)
+        return at if at >= 0 else len(self._text)
 
 
 def openings(text: str, opening: str, read: Callable[[int], tuple[ParsedCall, int]]) -> tuple[str, list[ParsedCall]]:
@@ -119,12 +119,12 @@ def openings(text: str, opening: str, read: Callable[[int], tuple[ParsedCall, in
     calls: list[ParsedCall] = []
     content: list[str] = []
     quotes, done, looked = Quotes(text), 0, 0
-    while (found := text.find(opening, looked)) >= 0:
-        looked = found + len(opening)
-        if quotes.quoted(found, looked):
+    while (at := text.find(opening, looked)) >= 0:
+        looked = at + len(opening)
+        if quotes.quoted(at, looked):
             continue
         call, end = read(looked)
-        content.append(text[done:found])
+        content.append(text[done:at])
         calls.append(call)
         done = looked = max(end, looked)
         quotes.begin(done)
@@ -178,12 +178,12 @@ Properties = Mapping[str, Mapping[str, Any]]
 
 def properties_of(tools: Tools | None) -> Properties:
     """Return the schemas of all parameters; of two tools with one name, the first one's."""
-    found: dict[str, Mapping[str, Any]] = {}
+    properties: dict[str, Mapping[str, Any]] = {}
     for entry in tools or ():
         function = entry.get("function", entry)
         if isinstance(function, Mapping):
-            found.setdefault(str(function.get("name")), (function.get("parameters") or {}).get("properties") or {})
-    return found
+            properties.setdefault(str(function.get("name")), (function.get("parameters") or {}).get("properties") or {})
+    return properties
 
 
 def typed(properties: Properties, tool: str, name: str, text: str) -> Any:
@@ -208,12 +208,12 @@ def _is(value: Any, kind: str) -> bool:
 def _allowed(schema: Mapping[str, Any]) -> set[str]:
     """Return the JSON types that a schema allows; the set is empty where it names none."""
     given = schema.get("type")
-    found = {given} if isinstance(given, str) else set(given) if isinstance(given, list | tuple) else set()
+    kinds = {given} if isinstance(given, str) else set(given) if isinstance(given, list | tuple) else set()
     for branch in (*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())):
-        found |= _allowed(branch) if isinstance(branch, Mapping) else set()
-    if not found and schema.get("enum"):
-        found = {kind for kind in _TYPES for value in schema["enum"] if _is(value, kind)}
-    return found
+        kinds |= _allowed(branch) if isinstance(branch, Mapping) else set()
+    if not kinds and schema.get("enum"):
+        kinds = {kind for kind in _TYPES for value in schema["enum"] if _is(value, kind)}
+    return kinds
 
 
 # -------------------------------------------------------------------------------------- What a parser gives back
@@ -361,8 +361,8 @@ def parse_ids(
     while ended and (ended[-1] in stops or _ends(tokenizer.decode([ended[-1]]), tokenizer, parser)):
         ended.pop()
     text, plain = marked_text(tokenizer, ended, parser.markers)
-    found = parse_text(parser, text, tools, prefilled=opens_reasoning(tokenizer, prompt))
-    return plain(found)
+    parsed = parse_text(parser, text, tools, prefilled=opens_reasoning(tokenizer, prompt))
+    return plain(parsed)
 
 
 def _ends(token: str, tokenizer: Tokenizer, parser: Parser) -> bool:

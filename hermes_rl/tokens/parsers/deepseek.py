@@ -29,8 +29,8 @@ class DeepSeek:
             return text, []
         calls: list[ParsedCall] = []
         place = start
-        while (found := text.find(CALL, place)) >= 0:
-            begin = found + len(CALL)
+        while (at := text.find(CALL, place)) >= 0:
+            begin = at + len(CALL)
             end = _end(text, begin)
             if end is None:
                 calls.append(ParsedCall(text[begin:].strip(), Status.UNCLOSED))

@@ -22,8 +22,8 @@ class KimiK2:
             return text, []
         calls: list[ParsedCall] = []
         place = start
-        while (found := text.find(_CALL, place)) >= 0:
-            call, place = _read(text, found + len(_CALL))
+        while (at := text.find(_CALL, place)) >= 0:
+            call, place = _read(text, at + len(_CALL))
             calls.append(call)
         return text[:start].strip(), calls
 
@@ -45,14 +45,14 @@ def _read(text: str, begin: int) -> tuple[ParsedCall, int]:
 def _call(body: str) -> ParsedCall:
     raw = body.strip()
     identity, separator, arguments = body.partition(_ARGUMENTS)
-    found = _ID.fullmatch(identity.strip())
-    if not separator or found is None:
+    match = _ID.fullmatch(identity.strip())
+    if not separator or match is None:
         return ParsedCall(raw, Status.MALFORMED)
     try:
         value = loads(arguments) if arguments.strip() else {}
     except ValueError:
-        return ParsedCall(raw, Status.INVALID_JSON, found["name"], id=identity.strip())
-    return made(raw, found["name"], value, identity.strip())
+        return ParsedCall(raw, Status.INVALID_JSON, match["name"], id=identity.strip())
+    return made(raw, match["name"], value, identity.strip())
 
 
 KIMI_K2 = KimiK2()

@@ -25,9 +25,9 @@ class Llama3Json:
         body = body.removeprefix(_TAG).strip()
         if not body.startswith("{"):
             return (text, []) if not tagged else ("", [ParsedCall(body, Status.MALFORMED)])
-        found = _read(body)
-        if tagged or _meant(body, found, tools):
-            return "", found
+        calls = _read(body)
+        if tagged or _meant(body, calls, tools):
+            return "", calls
         return text, []
 
 
@@ -54,12 +54,12 @@ def _read(text: str) -> list[ParsedCall]:
     return calls
 
 
-def _meant(text: str, found: list[ParsedCall], tools: Tools | None) -> bool:
+def _meant(text: str, calls: list[ParsedCall], tools: Tools | None) -> bool:
     """Whether a bare JSON is a call: it is one by its form, of a tool that there is."""
-    if any(call.status is Status.MALFORMED and not call.name for call in found):
+    if any(call.status is Status.MALFORMED and not call.name for call in calls):
         return False
     names = {str((tool.get("function") or tool).get("name")) for tool in tools or ()}
-    named = [call for call in found if call.name]
+    named = [call for call in calls if call.name]
     if not named:
         return bool(names) and any(f'"name": "{name}"' in text[:200] for name in names)
     return all('"parameters"' in call.raw or '"arguments"' in call.raw for call in named) and (

@@ -22,10 +22,10 @@ class Mistral:
 
     def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
         start, quotes = 0, Quotes(text)
-        while (found := text.find(_OPENING, start)) >= 0:
-            start = found + len(_OPENING)
-            if not quotes.quoted(found, start):
-                return text[:found].strip(), list(_section(text[start:]))
+        while (at := text.find(_OPENING, start)) >= 0:
+            start = at + len(_OPENING)
+            if not quotes.quoted(at, start):
+                return text[:at].strip(), list(_section(text[start:]))
         return text, []
 
 

@@ -98,8 +98,8 @@ def parser_for(name: str | None, tokenizer: Tokenizer) -> Parser:
 
 
 def _reads(parser: Parser, written: str) -> bool:
-    found = parser.calls(written, [TOOL])[1]
-    return [(call.status, call.name, call.arguments) for call in found] == [(Status.OK, NAME, ARGUMENTS)]
+    calls = parser.calls(written, [TOOL])[1]
+    return [(call.status, call.name, call.arguments) for call in calls] == [(Status.OK, NAME, ARGUMENTS)]
 
 
 def written_calls(tokenizer: Tokenizer) -> Iterator[str]:

@@ -39,7 +39,8 @@ def seen(command: list[str], folder: Path) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"')))
+    line = next(line for line in done.stdout.splitlines() if line.startswith('{"'))
+    found: dict[str, Any] = json.JSONDecoder().raw_decode(line)[0]  # two processes may print on one line
     return found
 
 

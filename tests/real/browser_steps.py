@@ -155,13 +155,13 @@ def compared(page: Page) -> str:
 
 
 def refused(program: str, url: str, origin: str) -> Any:
-    """Compare two runs that have no row in common, go back, and compare one with itself."""
+    """Compare two runs that have no row in common, go back, and compare one with itself, then with its copy."""
     with browser(program) as chromium:
         page = chromium.new_page()
         page.set_default_timeout(PATIENCE)
         page.goto(url)
         first = page.get_by_label("Compare run A")
-        expect(first.locator("option")).to_have_count(2)
+        expect(first.locator("option")).to_have_count(3)
         found: dict[str, Any] = {"choices": first.locator("option").all_inner_texts()}
         page.get_by_role("button", name="Compare").click()
         found["why"] = page.get_by_role("alert").inner_text()
@@ -172,7 +172,13 @@ def refused(program: str, url: str, origin: str) -> Any:
         found["back"] = page.locator("main h1").inner_text()
         page.get_by_label("Compare run A").select_option(index=0)
         page.get_by_role("button", name="Compare").click()
-        return {**found, "itself": page.get_by_role("alert").inner_text()}
+        found["itself"] = page.get_by_role("alert").inner_text()
+        page.get_by_role("link", name="choose other runs").click()
+        page.get_by_label("Compare run A").select_option(index=1)
+        page.get_by_label("with run B").select_option(index=2)
+        page.get_by_role("button", name="Compare").click()
+        expect(page.locator("main h1")).to_have_text("Two runs compared")
+        return {**found, "copy": page.locator("main").inner_text()}
 
 
 def keyboard(program: str, url: str, origin: str, folder: str) -> Any:

@@ -87,14 +87,20 @@ def test_runs_that_cannot_be_compared_are_named_with_the_reason(tmp_path: Path) 
         (tmp_path / "small.yaml").write_text(dedent(spec))
         command = [sys.executable, "-m", "hermes_rl.cli.main", "run", "small.yaml", "process", "--out", folder]
         subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    shutil.copytree(tmp_path / "one", tmp_path / "three")
     with Viewed(tmp_path) as viewer:
         found = step("refused", url=f"{viewer.url}?token={viewer.token}", origin=viewer.url)
-    assert {choice.removeprefix(f"small · {tmp_path}/") for choice in found["choices"]} == {"one/run", "two/run"}
+    assert {choice.removeprefix(f"small · {tmp_path}/") for choice in found["choices"]} == {
+        "one/run", "two/run", "three/run",
+    }  # fmt: skip
     assert found["heading"] == "These two runs cannot be compared"
     assert "the runs have no row in common" in found["why"]
     assert found["links"] == 2
     assert found["back"] == "Runs"
     assert "is given twice: a run does not differ from itself" in found["itself"]
+    assert "1 row graded in both" in found["copy"]
+    cost = next(line for line in found["copy"].splitlines() if line.startswith("cost"))
+    assert "e-" in cost and cost.split()[1] != "0.000"
 
 
 def test_a_keyboard_is_enough(viewed: Viewed) -> None:

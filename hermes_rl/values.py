@@ -21,6 +21,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeGuard
 
+import orjson
+
 # --------------------------------------------------------------------------------------------- Numbers and text
 
 LARGEST_NUMBER = 1e100
@@ -76,7 +78,8 @@ def read_own_json(text: str | bytes) -> Any:
         raise TypeError(f"JSON is a text, not a {type(text).__name__}")
     try:
         whole = text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass")
-        return _DECODER.decode(whole)
+        value, end = _DECODER.raw_decode(whole) if whole[:1] in _BEGINNINGS else (None, -1)
+        return value if end == len(whole) else _DECODER.decode(whole)
     except RecursionError:
         raise TooDeepError from None
 
@@ -92,6 +95,20 @@ def read_json(text: str | bytes) -> Any:
     if sum(map(text.count, openings)) > MOST_LEVELS and too_deep(value):  # type: ignore[arg-type]
         raise TooDeepError
     return value
+
+
+def write_message(value: Any, default: Callable[[Any], Any] | None = None) -> bytes:
+    """Return a value as JSON in UTF-8 without blanks, for a request; raises `TypeError` as `write_json` does.
+
+    It is several times as fast. Files keep their blanks: those who search in their lines know them.
+    """
+    try:
+        return orjson.dumps(value, default, _AS_JSON)
+    except orjson.JSONEncodeError:  # half of a character, a number without end, keys that are no text, or an error
+        return write_json(value, default=default)
+
+
+_AS_JSON = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 
 
 def write_json(
@@ -112,6 +129,8 @@ def _float(digits: str) -> float | None:
 
 
 _DECODER = json.JSONDecoder(parse_float=_float, parse_constant=lambda name: None)
+_BEGINNINGS = frozenset("{[")
+"""Of most texts: then no blanks have to be looked for."""
 
 
 def _finite(value: Any) -> Any:

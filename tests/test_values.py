@@ -34,6 +34,7 @@ from hermes_rl.values import (
     system_bytes,
     whole_text,
     write_json,
+    write_message,
 )
 
 HALF = "half \ud83d, whole \U0001f600 \u4e2d"
@@ -61,8 +62,7 @@ def as_read(value: Any) -> Any:
 
 @given(VALUES)
 def test_whatever_is_written_is_json_in_utf_8_and_comes_back(value: Any) -> None:
-    for indent in (None, 2):
-        data = write_json(value, indent)
+    for data in (write_json(value), write_json(value, 2), write_message(value)):
         assert read_own_json(data) == read_json(data.decode()) == as_read(value)
         json.loads(data, parse_constant=pytest.fail)
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 from hermes_rl.errors import HermesRLError
 from hermes_rl.server_types import ServerType, server_type
 from hermes_rl.tokens.transcript import Step, TokenLogprobs, Transcript, WeightVersions, ids, listed, numbers
-from hermes_rl.values import is_number, read_json, write_json
+from hermes_rl.values import is_number, read_json, write_message
 
 Message = Mapping[str, Any]
 """One message as the chat-completions API has it."""
@@ -324,7 +324,7 @@ def _think(body: dict[str, Any], reasoning: ReasoningOptions, base_url: str) -> 
 
 def encode(body: dict[str, Any]) -> bytes:
     """Write the body as bytes; a lone surrogate in a message cannot fail here."""
-    return write_json(body, default=dict)
+    return write_message(body, default=dict)
 
 
 def read_reply(raw: bytes, config: ServerConfig, timing: Timing) -> ChatReply:

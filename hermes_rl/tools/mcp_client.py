@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hermes_rl.errors import UserError
+from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
+from hermes_rl.plugins import Code
 from hermes_rl.sandbox.base import Conversation
 from hermes_rl.threads import one_at_a_time
 from hermes_rl.tools.lines import LineTooLongError, lines_of
@@ -38,6 +40,10 @@ IN_THREAD = 1 << 16
 MOST_PAGES = 100
 MOST_TOOLS = 1000
 CLOSE_SECONDS = 5.0
+CHECK_SECONDS = 1.0
+"""For checking a structured answer against the schema that its server has promised."""
+PROBLEM = 200
+"""Characters of what is wrong with it that the model is told."""
 
 Transport = AbstractAsyncContextManager["TransportStreams"]
 
@@ -57,6 +63,8 @@ class Listed:
     name: str
     description: str
     parameters: Mapping[str, Any]
+    answer: Mapping[str, Any] | None = None
+    """The JSON Schema of its structured answers; None where it promises none."""
 
 
 def fingerprint(listed: tuple[Listed, ...]) -> str:
@@ -153,6 +161,8 @@ class McpSession:
 
         try:
             async with Client(transport, cache=None) as client:
+                # The SDK's own check holds the event loop as long as a pattern of the server takes.
+                client.session.validate_tool_result = self._check_answer  # type: ignore[method-assign]
                 self._client = client
                 self._ready.set()
                 await self._closing.wait()
@@ -171,6 +181,25 @@ class McpSession:
             error = error.exceptions[0]
         return str(error) or type(error).__name__ if error is not None else "it has ended"
 
+    async def _check_answer(self, name: str, result: CallToolResult) -> None:
+        """Raise `RuntimeError` where an answer is not what the server has promised of it."""
+        schema = next((tool.answer for tool in self.tools if tool.name == name), None)
+        if schema is None:
+            return
+        if result.structured_content is None:
+            raise RuntimeError("it has no structured content")
+        given = {"content": result.structured_content, "schema": schema}
+        try:
+            problem = await POOL.call(
+                Code.of(f"{__name__}:problem_of"), given, "hermes_rl.plugins:itself", CHECK_SECONDS
+            )
+        except EndedError as error:
+            raise RuntimeError(f"checking it {error}") from None
+        except ForeignError as error:
+            raise RuntimeError(f"it cannot be checked: {error}") from None
+        if problem is not None:
+            raise RuntimeError(problem)
+
     async def _list(self) -> tuple[Listed, ...]:
         from mcp.shared.exceptions import MCPError
         from pydantic import ValidationError
@@ -180,13 +209,30 @@ class McpSession:
         try:
             for _ in range(MOST_PAGES):
                 page = await self._open_client().list_tools(cursor=cursor)
-                listed += [Listed(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
+                listed += [
+                    Listed(tool.name, tool.description or "", tool.input_schema, tool.output_schema)
+                    for tool in page.tools
+                ]
                 cursor = page.next_cursor
                 if cursor is None and len(listed) <= MOST_TOOLS:
                     return tuple(listed)
         except (MCPError, RuntimeError, ValidationError) as error:
             raise McpLostError(f"its tools cannot be listed: {str(error).splitlines()[0]}") from None
         raise McpLostError(f"it lists more than {MOST_TOOLS} tools")
+
+
+def problem_of(content: Any, schema: Mapping[str, Any]) -> str | None:
+    """Say in a process of foreign code what is wrong with a structured answer; None where nothing is."""
+    from jsonschema.exceptions import best_match
+    from jsonschema.validators import validator_for
+    from referencing import Registry
+
+    # An empty registry: a schema of a server makes nobody fetch another one.
+    error = best_match(validator_for(schema)(schema, registry=Registry()).iter_errors(content))
+    return None if error is None else f"{error.json_path}: {error.message[:PROBLEM]}"
+
+
+problem_of.imports = ("jsonschema", "referencing")  # type: ignore[attr-defined]
 
 
 def _text(result: CallToolResult) -> str:

@@ -28,6 +28,8 @@ def listed() -> list[dict[str, Any]]:
         tools.append({"name": name, "description": f"Does {name}.", "inputSchema": schema})
         if name == "lie":
             tools[-1]["outputSchema"] = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+        if name == "endless":
+            tools[-1]["outputSchema"] = {"type": "object", "properties": {"text": {"pattern": "^(a|a)*$"}}}
     return tools[:3] if Path("fewer").exists() else tools
 
 
@@ -74,6 +76,10 @@ def lie() -> dict[str, Any]:
     return {"content": [], "structuredContent": {"n": "no number"}}
 
 
+def endless() -> dict[str, Any]:
+    return {"content": [], "structuredContent": {"text": "a" * 40 + "!"}}
+
+
 def refuse() -> dict[str, Any]:
     return {**text("not today"), "isError": True}
 
@@ -101,7 +107,7 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-tools = (add, count, crash, hang, flood, junk, huge, lie, refuse, image, pid, environment)
+tools = (add, count, crash, hang, flood, junk, huge, lie, endless, refuse, image, pid, environment)
 TOOLS = {tool.__name__: tool for tool in tools}
 for line in sys.stdin:
     request = json.loads(line)

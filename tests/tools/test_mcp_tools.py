@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -83,7 +84,8 @@ async def test_a_tool_that_says_no_is_an_error_of_the_call(play: Player) -> None
         ("crash", "the next call finds it started anew"),
         ("flood", "the next call finds it started anew"),
         ("huge", "the next call finds it started anew"),
-        ("lie", "not what it promised"),
+        ("lie", "not what it promised: $.n: 'no number' is not of type 'integer'"),
+        ("endless", "not what it promised: checking it did not return within 1 s"),
     ],
 )
 async def test_a_server_that_misbehaves_harms_only_its_own_call(play: Player, name: str, told: str) -> None:
@@ -92,7 +94,18 @@ async def test_a_server_that_misbehaves_harms_only_its_own_call(play: Player, na
     assert outcome.error is not None
     assert told in outcome.content
     assert await said(play, "add", a=1, b=1) == "2"
-    assert (await said(play, "pid") == before) == (name == "lie")
+    assert (await said(play, "pid") == before) == (name in ("lie", "endless"))
+
+
+@pytest.mark.timeout(60)
+async def test_a_pattern_that_takes_for_ever_holds_up_nobody(play: Player) -> None:
+    call = asyncio.create_task(play.outcome("endless", "{}"))
+    longest = 0.0
+    while not call.done():
+        began = time.monotonic()
+        await asyncio.sleep(0.01)
+        longest = max(longest, time.monotonic() - began)
+    assert longest < 1.0
 
 
 @pytest.mark.parametrize("place", ["sandbox", "host"])

@@ -91,7 +91,8 @@ async def openai_client(url: str) -> AsyncIterator[Play]:
 @asynccontextmanager
 async def hermes_rl(url: str, tool: Callable[..., Any] = noop) -> AsyncIterator[Play]:
     """Our loop, with our transport, tool validation, retries, timings and records."""
-    from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
+    from hermes_rl.agent.loop import HermesAgentLoop
+    from hermes_rl.agent.recorder import LoopOptions
     from hermes_rl.servers.base import ServerConfig
     from hermes_rl.servers.factory import create_client
     from hermes_rl.tools.base import Toolkit

@@ -1,50 +1,40 @@
 """The agent loop: it asks the model, runs the tools that the model calls, and tells it the results, until an ending.
 
-This module owns the turns, the budgets, the ending, and the history of messages. It leaves running tools to
-`hermes_rl.tools`, talking to models to `hermes_rl.servers`, and scoring to `hermes_rl.scoring`. Nothing that the model
-writes makes the loop raise. Where infrastructure fails, the loop raises a `Failure` whose `result` holds the
-conversation so far.
+This module owns the turns and the history of messages of a conversation; it is one driver of a rollout. It leaves
+asking the policy, budgets and what is written down to `recorder`, running tools to `hermes_rl.tools`, and scoring to
+`hermes_rl.scoring`. Nothing that the model writes makes the loop raise. Where infrastructure fails, the loop raises a
+`Failure` whose `result` holds the conversation so far.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from itertools import takewhile
 from typing import Any
 
+from hermes_rl.agent.recorder import LoopOptions, OverError, PolicyRecorder, ResultBudget
 from hermes_rl.agent.result import (
     AgentResult,
-    ManagedState,
     Message,
     ToolCall,
-    reasoning_of,
     text_of,
-    tokens_of,
 )
 from hermes_rl.agent.user import SimulatedUser
 from hermes_rl.endings import Ending
-from hermes_rl.errors import Failure, HermesRLError, ServerFailure, ToolError
+from hermes_rl.errors import HermesRLError, ServerFailure, ToolError
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.servers.base import (
     ChatReply,
-    ChatRequest,
-    ContextLengthExceeded,
-    ReasoningOptions,
-    TrajectoryFull,
-    drawn_seed,
 )
-from hermes_rl.servers.completion import CompletionAdapter, as_chat_server
+from hermes_rl.servers.completion import as_chat_server
 from hermes_rl.threads import one_at_a_time
 from hermes_rl.tokens.parsers.table import unread_call
-from hermes_rl.tokens.rendering import history_named, read_aside
-from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
+from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import Transcript
-from hermes_rl.tools.base import TimeLeft, ToolRuntime, capped, runtime_for
+from hermes_rl.tools.base import ToolRuntime, runtime_for
 from hermes_rl.tools.catalogue import toolkit_of
 from hermes_rl.tools.execute import SHORT, ToolOutcome, execute_calls
 from hermes_rl.values import read_bounded
@@ -138,72 +128,6 @@ UNREAD = (
 """The error of a call that a chat server has not read. Its turn is an answer, as the server says."""
 
 
-@dataclass(frozen=True)
-class ResultBudget:
-    """Characters of tool results that the model is told; of a longer result, head and tail are kept."""
-
-    default_result_size: int
-    """The most of one result."""
-    turn_budget: int
-    """The most of all results of a turn together; the longest ones are cut first."""
-    preview_size: int
-    """What is kept of a result that is cut."""
-    tool_overrides: Mapping[str, int] = field(default_factory=dict)
-    """The most of one result, by the name of its tool."""
-
-    def apply(self, outcomes: Sequence[ToolOutcome]) -> list[ToolOutcome]:
-        """Cut what is too long. What a model reads of a file on purpose is only cut for the whole turn's sake."""
-        kept = [
-            self._cut(outcome) if len(outcome.content) > self._limit(outcome.name) else outcome for outcome in outcomes
-        ]
-        for place in sorted(range(len(kept)), key=lambda place: -len(kept[place].content)):
-            if sum(len(one.content) for one in kept) <= self.turn_budget:
-                break
-            kept[place] = self._cut(kept[place])
-        return kept
-
-    def _limit(self, tool: str) -> float:
-        return math.inf if tool == "read_file" else self.tool_overrides.get(tool, self.default_result_size)
-
-    def _cut(self, outcome: ToolOutcome) -> ToolOutcome:
-        return replace(outcome, content=capped(outcome.content, self.preview_size))
-
-
-@dataclass(frozen=True)
-class LoopOptions:
-    """The bounds and the sampling of one rollout. Times are in seconds, sizes in tokens; None is no bound."""
-
-    max_turns: int = 30
-    timeout: float | None = None
-    task_timeout: float | None = None
-    """Of the agent's work and of the commands of its rewards together."""
-    tool_timeout: float | None = None
-    repair_arguments: bool = False
-    """Whether arguments of another type than the tool's schema says are converted where they can be."""
-    max_tokens: int | None = None
-    """Of one turn; None leaves it to the server."""
-    max_trajectory_tokens: int | None = None
-    """Of prompt, turns and results together: no turn begins beyond it. A token-level server counts exactly and gives a
-    turn no more than the rest of it; of a chat server the usage is known, and what is new since then is estimated."""
-    temperature: float | None = 1.0
-    top_p: float | None = None
-    seed: int | None = None
-    """Of the rollout: each model call of the policy and of a simulated user gets a seed drawn from it. None: calls have
-    no seed."""
-    seeded: bool = True
-    """False: rollouts with these options get no seed."""
-    reasoning: ReasoningOptions | None = None
-    extra_body: Mapping[str, Any] | None = None
-    logprobs: bool = False
-    results: ResultBudget | None = None
-    """Of what tools answer, beside the bounds of the tools themselves."""
-
-    @property
-    def working_time(self) -> float | None:
-        """The most seconds that the agent itself may work."""
-        return min((one for one in (self.timeout, self.task_timeout) if one is not None), default=None)
-
-
 class HermesAgentLoop:
     """A multi-turn tool-calling conversation with one model, on one rollout's machine.
 
@@ -266,88 +190,44 @@ class HermesAgentLoop:
             transcript=Transcript(),
             max_trajectory_tokens=self.options.max_trajectory_tokens,
         )
+        recorder = PolicyRecorder(result, self.server, self.options, self.tokenizer)
         try:
             if self.task_id is not None:
-                return await self._run(result, runtime_for(self.task_id, self.toolkit, self.sandbox))
+                runtime = runtime_for(self.task_id, self.toolkit, self.sandbox)
+                return await recorder.play(partial(self._play, recorder, runtime), runtime)
             async with ToolRuntime(self.sandbox, toolkit=self.toolkit) as runtime:
-                return await self._run(result, runtime)
+                return await recorder.play(partial(self._play, recorder, runtime), runtime)
         except HermesRLError as error:
             # The caller's own code may take it for an answer of the policy: its environment is to know.
             if self._failed is not None:
                 self._failed(error)
             raise
 
-    async def _run(self, result: AgentResult, runtime: ToolRuntime) -> AgentResult:
-        try:
-            result.ending = await self._play(result, runtime)
-            runtime.overslept(result.timings.queue)
-        except Failure as failure:
-            if failure.ending is Ending.SANDBOX_FAILURE and runtime.overslept(result.timings.queue):
-                failure.ending = Ending.SANDBOX_KILLED
-            result.ending = failure.ending
-            failure.result = result
-            # Where the agent's own commands killed the sandbox, the policy did it: the rollout is scored.
-            if not failure.ending.graded:
-                raise
-        result.finished_naturally = result.ending.finished_naturally
-        if self.options.task_timeout is not None:
-            runtime.time_left = TimeLeft(self.options.task_timeout - result.timings.working)
-        if result.transcript is not None and result.transcript.turns:
-            result.managed_state = ManagedState(result.transcript.sequences)
-        elif isinstance(self.server, CompletionAdapter):
-            result.managed_state = self.server.state()
-        return result
-
-    async def _play(self, result: AgentResult, runtime: ToolRuntime) -> Ending:
+    async def _play(self, recorder: PolicyRecorder, runtime: ToolRuntime) -> Ending:
+        result = recorder.result
         if self.user is not None:
             self.user.begin(result.messages, self.options.seed)
             if self.user.opens and (over := await self._hear(result)) is not None:
                 raise ServerFailure(f"the simulated user ended the conversation before it began ({over})")
-        while (ending := self._spent(result) or await self._turn(result, runtime)) is None:
-            pass
+        try:
+            while (ending := await self._turn(recorder, runtime)) is None:
+                pass
+        except OverError as over:
+            return over.ending
         return ending
 
-    async def _turn(self, result: AgentResult, runtime: ToolRuntime) -> Ending | None:
+    async def _turn(self, recorder: PolicyRecorder, runtime: ToolRuntime) -> Ending | None:
         """Make one model call and the tool calls that it asks for; returns the ending, if this turn was the last."""
-        try:
-            request = await self._request(result, runtime)
-            reply = await self.server.chat(request)
-            if result.turns_used == 0:
-                self._require_room(tokens_of(reply.usage, "prompt_tokens"))
-        except ContextLengthExceeded as error:
-            if result.turns_used == 0:
-                # The policy has not written anything yet: the prompt, or the limit that we asked for, is too large.
-                raise ServerFailure(
-                    f"the first request does not fit ({error}): the prompt or agent.max_tokens is too large"
-                ) from error
-            return Ending.TOKEN_BUDGET
-        except ServerFailure as failure:
-            if failure.refused and result.turns_used > 0 and await self._answers_the_prompt(request, result):
-                return Ending.REFUSED
-            raise
+        result = recorder.result
+        prompt, schemas = result.messages[: result.prompt_length], self.toolkit.schemas
+        reply = await recorder.ask(await self._history(result), schemas, prompt=prompt, rollout_id=runtime.task_id)
         calls = self._take(reply, result)
-        if (ending := _ending_of(reply, calls)) is not None:
-            used, bound = _counted(reply), self.options.max_trajectory_tokens or math.inf
-            cut = used == bound or request.max_tokens != self.options.max_tokens
-            if used > bound or (cut and ending is Ending.LENGTH):
-                return Ending.TOKEN_BUDGET
+        if (ending := recorder.ended_by(reply, calls)) is not None:
             if ending is Ending.FINISHED and self.user is not None:
                 return await self._hear(result, result.final_response)
             return ending
         await self._act(calls, result, runtime)
         return Ending.SANDBOX_KILLED if runtime.killed_by_agent else None
-
-    async def _answers_the_prompt(self, request: ChatRequest, result: AgentResult) -> bool:
-        """Whether the server, which refused the conversation, answers without what the policy and its tools have said.
-
-        Else it refuses everything, such as a key that is no longer valid, which is nothing of the policy's doing.
-        """
-        prompt = replace(request, messages=result.messages[: result.prompt_length], max_tokens=1, transcript=None)
-        try:
-            await self.server.chat(prompt)
-        except (ServerFailure, ContextLengthExceeded):
-            return False
-        return True
 
     async def _hear(self, result: AgentResult, said: str | None = None) -> Ending | None:
         """Append the user's next words, which are no turn of the policy; returns the ending, if they are the last."""
@@ -355,59 +235,6 @@ class HermesAgentLoop:
         message, ending = await self.user.speak(said)
         result.messages.append(message)
         return ending
-
-    def _spent(self, result: AgentResult) -> Ending | None:
-        """Return the ending by the first budget that leaves no room for another turn."""
-        if result.turns_used >= self.options.max_turns:
-            return Ending.MAX_TURNS
-        if (bound := self.options.working_time) is not None and result.timings.working >= bound:
-            return Ending.TIMEOUT
-        return None
-
-    async def _prompt_tokens(self, result: AgentResult) -> int:
-        """Return the tokens of the next prompt: those that the server has counted, and an estimate of what is new."""
-        used = _counted(result.replies[-1]) if result.replies else 0
-        if self.tokenizer is None:
-            return used
-        if used:
-            new = list(takewhile(lambda message: message["role"] != "assistant", reversed(result.messages)))
-            text = "\n".join(text_of(message.get("content")) for message in new)
-        else:
-            try:
-                schemas = self.toolkit.schemas or None
-                text = self.tokenizer.render(history_named(result.messages), schemas, add_generation_prompt=True)
-            except TemplateRefused:
-                text = json.dumps([result.messages, self.toolkit.schemas])
-        return used + len(await read_aside(partial(self.tokenizer.encode, text), len(text)))
-
-    def _require_room(self, size: int, about: str = "") -> None:
-        """Raise `TrajectoryFull` where a prompt of so many tokens leaves no room for a turn."""
-        bound = self.options.max_trajectory_tokens
-        if bound is not None and size >= bound:
-            raise TrajectoryFull(f"{about}{size}", bound)
-
-    async def _request(self, result: AgentResult, runtime: ToolRuntime) -> ChatRequest:
-        options = self.options
-        max_tokens, bound = options.max_tokens, options.max_trajectory_tokens
-        if bound is not None and not getattr(self.server, "exact", False):
-            size = await self._prompt_tokens(result)
-            self._require_room(size, "about ")
-            # Without a `max_tokens` the rest is not sent: servers refuse a limit that does not fit their context.
-            max_tokens = None if max_tokens is None else min(max_tokens, bound - size)
-        return ChatRequest(
-            messages=await self._history(result),
-            tools=self.toolkit.schemas or None,
-            temperature=options.temperature,
-            top_p=options.top_p,
-            max_tokens=max_tokens,
-            max_trajectory_tokens=bound,
-            seed=drawn_seed(options.seed, "turn", result.turns_used),
-            reasoning=options.reasoning,
-            extra_body=options.extra_body,
-            logprobs=options.logprobs,
-            rollout_id=runtime.task_id,
-            transcript=result.transcript,
-        )
 
     async def _history(self, result: AgentResult) -> list[Message]:
         """Return the messages to send. A token-level server does not parse earlier calls and gets them unchanged."""
@@ -422,15 +249,9 @@ class HermesAgentLoop:
         return await one_at_a_time(sendable, result.messages)
 
     def _take(self, reply: ChatReply, result: AgentResult) -> list[dict[str, Any]]:
-        """Add the reply to the history and the counts; returns its tool calls."""
-        result.turns_used += 1
+        """Add the reply to the history; returns its tool calls."""
         message = kept_message(reply.message, result.turns_used)
         result.messages.append(message)
-        result.replies.append(reply)
-        result.usage.add(reply.usage)
-        result.reasoning_per_turn.append(reasoning_of(message))
-        result.timings.generation += reply.timing.generating
-        result.timings.queue += reply.timing.queued + reply.timing.retrying + reply.timing.paused
         calls: list[dict[str, Any]] = message.get("tool_calls") or []
         if not calls and reply.sampled is None and self.toolkit.schemas:
             unread = unread_call(text_of(message.get("content")))
@@ -474,22 +295,6 @@ def _sandbox_of(server: Any) -> SandboxConfig | None:
     """Return the sandbox of the environment that a server object belongs to, where it names one."""
     sandbox = getattr(server, "sandbox", None)
     return sandbox if isinstance(sandbox, SandboxConfig) else None
-
-
-def _counted(reply: ChatReply) -> int:
-    """Return the tokens of a turn and its prompt as the server counted them; 0 where it did not."""
-    return tokens_of(reply.usage, "prompt_tokens") + tokens_of(reply.usage, "completion_tokens")
-
-
-def _ending_of(reply: ChatReply, calls: list[dict[str, Any]]) -> Ending | None:
-    """Return the ending that a reply brings by itself; None where its tool calls go on."""
-    if reply.finish_reason == "length":
-        return Ending.LENGTH
-    if reply.finish_reason == "content_filter" or reply.message.get("refusal"):
-        return Ending.REFUSED
-    if calls:
-        return None
-    return Ending.FINISHED if text_of(reply.message.get("content")).strip() else Ending.EMPTY
 
 
 def _record(outcome: ToolOutcome, turn: int) -> ToolCall:

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
-from hermes_rl.agent.loop import LoopOptions
+from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.api.groups import Groups
 from hermes_rl.api.session import Session, Stepped
 from hermes_rl.data.load import Split, load_rows

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, cast
 from atroposlib.envs.base import BaseEnv
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ReasoningConfig, ServerBaseline
 
-from hermes_rl.agent.loop import LoopOptions
+from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending

@@ -10,7 +10,7 @@ from typing import Any
 from atroposlib.envs.base import BaseEnvConfig, EvalHandlingEnum
 from pydantic import ConfigDict, Field
 
-from hermes_rl.agent.loop import ResultBudget
+from hermes_rl.agent.recorder import ResultBudget
 from hermes_rl.tools.base import RESULT_LIMIT
 
 

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from hermes_rl.agent.loop import LoopOptions
+from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.agent.user import SimulatedUser, user_id
 from hermes_rl.data.rows import Row

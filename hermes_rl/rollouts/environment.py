@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, Protocol
 
-from hermes_rl.agent.loop import LoopOptions
+from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import Message
 from hermes_rl.agent.user import SimulatedUser
 from hermes_rl.data.rows import Row

@@ -19,7 +19,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
+from hermes_rl.agent.loop import HermesAgentLoop
+from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, RunError, UserError

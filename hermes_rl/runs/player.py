@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from hermes_rl.agent.loop import LoopOptions
+from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.data.load import Split
 from hermes_rl.errors import Failure, HermesRLError, RunError, UserError
 from hermes_rl.rollouts.admission import free_memory, open_descriptors, processor_seconds

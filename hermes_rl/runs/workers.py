@@ -23,7 +23,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from hermes_rl.agent.loop import LoopOptions
+from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import ManagedState
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, RunError, UserError

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
+from hermes_rl.agent.loop import HermesAgentLoop
+from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client

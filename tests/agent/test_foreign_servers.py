@@ -10,7 +10,8 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
 
-from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
+from hermes_rl.agent.loop import HermesAgentLoop
+from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.endings import Ending
 from hermes_rl.errors import JudgeFailure, ServerFailure

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
+from hermes_rl.agent.loop import HermesAgentLoop
+from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, ServerFailure
 from hermes_rl.sandbox.base import SandboxConfig

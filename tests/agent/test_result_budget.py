@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from hermes_rl import HermesAgentEnvConfig
-from hermes_rl.agent.loop import ResultBudget
+from hermes_rl.agent.recorder import ResultBudget
 from hermes_rl.tools.execute import ToolOutcome
 from tests.env.test_handwritten import make
 from tests.env.writer_model import WriterModel

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
+from hermes_rl.agent.loop import HermesAgentLoop
+from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.agent.user import GREETING, SimulatedUser
 from hermes_rl.endings import Ending

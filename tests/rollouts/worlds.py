@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from hermes_rl.agent.loop import LoopOptions
+from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.rollouts.environment import EndingPolicy

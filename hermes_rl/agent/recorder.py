@@ -1,0 +1,289 @@
+"""Asking the policy for one rollout, and writing down what it answered, whoever drives the rollout.
+
+A driver decides what is asked and what is done with an answer: `loop` is one, `program` another. The recorder imposes
+the spec's sampling and its budgets, and is the only one that writes answers, usage and times into the result; below it
+a token-level server writes the tokens into the transcript. So no driver can change what was sampled, or in which
+context.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import takewhile
+from typing import Any
+
+from hermes_rl.agent.result import AgentResult, ManagedState, Message, reasoning_of, text_of, tokens_of
+from hermes_rl.endings import Ending
+from hermes_rl.errors import Failure, ServerFailure
+from hermes_rl.servers.base import (
+    ChatReply,
+    ChatRequest,
+    ContextLengthExceeded,
+    ReasoningOptions,
+    TrajectoryFull,
+    drawn_seed,
+)
+from hermes_rl.servers.completion import CompletionAdapter
+from hermes_rl.tokens.rendering import history_named, read_aside
+from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
+from hermes_rl.tools.base import TimeLeft, ToolRuntime, capped
+from hermes_rl.tools.execute import ToolOutcome
+
+
+@dataclass(frozen=True)
+class ResultBudget:
+    """Characters of tool results that the model is told; of a longer result, head and tail are kept."""
+
+    default_result_size: int
+    """The most of one result."""
+    turn_budget: int
+    """The most of all results of a turn together; the longest ones are cut first."""
+    preview_size: int
+    """What is kept of a result that is cut."""
+    tool_overrides: Mapping[str, int] = field(default_factory=dict)
+    """The most of one result, by the name of its tool."""
+
+    def apply(self, outcomes: Sequence[ToolOutcome]) -> list[ToolOutcome]:
+        """Cut what is too long. What a model reads of a file on purpose is only cut for the whole turn's sake."""
+        kept = [
+            self._cut(outcome) if len(outcome.content) > self._limit(outcome.name) else outcome for outcome in outcomes
+        ]
+        for place in sorted(range(len(kept)), key=lambda place: -len(kept[place].content)):
+            if sum(len(one.content) for one in kept) <= self.turn_budget:
+                break
+            kept[place] = self._cut(kept[place])
+        return kept
+
+    def _limit(self, tool: str) -> float:
+        return math.inf if tool == "read_file" else self.tool_overrides.get(tool, self.default_result_size)
+
+    def _cut(self, outcome: ToolOutcome) -> ToolOutcome:
+        return replace(outcome, content=capped(outcome.content, self.preview_size))
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """The bounds and the sampling of one rollout. Times are in seconds, sizes in tokens; None is no bound."""
+
+    max_turns: int = 30
+    timeout: float | None = None
+    task_timeout: float | None = None
+    """Of the agent's work and of the commands of its rewards together."""
+    tool_timeout: float | None = None
+    repair_arguments: bool = False
+    """Whether arguments of another type than the tool's schema says are converted where they can be."""
+    max_tokens: int | None = None
+    """Of one turn; None leaves it to the server."""
+    max_trajectory_tokens: int | None = None
+    """Of prompt, turns and results together: no turn begins beyond it. A token-level server counts exactly and gives a
+    turn no more than the rest of it; of a chat server the usage is known, and what is new since then is estimated."""
+    temperature: float | None = 1.0
+    top_p: float | None = None
+    seed: int | None = None
+    """Of the rollout: each model call of the policy and of a simulated user gets a seed drawn from it. None: calls have
+    no seed."""
+    seeded: bool = True
+    """False: rollouts with these options get no seed."""
+    reasoning: ReasoningOptions | None = None
+    extra_body: Mapping[str, Any] | None = None
+    logprobs: bool = False
+    results: ResultBudget | None = None
+    """Of what tools answer, beside the bounds of the tools themselves."""
+
+    @property
+    def working_time(self) -> float | None:
+        """The most seconds that the agent itself may work."""
+        return min((one for one in (self.timeout, self.task_timeout) if one is not None), default=None)
+
+
+class OverError(Exception):
+    """A budget of the rollout leaves no room for another call, or the server refuses the conversation: it is over."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(f"the rollout is over: {ending}")
+        self.ending = ending
+
+
+class PolicyRecorder:
+    """Asks one policy for one rollout. One call is made at a time.
+
+    Args:
+        result: what is played is written into it.
+        server: the policy.
+        tokenizer: estimates the tokens of what a chat server has not counted yet; None: only its own count is known.
+    """
+
+    def __init__(
+        self, result: AgentResult, server: Any, options: LoopOptions, tokenizer: Tokenizer | None = None
+    ) -> None:
+        self.result = result
+        self.server = server
+        self.options = options
+        self.tokenizer = tokenizer
+        self._limit = options.max_tokens
+        """Tokens that the last call was given."""
+
+    async def play(self, drive: Callable[[], Awaitable[Ending]], runtime: ToolRuntime) -> AgentResult:
+        """Let a driver play the rollout, and return the result with its ending.
+
+        Raises:
+            Failure: a model server, the sandbox or a tool's server failed; `.result` is the part played so far.
+        """
+        result = self.result
+        try:
+            result.ending = await drive()
+            runtime.overslept(result.timings.queue)
+        except Failure as failure:
+            if failure.ending is Ending.SANDBOX_FAILURE and runtime.overslept(result.timings.queue):
+                failure.ending = Ending.SANDBOX_KILLED
+            result.ending = failure.ending
+            failure.result = result
+            # Where the agent's own commands killed the sandbox, the policy did it: the rollout is scored.
+            if not failure.ending.graded:
+                raise
+        result.finished_naturally = result.ending.finished_naturally
+        if self.options.task_timeout is not None:
+            runtime.time_left = TimeLeft(self.options.task_timeout - result.timings.working)
+        if result.transcript is not None and result.transcript.turns:
+            result.managed_state = ManagedState(result.transcript.sequences)
+        elif isinstance(self.server, CompletionAdapter):
+            result.managed_state = self.server.state()
+        return result
+
+    async def ask(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        prompt: Sequence[Message],
+        rollout_id: str,
+    ) -> ChatReply:
+        """Make one call of the policy and write its answer down.
+
+        Args:
+            prompt: the part of the conversation that neither the policy nor its tools have written.
+
+        Raises:
+            OverError: there is no room for this call.
+            ServerFailure: the server failed, or the first request does not fit.
+        """
+        result = self.result
+        if (ending := self._spent()) is not None:
+            raise OverError(ending)
+        try:
+            request = await self._request(messages, tools, rollout_id)
+            reply: ChatReply = await self.server.chat(request)
+            if result.turns_used == 0:
+                self._require_room(tokens_of(reply.usage, "prompt_tokens"))
+        except ContextLengthExceeded as error:
+            if result.turns_used == 0:
+                # The policy has not written anything yet: the prompt, or the limit that we asked for, is too large.
+                raise ServerFailure(
+                    f"the first request does not fit ({error}): the prompt or agent.max_tokens is too large"
+                ) from error
+            raise OverError(Ending.TOKEN_BUDGET) from error
+        except ServerFailure as failure:
+            if failure.refused and result.turns_used > 0 and await self._answers(replace(request, messages=prompt)):
+                raise OverError(Ending.REFUSED) from failure
+            raise
+        result.turns_used += 1
+        result.replies.append(reply)
+        result.usage.add(reply.usage)
+        result.reasoning_per_turn.append(reasoning_of(reply.message))
+        result.timings.generation += reply.timing.generating
+        result.timings.queue += reply.timing.queued + reply.timing.retrying + reply.timing.paused
+        return reply
+
+    def ended_by(self, reply: ChatReply, calls: Sequence[Any]) -> Ending | None:
+        """Return the ending that the last answer brings by itself; None where its tool calls go on."""
+        ending = _ending_of(reply, calls)
+        if ending is None:
+            return None
+        used, bound = _counted(reply), self.options.max_trajectory_tokens or math.inf
+        cut = used == bound or self._limit != self.options.max_tokens
+        return Ending.TOKEN_BUDGET if used > bound or (cut and ending is Ending.LENGTH) else ending
+
+    def _spent(self) -> Ending | None:
+        """Return the ending by the first budget that leaves no room for another call."""
+        if self.result.turns_used >= self.options.max_turns:
+            return Ending.MAX_TURNS
+        if (bound := self.options.working_time) is not None and self.result.timings.working >= bound:
+            return Ending.TIMEOUT
+        return None
+
+    async def _request(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, rollout_id: str
+    ) -> ChatRequest:
+        options = self.options
+        self._limit, bound = options.max_tokens, options.max_trajectory_tokens
+        if bound is not None and not getattr(self.server, "exact", False):
+            size = await self._prompt_tokens(messages, tools)
+            self._require_room(size, "about ")
+            # Without a `max_tokens` the rest is not sent: servers refuse a limit that does not fit their context.
+            self._limit = None if self._limit is None else min(self._limit, bound - size)
+        return ChatRequest(
+            messages=messages,
+            tools=tools or None,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            max_tokens=self._limit,
+            max_trajectory_tokens=bound,
+            seed=drawn_seed(options.seed, "turn", self.result.turns_used),
+            reasoning=options.reasoning,
+            extra_body=options.extra_body,
+            logprobs=options.logprobs,
+            rollout_id=rollout_id,
+            transcript=self.result.transcript,
+        )
+
+    async def _answers(self, request: ChatRequest) -> bool:
+        """Whether the server, which refused the conversation, answers without what the policy and its tools have said.
+
+        Else it refuses everything, such as a key that is no longer valid, which is nothing of the policy's doing.
+        """
+        try:
+            await self.server.chat(replace(request, max_tokens=1, transcript=None))
+        except (ServerFailure, ContextLengthExceeded):
+            return False
+        return True
+
+    async def _prompt_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> int:
+        """Return the tokens of the next prompt: those that the server has counted, and an estimate of what is new."""
+        used = _counted(self.result.replies[-1]) if self.result.replies else 0
+        if self.tokenizer is None:
+            return used
+        if used:
+            new = list(takewhile(lambda message: message["role"] != "assistant", reversed(messages)))
+            text = "\n".join(text_of(message.get("content")) for message in new)
+        else:
+            try:
+                text = self.tokenizer.render(history_named(messages), tools or None, add_generation_prompt=True)
+            except TemplateRefused:
+                text = json.dumps([messages, tools])
+        return used + len(await read_aside(partial(self.tokenizer.encode, text), len(text)))
+
+    def _require_room(self, size: int, about: str = "") -> None:
+        """Raise `TrajectoryFull` where a prompt of so many tokens leaves no room for a turn."""
+        bound = self.options.max_trajectory_tokens
+        if bound is not None and size >= bound:
+            raise TrajectoryFull(f"{about}{size}", bound)
+
+
+def _counted(reply: ChatReply) -> int:
+    """Return the tokens of a turn and its prompt as the server counted them; 0 where it did not."""
+    return tokens_of(reply.usage, "prompt_tokens") + tokens_of(reply.usage, "completion_tokens")
+
+
+def _ending_of(reply: ChatReply, calls: Sequence[Any]) -> Ending | None:
+    """Return the ending that a reply brings by itself; None where its tool calls go on."""
+    if reply.finish_reason == "length":
+        return Ending.LENGTH
+    if reply.finish_reason == "content_filter" or reply.message.get("refusal"):
+        return Ending.REFUSED
+    if calls:
+        return None
+    return Ending.FINISHED if text_of(reply.message.get("content")).strip() else Ending.EMPTY

@@ -25,6 +25,7 @@ class Ending(StrEnum):
     SANDBOX_KILLED = "sandbox_killed"
     USER_STOP = "user_stop"
     USER_TURNS = "user_turns"
+    GAVE_UP = "gave_up"
     SERVER_FAILURE = "server_failure"
     SANDBOX_FAILURE = "sandbox_failure"
     TOOL_SERVER_FAILURE = "tool_server_failure"
@@ -81,6 +82,7 @@ RULES: Mapping[Ending, Rule] = {
     Ending.SANDBOX_KILLED: _policys("its own commands hit a limit of the sandbox, or killed it"),
     Ending.USER_STOP: _policys("the simulated user said a stop phrase, or the policy's words left it without any"),
     Ending.USER_TURNS: _policys("`user.max_turns` turns of the simulated user were used up without a stop phrase"),
+    Ending.GAVE_UP: _policys("its agent program ended without asking the model, or behind a turn that called a tool"),
     Ending.SERVER_FAILURE: _ours("a model server gave no usable answer after all attempts"),
     Ending.SANDBOX_FAILURE: _ours("a sandbox could not start, its setup failed, or its backend was lost"),
     Ending.TOOL_SERVER_FAILURE: _ours("a server behind a tool was lost"),

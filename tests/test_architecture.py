@@ -25,7 +25,7 @@ DOORS = {
     "openai": "env/",
     "typer": "cli/",
     "rich": "cli/",
-    "aiohttp": ("servers/", "trainers/", "env/", "cli/", "sandbox/docker_engine.py"),
+    "aiohttp": ("servers/", "agent/endpoint.py", "trainers/", "env/", "cli/", "sandbox/docker_engine.py"),
     "jinja2": ("spec/", "tokens/"),
     "yaml": ("spec/", "runs/directory.py", "env/program.py"),
     "mcp": "tools/mcp_client.py",

@@ -28,6 +28,7 @@ Places = Mapping[str, str]
 
 BEFORE: Places = {
     # The spec, the command line and this machine decide, before any agent has said a word.
+    "agent/program.py": "ProgramDriver._play ProgramDriver._ending",
     "plugins.py": "load_object published load_published load_file _execute _import _attribute",
     "rollouts/compiled.py": "CompiledSpec.policy _changed _function",
     "rollouts/sandboxes.py": "Tooling._every_toolset _variable",
@@ -93,7 +94,8 @@ OF_A_CALLER: Places = {
 }
 OURS: Places = {
     # A server, an engine, a process or the disk of ours: nothing of the agent's has run yet, or reaches it.
-    "agent/loop.py": "HermesAgentLoop._play HermesAgentLoop._turn",
+    "agent/loop.py": "HermesAgentLoop._play",
+    "agent/recorder.py": "PolicyRecorder.ask",
     "servers/completion.py": "CompletionAdapter.chat",
     "foreign/pool.py": "_Warm._ask",
     "rollouts/sandboxes.py": "keep_artifacts",

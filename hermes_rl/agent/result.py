@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hermes_rl.endings import Ending
 from hermes_rl.errors import ToolError
@@ -85,6 +85,24 @@ class Timings:
 
 
 @dataclass
+class ProgramRun:
+    """What is known of the agent program that drove a rollout, beside its conversation."""
+
+    KEPT: ClassVar[int] = 4_000
+    """Characters of its output that are kept, the last ones."""
+    exit_code: int | None = None
+    """None where it was ended by us."""
+    output: str = ""
+    requests: int = 0
+    refused: int = 0
+    """Requests that no answer could be given to, because of their form."""
+    side_calls: int = 0
+    """Calls of the model that are not part of the main conversation."""
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """What it asked for of sampling, by name, at last; the spec's was sent."""
+
+
+@dataclass
 class AgentResult:
     """One conversation from the prompt to its ending.
 
@@ -109,6 +127,8 @@ class AgentResult:
     prompt_length: int = 0
     max_trajectory_tokens: int | None = None
     tool_schemas: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    program: ProgramRun | None = None
+    """Set where an agent program has driven the rollout."""
 
     def for_rewards(self) -> AgentResult:
         """Return the result without what no reward sees: raw answers, the transcript, and the tools themselves."""

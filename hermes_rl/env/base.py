@@ -92,6 +92,9 @@ class HandWritten:
     async def user(self, key: RolloutKey, runtime: ToolRuntime) -> None:
         """Nobody answers; an environment that has somebody plays its own conversation."""
 
+    def program(self, key: RolloutKey, runtime: ToolRuntime) -> None:
+        """Return none: the loop plays, or the environment's own code."""
+
     def options(self, split: str) -> LoopOptions:
         config = self._env.config
         return LoopOptions(

@@ -12,7 +12,7 @@ import functools
 import io
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,8 +23,9 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
+from hermes_rl.agent.program import AgentProgram, endpoint_of
 from hermes_rl.agent.recorder import LoopOptions
-from hermes_rl.agent.result import AgentResult, Message
+from hermes_rl.agent.result import AgentResult, Message, text_of
 from hermes_rl.agent.user import SimulatedUser, user_id
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
@@ -51,7 +52,19 @@ from hermes_rl.servers.base import ReasoningOptions, ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import config_from_spec, create_client
 from hermes_rl.servers.scripted import Script, ScriptedTurn, deviate_script, deviations
-from hermes_rl.spec.model import NO_TOOLSETS, Agent, Part, Prompt, Reward, Spec, TextFile, is_template, thaw
+from hermes_rl.spec.model import (
+    NO_TOOLSETS,
+    PROGRAM_VALUES,
+    Agent,
+    Part,
+    ProgramSection,
+    Prompt,
+    Reward,
+    Spec,
+    TextFile,
+    is_template,
+    thaw,
+)
 from hermes_rl.spec.model import Message as SpecMessage
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import has_template, render, render_section, render_text
@@ -135,6 +148,21 @@ def with_thinking(messages: list[Message], thinking: str | None) -> list[Message
     first = messages[0] if messages and messages[0]["role"] == "system" else None
     text = f"{thinking}\n\n{first['content']}" if first is not None else thinking
     return [{"role": "system", "content": text}, *messages[1 if first is not None else 0 :]]
+
+
+def program_of(program: ProgramSection, row: Row, messages: Sequence[Message], rollout_id: str) -> AgentProgram:
+    """Return the agent program, rendered for the row.
+
+    Raises:
+        TemplateError: a template does not work for this row.
+    """
+    system = next((text_of(message["content"]) for message in messages if message["role"] == "system"), "")
+    prompt = text_of(messages[-1]["content"]) if messages else ""
+    said = (prompt, system, endpoint_of(rollout_id), rollout_id)
+    values = {**row.columns, **dict(zip(PROGRAM_VALUES, said, strict=True))}
+    command = render(program.command, values, where="agent.program.command", key=row.key)
+    env = render(program.env, values, where="agent.program.env", key=row.key)
+    return AgentProgram(tuple(map(str, command)), {name: str(value) for name, value in env.items()})
 
 
 class _Rendering:
@@ -485,6 +513,10 @@ class CompiledSpec:
             max_turns=user.max_turns,
             opens=user.opens,
         )
+
+    def program(self, key: RolloutKey, runtime: ToolRuntime) -> AgentProgram | None:
+        program = self.spec.agent.program
+        return None if program is None else program_of(program, key.row, self.prompt(key.row), runtime.task_id)
 
     def _register_scripts(self, key: RolloutKey, name: str) -> None:
         user = self.spec.user

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, Protocol
 
+from hermes_rl.agent.program import AgentProgram
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import Message
 from hermes_rl.agent.user import SimulatedUser
@@ -54,6 +55,10 @@ class Environment(Protocol):
 
     async def user(self, key: RolloutKey, runtime: ToolRuntime) -> SimulatedUser | None:
         """Who answers the agent's turns without tool calls; None where nobody does."""
+        ...
+
+    def program(self, key: RolloutKey, runtime: ToolRuntime) -> AgentProgram | None:
+        """Return the agent program that plays; None where the loop does."""
         ...
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:

@@ -553,6 +553,8 @@ class Encoder:
             return
         if result.transcript is not None and result.transcript.turns:
             rollout.sequences = result.transcript.sequences()
+        elif result.program is not None:
+            rollout.no_tokens = "an agent program's requests have exact tokens from a token-level policy alone"
         elif rollout.no_tokens is None and self.tokenizer is not None:
             await asyncio.to_thread(self._render, self.tokenizer, rollout, result)
         elif rollout.no_tokens is None:

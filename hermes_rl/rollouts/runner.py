@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from hermes_rl.agent.loop import HermesAgentLoop
+from hermes_rl.agent.program import ProgramDriver
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
@@ -367,15 +368,22 @@ class RolloutRunner:
         rollout.timings["teacher"] = time.perf_counter() - started
 
     async def _converse(self, rollout: Rollout, runtime: ToolRuntime) -> None:
-        loop = HermesAgentLoop(
-            self.policy,
-            runtime.toolkit.schemas,
-            task_id=runtime.task_id,
-            options=replace(self.options, seed=rollout.seed if self.options.seeded else None),
-            user=await self.environment.user(rollout.key, runtime),
-            tokenizer=None if self.encoder is None else self.encoder.tokenizer,
-        )
-        rollout.result = await loop.run(self.environment.prompt(rollout.key.row))
+        options = replace(self.options, seed=rollout.seed if self.options.seeded else None)
+        tokenizer = None if self.encoder is None else self.encoder.tokenizer
+        program = self.environment.program(rollout.key, runtime)
+        driver: HermesAgentLoop | ProgramDriver
+        if program is not None:
+            driver = ProgramDriver(self.policy, program, runtime, options, tokenizer)
+        else:
+            driver = HermesAgentLoop(
+                self.policy,
+                runtime.toolkit.schemas,
+                task_id=runtime.task_id,
+                options=options,
+                user=await self.environment.user(rollout.key, runtime),
+                tokenizer=tokenizer,
+            )
+        rollout.result = await driver.run(self.environment.prompt(rollout.key.row))
         rollout.ending = rollout.result.ending
 
     async def _grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:

@@ -75,6 +75,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         **({"row": readable_columns(rollout.key.row.columns)} if rollout.key.index == 0 else {}),
         **({"artifacts": rollout.artifacts} if rollout.artifacts else {}),
         **({"image": rollout.image} if rollout.image else {}),
+        **({"program": asdict(result.program)} if result and result.program else {}),
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from hermes_rl.errors import Problem
 from hermes_rl.spec.findings import Findings
-from hermes_rl.spec.model import Content, Spec, TextFile
+from hermes_rl.spec.model import PROGRAM_VALUES, Content, Spec, TextFile
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.paths import FILE_FORMATS
 from hermes_rl.spec.section import Section, is_template
@@ -34,8 +34,10 @@ def check_samples(spec: Spec, samples: Sequence[Row], findings: Findings) -> Non
             findings.problem(("evaluate", "by", index), f"there is no column `{column}`{choices(column, lacking)}")
     for number, row in enumerate(samples, start=1):
         key = str(number)
+        of_program = {**row, **dict.fromkeys(PROGRAM_VALUES, "")}
         for path, text, kind in _texts(spec):
-            if path not in failed and not _works(path, text, kind, row, key, findings):
+            values = of_program if path[:2] == ("agent", "program") else row
+            if path not in failed and not _works(path, text, kind, values, key, findings):
                 failed.add(path)
         for path, section in _sections(spec):
             if not any(other[: len(path)] == path for other in failed):
@@ -51,6 +53,8 @@ def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
         yield from _content(("user", "system"), spec.user.system)
     for name, artifact in spec.artifacts.items():
         yield from _below(("artifacts", name), artifact.model_dump(exclude_none=True), str)
+    if spec.agent.program is not None:
+        yield from _below(("agent", "program"), spec.agent.program.model_dump(), str)
     yield from _arguments(spec)
     if spec.solution is not None:
         yield from _below(("solution",), spec.solution.model_dump(by_alias=True, exclude_unset=True), None)

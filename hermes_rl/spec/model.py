@@ -66,6 +66,28 @@ class Reasoning(Section):
     )
 
 
+def _words(value: Any) -> Any:
+    """Take a text for a command of the shell."""
+    return ("/bin/sh", "-c", value) if isinstance(value, str) else value
+
+
+PROGRAM_VALUES = ("prompt", "system", "endpoint", "token")
+"""What templates of `agent.program` know beside the row's columns."""
+
+
+class ProgramSection(Section):
+    """An agent program that plays instead of the loop; it finds the model at an address in its sandbox.
+
+    Its templates know the row's columns, and `prompt` (the text of the last message of the prompt), `system` (that of
+    its system message), `endpoint` (the model's address, without /v1) and `token` (what it may send as a key).
+    """
+
+    command: Annotated[Seq[SystemText], BeforeValidator(_words)] = Field(
+        description="What is run in the sandbox: a list of words, or a text for a shell."
+    )
+    env: Map[EnvText] = Field(EMPTY, description="Environment variables of the program.")
+
+
 class Agent(Section):
     """Sampling and limits of one rollout."""
 
@@ -103,6 +125,9 @@ class Agent(Section):
         "is sent, for servers that refuse one.",
     )
     extra_body: FreeMap = Field(EMPTY, description="More fields for the body of each request; chat servers only.")
+    program: Late[ProgramSection] | None = Field(
+        None, description="An agent program that plays instead of the loop; default: the loop."
+    )
 
 
 class AgentOverrides(Section):
@@ -927,6 +952,7 @@ class Spec(Section):
 __all__ = [
     "BACKENDS",
     "NO_TOOLSETS",
+    "PROGRAM_VALUES",
     "Agent",
     "AgentOverrides",
     "Artifact",

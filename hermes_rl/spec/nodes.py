@@ -191,14 +191,19 @@ HEADERS = patterns(
     "tools.*.mcp.headers_env.*", "user.tools.*.mcp.headers_env.*",
 )  # fmt: skip
 EXPRESSIONS = patterns("dataset.filter")
-COMMANDS = patterns("sandbox.setup.**", "artifacts.*.command", "tools.*.mcp.command.**", "user.tools.*.mcp.command.**")
+COMMANDS = patterns(
+    "sandbox.setup.**", "agent.program.command.**", "artifacts.*.command", "tools.*.mcp.command.**",
+    "user.tools.*.mcp.command.**",
+)  # fmt: skip
 PROSE = patterns(
     "prompt.**", "dataset.columns.**", "sandbox.files.*.content", "sandbox.setup.**", "rewards.*.args.**",
     "solution.**", "user.system", "artifacts.**",
 )  # fmt: skip
 TEMPLATES = (
     *PROSE,
-    *patterns("sandbox.image", "sandbox.files.**", "sandbox.env.**", "sandbox.limits.**", "user.**"),
+    *patterns(
+        "sandbox.image", "sandbox.files.**", "sandbox.env.**", "sandbox.limits.**", "user.**", "agent.program.**"
+    ),
 )
 TEXT_FILES = patterns("prompt.system.file", "prompt.user.file", "prompt.messages.*.content.file", "user.system.file")
 CODE = patterns(

@@ -242,6 +242,22 @@ def _endings(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(path, f"there is no ending `{name}`{choices(name, [*names, LOST])}", at="key")
 
 
+def _program(data: dict[str, Any]) -> Iterator[Fault]:
+    if "program" not in section(data, "agent"):
+        return
+    for path in (("toolsets",), ("tools",), ("user",), ("agent", "reasoning"), ("agent", "repair_arguments")):
+        if path[-1] in section(data, *path[:-1]):
+            yield Fault(path, f"`{'.'.join(path)}` is for the loop; an agent program has its own", at="key")
+    backend = section(data, "sandbox").get("backend", "bubblewrap")
+    if isinstance(backend, str) and backend in BACKENDS and backend not in ("bubblewrap", "docker"):
+        message = f"a sandbox of {backend} has no network of its own in which a program finds the model"
+        yield Fault(("agent", "program"), f"{message}; use bubblewrap or docker", at="key")
+    elif section(data, "sandbox").get("network") is True:
+        yield Fault(
+            ("sandbox", "network"), "a program finds the model in a network of its own: list the hosts", at="key"
+        )
+
+
 def _solution(data: dict[str, Any]) -> Iterator[Fault]:
     for path, _ in entries(data, "solution"):
         name = str(path[-1])
@@ -342,8 +358,8 @@ def _process(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 RUN_RULES = (
-    _process, _reasoning, _extra_body, _rewards, _code, _clamp, _endings, _solution, _roles, _teacher, _servers, _urls,
-    _env,
+    _process, _reasoning, _extra_body, _rewards, _code, _clamp, _endings, _program, _solution, _roles, _teacher,
+    _servers, _urls, _env,
 )  # fmt: skip
 
 

@@ -81,6 +81,9 @@ class World:
     async def user(self, key: RolloutKey, runtime: ToolRuntime) -> None:
         return None
 
+    def program(self, key: RolloutKey, runtime: ToolRuntime) -> None:
+        return None
+
     @asynccontextmanager
     async def runtime(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:
         self.opened += 1

@@ -1,0 +1,225 @@
+"""The model as an agent program finds it: an address on the loopback of its own sandbox, which leads to the runner.
+
+This module serves one rollout: it takes requests at a port that the sandbox's helper has opened, asks the policy
+through the rollout's recorder, one request after the other, and answers in the program's dialect. No key is there:
+whoever reaches the port is in this sandbox. What a program may cost the runner is bounded: connections, requests and
+bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from aiohttp import web
+
+from hermes_rl.agent.dialects import (
+    ProgramAnswer,
+    ProgramRequest,
+    RefusedRequestError,
+    events,
+    read_request,
+    written_answer,
+    written_error,
+    written_models,
+)
+from hermes_rl.agent.recorder import OverError, PolicyRecorder
+from hermes_rl.agent.result import Message, tokens_of
+from hermes_rl.endings import Ending
+from hermes_rl.errors import HermesRLError
+from hermes_rl.servers.base import ChatReply
+from hermes_rl.threads import one_at_a_time
+from hermes_rl.values import read_bounded
+
+log = logging.getLogger(__name__)
+
+PORT = 8181
+CONNECTIONS = 64
+"""Open connections of one program."""
+MOST_REQUESTS = 10_000
+"""Requests of one program, those included that are refused; then nobody answers any more."""
+LARGEST = 32 << 20
+"""Bytes of a request."""
+IN_LOOP = 1 << 14
+"""Bytes of a request up to which it is read on the event loop."""
+ACCEPT_PAUSE = 0.1
+
+
+@dataclass(frozen=True)
+class EndpointCall:
+    """One request that the policy has answered."""
+
+    request: ProgramRequest
+    reply: ChatReply
+    message: Message
+    """The answer as the program was given it."""
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """What the answer calls."""
+        return list(self.message.get("tool_calls") or ())
+
+
+class Endpoint:
+    """Serves one program; see above. Use it as ``async with``.
+
+    Args:
+        kept: makes the message of the history of what a server has answered, and the number of its turn.
+    """
+
+    def __init__(
+        self, recorder: PolicyRecorder, rollout_id: str, kept: Callable[[dict[str, Any], int], Message]
+    ) -> None:
+        self._recorder = recorder
+        self._rollout_id = rollout_id
+        self._kept = kept
+        self.calls: list[EndpointCall] = []
+        self.requests = 0
+        self.refused = 0
+        """Requests that were told what is wrong with them."""
+        self.ending: Ending | None = None
+        """Why no request is answered any more; None as long as they are."""
+        self.failure: HermesRLError | None = None
+        """What failed on our side, which ends the rollout."""
+        self.ended = asyncio.Event()
+        self.asking = 0.0
+        """Seconds for which the program has waited for answers."""
+        self._since: float | None = None
+        self._turn = asyncio.Lock()
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._server = web.Server(self._handle, auto_decompress=False, access_log=None)
+
+    async def serve(self, listener: socket.socket) -> Self:
+        """Serve what comes in at a listening socket, which is ours to close from now on."""
+        listener.setblocking(False)
+        self._listener = listener
+        self._accepting = asyncio.create_task(self._accept(listener))
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.gather(self._accepting, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
+        await self._server.shutdown(0)
+
+    @property
+    def waiting(self) -> float:
+        """Seconds for which the program has waited for answers, the present wait included."""
+        return self.asking + (time.monotonic() - self._since if self._since is not None else 0.0)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while self.requests < MOST_REQUESTS:
+            if len(self._server.connections) >= CONNECTIONS:
+                await asyncio.sleep(ACCEPT_PAUSE)
+                continue
+            try:
+                connection, _ = await loop.sock_accept(listener)
+                await loop.connect_accepted_socket(self._server, connection)
+            except OSError:
+                await asyncio.sleep(ACCEPT_PAUSE)  # no descriptors are left, or who asked is gone
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.requests += 1
+        if self.requests > MOST_REQUESTS:
+            return _response(429, written_error("there were too many requests", "rollout_over"), close=True)
+        path = request.path.rstrip("/")
+        if request.method == "GET" and path.endswith("/models"):
+            return _response(200, written_models(self._model))
+        if request.method != "POST" or not path.endswith("/chat/completions"):
+            return _response(404, written_error(f"there is no {request.method} {path[:200]} here", "not_found"))
+        try:
+            asked = read_request(await self._body(request))
+        except RefusedRequestError as error:
+            self.refused += 1
+            return _response(400, written_error(str(error), "invalid_request"), close=True)
+        async with self._turn:  # a rollout makes one model call at a time
+            return await self._answer(request, asked)
+
+    async def _body(self, request: web.BaseRequest) -> Any:
+        if request.headers.get("Content-Encoding", "identity") != "identity":
+            raise RefusedRequestError("the body must not be compressed")
+        data = bytearray()
+        async for piece in request.content.iter_chunked(1 << 16):
+            data += piece
+            if len(data) > LARGEST:
+                raise RefusedRequestError(f"the body has more than {LARGEST} bytes")
+        try:
+            if len(data) <= IN_LOOP:
+                return read_bounded(bytes(data), LARGEST)
+            return await one_at_a_time(read_bounded, bytes(data), LARGEST)
+        except ValueError as error:
+            raise RefusedRequestError(f"what was sent {error}") from None
+
+    async def _answer(self, request: web.BaseRequest, asked: ProgramRequest) -> web.StreamResponse:
+        if self.failure is not None:
+            return _response(500, written_error("the model cannot be reached", "server_error"), close=True)
+        if self.ending is None:
+            self._since = time.monotonic()
+            try:
+                answer = await self._ask(asked)
+            except OverError as over:
+                self.ending = over.ending
+                self.ended.set()
+            except HermesRLError as error:
+                self.failure = error
+                self.ended.set()
+                return _response(500, written_error("the model cannot be reached", "server_error"), close=True)
+            finally:
+                self.asking, self._since = self.waiting, None
+        if self.ending is not None:
+            said = f"the rollout is over ({self.ending}): no further request is answered"
+            return _response(400, written_error(said, "rollout_over"), close=True)
+        if not asked.stream:
+            return _response(200, written_answer(answer))
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await stream.prepare(request)
+        for event in events(answer, with_usage=asked.usage_streamed):
+            await stream.write(event)
+        await stream.write_eof()
+        return stream
+
+    async def _ask(self, asked: ProgramRequest) -> ProgramAnswer:
+        recorder = self._recorder
+        prompt = asked.messages[: _first_answer(asked.messages)]
+        reply = await recorder.ask(asked.messages, asked.tools, prompt=prompt, rollout_id=self._rollout_id)
+        turn = recorder.result.turns_used
+        message = self._kept(reply.message, turn)
+        calls = message.get("tool_calls") or []
+        for number, call in enumerate(calls):
+            call["id"] = f"c{turn:04d}{number:04d}"  # no other call of the rollout has it
+            call.pop("error", None)
+        self.calls.append(EndpointCall(asked, reply, message))
+        finish = reply.finish_reason or ("tool_calls" if calls else "stop")
+        prompted, written = (tokens_of(reply.usage, name) for name in ("prompt_tokens", "completion_tokens"))
+        usage = {"prompt_tokens": prompted, "completion_tokens": written, "total_tokens": prompted + written}
+        return ProgramAnswer(
+            f"chatcmpl-{self._rollout_id}-{turn}", int(time.time()), reply.model, message, finish, usage
+        )
+
+    @property
+    def _model(self) -> str:
+        return self.calls[-1].reply.model if self.calls else "policy"
+
+
+def _first_answer(messages: list[Message]) -> int:
+    """Return how many messages stand before the first one of the model."""
+    return next((place for place, each in enumerate(messages) if each["role"] == "assistant"), len(messages))
+
+
+def _response(status: int, body: bytes, *, close: bool = False) -> web.Response:
+    response = web.Response(status=status, body=body, content_type="application/json")
+    if close:
+        response.force_close()
+    return response

@@ -1,0 +1,232 @@
+"""An agent program as the driver of a rollout: it runs in the sandbox and asks the model at an address there.
+
+This module starts the program, watches its time, and says how the rollout ended. Exit codes say little, as programs
+end with 0 behind an error and with 1 behind success: what the endpoint has seen decides. Everything that a program does
+is the policy's doing; that it cannot be started is a mistake of the spec.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+from hermes_rl.agent.endpoint import PORT, Endpoint, EndpointCall
+from hermes_rl.agent.loop import kept_message
+from hermes_rl.agent.recorder import LoopOptions, PolicyRecorder
+from hermes_rl.agent.result import AgentResult, Message, ProgramRun, ToolCall, text_of
+from hermes_rl.endings import Ending
+from hermes_rl.errors import UserError
+from hermes_rl.sandbox.base import CommandResult, Sandbox
+from hermes_rl.sandbox.helper_sandbox import HelperSandbox
+from hermes_rl.servers.completion import as_chat_server
+from hermes_rl.tokens.tokenizer import Tokenizer
+from hermes_rl.tokens.transcript import Transcript
+from hermes_rl.tools.base import ToolRuntime
+from hermes_rl.values import read_bounded
+
+LONGEST = 3600.0
+"""Seconds that a program may work where the spec bounds nothing."""
+GLANCE = 0.5
+"""Seconds between two looks at the time."""
+GRACE = 10.0
+"""Seconds that a program has to end, once it has been told that the rollout is over."""
+OUTPUT = 1 << 20
+"""Bytes of its output that are kept."""
+CANNOT_START = (126, 127)
+"""Exit codes of a command that is not there, or is no program."""
+
+
+def endpoint_of(rollout_id: str) -> str:
+    """Return the address that a program finds the model at, without ``/v1``."""
+    return f"http://127.0.0.1:{PORT}/r/{quote(rollout_id, safe='')}"
+
+
+@dataclass(frozen=True)
+class AgentProgram:
+    """How a program is started for one rollout."""
+
+    command: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+class ProgramDriver:
+    """Plays one rollout by a program.
+
+    Args:
+        server: the policy: anything with `chat(ChatRequest)`.
+        runtime: the rollout's machine.
+    """
+
+    def __init__(
+        self,
+        server: Any,
+        program: AgentProgram,
+        runtime: ToolRuntime,
+        options: LoopOptions,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        self.server = as_chat_server(server)
+        self.program = program
+        self.runtime = runtime
+        self.options = options
+        self.tokenizer = tokenizer
+
+    async def run(self, messages: Sequence[Message]) -> AgentResult:
+        """Play the rollout; `messages` are the spec's prompt, which the program's command holds in its own way.
+
+        Raises:
+            Failure: a model server or the sandbox failed; `.result` is the part played so far.
+            UserError: the program cannot be started.
+        """
+        result = AgentResult(
+            messages=[dict(message) for message in messages],
+            prompt_length=len(messages),
+            transcript=Transcript(),
+            max_trajectory_tokens=self.options.max_trajectory_tokens,
+            program=ProgramRun(),
+        )
+        recorder = PolicyRecorder(result, self.server, self.options, self.tokenizer)
+        return await recorder.play(partial(self._play, recorder), self.runtime)
+
+    async def _play(self, recorder: PolicyRecorder) -> Ending:
+        sandbox = await self.runtime.sandbox()
+        if not isinstance(sandbox, HelperSandbox):
+            raise UserError(
+                f"agent.program: a sandbox of `backend: {self.runtime.config.backend}` has no network of its own, in "
+                "which the program could find the model; use bubblewrap or docker"
+            )
+        endpoint = Endpoint(recorder, self.runtime.task_id, kept_message)
+        async with endpoint:
+            await endpoint.serve(await sandbox.listen(PORT))
+            try:
+                ended, in_time = await self._watched(sandbox, endpoint, recorder)
+            finally:
+                _write_down(endpoint, recorder.result)
+        return self._ending(endpoint, recorder, ended, in_time=in_time)
+
+    async def _watched(
+        self, sandbox: Sandbox, endpoint: Endpoint, recorder: PolicyRecorder
+    ) -> tuple[CommandResult | None, bool]:
+        """Run the program to its end; returns how it ended, None where it was ended, and whether that was in time."""
+        bound, began = self.options.working_time or LONGEST, time.monotonic()
+        running = asyncio.create_task(
+            sandbox.run(self.program.command, env=self.program.env, timeout=10 * LONGEST, output_limit=OUTPUT)
+        )
+        over: float | None = None
+        in_time = True
+        try:
+            while not running.done() and in_time and endpoint.failure is None:
+                await _first(running, endpoint.ended.wait() if over is None else None, GLANCE)
+                timings = recorder.result.timings
+                timings.tools = max(0.0, time.monotonic() - began - endpoint.waiting)
+                in_time = timings.working < bound
+                if endpoint.ended.is_set():
+                    over = over or time.monotonic()
+                    if time.monotonic() - over > GRACE:
+                        break
+            return (await running if running.done() else None), in_time
+        finally:
+            if not running.done():
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+    def _ending(
+        self, endpoint: Endpoint, recorder: PolicyRecorder, ended: CommandResult | None, *, in_time: bool
+    ) -> Ending:
+        run = recorder.result.program
+        assert run is not None
+        run.exit_code = None if ended is None else ended.exit_code
+        run.output = "" if ended is None else ended.output[-run.KEPT :]
+        if endpoint.failure is not None:
+            raise endpoint.failure
+        if self.runtime.killed_by_agent:
+            return Ending.SANDBOX_KILLED
+        if endpoint.ending is not None:
+            return endpoint.ending
+        if not in_time:
+            return Ending.TIMEOUT
+        if not endpoint.calls:
+            if ended is not None and ended.exit_code in CANNOT_START:
+                raise UserError(f"agent.program cannot be started (status {ended.exit_code}): {run.output.strip()}")
+            return Ending.GAVE_UP
+        last = endpoint.calls[-1]
+        return recorder.ended_by(last.reply, last.calls) or Ending.GAVE_UP
+
+
+async def _first(running: asyncio.Task[Any], event: Awaitable[Any] | None, seconds: float) -> None:
+    """Wait until the program has ended or the event is there, at most so many seconds."""
+    waiting = None if event is None else asyncio.ensure_future(event)
+    both = {running} if waiting is None else {running, waiting}
+    await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    if waiting is not None:
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
+
+
+def _write_down(endpoint: Endpoint, result: AgentResult) -> None:
+    """Write what the program's requests were into the result: its main line as the conversation, and the counts."""
+    run = result.program
+    assert run is not None
+    run.requests, run.refused = endpoint.requests, endpoint.refused
+    for call in endpoint.calls:
+        run.sampling.update(call.request.sampling)
+    if not endpoint.calls:
+        return
+    line = main_line(endpoint.calls)
+    last = line[-1]
+    result.messages = [*last.request.messages, last.message]
+    result.prompt_length = next(
+        place for place, message in enumerate(result.messages) if message["role"] == "assistant"
+    )
+    result.tool_schemas = last.request.tools
+    run.side_calls = len(endpoint.calls) - len(line)
+    result.tool_calls = _tool_calls(result.messages[result.prompt_length :])
+
+
+def main_line(calls: Sequence[EndpointCall]) -> list[EndpointCall]:
+    """Return the calls of a program's main conversation: those that begin as its longest one does.
+
+    Titles and sub-agents begin otherwise. A history that was summed up begins as before, with the task.
+    """
+    begins = [_beginning(call) for call in calls]
+    longest = Counter(begins).most_common(1)[0][0]
+    return [call for call, begin in zip(calls, begins, strict=True) if begin == longest]
+
+
+def _beginning(call: EndpointCall) -> tuple[str, ...]:
+    """Return the texts before the first turn of the model or a tool: of a conversation the same in all of its calls."""
+    texts: list[str] = []
+    for message in call.request.messages:
+        if message["role"] not in ("system", "user"):
+            break
+        texts.append(f"{message['role']}: {text_of(message.get('content'))}")
+    return tuple(texts)
+
+
+def _tool_calls(messages: Sequence[Message]) -> list[ToolCall]:
+    answers = {each.get("tool_call_id"): text_of(each.get("content")) for each in messages if each["role"] == "tool"}
+    turns = [message for message in messages if message["role"] == "assistant"]
+    return [
+        ToolCall(turn, call["id"], call["function"]["name"], _arguments(call), answers[call["id"]])
+        for turn, message in enumerate(turns, 1)
+        for call in message.get("tool_calls") or ()
+        if call["id"] in answers
+    ]
+
+
+def _arguments(call: Mapping[str, Any]) -> Any:
+    """Return the arguments of a call that a program has sent back; the text where they cannot be read."""
+    text = call["function"]["arguments"]
+    try:
+        value = read_bounded(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, dict) else text

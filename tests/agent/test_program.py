@@ -1,0 +1,237 @@
+"""Agent programs as drivers: a small one of thirty lines in a real sandbox, honest and hostile."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hermes_rl import Ending, Rollout, open_env
+from hermes_rl.errors import SpecError, UserError
+from hermes_rl.runs.store import rollout_record
+from hermes_rl.spec.load import parse_spec
+from tests.api.summing import Sampler, sampled, trained
+
+AGENT = '''
+import json, os, subprocess, sys, time, urllib.request
+
+MODE, TASK = sys.argv[1], sys.argv[2]
+TOOL = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}}}
+
+def post(path, body, **headers):
+    given = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], **headers}
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, data, given)
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+def ask(messages, tools=(TOOL,), **more):
+    status, data = post("/chat/completions", {"model": "m", "messages": messages, "tools": list(tools), **more})
+    if status != 200:
+        print(status, data.decode()); sys.exit(3)
+    if not more.get("stream"):
+        return json.loads(data)["choices"][0]["message"]
+    whole = {"role": "assistant", "content": "", "tool_calls": []}
+    for line in data.decode().splitlines():
+        if line.startswith("data: {"):
+            for choice in json.loads(line[6:])["choices"]:
+                delta = choice["delta"]
+                whole["content"] += delta.get("content") or ""
+                for call in delta.get("tool_calls", ()):
+                    if "id" in call: whole["tool_calls"].append({**call, "function": dict(call["function"])})
+                    else: whole["tool_calls"][call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+    return {key: value for key, value in whole.items() if value or key == "content"}
+
+def resent(message):
+    """What programs make of a turn that they send back."""
+    if MODE == "rewritten":
+        for call in message.get("tool_calls", ()):
+            arguments = json.loads(call["function"]["arguments"])
+            call["function"]["arguments"] = json.dumps(dict(reversed(arguments.items())), separators=(",", ":"))
+        message["content"] = [{"type": "text", "text": message.get("content") or ""}]
+    if MODE == "forged":
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"] = json.dumps({"a": 1, "b": 99})
+    return message
+
+if MODE == "nasty":
+    import socket
+    whole = {"model": "m", "messages": [{"role": "user", "content": "What is 1 plus 1?"}]}
+    bodies = [
+        b"no JSON", b"[" * 100000, b"{" + b" " * (33 << 20), {"messages": []}, {"messages": "x"}, {"messages": [1]}, 7,
+        {"messages": [{"role": "root", "content": ""}]}, {**whole, "n": 2}, {**whole, "logprobs": True},
+        {**whole, "tool_choice": "required"}, {**whole, "response_format": {"type": "json_object"}},
+        {**whole, "tools": [{"type": "web_search"}]}, {"messages": [{"role": "user", "content": 5}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": 1}]}]},
+    ]
+    for body in bodies:
+        try:
+            assert post("/chat/completions", body)[0] == 400, body
+        except (urllib.error.URLError, ConnectionError):
+            assert len(body) > 1 << 20  # it was refused before all of it was sent
+    assert post("/chat/completions", whole, **{"Content-Encoding": "gzip"})[0] == 400
+    assert post("/nothing", {})[0] == 404
+    assert json.loads(urllib.request.urlopen(os.environ["OPENAI_BASE_URL"] + "/models").read())["data"]
+    held = [socket.create_connection(("127.0.0.1", 8181)) for _ in range(50)]
+
+messages = [{"role": "system", "content": "Use your tool."}, {"role": "user", "content": TASK}]
+if MODE == "titled":
+    ask([{"role": "user", "content": "Title: What is 1 plus 1?"}], tools=())
+more = {"stream": True, "temperature": 0.1, "max_tokens": 9} if MODE == "streamed" else {}
+while True:
+    if MODE == "hangs": time.sleep(1000)
+    message = ask(messages, **more)
+    if MODE == "crashes": os.abort()
+    if MODE == "leaves": sys.exit(0)
+    messages.append(resent(message))
+    if MODE == "endless":
+        messages.append({"role": "user", "content": TASK}); continue
+    if not message.get("tool_calls"): break
+    for call in message["tool_calls"]:
+        total = sum(json.loads(call["function"]["arguments"]).values())
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": str(total)})
+open("answer", "w").write(message["content"] if isinstance(message["content"], str) else message["content"][0]["text"])
+sys.exit(7)  # which says nothing
+'''
+TEXT = """
+name: sums
+dataset: {{items: [{{a: 1, b: 2}}], columns: {{total: "{{{{ a + b }}}}"}}}}
+prompt: {{system: Be brief., user: "What is {{{{ a }}}} plus {{{{ b }}}}?"}}
+sandbox: {{files: [{{to: agent.py, from: agent.py}}]}}
+agent:
+  program:
+    command: [{command}, agent.py, {mode}, "{{{{ prompt }}}}"]
+    env: {{OPENAI_BASE_URL: "{{{{ endpoint }}}}/v1", OPENAI_API_KEY: "{{{{ token }}}}"}}
+  max_turns: 4
+  max_tokens: 200
+  timeout: {timeout}
+rewards:
+  right: {{fn: exact_match, args: {{target: "The sum is {{{{ total }}}}."}}}}
+"""
+
+
+async def played(
+    folder: Path, mode: str, sampler: Sampler | None = None, *, command: str = "python3", timeout: float = 60.0
+) -> Rollout:
+    (folder / "agent.py").write_text(AGENT)
+    spec = parse_spec(TEXT.format(mode=mode, command=command, timeout=timeout), folder=folder)
+    async with open_env(spec) as env:
+        return await env.play(env.rows()[0], (sampler or Sampler()).policy())
+
+
+@pytest.mark.parametrize("mode", ["verbatim", "rewritten", "streamed"])
+async def test_what_is_trained_is_what_was_sampled_however_a_program_sends_it_back(tmp_path: Path, mode: str) -> None:
+    sampler = Sampler()
+    rollout = await played(tmp_path, mode, sampler)
+    assert (rollout.ending, rollout.score, rollout.turns) == (Ending.FINISHED, 1.0, 2)
+    assert rollout.sequences is not None
+    assert len(rollout.sequences) == 1
+    assert trained([rollout]) == sampled(sampler.answers)
+    assert rollout.examples(exact=True)
+    result = rollout.result
+    assert result is not None
+    assert [message["role"] for message in result.messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert [(call.name, call.arguments, call.result) for call in result.tool_calls] == [("add", {"a": 1, "b": 2}, "3")]
+    assert result.program is not None
+    assert (result.program.exit_code, result.program.requests, result.program.side_calls) == (7, 2, 0)
+
+
+async def test_what_a_program_asks_for_of_sampling_is_written_down_and_the_specs_is_sent(tmp_path: Path) -> None:
+    sampler = Sampler()
+    rollout = await played(tmp_path, "streamed", sampler)
+    assert rollout.result is not None
+    assert rollout.result.program is not None
+    assert rollout.result.program.sampling == {"temperature": 0.1, "max_tokens": 9}
+    assert {sampling.temperature for _, sampling in sampler.asked} == {1.0}
+    assert {sampling.max_tokens for _, sampling in sampler.asked} == {200}
+    assert rollout_record(rollout)["program"]["sampling"] == {"temperature": 0.1, "max_tokens": 9}
+
+
+async def test_a_forged_turn_is_never_trained_as_the_policys(tmp_path: Path) -> None:
+    sampler = Sampler()
+    rollout = await played(tmp_path, "forged", sampler)
+    assert rollout.score == 0.0  # the sum of what the program made up
+    assert rollout.sequences is not None
+    assert len(rollout.sequences) == 2
+    assert trained([rollout]) == sampled(sampler.answers)
+    assert rollout.examples(exact=True)
+
+
+async def test_a_side_call_has_a_sequence_of_its_own_and_no_place_in_the_conversation(tmp_path: Path) -> None:
+    rollout = await played(tmp_path, "titled")
+    assert (rollout.ending, rollout.score) == (Ending.FINISHED, 1.0)
+    assert rollout.sequences is not None
+    assert len(rollout.sequences) == 2
+    assert rollout.result is not None
+    assert rollout.result.program is not None
+    assert rollout.result.program.side_calls == 1
+    assert "Title" not in json.dumps(rollout.messages)
+
+
+@pytest.mark.parametrize(
+    ("mode", "ending"),
+    [
+        ("crashes", Ending.GAVE_UP),
+        ("leaves", Ending.GAVE_UP),
+        ("endless", Ending.MAX_TURNS),
+        ("hangs", Ending.TIMEOUT),
+    ],
+)
+async def test_what_a_program_does_is_graded(tmp_path: Path, mode: str, ending: Ending) -> None:
+    rollout = await played(tmp_path, mode, timeout=3.0 if mode == "hangs" else 60.0)
+    assert (rollout.ending, rollout.score, rollout.error) == (ending, 0.0, None)
+
+
+async def test_requests_that_nobody_can_answer_are_refused_and_harm_nothing(tmp_path: Path) -> None:
+    rollout = await played(tmp_path, "nasty")
+    assert rollout.result is not None
+    assert rollout.result.program is not None
+    assert (rollout.ending, rollout.score) == (Ending.FINISHED, 1.0), rollout.result.program
+    assert rollout.result.program.refused == 16
+    assert rollout.turns == 2
+
+
+async def test_a_server_that_fails_is_ours(tmp_path: Path) -> None:
+    rollout = await played(tmp_path, "verbatim", Sampler(fails=1.0))
+    assert (rollout.ending, rollout.score) == (Ending.SERVER_FAILURE, None)
+
+
+async def test_a_program_that_is_not_there_is_a_mistake_of_the_spec(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="program cannot be started"):
+        await played(tmp_path, "verbatim", command="no-such-program")
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("toolsets: [terminal]", "`toolsets` is for the loop"),
+        ("sandbox: {backend: none}", "has no network of its own"),
+        ("sandbox: {network: true}", "a network of its own: list the hosts"),
+    ],
+)
+def test_what_a_program_cannot_have_is_refused(tmp_path: Path, line: str, problem: str) -> None:
+    text = "dataset: {items: [{a: 1}]}\nprompt: {user: Go.}\nrewards: {right: {fn: exact_match, args: {target: x}}}\n"
+    with pytest.raises(SpecError, match=problem):
+        parse_spec(f"{text}agent: {{program: {{command: [agent]}}}}\n{line}", folder=tmp_path)
+
+
+def test_the_program_of_the_documentation_plays(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
+    for name, language in (("agent.py", "python"), ("spec.yaml", "yaml")):
+        (tmp_path / name).write_text(text.partition(f"```{language}\n")[2].partition("```")[0])
+    commands = [line for line in text.splitlines() if line.startswith("hermes-rl ")]
+    outputs = [
+        subprocess.run(command.split(), cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        for command in commands
+    ]
+    assert "4 of 4" in outputs[-1] or "4 rollouts" in outputs[-1], outputs
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
+    assert [(line["ending"], line["score"], line["program"]["exit_code"]) for line in lines] == [
+        ("finished", 1.0, 0)
+    ] * 4

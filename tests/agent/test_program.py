@@ -117,10 +117,17 @@ rewards:
 
 
 async def played(
-    folder: Path, mode: str, sampler: Sampler | None = None, *, command: str = "python3", timeout: float = 60.0
+    folder: Path,
+    mode: str,
+    sampler: Sampler | None = None,
+    *,
+    command: str = "python3",
+    timeout: float = 60.0,
+    sandbox: str = "",
 ) -> Rollout:
     (folder / "agent.py").write_text(AGENT)
-    spec = parse_spec(TEXT.format(mode=mode, command=command, timeout=timeout), folder=folder)
+    text = TEXT.format(mode=mode, command=command, timeout=timeout).replace("sandbox: {", f"sandbox: {{{sandbox}")
+    spec = parse_spec(text, folder=folder)
     async with open_env(spec) as env:
         return await env.play(env.rows()[0], (sampler or Sampler()).policy())
 

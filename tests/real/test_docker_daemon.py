@@ -23,6 +23,8 @@ from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, channel, c
 from hermes_rl.sandbox.docker import Container, Docker
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.tools.search import Query, search
+from tests.agent.test_program import played
+from tests.api.summing import Sampler, sampled, trained
 from tests.attacks.test_known_attacks import require_held
 from tests.real.conftest import hermes
 from tests.real.containers import NO_SHELL, OWN_PLACES, SHELL_ONLY, begun, conformance, groups, rollouts, settled
@@ -61,6 +63,17 @@ async def sandbox(config: SandboxConfig) -> AsyncIterator[Sandbox]:
 
 
 globals().update(conformance())
+
+
+# -------------------------------------------------------------------------------- agent programs
+
+
+@pytest.mark.parametrize("mode", ["rewritten", "nasty"])
+async def test_an_agent_program_finds_the_model_in_a_container(tmp_path: Path, mode: str) -> None:
+    sampler = Sampler()
+    rollout = await played(tmp_path, mode, sampler, sandbox="backend: docker, ")
+    assert (rollout.ending, rollout.score, rollout.turns) == (Ending.FINISHED, 1.0, 2)
+    assert trained([rollout]) == sampled(sampler.answers)
 
 
 # -------------------------------------------------------------------------------- images

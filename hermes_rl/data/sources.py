@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hermes_rl.errors import UserError
-from hermes_rl.spec.model import Source, Spec, thaw
+from hermes_rl.spec.model import Source, Spec
 from hermes_rl.spec.paths import ENDINGS, FILE_FORMATS, may_mean_hub
+from hermes_rl.spec.section import thaw
 from hermes_rl.spec.suggest import choices, did_you_mean
 
 Raw = Mapping[str, Any]

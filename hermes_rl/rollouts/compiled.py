@@ -51,8 +51,9 @@ from hermes_rl.servers.base import ReasoningOptions, ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import config_from_spec, create_client
 from hermes_rl.servers.scripted import Script, ScriptedTurn, deviate_script, deviations
-from hermes_rl.spec.model import NO_TOOLSETS, Agent, Part, Prompt, Reward, Spec, TextFile, is_template, thaw
+from hermes_rl.spec.model import NO_TOOLSETS, Agent, Part, Prompt, Reward, Spec, TextFile
 from hermes_rl.spec.model import Message as SpecMessage
+from hermes_rl.spec.section import is_template, thaw
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import has_template, render, render_section, render_text
 from hermes_rl.tools.artifacts import ArtifactRequest, TakenArtifact

@@ -154,7 +154,7 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
 
 def sampling_line(spec: Spec) -> str:
     """At which temperature an evaluation plays, and why: one rollout per row and several are not comparable."""
-    if spec.evaluate.agent.temperature is not None:
+    if "temperature" in spec.evaluate.agent.model_fields_set:
         why = "evaluate.agent.temperature says so"
     elif spec.evaluate.rollouts == 1:
         why = "there is one rollout per row; evaluate.agent.temperature sets another"

@@ -21,7 +21,7 @@ from hermes_rl.spec.schema import type_of
 from hermes_rl.spec.section import is_template, thaw
 from hermes_rl.spec.signatures import CodeError, Function, defined, function, names_in, parse
 from hermes_rl.spec.suggest import choices, closest, did_you_mean
-from hermes_rl.spec.templates import TemplateError, coerce
+from hermes_rl.spec.templates import TemplateError, coerce, has_template
 
 # ------------------------------------------------------------------------------------- Tools of the state object
 # A name that was given in vain would otherwise only show when the first rollout starts.
@@ -375,7 +375,7 @@ def _check_values(path: NodePath, reward: Reward, signature: Function, findings:
         if kind is None or argument.name not in reward.args:
             continue
         value = reward.args[argument.name]
-        if _has_template(value):
+        if has_template(value):
             continue
         try:
             coerce(thaw(value), kind)
@@ -401,14 +401,6 @@ def _unreadable(argument: str, value: object) -> str | None:
         except SchemaError as error:
             return f"this is no JSON Schema: {error.message}"
     return None
-
-
-def _has_template(value: object) -> bool:
-    if isinstance(value, dict):
-        return any(_has_template(item) for item in value.values())
-    if isinstance(value, tuple):
-        return any(_has_template(item) for item in value)
-    return is_template(value)
 
 
 def _check_roles(spec: Spec, path: NodePath, reward: Reward, signature: Function, findings: Findings) -> None:

@@ -15,7 +15,18 @@ from urllib.parse import unquote_plus
 
 from hermes_rl.errors import Problem
 from hermes_rl.spec import nodes
-from hermes_rl.spec.nodes import MappingNode, Mark, Node, NodePath, ScalarNode, SequenceNode, find, locate, walk
+from hermes_rl.spec.nodes import (
+    MappingNode,
+    Mark,
+    Node,
+    NodePath,
+    ScalarNode,
+    SequenceNode,
+    SourceText,
+    find,
+    locate,
+    walk,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +68,10 @@ class Origin:
         value = _as_written(self.root)
         assert isinstance(value, dict)
         return value
+
+
+NOWHERE = Origin(MappingNode(Mark(SourceText("spec", Path(), has_lines=False), 1, 1)))
+"""Of a spec that was not read from anywhere."""
 
 
 def place(root: Node, path: NodePath, at: str) -> Mark:

@@ -143,6 +143,10 @@ def _finish_section(name: str, section: dict[str, Any]) -> None:
     section.pop("title", None)
     for key, field in section.get("properties", {}).items():
         field.pop("title", None)
+        if name == "AgentOverrides" or (name, key) == ("Evaluate", "agent"):
+            field.pop("default", None)  # what is absent is as `agent` says
+        elif (name, key) == ("Spec", "evaluate"):
+            del field["default"]["agent"]
         shorthand = _SHORTHANDS.get((name, key))
         section["properties"][key] = _with_variable(_with_choice(field, shorthand) if shorthand else field)
 

@@ -21,8 +21,8 @@ from hermes_rl.reading.card import FILES, dataset_card
 from hermes_rl.reading.overview import running
 from hermes_rl.reading.record import RolloutSummary, RunRecord
 from hermes_rl.reading.report import report
-from hermes_rl.reading.settings import spec_of
-from hermes_rl.reading.summary import summarise, weights_of
+from hermes_rl.reading.settings import spec_of, weights_of
+from hermes_rl.reading.summary import summarise
 from hermes_rl.repositories.hub import ANSWER, bound_answers
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.runs.parquet import write_table

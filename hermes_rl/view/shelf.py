@@ -22,8 +22,8 @@ from hermes_rl.errors import UserError
 from hermes_rl.reading.compare import compare_runs
 from hermes_rl.reading.overview import card, overview, running, success_in
 from hermes_rl.reading.record import RunRecord, find_runs
-from hermes_rl.reading.shown import Screen, shown_previews, shown_prompt, shown_rollout, shown_tokens, tokenizer_of
-from hermes_rl.reading.summary import has_passed
+from hermes_rl.reading.shown import Screen, shown_previews, shown_rollout
+from hermes_rl.reading.tokens import prompt_text, shown_tokens, tokenizer_of
 from hermes_rl.runs.store import ROLLOUTS, Line
 from hermes_rl.service.refusals import wrong
 from hermes_rl.tokens.tokenizer import Tokenizer
@@ -207,9 +207,9 @@ class Shelf:
             told = {**comparison.record(), "run_a": a, "run_b": b}
             for kind in ("fixed", "broken"):
                 rows = told["found"][kind]
-                labels = second.labels([row["row_key"] for row in rows[:CHANGED]], LABEL)
+                labels = second.previews([row["row_key"] for row in rows[:CHANGED]], LABEL)
                 told[kind] = len(rows)
-                told["found"][kind] = [{**row, "label": labels[row["row_key"]]} for row in rows[:CHANGED]]
+                told["found"][kind] = [{**row, "label": labels[row["row_key"]]["question"]} for row in rows[:CHANGED]]
         shown: dict[str, Any] = Screen().value(told)
         return shown
 
@@ -274,7 +274,7 @@ class Shelf:
                 places = places[at + 1 :]
             if failed:
                 success = success_in(record)
-                places = array("l", (place for place in places if not has_passed(record.rollouts[place], success)))
+                places = array("l", (place for place in places if not record.rollouts[place].passes(success)))
             chosen, looked = query.page(record, places, int(begin or 0), 1)
             following = record.rollouts[chosen[0]].id if chosen else None
         more = str(looked) if following is None and looked < len(places) else None
@@ -286,8 +286,8 @@ class Shelf:
             record, screen = self._holding(run, rollout), Screen()
             shown = shown_rollout(record, rollout, screen)
             line = record.line(rollout)
-            shown["prompt_text"] = shown_prompt(line, self._tokenizer(run, line), screen)
-            return shown
+            prompt = prompt_text(line, self._tokenizer(run, line))
+            return {**shown, "prompt_text": None if prompt is None else screen.text(prompt)}
 
     def tokens(self, name: str, rollout: str, sequence: int, begin: int, most: int) -> dict[str, Any]:
         """Return tokens of a rollout."""

@@ -48,8 +48,8 @@ def check_spec(
 
 
 def _checked_rows(spec: Spec, findings: Findings) -> list[Row]:
-    if (taken := taken_for_local(spec)) is not None:
-        findings.warning(("dataset", "path"), taken)
+    if (warning := taken_for_local(spec)) is not None:
+        findings.warning(("dataset", "path"), warning)
     source, path = _local(spec, findings)
     if source is None:
         return []

@@ -278,10 +278,12 @@ def push(
     dry: Annotated[bool, typer.Option("--dry-run", help="List the files and print the card; ask no hub.")] = False,
 ) -> None:
     """Publish a run's rollouts as a dataset on the Hugging Face hub."""
-    from hermes_rl.cli.pushing import PushRequest, push_run
+    from hermes_rl.cli.pushing import push_run
 
-    request = PushRequest(run_directory, address, public, token_env, endpoint, env_file, dry)
-    raise typer.Exit(push_run(request))
+    status = push_run(
+        run_directory, address, public=public, token_env=token_env, endpoint=endpoint, env_file=env_file, dry=dry
+    )
+    raise typer.Exit(status)
 
 
 @app.command()
@@ -453,16 +455,18 @@ def rollouts(
 ) -> None:
     """Serve rollouts over HTTP, for trainers in other processes."""
     from hermes_rl.cli.options import Options, separated
-    from hermes_rl.cli.serving import RolloutsRequest, serve_rollouts
+    from hermes_rl.cli.serving import serve_rollouts
+    from hermes_rl.service.serving import ServiceOptions
 
     named, flags = separated([*words, *context.args])
     specs = _at_hand(named, trust)
     options = Options(tuple(sets or ()), flags, env_file)
-    keys = tuple(key_env or ())
-    request = RolloutsRequest(
-        specs, options, listen, token_env, most, keys, out, fresh, idle, drain, demo, verbose, workers, ray
+    if workers is not None:
+        options = options._replace(sets=(*options.sets, f"serve.workers={workers}"))
+    service = ServiceOptions(
+        listen=listen, token_env=token_env, keys=tuple(key_env or ()), most=most, idle=idle, drain=drain, ray=ray
     )
-    raise typer.Exit(serve_rollouts(request))
+    raise typer.Exit(serve_rollouts(specs, options, service, out=out, fresh=fresh, demo=demo, verbose=verbose))
 
 
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)

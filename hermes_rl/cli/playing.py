@@ -161,7 +161,7 @@ class Person:
     async def chat(self, request: ChatRequest) -> ChatReply:
         if not self._asked:
             echo(HELP, err=True)
-            self._asked = True
+        self._asked = True
         message = await self._message({tool["function"]["name"]: tool for tool in request.tools or ()})
         finish = "tool_calls" if message.get("tool_calls") else "stop"
         # What a person takes to think is no working time of the agent.
@@ -173,7 +173,9 @@ class Person:
     async def _message(self, tools: dict[str, Any]) -> dict[str, Any]:
         calls: list[dict[str, Any]] = []
         while True:
-            line = (await in_thread(_line)).strip()
+            line = await in_thread(lambda: _line("> "))
+            if line is None:
+                raise asyncio.CancelledError  # it ends the rollout, as Ctrl-C does
             if line == "/tools":
                 show([part for tool in tools.values() for part in _tool(tool["function"])])
             elif line.startswith("/"):
@@ -203,12 +205,12 @@ def _tool(function: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield indented(safe(_cut(function.get("description") or "")))
 
 
-def _line() -> str:
+def _line(prompt: str) -> str | None:
+    """Return what a person types, and None at the end of the input."""
     try:
-        return input("> ")
+        return input(prompt).strip()
     except EOFError:
-        # The end of the input ends the rollout, as Ctrl-C does.
-        raise asyncio.CancelledError from None
+        return None
 
 
 def _wrong(name: str, arguments: str, tools: dict[str, Any]) -> str | None:
@@ -234,19 +236,11 @@ async def _shell(runtime: ToolRuntime) -> None:
         "Ctrl-D or exit ends",
         err=True,
     )
-    while (line := await in_thread(_command)) is not None:
-        done = await sandbox.run(line, cwd=runtime.shell.cwd)
+    while (line := await in_thread(lambda: _line("sandbox$ "))) not in (None, "exit"):
+        done = await sandbox.run(line or ":", cwd=runtime.shell.cwd)
         show([safe(done.output.rstrip("\n"))] if done.stdout else [])
         if done.exit_code:
             show([safe(f"status {done.exit_code}{', out of time' if done.timed_out else ''}", DIM)])
-
-
-def _command() -> str | None:
-    try:
-        line = input("sandbox$ ").strip()
-    except EOFError:
-        return None
-    return None if line == "exit" else line or ":"
 
 
 def _message(message: Message, turn: int) -> Iterator[RenderableType]:

@@ -25,6 +25,7 @@ from hermes_rl.cli.live import progress_of
 from hermes_rl.cli.options import environment, policy_of
 from hermes_rl.cli.running import INTERRUPTED, RunRequest, logged, run_interruptible, say_plan
 from hermes_rl.cli.screen import BAD, DIM, HEAD, WIDE, heading, safe, short, show, table
+from hermes_rl.cli.together import noted
 from hermes_rl.errors import HermesRLError, Problem, SpecError, UserError
 from hermes_rl.reading.dry_run import nothing_left
 from hermes_rl.reading.report import write_report_or_say
@@ -117,19 +118,14 @@ def _loaded(spec_set: SpecSet, folder: Path, request: RunRequest, environ: Mappi
     runs: list[_Run] = []
     problems: list[Problem] = []
     for combination in spec_set.combinations:
-        try:
+        with noted(problems, f"{spec_set.file}: {combination.label}"):
             spec = _spec(combination, changes, environ, demo=request.demo)
             if missing := missing_of(combination, spec, environ):
-                problems += missing
-                continue
+                raise SpecError(missing)
             run = _Run(combination, spec, folder / combination.folder)
             require_runnable(spec, _launch(run, request, environ, Progress(StringIO())))
             RunDirectory.choose(spec, "evaluate", run.path)
             runs.append(run)
-        except SpecError as error:
-            problems += error.problems
-        except UserError as error:
-            problems.append(Problem(f"{spec_set.file}: {combination.label}", None, None, str(error)))
     if problems:
         raise SpecError(in_order(problems))
     return runs

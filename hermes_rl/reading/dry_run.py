@@ -25,11 +25,11 @@ from hermes_rl.errors import UserError
 from hermes_rl.reading.record import RolloutSummary, RunRecord, summary_of
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import RolloutState
-from hermes_rl.runs.directory import RunDirectory, changed_parts
+from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import run_evaluate
 from hermes_rl.runs.exact import tokenizer_of
 from hermes_rl.runs.left import group_name, left_to_play
-from hermes_rl.runs.opening import Launch, plan_of, require_runnable
+from hermes_rl.runs.opening import Launch, plan_of, require_runnable, what_is_new
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.regrading import Grading, require_judgeable
 from hermes_rl.runs.rendered import Rendered, render_row
@@ -220,9 +220,8 @@ def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:
         counting = list(record.counting(size=size))
         plan.measured = _measured(str(directory.path), record, _uniform_size(spec, mode))
         _graded(plan, compiled, directory.described(), size)
-    elif not launch.fresh and launch.out is None and (other := directory.sibling()) is not None:
-        parts = ", ".join(changed_parts(other.described(), spec, mode)) or "the spec"
-        plan.new = f"{parts} changed since {other.path}"
+    elif launch.out is None:
+        plan.new = what_is_new(directory, spec, launch)
     plan.again = sum(rollout.state == RolloutState.FAILED for rollout in counting)
     plan.kept = len(counting) - plan.again
     if groups is not None:

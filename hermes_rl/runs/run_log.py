@@ -88,13 +88,10 @@ class _File(RotatingFileHandler):
             return  # the log of another environment's run has it
         if not self._failed:
             super().emit(record)
-        if record.levelno >= logging.WARNING and self._alone():
+        alone = logging.getLogger("hermes_rl").handlers == [self] and not logging.getLogger().handlers
+        if record.levelno >= logging.WARNING and alone:  # nobody else hears what hermes_rl logs
             assert logging.lastResort is not None
             logging.lastResort.handle(record)  # as it would be without this file
-
-    def _alone(self) -> bool:
-        """Whether nobody else hears what hermes_rl logs."""
-        return logging.getLogger("hermes_rl").handlers == [self] and not logging.getLogger().handlers
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
         self._failed = True

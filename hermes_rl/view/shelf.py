@@ -182,9 +182,9 @@ class Shelf:
             record = run.read()
             version = _version(record, before)
             if run.made is not None and run.made[0] != version:
-                _, at, took, told = run.made
-                if told["read"] >= 1 and time.monotonic() - at < NUMBERS_AGAIN * took:
-                    return run.made[0], run.made[3]
+                _, at, took, page = run.made
+                if page["read"] >= 1 and time.monotonic() - at < NUMBERS_AGAIN * took:
+                    return run.made[0], page
             if run.made is None or run.made[0] != version:
                 began = time.monotonic()
                 overview_now = {**overview(record, name), "generation": record.generation}
@@ -203,14 +203,16 @@ class Shelf:
             first, second = records = [runs[name].read() for name in (a, b)]
             for record in records:
                 record.refresh()
-            comparison = compare_runs(first, second)
-            told = {**comparison.record(), "run_a": a, "run_b": b}
+            comparison = {**compare_runs(first, second).record(), "run_a": a, "run_b": b}
             for kind in ("fixed", "broken"):
-                rows = told["found"][kind]
-                labels = second.previews([row["row_key"] for row in rows[:CHANGED]], LABEL)
-                told[kind] = len(rows)
-                told["found"][kind] = [{**row, "label": labels[row["row_key"]]["question"]} for row in rows[:CHANGED]]
-        shown: dict[str, Any] = Screen().value(told)
+                rows = comparison["found"][kind]
+                comparison[kind] = len(rows)
+                rows = rows[:CHANGED]
+                labels = second.previews([row["row_key"] for row in rows], LABEL)
+                comparison["found"][kind] = [
+                    {**row, "label": labels[row["row_key"]]["question"]} for row in rows[:CHANGED]
+                ]
+        shown: dict[str, Any] = Screen().value(comparison)
         return shown
 
     def rollouts(self, name: str, asked: Mapping[str, str]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.console import RenderableType
@@ -28,7 +29,6 @@ from hermes_rl.runs.opening import require_machine
 from hermes_rl.runs.rendered import chosen_row, placeholders
 from hermes_rl.servers.base import CALLABLE, ChatReply, ChatRequest, ChatServer, Message, Timing
 from hermes_rl.servers.exactness import require_reachable
-from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.threads import in_thread
 from hermes_rl.tools.base import ToolRuntime
@@ -62,22 +62,16 @@ def play_spec(request: PlayRequest) -> int:
     Raises:
         UserError: the command line or the spec is wrong, or there is no such row.
     """
-    spec = _load(request)
+    if request.person:
+        spec = request.options.load(request.spec, demo=request.demo)
+        if "policy" not in spec.servers:
+            spec = request.options.load(request.spec, NOBODY, demo=request.demo)
+    else:
+        load = partial(request.options.load, request.spec, demo=request.demo)
+        spec = with_policy(lambda more: load(*more), request.options.environ())
     rollout = run_interruptible(_played(spec, request))
     show(_ended(rollout))
     return 0 if rollout.error is None else 1
-
-
-def _load(request: PlayRequest) -> Spec:
-    given, environ = request.options, request.options.environ()
-
-    def load(more: tuple[str, ...]) -> Spec:
-        return load_spec(request.spec, overrides=given.overrides(*more), demo=request.demo, environ=environ)
-
-    if not request.person:
-        return with_policy(load, environ)
-    spec = load(())
-    return spec if "policy" in spec.servers else load((NOBODY,))
 
 
 async def _played(spec: Spec, request: PlayRequest) -> Rollout:

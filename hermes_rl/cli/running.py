@@ -240,23 +240,21 @@ def _process(spec: Spec, launch: Launch) -> int:
 
 
 def _process_words(spec: Spec, summary: ProcessSummary) -> str:
-    there = summary.there + summary.written
-    words = f"{there} of {spec.process.groups} groups of {spec.process.group_size} in {summary.seconds:.1f} s"
-    if summary.there:
-        words += f" ({summary.there} were there already)"
-    if summary.uniform:
-        words += f"; {summary.uniform} uniform groups left out"
-    if summary.retried:
-        words += f"; {summary.retried}"
-    if summary.failed:
-        words += f"; groups dropped: {_counts(summary.failed)}"
-    if summary.dropped:
-        words += f"; groups left out by `endings`: {_counts(summary.dropped)}"
-    if summary.quarantined:
-        words += f"; set aside: {counted(len(summary.quarantined), 'row')}, see `quarantined` in run.json"
-    if summary.lost:
-        words += f"; {summary.lost}"
-    return words if summary.stopped is None else f"{words}; ended early: {summary.stopped}"
+    complete, section = summary.there + summary.written, spec.process
+    words = f"{complete} of {section.groups} groups of {section.group_size} in {summary.seconds:.1f} s"
+    parts = [
+        words + (f" ({summary.there} were there already)" if summary.there else ""),
+        f"{summary.uniform} uniform groups left out" if summary.uniform else "",
+        summary.retried,
+        f"groups dropped: {_counts(summary.failed)}" if summary.failed else "",
+        f"groups left out by `endings`: {_counts(summary.dropped)}" if summary.dropped else "",
+        f"set aside: {counted(len(summary.quarantined), 'row')}, see `quarantined` in run.json"
+        if summary.quarantined
+        else "",
+        summary.lost,
+        f"ended early: {summary.stopped}" if summary.stopped is not None else "",
+    ]
+    return "; ".join(filter(None, parts))
 
 
 def _evaluate(spec: Spec, launch: Launch) -> int:

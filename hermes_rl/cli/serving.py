@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from hermes_rl import open_env
@@ -17,7 +18,6 @@ from hermes_rl.runs.directory import beside
 from hermes_rl.runs.opening import workers_of
 from hermes_rl.service.serving import ServiceOptions, ToServe, serve, serve_app
 from hermes_rl.several import with_environment
-from hermes_rl.spec.load import load_spec
 from hermes_rl.threads import rare_full_collections
 from hermes_rl.tokens.hub import without_advice
 
@@ -40,10 +40,9 @@ def serve_rollouts(
     several = len(specs) > 1
     raise_descriptor_limit()
     without_advice()
-    environ, overrides = options.environ(), options.overrides()
-    named = load_each(
-        specs, lambda source: load_spec(source, overrides=overrides, demo=demo, environ=environ, mode="serve")
-    )
+    environ = options.environ()
+    options.overrides()  # what is wrong with them is said once, and not for each spec
+    named = load_each(specs, partial(options.load, demo=demo, mode="serve"))
     if problems := [*named.problems, *alike_names(named.specs)]:
         raise SpecError(problems)
     served = list[ToServe]()
@@ -75,8 +74,7 @@ def serve_openenv(spec: str, options: Options, listen: str, token_env: str | Non
         raise UserError(f"OpenEnv 0.10 is needed ({error}): pip install 'hermes-rl[openenv]'") from error
     raise_descriptor_limit()
     without_advice()
-    environ = options.environ()
-    loaded = load_spec(spec, overrides=options.overrides(), environ=environ)
+    environ, loaded = options.environ(), options.load(spec)
 
     async def main() -> int:
         async with open_env(loaded, environ=environ) as env:

@@ -14,14 +14,15 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import isawaitable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.rollouts.admission import LOOK, raise_descriptor_limit
@@ -34,7 +35,6 @@ from hermes_rl.threads import rare_full_collections
 from hermes_rl.tools.artifacts import TakenArtifact
 from hermes_rl.version import __version__
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 LOCAL = "local"
@@ -497,8 +497,14 @@ class _Actor:
         with rare_full_collections():
             self._loop.run_forever()
 
-    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+    async def _there(self, work: Callable[[], Any]) -> Any:
+        """Call something of the player's on its loop, and return what it gives, awaited where that is to be."""
+
+        async def called() -> Any:
+            result = work()
+            return await result if isawaitable(result) else result
+
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(called(), self._loop))
 
     async def place(self) -> dict[str, str]:
         """Say where it runs, and what."""
@@ -521,35 +527,24 @@ class _Actor:
             return {}
 
         self._player = Player(opening, self.told.append, keep)
-        return await self._there(self._player.open())
+        wrong: list[str] | None = await self._there(self._player.open)
+        return wrong
 
     async def answer(self, number: int, what: Any, *given: Any) -> tuple[bytes, Mapping[str, TakenArtifact] | None]:
         """Return the answer to a request, and the artifacts of the rollout."""
-
-        async def begun() -> bytes:
-            return await self._player.answer(number, what, *given)
-
-        answer = await self._there(begun())
+        answer = await self._there(lambda: self._player.answer(number, what, *given))
         return answer, self.taken.pop(given[0].id, None) if what == "play" else None
 
     async def hear(self, what: Any, *given: int) -> None:
         """Do what needs no answer."""
-
-        async def heard() -> None:
-            self._player.hear(what, *given)
-
-        await self._there(heard())
+        await self._there(lambda: self._player.hear(what, *given))
 
     async def condition(self, seconds: float) -> list[Mapping[str, Any]]:
         """Wait that long; return how this worker does, and what it has to say."""
-
-        async def looked() -> Mapping[str, Any]:
-            return self._player.condition()
-
         await asyncio.sleep(seconds)
         told, self.told[:] = list(self.told), []
-        return [*told, await self._there(looked())]
+        return [*told, await self._there(self._player.condition)]
 
     async def close(self) -> None:
         """Release everything."""
-        await self._there(self._player.close())
+        await self._there(self._player.close)

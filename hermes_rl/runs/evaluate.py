@@ -230,11 +230,7 @@ class _Evaluating:
 def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: Mapping[str, tuple[str, ...]]) -> Evaluation:
     """Return what the rollouts of these rows show, as far as all of a row were played.
 
-    Args:
-        name: of the environment.
-        plan: what was to be played.
-        store: the rollouts.
-        groups: the groups of the rows in their order, each with `plan.values` of its row.
+    `groups` are those of the rows in their order, each with `plan.values` of its row.
 
     Raises:
         RunError: nothing was graded.

@@ -20,7 +20,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState, token_advantages, turn_advantages
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.journal import Journal, cannot_write
+from hermes_rl.runs.journal import Journal, replaced
 from hermes_rl.runs.parquet import of_row, write_table
 from hermes_rl.runs.store import Line, RolloutStore, rollout_of
 from hermes_rl.spec.model import Process
@@ -138,13 +138,10 @@ def write_format(
 
 def _write(path: Path, rows: Iterable[dict[str, Any]]) -> int:
     count = 0
-    unfinished = path.with_suffix(".partial")
-    with cannot_write(path):
-        with unfinished.open("wb") as file:
-            for row in rows:
-                file.write(write_json(row) + b"\n")
-                count += 1
-        unfinished.replace(path)
+    with replaced(path) as unfinished, unfinished.open("wb") as file:
+        for row in rows:
+            file.write(write_json(row) + b"\n")
+            count += 1
     return count
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from hermes_rl.agent.result import reasoning_of, text_of
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.rollout import Group, Rollout
-from hermes_rl.runs.journal import cannot_write
+from hermes_rl.runs.journal import replaced
 from hermes_rl.values import whole_text, write_json
 
 BATCH = 256
@@ -64,14 +64,12 @@ def write_table(path: Path, groups: Iterable[Group], rewards: Sequence[str]) -> 
         "logprobs": pyarrow.list_(pyarrow.float64()),
     }
     schema = pyarrow.schema(list(columns.items()))
-    unfinished, count = path.with_suffix(".partial"), 0
-    with cannot_write(path):
-        with parquet.ParquetWriter(unfinished, schema, compression="zstd") as file:
-            each = (row for group in groups for row in rows(group, rewards))
-            while batch := list(islice(each, BATCH)):
-                file.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
-                count += len(batch)
-        unfinished.replace(path)
+    count = 0
+    with replaced(path) as unfinished, parquet.ParquetWriter(unfinished, schema, compression="zstd") as file:
+        each = (row for group in groups for row in rows(group, rewards))
+        while batch := list(islice(each, BATCH)):
+            file.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
+            count += len(batch)
     return count
 
 

@@ -76,14 +76,7 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
 
 
 class Processing:
-    """Writes the groups of a run into a file, going on from those that are in it.
-
-    Args:
-        run: what gives the groups.
-        file: where they go.
-        target: how many are in the file in the end.
-        log: told of every group.
-    """
+    """Writes the groups of a run into a file, going on from those that are in it, until it has the `target`."""
 
     def __init__(self, run: Run, file: GroupsFile, target: int, log: GroupLog | None = None) -> None:
         self.run, self.file, self.target, self.log = run, file, target, log or WandbLog(None)

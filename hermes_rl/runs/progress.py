@@ -201,26 +201,18 @@ class RunStatus:
 
 
 class Watched(Protocol):
-    """A run that somebody watches, and may steer; `hermes_rl.runs.opening.SpecRun` is one."""
+    """A run that somebody watches, and may steer; `hermes_rl.runs.opening.SpecRun` is one, and says what these do."""
 
     @property
     def directory(self) -> RunDirectory: ...
 
-    def status(self) -> RunStatus:
-        """Return how the run does."""
-        ...
+    def status(self) -> RunStatus: ...
 
-    def pause(self, paused: bool) -> None:
-        """Begin nothing new while it is paused."""
-        ...
+    def pause(self, paused: bool) -> None: ...
 
-    def finish(self) -> None:
-        """Begin nothing new, and end with what is in flight."""
-        ...
+    def finish(self) -> None: ...
 
-    def set_concurrency(self, rollouts: int) -> None:
-        """Keep so many rollouts in flight."""
-        ...
+    def set_concurrency(self, rollouts: int) -> None: ...
 
 
 class Progress:

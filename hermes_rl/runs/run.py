@@ -307,7 +307,7 @@ class MakesLines(Protocol):
 
 
 class Run:
-    """Conducts the rollouts of one environment.
+    """Conducts the rollouts of one environment on rows, as the plan says.
 
     Args:
         environment: what is played.

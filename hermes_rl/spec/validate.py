@@ -99,7 +99,15 @@ def validate(root: MappingNode, *, confined: bool = True, misspelt: Collection[N
 
     What is wrong below a key that was misspelt is not told: another key may have been meant.
     """
-    tree = rewrite(_prune(root, ()), _mode_as_written)
+    # YAML has made 420 of ``0o644``; without its sign, 644 is what people write for the same.
+    tree = rewrite(
+        _prune(root, ()),
+        lambda path, node: (
+            replace(node, value=node.text)
+            if node.plain and node.text.startswith("0o") and nodes.is_in(path, nodes.MODES)
+            else node
+        ),
+    )
     assert isinstance(tree, MappingNode)
     tree, spec, errors = _parse(tree)
     wrong = [locate(tree, error["loc"])[0] or error["loc"][:1] for error in errors]
@@ -145,12 +153,6 @@ def _as_text(node: ScalarNode) -> ScalarNode:
     if node.written is None or not node.plain or isinstance(node.value, str):
         return node
     return replace(node, value=node.text)
-
-
-def _mode_as_written(path: NodePath, node: ScalarNode) -> ScalarNode:
-    """YAML has made 420 of ``0o644``; without its sign, 644 is what people write for the same."""
-    octal = node.plain and node.text.startswith("0o") and nodes.is_in(path, nodes.MODES)
-    return replace(node, value=node.text) if octal else node
 
 
 def _prune(node: Node, path: NodePath) -> Node:

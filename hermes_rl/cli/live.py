@@ -49,11 +49,8 @@ STEP = 0.25
 class LivePanel(Progress):
     """What a run says on a terminal: notes above, and a panel below them that is drawn anew.
 
-    Args:
-        title: what is run.
-        console: where it is drawn; default: stderr.
-        keys: descriptor of the keyboard; None where there is none.
-        of: the panel that this one is a part of, where several environments play together; it draws.
+    `keys` is the descriptor of the keyboard, and `of` the panel that this one is a part of, where several environments
+    play together; it draws.
     """
 
     def __init__(

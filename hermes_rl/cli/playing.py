@@ -96,14 +96,7 @@ def _say(text: str) -> None:
 
 
 class _OneRollout(RolloutRunner):
-    """Plays once, and shows what is said.
-
-    Args:
-        compiled: the environment.
-        policy: who acts.
-        split: whose settings of the agent apply.
-        shell: hand over the sandbox when the agent has ended, before the rewards look at it.
-    """
+    """Plays once, and shows what is said; `shell` hands over the sandbox before the rewards look at it."""
 
     def __init__(self, compiled: CompiledSpec, policy: ChatServer, split: Split, *, shell: bool) -> None:
         super().__init__(compiled, split=split, policy=_Shown(policy), replays=0)
@@ -118,11 +111,7 @@ class _OneRollout(RolloutRunner):
 
 
 class _Shown:
-    """Shows what is new in a conversation, before whoever acts is asked and after the answer.
-
-    Args:
-        policy: who acts.
-    """
+    """Shows what is new in a conversation, before whoever acts is asked and after the answer."""
 
     def __init__(self, policy: ChatServer) -> None:
         self._policy, self._seen, self._turn = policy, 0, 0

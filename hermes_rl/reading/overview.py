@@ -24,13 +24,7 @@ LONGEST, ROOM = 100_000, 3_000_000
 
 
 def card(record: RunRecord, name: str, counting: Sequence[RolloutSummary] | None = None) -> dict[str, Any]:
-    """Return what a list of runs says of one.
-
-    Args:
-        record: of the run, as far as it was read.
-        name: by which its links name it.
-        counting: its rollouts that count, where they are known.
-    """
+    """Return what a list of runs says of one, as far as it was read; its links call it `name`."""
     described = record.described
     counting = list(record.counting()) if counting is None else counting
     first = [rollout.row_key for rollout in record.rollouts[:1]]

@@ -42,12 +42,7 @@ class Interval:
 
 
 def headline(rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary]) -> dict[str, Any]:
-    """Return what a list of runs says of one.
-
-    Args:
-        rollouts: those that count.
-        lines: all of them, failed attempts included.
-    """
+    """Return what a list of runs says of one, by the rollouts that count and all lines, failed attempts included."""
     score, costs = Interval.of(rollouts), _costs(rollouts)
     return {
         "rollouts": len(rollouts),
@@ -67,12 +62,7 @@ def headline(rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary]
 
 
 def numbers(rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary]) -> dict[str, Any]:
-    """Return all that the page of a run shows beside its rollouts.
-
-    Args:
-        rollouts: those that count.
-        lines: all of them, failed attempts included.
-    """
+    """Return all that the page of a run shows beside its rollouts, by those that count and all lines."""
     costs, endings = _costs(rollouts), Counter(rollout.ending for rollout in rollouts)
     return {
         "scores": distribution(scores_of(rollouts)),
@@ -181,9 +171,7 @@ def _failures(lines: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
 
 
 def _tools(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
-    calls: Counter[str] = Counter()
-    errors: Counter[str] = Counter()
-    users: Counter[str] = Counter()
+    calls, errors, users = Counter[str](), Counter[str](), Counter[str]()
     for use, count in Counter(rollout.tools for rollout in rollouts).items():
         for name, called, failed in use:
             calls[name] += called * count

@@ -178,14 +178,16 @@ async def bring_up_to_date(
     return changed
 
 
+@dataclass
 class Rescoring:
     """Gives lines the score that their rewards' values make now. `endings` are the spec's of before."""
 
-    def __init__(self, grading: Grading, rejudging: Rejudging, endings: Mapping[str, Any]) -> None:
-        self.grading, self.rejudging, self.endings = grading, rejudging, endings
-        self.changed: set[str] = set()
-        """Groups that have another score, or are trained on otherwise."""
-        self.count = 0
+    grading: Grading
+    rejudging: Rejudging
+    endings: Mapping[str, Any]
+    changed: set[str] = field(default_factory=set)
+    """Groups that have another score, or are trained on otherwise."""
+    count: int = 0
 
     def scored(self, line: Line) -> Line:
         """Return the line with its score."""
@@ -235,23 +237,23 @@ def require_judgeable(grader: Grader, names: Iterable[str]) -> None:
         raise UserError("\n".join([*lines, "give it back as it was, or use --fresh to start beside the run"]))
 
 
+@dataclass
 class Rejudging:
     """Judges the rollouts of a store by the rewards that have changed; `rows` are where they started from."""
 
-    def __init__(
-        self,
-        directory: RunDirectory,
-        compiled: CompiledSpec,
-        grading: Grading,
-        rows: Iterable[Row],
-        note: Callable[[str], None],
-    ) -> None:
-        self.directory, self.grading, self.note = directory, grading, note
-        self.compiled, self.grader, self.rows = compiled, compiled.grader, rows
-        self.values: defaultdict[str, dict[str, RewardValue]] = defaultdict(dict)
-        """Values by id of the rollout."""
-        self.failed: dict[str, str] = {}
-        """Why a reward could not judge a rollout, by its id."""
+    directory: RunDirectory
+    compiled: CompiledSpec
+    grading: Grading
+    rows: Iterable[Row]
+    note: Callable[[str], None]
+    values: defaultdict[str, dict[str, RewardValue]] = field(default_factory=lambda: defaultdict(dict))
+    """Values by id of the rollout."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Why a reward could not judge a rollout, by its id."""
+
+    @property
+    def grader(self) -> Grader:
+        return self.compiled.grader
 
     async def judge(self, store: RolloutStore, changed: set[str]) -> None:
         """Fill `values` and `failed`.

@@ -30,12 +30,9 @@ SHORTEST = 8
 
 @contextmanager
 def run_log(folder: Path, progress: Progress, environ: Mapping[str, str] | None) -> Iterator[None]:
-    """Write `run.log` in this folder as long as the run is open.
+    """Write `run.log` in this folder as long as the run is open, with what the progress says to the user.
 
-    Args:
-        folder: the run directory.
-        progress: what it says to the user is written down too.
-        environ: where secrets are, which are not written; None: the process's own.
+    The secrets of `environ` are not written; None: those of the process's own.
     """
     handler = _File(folder / NAME, secrets_of(os.environ if environ is None else environ), progress)
     logger = logging.getLogger("hermes_rl")

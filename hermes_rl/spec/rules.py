@@ -78,11 +78,7 @@ def _prompt(data: dict[str, Any]) -> Iterator[Fault]:
     prompt = data.get("prompt")
     if not isinstance(prompt, dict):
         return
-    pair = [key for key in ("system", "user") if key in prompt]
-    if "messages" in prompt:
-        for key in pair:
-            yield Fault(("prompt", key), f"`{key}` and `messages` exclude each other", at="key")
-    elif "user" not in prompt and section(data, "user").get("opens") is not True:
+    if not {"user", "messages"} & prompt.keys() and section(data, "user").get("opens") is not True:
         yield Fault(("prompt",), "prompt needs `user` or `messages` (or a simulated user that opens)", at="key")
     if prompt.get("messages") == []:
         yield Fault(("prompt", "messages"), "there must be at least one message")
@@ -97,13 +93,17 @@ def _parts(data: dict[str, Any]) -> Iterator[Fault]:
             yield from exactly_one(part, (*path, index), ("text", "image", "image_url"), "a part")
 
 
-def _toolsets(data: dict[str, Any]) -> Iterator[Fault]:
-    toolsets = section(data, "toolsets")
-    if "distribution" in toolsets and "enabled" in toolsets:
-        message = "`distribution` and `enabled` exclude each other"
-        yield Fault(("toolsets", "distribution"), message, at="key")
-    if "record" in toolsets and "replay" in toolsets:
-        yield Fault(("toolsets", "replay"), "`record` and `replay` exclude each other", at="key")
+_EXCLUSIVE = (
+    ("prompt", "system", "messages"), ("prompt", "user", "messages"), ("toolsets", "distribution", "enabled"),
+    ("toolsets", "replay", "record"),
+)  # fmt: skip
+"""Sections, and two keys of each that exclude each other."""
+
+
+def _exclusive(data: dict[str, Any]) -> Iterator[Fault]:
+    for name, key, other in _EXCLUSIVE:
+        if {key, other} <= section(data, name).keys():
+            yield Fault((name, key), f"`{key}` and `{other}` exclude each other", at="key")
 
 
 def tool_entries(data: dict[str, Any]) -> Iterator[tuple[NodePath, Any]]:
@@ -154,7 +154,7 @@ def _tool_names(data: dict[str, Any]) -> Iterator[Fault]:
                     yield Fault((*path, kind), f"the name `{name}` is taken by {where}; tools need different names")
 
 
-DATA_RULES = (_sources, _fallback, _eval, _prompt, _parts, _toolsets, _tools, _tool_names)
+DATA_RULES = (_sources, _fallback, _eval, _prompt, _parts, _exclusive, _tools, _tool_names)
 
 
 # ----------------------------------------------------------------- Agent, rewards, endings, solution and servers

@@ -250,11 +250,9 @@ class Shelf:
     def beside(self, name: str, rollout: str, asked: Mapping[str, str]) -> dict[str, Any]:
         """Return the rollout that comes after one in a list, and where to look on while none was come upon.
 
-        Args:
-            name: of the run.
-            rollout: from which the next one is looked for; where it is not in the list, its beginning.
-            asked: the filter and the order of the list; `backwards`: the one before it; `failed`: the next one that
-                did not pass; `cursor`: where an earlier answer ended.
+        Where `rollout` is not in the list, that is its first. `asked` has the filter and the order of the list, and
+        `backwards` for the one before it, `failed` for the next one that did not pass, and `cursor`, where an earlier
+        answer ended.
 
         Raises:
             UserError: the run, or the rollout, is not there.

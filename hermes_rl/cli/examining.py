@@ -21,9 +21,7 @@ from hermes_rl.servers.exactness import in_words
 from hermes_rl.servers.factory import config_from_spec, token_server
 from hermes_rl.servers.measuring import measure
 from hermes_rl.servers.transport import Transport
-from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Server, Spec
-from hermes_rl.spec.overrides import Overrides, parse_extra_args
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import TokenizerUnavailable
 from hermes_rl.tools.hermes_toolsets import NAMES, HermesToolsets
@@ -57,7 +55,9 @@ def examine(source: str | None, options: Options, *, sampling: bool = False) -> 
         UserError: the spec or an option is wrong.
     """
     environ = options.environ()
-    spec = _load(source, options.overrides(), environ) if source is not None else None
+    spec = options.load(source) if source is not None else None
+    if spec is not None and "policy" not in spec.servers and (named := policy_of(environ)) is not None:
+        spec = options.load(str(source), named)  # as a run would take it
     checks = asyncio.run(_sandboxes(spec.sandbox.backend if spec is not None else "bubblewrap", environ))
     if spec is None:
         return [*checks, _tokenizer(None)]
@@ -76,16 +76,6 @@ def examine_security() -> list[Check]:
     remedy = "do not run agents that you do not trust here; docs/security.md says what each part of the sandbox needs"
     trial_results = asyncio.run(trials())
     return [Check(f"attack on {one.name}", one.held, one.detail, None if one.held else remedy) for one in trial_results]
-
-
-def _load(source: str, overrides: Overrides, environ: Mapping[str, str]) -> Spec:
-    """Return the spec, with the policy that the environment names where it has none, as a run would take it."""
-    spec = load_spec(source, overrides=overrides, environ=environ)
-    named = policy_of(environ) if "policy" not in spec.servers else None
-    if named is None:
-        return spec
-    overrides = overrides._replace(sets=(*overrides.sets, *parse_extra_args((), [named]).sets))
-    return load_spec(source, overrides=overrides, environ=environ)
 
 
 def print_checks(checks: Sequence[Check], *, as_json: bool) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from hermes_rl.endings import RULES, Ending
+from hermes_rl.endings import Ending
 from hermes_rl.reading.compare import MEASURES
 from hermes_rl.reading.record import RolloutSummary, RunRecord, by_row, scores_of
 from hermes_rl.reading.settings import model_of, spec_of, success_of
@@ -265,8 +265,3 @@ def looked_at(spec: Mapping[str, Any], columns: Iterable[str]) -> dict[str, list
             if column in words:
                 rewards.setdefault(column, []).append(name)
     return rewards
-
-
-def rule_of(ending: str) -> str:
-    """Return what an ending means, in words."""
-    return RULES[Ending(ending)].what

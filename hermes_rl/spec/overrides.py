@@ -74,19 +74,12 @@ class NoPlaceError(Exception):
     """The key of an option leads through something that has no keys."""
 
 
-def assign(root: MappingNode, base: MappingNode, one: Assignment) -> MappingNode:
-    """Return the tree with one option laid over it; `base` is what the file says, without any option.
+def _assigned(node: Node | None, base: Node | None, one: Assignment, done: NodePath) -> Node:
+    """`node` with the option's value at the rest of its path; `base` is what the file says there, without any option.
 
     Raises:
         NoPlaceError: the key leads through something that has no keys.
     """
-    changed = _assigned(root, base, one, ())
-    assert isinstance(changed, MappingNode)
-    return changed
-
-
-def _assigned(node: Node | None, base: Node | None, one: Assignment, done: NodePath) -> Node:
-    """`node` with the option's value at the rest of its path; `base` is what the file says there."""
     if len(done) == len(one.path):
         return one.node
     step = one.path[len(done)]
@@ -195,7 +188,9 @@ class Overrides(NamedTuple):
         base = root
         for assignment in sorted(assignments, key=lambda assignment: len(assignment.path)):
             try:
-                root = assign(root, base, assignment)
+                changed = _assigned(root, base, assignment, ())
+                assert isinstance(changed, MappingNode)
+                root = changed
             except NoPlaceError as error:
                 problems.append(assignment.mark.problem(str(error)))
         return chat_server(root, assignments), problems

@@ -99,7 +99,7 @@ def _format_of(value: str, folder: Path) -> str | None:
         paths = glob.iglob(_join(folder, value), recursive=True)  # noqa: PTH207 - pathlib globs below one folder only
         kinds = {file_format(name) for name in paths if Path(name).is_file()}
         return kinds.pop() if len(kinds) == 1 else None
-    return None if _kind_of(Path(_join(folder, value))) == stat.S_IFDIR else file_format(value)
+    return None if kind_of(Path(_join(folder, value))) == stat.S_IFDIR else file_format(value)
 
 
 def names_host_file(path: NodePath, value_at: Callable[[NodePath], object]) -> bool:
@@ -141,10 +141,10 @@ def looks_local(value: str, folder: Path) -> bool:
     """Return True for a path: it starts like one, is a pattern of several, or there is something of that name."""
     if value.startswith((".", "/", "~")) or (glob.has_magic(value) and not _URL.match(value)):
         return True
-    return not _URL.match(value) and "\0" not in value and len(value) < 4096 and _kind_of(folder / value) != 0
+    return not _URL.match(value) and "\0" not in value and len(value) < 4096 and kind_of(folder / value) != 0
 
 
-def _kind_of(path: Path) -> int:
+def kind_of(path: Path) -> int:
     """Return what kind of file there is, as `stat` says it; 0 where there is none, or the text can be no path."""
     try:
         return stat.S_IFMT(path.stat().st_mode)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.cells import cell_len
 from rich.console import RenderableType
@@ -233,21 +232,21 @@ def _parts(made: SetTable) -> Iterator[RenderableType]:
 def _tables(made: SetTable) -> Iterator[Table]:
     players, cells = made.players, [cell for player in made.players for cell in player.cells]
     lead = [
-        _column("rank", map(_rank, players)),
-        _column("model", (short(player.model) for player in players), left=True),
+        _Column("rank", map(_rank, players)),
+        _Column("model", (short(player.model) for player in players), left=True),
     ]
     if any(player.setting for player in players):
-        lead.append(_column("setting", (short(player.setting) for player in players), left=True))
-    rest = [_column("behind", (_behind(player.behind) for player in players))]
+        lead.append(_Column("setting", (short(player.setting) for player in players), left=True))
+    rest = [_Column("behind", (_behind(player.behind) for player in players))]
     if len(made.specs) > 1:
-        rest.insert(0, _column("mean", (_told(player.score, player.pass_at_1) for player in players)))
+        rest.insert(0, _Column("mean", (_told(player.score, player.pass_at_1) for player in players)))
     for number, spec in enumerate(made.specs):
-        rest.append(_column(spec, (_cell(player.cells[number]) for player in players)))
+        rest.append(_Column(spec, (_cell(player.cells[number]) for player in players)))
 
     def add(name: str, form: str, value: Callable[[Cell], float | None], total: Callable[[list[float]], float]) -> None:
         """Add a column with one number for all runs of a player, as far as it is known."""
         known = [[number for cell in player.cells if (number := value(cell)) is not None] for player in players]
-        rest.append(_column(name, (safe(form.format(total(numbers)) if numbers else "-") for numbers in known)))
+        rest.append(_Column(name, (safe(form.format(total(numbers)) if numbers else "-") for numbers in known)))
 
     add("tokens", "{:,}", lambda cell: cell.prompt_tokens + cell.completion_tokens, sum)
     add("s/rollout", "{:.2f}", lambda cell: cell.seconds, mean)
@@ -258,18 +257,13 @@ def _tables(made: SetTable) -> Iterator[Table]:
     yield from _fitting(lead, rest)
 
 
-class _Column(NamedTuple):
-    name: str
-    cells: list[Text]
-    left: bool
+class _Column:
+    def __init__(self, name: str, cells: Iterable[Text], *, left: bool = False) -> None:
+        self.name, self.cells, self.left = name, list(cells), left
 
     @property
     def width(self) -> int:
         return 2 + max(cell_len(line) for text in (self.name, *map(str, self.cells)) for line in text.split("\n"))
-
-
-def _column(name: str, cells: Iterable[Text], *, left: bool = False) -> _Column:
-    return _Column(name, list(cells), left)
 
 
 def _fitting(lead: Sequence[_Column], rest: Sequence[_Column]) -> Iterator[Table]:
@@ -320,10 +314,10 @@ def _behind(gap: Estimate | None) -> Text:
 
 def _by(column: str, parts: Sequence[Breakdown], made: SetTable) -> Iterator[RenderableType]:
     shown = parts[:SHOWN]
-    lead = [_column("spec", (short(part.spec) for part in shown), left=True)] if len(made.specs) > 1 else []
-    lead.append(_column(column, (short(part.value) for part in shown), left=True))
-    lead.append(_column("rows", (safe(part.rows) for part in shown)))
+    lead = [_Column("spec", (short(part.spec) for part in shown), left=True)] if len(made.specs) > 1 else []
+    lead.append(_Column(column, (short(part.value) for part in shown), left=True))
+    lead.append(_Column("rows", (safe(part.rows) for part in shown)))
     scores = [[_told(part.scores[number], None) for part in shown] for number in range(len(made.players))]
-    yield from _fitting(lead, [_column(player.label, own) for player, own in zip(made.players, scores, strict=True)])
+    yield from _fitting(lead, [_Column(player.label, own) for player, own in zip(made.players, scores, strict=True)])
     if len(parts) > SHOWN:
         yield safe(f"… and {len(parts) - SHOWN} more, in set.json", DIM)

@@ -96,13 +96,9 @@ def token_of(environ: Mapping[str, str], name: str | None) -> str | None:
 
 
 def prepare(path: Path, dataset: str, folder: Path, secrets: Mapping[str, str]) -> Publication:
-    """Make the files that are published of a run in a folder.
+    """Make the files that are published of a run as `owner/name` in an empty folder.
 
-    Args:
-        path: of the run directory.
-        dataset: `owner/name` on the hub, as the card says how it is loaded.
-        folder: an empty one.
-        secrets: values that may be in no file, each with what to call it.
+    `secrets` are values that may be in no file, each with what to call it.
 
     Raises:
         UserError: the run is still running, has nothing that was graded, or a file holds a secret.

@@ -141,13 +141,9 @@ def check_spec(
     known_distributions: Collection[str] | None = None,
     samples: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[list[Problem], list[Problem]]:
-    """Problems and warnings of a spec.
+    """Problems and warnings of a spec; every template of it is rendered with the `samples`, derived columns included.
 
-    Args:
-        spec: a loaded spec.
-        known_toolsets: names of the toolsets that exist; None leaves them unchecked.
-        known_distributions: likewise of distributions.
-        samples: rows, derived columns included, that every template of the spec is rendered with.
+    None for the names of the toolsets or distributions that exist leaves them unchecked.
     """
     findings = Findings(spec)
     _check_code(spec, findings)

@@ -352,8 +352,7 @@ def progress_of(title: str, *, quiet: bool) -> Progress:
 
 def _keyboard() -> int | None:
     """Return the descriptor of the keyboard, where this program is the one that it types to."""
-    try:
+    with suppress(OSError, ValueError, AttributeError):
         number = sys.stdin.fileno()
         return number if os.isatty(number) and os.tcgetpgrp(number) == os.getpgrp() else None
-    except (OSError, ValueError, AttributeError):
-        return None
+    return None

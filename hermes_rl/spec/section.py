@@ -239,9 +239,8 @@ def _parsed(parse: Callable[[str], float]) -> BeforeValidator:
 
 def _text(value: Any) -> Any:
     """Numbers and booleans are fine where the program at the other end reads text anyway."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value) if isinstance(value, int | float) else value
+    text = str(value) if isinstance(value, int | float) else value
+    return text.lower() if isinstance(value, bool) else text
 
 
 def _for_system(value: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -234,7 +234,10 @@ class _Reading:
         settings = [setting.name for setting in body.settings] if body.settings is not None else [""]
         changes = []
         for kind, names in (("specs", specs), ("models", models), ("settings", settings)):
-            self._require_different(kind, names)
+            for number, name in enumerate(names):
+                if name in names[:number]:
+                    mark = locate(self.tree, ("set", kind, number, "name"))[2].mark
+                    self.problems.append(mark.problem(f"two {kind} are called `{name}`; give one another `name`"))
             changes.append([self._changes(kind, number) for number in range(len(names))])
         folders: dict[str, str] = {}
         for (a, spec), (b, model), (c, setting) in product(enumerate(specs), enumerate(models), enumerate(settings)):
@@ -255,12 +258,6 @@ class _Reading:
         except UserError as error:
             self.problems.append(mark.problem(str(error)))
         return None
-
-    def _require_different(self, kind: str, names: Sequence[str]) -> None:
-        for number, name in enumerate(names):
-            if name in names[:number]:
-                mark = locate(self.tree, ("set", kind, number, "name"))[2].mark
-                self.problems.append(mark.problem(f"two {kind} are called `{name}`; give one another `name`"))
 
     def _changes(self, kind: str, number: int) -> Overrides:
         """Return what an entry changes in a spec: as `--set` does, with its keys and values where they are written."""

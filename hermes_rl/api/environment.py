@@ -266,14 +266,9 @@ class Env:
             phases += runner.phases
         if self._workers is None:
             return EnvStatus(phases, +retries)
-        lost = self._workers.lost
-        return EnvStatus(
-            phases + self._workers.phases,
-            +(retries + self._workers.retries),
-            self._workers.ready,
-            lost.processes,
-            lost.rollouts,
-        )
+        workers = self._workers
+        phases, retries = phases + workers.phases, +(retries + workers.retries)
+        return EnvStatus(phases, retries, workers.ready, workers.died, workers.replayed)
 
     async def watch(self) -> None:
         """Wait until nothing can be played any more, and raise why; without workers that is never.

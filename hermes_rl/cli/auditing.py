@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.screen import BAD, DIM, HEAD, indented, safe, show
-from hermes_rl.reading.audit import CERTAIN, Reason, Suspect, audit, described
+from hermes_rl.reading.audit import CERTAIN, Suspect, audit, described
 from hermes_rl.reading.record import RunRecord
 from hermes_rl.visible import counted
 
@@ -45,7 +45,9 @@ def _parts(record: RunRecord, suspects: Sequence[Suspect], looked_at: int, limit
         score = "no score" if rollout.score is None else f"score {rollout.score:g}"
         yield safe(f"#{record.number(rollout.id)}  {score}  {rollout.id}", HEAD)
         for reason in suspect.reasons[:SHOWN]:
-            yield indented(safe(f"{reason.what}{_place(reason)}", BAD if reason.weight == CERTAIN else ""))
+            turn = "kept at the end" if reason.turn is None else f"turn {reason.turn}"
+            place = "" if reason.file is None else f"  ({turn}, {reason.file}:{reason.line})"
+            yield indented(safe(f"{reason.what}{place}", BAD if reason.weight == CERTAIN else ""))
         if len(suspect.reasons) > SHOWN:
             yield indented(safe(f"… and {len(suspect.reasons) - SHOWN} more (--json lists all)", DIM))
     if 0 < limit < len(suspects):
@@ -53,10 +55,3 @@ def _parts(record: RunRecord, suspects: Sequence[Suspect], looked_at: int, limit
     if suspects:
         number = record.number(suspects[0].rollout.id)
         yield safe(f"next: hermes-rl show {shlex.quote(str(record.path))} {number}", DIM)
-
-
-def _place(reason: Reason) -> str:
-    if reason.file is None:
-        return ""
-    turn = "kept at the end" if reason.turn is None else f"turn {reason.turn}"
-    return f"  ({turn}, {reason.file}:{reason.line})"

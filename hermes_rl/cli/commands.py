@@ -11,6 +11,9 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
+from hermes_rl.cli.echo import echo
+from hermes_rl.version import __version__
+
 Mode = Literal["serve", "process", "evaluate"]
 Kind = Literal["specs", "toolsets", "tools", "distributions", "rewards", "parsers", "renderers", "sandboxes"]
 
@@ -20,13 +23,23 @@ RowOption = Annotated[str, typer.Option(help="A row's key, or its place in the o
 SplitOption = Annotated[
     Literal["train", "eval"] | None, typer.Option(help="Among which rows; default: train, where there are any.")
 ]
-
 RayOption = Annotated[
     str | None,
     typer.Option(metavar="[HOST:PORT]", help="Play on a Ray cluster; without an address one is started here."),
 ]
 EnvFileOption = Annotated[Path | None, typer.Option(metavar="FILE", help="KEY=VALUE lines, added to the environment.")]
 TrustOption = Annotated[bool, typer.Option("--trust", help="Run code of the repository that SPEC names, unasked.")]
+DemoOption = Annotated[bool, typer.Option("--demo", help="Without model, network and containers.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", help="Say what is logged: failed calls, replays.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
+NoPagerOption = Annotated[bool, typer.Option("--no-pager", help="Print, however long it is.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A value of the spec: --set agent.max_turns=5.")
+]
+SetAsRunOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As `run` takes it.")]
+TokenOption = Annotated[str | None, typer.Option(help="Variable that holds the token of requests.")]
+ListenOption = Annotated[str, typer.Option(help="HOST:PORT; the port 0 is any that is free.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 SPECS = "A path of a spec or its folder, the name of a shipped spec, or a repository: owner/name@REV."
 
 app = typer.Typer(
@@ -51,6 +64,9 @@ def _shipped(incomplete: str) -> list[str]:
     here = {*files, *(os.path.dirname(spec) for spec in in_folders)}  # noqa: PTH120
     shipped = sorted(path.stem for path in shipped_dir("specs").glob(f"{begun}*.yaml"))
     return [*sorted(here), *shipped]
+
+
+SpecArgument = Annotated[str, typer.Argument(help=SPECS, autocompletion=_shipped)]
 
 
 def _specs_and_modes(context: typer.Context, incomplete: str) -> list[str]:
@@ -89,10 +105,7 @@ def run(
             autocompletion=_specs_and_modes,
         ),
     ],
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A value of the spec: --set agent.max_turns=5."),
-    ] = None,
+    sets: SetOption = None,
     weights: Annotated[
         list[str] | None,
         typer.Option("--weight", metavar="NAME=NUMBER", help="Its share, where several specs are served."),
@@ -101,9 +114,9 @@ def run(
         Path | None, typer.Option(metavar="PATH", help="Directory of the run; of several specs, the folder of theirs.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over, beside an earlier run.")] = False,
-    demo: Annotated[bool, typer.Option("--demo", help="Without model, network and containers.")] = False,
+    demo: DemoOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Say what is logged: failed calls, replays.")] = False,
+    verbose: VerboseOption = False,
     env_file: EnvFileOption = None,
     trust: TrustOption = False,
     workers: Annotated[
@@ -131,22 +144,9 @@ def run(
     specs, mode = specs_and_mode(named)
     specs = _at_hand(specs, trust)
     sets = [*(sets or ()), *([f"{mode}.workers={workers}"] if workers is not None else ())]
+    changes = tuple(sets)
     request = RunRequest(
-        specs[0],
-        mode,
-        tuple(sets),
-        flags,
-        out,
-        fresh,
-        demo,
-        quiet,
-        verbose,
-        env_file,
-        ray,
-        dry,
-        sample,
-        prices,
-        as_json,
+        specs[0], mode, changes, flags, out, fresh, demo, quiet, verbose, env_file, ray, dry, sample, prices, as_json
     )
     if len(specs) > 1 or weights:
         from hermes_rl.cli.together import run_together
@@ -163,8 +163,8 @@ def run(
 def validate(
     specs: Annotated[list[str], typer.Argument(help=SPECS, autocompletion=_shipped)],
     deep: Annotated[bool, typer.Option("--deep", help="Also play the solution and judge the rewards.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
-    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As `run` takes it.")] = None,
+    as_json: JsonOption = False,
+    sets: SetAsRunOption = None,
     env_file: EnvFileOption = None,
     trust: TrustOption = False,
 ) -> None:
@@ -180,18 +180,18 @@ def validate(
 @app.command(name="list")
 def list_things(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List what a spec may name."""
     from hermes_rl.cli.listing import listed
 
     entries = listed(kind)
     if as_json:
-        _print(json.dumps(entries, indent=2, ensure_ascii=False))
+        echo(json.dumps(entries, indent=2, ensure_ascii=False))
         return
     width = max((len(entry["name"]) for entry in entries), default=0)
     for entry in entries:
-        _print(f"{entry['name']:<{width}}  {entry['description']}".rstrip())
+        echo(f"{entry['name']:<{width}}  {entry['description']}".rstrip())
 
 
 @app.command()
@@ -200,7 +200,7 @@ def schema(of_set: Annotated[bool, typer.Option("--set", help="Of a set of specs
     from hermes_rl.spec.schema import spec_json_schema
     from hermes_rl.spec.sets import set_json_schema
 
-    _print(json.dumps(set_json_schema() if of_set else spec_json_schema(), indent=2, ensure_ascii=False))
+    echo(json.dumps(set_json_schema() if of_set else spec_json_schema(), indent=2, ensure_ascii=False))
 
 
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
@@ -208,11 +208,11 @@ def doctor(
     spec: Annotated[
         list[str] | None, typer.Argument(metavar="[SPEC]", help="A spec whose servers and tokenizer are checked too.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    as_json: JsonOption = False,
     sampling: Annotated[
         bool, typer.Option("--sampling", help="Also draw 2,000 tokens or more from each token-level server.")
     ] = False,
-    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As `run` takes it.")] = None,
+    sets: SetAsRunOption = None,
     env_file: EnvFileOption = None,
     trust: TrustOption = False,
     security: Annotated[bool, typer.Option("--security", help="Try a few attacks on the default sandbox.")] = False,
@@ -244,12 +244,12 @@ def init(
     from hermes_rl.cli.starting import start
 
     for line in start(name, kind, Path()):
-        _print(line)
+        echo(line)
 
 
 @app.command()
 def regrade(
-    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    run_directory: RunArgument,
     sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as in --set rewards.a.weight=2.")] = None,
     env_file: EnvFileOption = None,
 ) -> None:
@@ -260,18 +260,16 @@ def regrade(
 
 
 @app.command()
-def report(
-    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
-) -> None:
+def report(run_directory: RunArgument) -> None:
     """Write the report.html of a run anew, one page that can be sent."""
     from hermes_rl.reading.report import write_report
 
-    _print(str(write_report(run_directory)))
+    echo(str(write_report(run_directory)))
 
 
 @app.command()
 def push(
-    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    run_directory: RunArgument,
     address: Annotated[str, typer.Argument(metavar="hf://datasets/OWNER/NAME", help="The dataset on the hub.")],
     public: Annotated[bool, typer.Option("--public/--private", help="Who may see the dataset.")] = False,
     token_env: Annotated[str | None, typer.Option(help="Variable that holds the hub's token.")] = None,
@@ -280,10 +278,12 @@ def push(
     dry: Annotated[bool, typer.Option("--dry-run", help="List the files and print the card; ask no hub.")] = False,
 ) -> None:
     """Publish a run's rollouts as a dataset on the Hugging Face hub."""
-    from hermes_rl.cli.pushing import PushRequest, push_run
+    from hermes_rl.cli.pushing import push_run
 
-    request = PushRequest(run_directory, address, public, token_env, endpoint, env_file, dry)
-    raise typer.Exit(push_run(request))
+    status = push_run(
+        run_directory, address, public=public, token_env=token_env, endpoint=endpoint, env_file=env_file, dry=dry
+    )
+    raise typer.Exit(status)
 
 
 @app.command()
@@ -291,7 +291,7 @@ def view(
     runs: Annotated[
         list[Path] | None, typer.Argument(metavar="[RUN]...", help="Run directories, or folders with runs: ./outputs.")
     ] = None,
-    listen: Annotated[str, typer.Option(help="HOST:PORT; the port 0 is any that is free.")] = "127.0.0.1:0",
+    listen: ListenOption = "127.0.0.1:0",
 ) -> None:
     """Look at runs in a browser, also while they go on."""
     from hermes_rl.cli.viewing import view_runs
@@ -302,18 +302,18 @@ def view(
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def render(
     context: typer.Context,
-    spec: Annotated[str, typer.Argument(help=SPECS, autocompletion=_shipped)],
+    spec: SpecArgument,
     row: RowOption = "0",
     split: SplitOption = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Token by token, with ids.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
-    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As `run` takes it.")] = None,
+    as_json: JsonOption = False,
+    sets: SetAsRunOption = None,
     demo: Annotated[
         bool, typer.Option("--demo", help="As `run --demo`: the dataset's sample, the small template.")
     ] = False,
     env_file: EnvFileOption = None,
     trust: TrustOption = False,
-    no_pager: Annotated[bool, typer.Option("--no-pager", help="Print, however long it is.")] = False,
+    no_pager: NoPagerOption = False,
 ) -> None:
     """Show exactly what the model is sent for a row; none is asked."""
     from hermes_rl.cli.options import Options
@@ -327,13 +327,13 @@ def render(
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def play(
     context: typer.Context,
-    spec: Annotated[str, typer.Argument(help=SPECS, autocompletion=_shipped)],
+    spec: SpecArgument,
     row: RowOption = "0",
     split: SplitOption = None,
     person: Annotated[bool, typer.Option("--person", help="You are the model.")] = False,
     shell: Annotated[bool, typer.Option("--shell", help="Look into the sandbox when the agent has ended.")] = False,
-    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As `run` takes it.")] = None,
-    demo: Annotated[bool, typer.Option("--demo", help="Without model, network and containers.")] = False,
+    sets: SetAsRunOption = None,
+    demo: DemoOption = False,
     env_file: EnvFileOption = None,
     trust: TrustOption = False,
 ) -> None:
@@ -348,7 +348,7 @@ def play(
 
 @app.command()
 def show(
-    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    run_directory: RunArgument,
     rollout: Annotated[
         str | None, typer.Argument(metavar="ID", help="A rollout: its id, how it begins, or its number.")
     ] = None,
@@ -360,8 +360,8 @@ def show(
     full: Annotated[bool, typer.Option("--full", help="Long texts too.")] = False,
     sort: Annotated[str, typer.Option(help="number, score, turns, tokens, seconds or errors.")] = "number",
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="Rollouts that are listed; 0: all.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
-    no_pager: Annotated[bool, typer.Option("--no-pager", help="Print, however long it is.")] = False,
+    as_json: JsonOption = False,
+    no_pager: NoPagerOption = False,
 ) -> None:
     """Show a run, or why one of its rollouts failed."""
     from hermes_rl.cli.showing import ShowRequest, show_run
@@ -374,10 +374,10 @@ def show(
 
 @app.command()
 def audit(
-    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    run_directory: RunArgument,
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="Rollouts that are listed; 0 lists all.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, and all of them.")] = False,
-    no_pager: Annotated[bool, typer.Option("--no-pager", help="Print, however long it is.")] = False,
+    no_pager: NoPagerOption = False,
 ) -> None:
     """List rollouts that reach for their tests instead of the task."""
     from hermes_rl.cli.auditing import audit_run
@@ -403,8 +403,8 @@ def compare(
         typer.Option(metavar="NUMBER", help="With --fail-if-worse: status 1 where the interval lies below -MARGIN."),
     ] = 0.0,
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="Fixed and broken rows that are listed.")] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
-    no_pager: Annotated[bool, typer.Option("--no-pager", help="Print, however long it is.")] = False,
+    as_json: JsonOption = False,
+    no_pager: NoPagerOption = False,
 ) -> None:
     """Compare runs row by row: what is better, and what is chance."""
     from hermes_rl.cli.comparing import CompareRequest, compare_paths
@@ -424,8 +424,8 @@ def rollouts(
             autocompletion=_shipped,
         ),
     ],
-    listen: Annotated[str, typer.Option(help="HOST:PORT; the port 0 is any that is free.")] = "127.0.0.1:8600",
-    token_env: Annotated[str | None, typer.Option(help="Variable that holds the token of requests.")] = None,
+    listen: ListenOption = "127.0.0.1:8600",
+    token_env: TokenOption = None,
     most: Annotated[
         int, typer.Option(metavar="N", min=1, help="Rollouts of a spec that may be asked for at a time.")
     ] = 16_384,
@@ -443,12 +443,9 @@ def rollouts(
     drain: Annotated[
         float, typer.Option(metavar="NUMBER", min=0.0, help="Seconds for what was begun, after SIGTERM.")
     ] = 30.0,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A value of the spec: --set agent.max_turns=5."),
-    ] = None,
-    demo: Annotated[bool, typer.Option("--demo", help="Without model, network and containers.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Say what is logged: failed calls, replays.")] = False,
+    sets: SetOption = None,
+    demo: DemoOption = False,
+    verbose: VerboseOption = False,
     env_file: EnvFileOption = None,
     trust: TrustOption = False,
     workers: Annotated[
@@ -458,29 +455,28 @@ def rollouts(
 ) -> None:
     """Serve rollouts over HTTP, for trainers in other processes."""
     from hermes_rl.cli.options import Options, separated
-    from hermes_rl.cli.serving import RolloutsRequest, serve_rollouts
+    from hermes_rl.cli.serving import serve_rollouts
+    from hermes_rl.service.serving import ServiceOptions
 
     named, flags = separated([*words, *context.args])
     specs = _at_hand(named, trust)
     options = Options(tuple(sets or ()), flags, env_file)
-    keys = tuple(key_env or ())
-    request = RolloutsRequest(
-        specs, options, listen, token_env, most, keys, out, fresh, idle, drain, demo, verbose, workers, ray
+    if workers is not None:
+        options = options._replace(sets=(*options.sets, f"serve.workers={workers}"))
+    service = ServiceOptions(
+        listen=listen, token_env=token_env, keys=tuple(key_env or ()), most=most, idle=idle, drain=drain, ray=ray
     )
-    raise typer.Exit(serve_rollouts(request))
+    raise typer.Exit(serve_rollouts(specs, options, service, out=out, fresh=fresh, demo=demo, verbose=verbose))
 
 
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def openenv(
     context: typer.Context,
-    spec: Annotated[str, typer.Argument(help=SPECS, autocompletion=_shipped)],
-    listen: Annotated[str, typer.Option(help="HOST:PORT; the port 0 is any that is free.")] = "127.0.0.1:8000",
-    token_env: Annotated[str | None, typer.Option(help="Variable that holds the token of requests.")] = None,
+    spec: SpecArgument,
+    listen: ListenOption = "127.0.0.1:8000",
+    token_env: TokenOption = None,
     most: Annotated[int, typer.Option(metavar="N", min=1, help="Sessions at a time.")] = 64,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A value of the spec: --set agent.max_turns=5."),
-    ] = None,
+    sets: SetOption = None,
     env_file: EnvFileOption = None,
     trust: TrustOption = False,
 ) -> None:
@@ -499,14 +495,6 @@ def version(
     show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     """Nothing but --version."""
-    from hermes_rl.version import __version__
-
     if show:
-        _print(__version__)
+        echo(__version__)
         raise typer.Exit
-
-
-def _print(text: str) -> None:
-    from hermes_rl.cli.echo import echo
-
-    echo(text)

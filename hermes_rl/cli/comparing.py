@@ -93,10 +93,8 @@ def _parts(one: RunComparison, a: RunRecord, b: RunRecord, request: CompareReque
         rows += f" of {comparison.score.families} families"
     style = {True: GOOD, False: BAD}[comparison.score.difference > 0] if comparison.score.beyond_chance else HEAD
     yield safe(f"{one.verdict}; both graded {rows}", style)
-    if comparison.score.detectable is not None:
-        yield safe(
-            f"four times in five, {rows} would show a true difference of {comparison.score.detectable:.3g} or more"
-        )
+    if (least := comparison.score.detectable) is not None:
+        yield safe(f"four times in five, {rows} would show a true difference of {least:.3g} or more")
     if comparison.bounds is not None:
         low, high = comparison.bounds
         yield safe(
@@ -120,21 +118,12 @@ def _parts(one: RunComparison, a: RunRecord, b: RunRecord, request: CompareReque
 def _differences(differences: Sequence[Difference]) -> Table:
     made = table("mean of", "A", "B", "B - A", "95 % interval", right=("A", "B", "B - A", "95 % interval"))
     for difference in differences:
-        style = "" if difference.beyond_chance else DIM if difference.difference == 0 else ""
-        interval = (
-            ""
-            if difference.low is None
-            else f"{_number(difference.low, True)} to {_number(difference.high or 0.0, True)}"
-        )
+        interval = "" if difference.low is None else f"{_number(difference.low, True)} to "
+        interval += "" if difference.high is None else _number(difference.high, True)
+        numbers = (_number(difference.a), _number(difference.b), _number(difference.difference, True))
+        same = difference.difference == 0 and not difference.beyond_chance
         mark = " *" if difference.beyond_chance else "  "
-        made.add_row(
-            safe(difference.name),
-            _number(difference.a),
-            _number(difference.b),
-            _number(difference.difference, True),
-            interval + mark,
-            style=style,
-        )
+        made.add_row(safe(difference.name), *numbers, interval + mark, style=DIM if same else "")
     return made
 
 

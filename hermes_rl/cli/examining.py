@@ -12,7 +12,7 @@ from hermes_rl.cli.options import Options, policy_of
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.sandboxes import named_toolsets
 from hermes_rl.runs.exact import forecast_of, tokenizer_of
-from hermes_rl.sandbox.bubblewrap import Ability, parts, probe
+from hermes_rl.sandbox.bubblewrap import parts, probe
 from hermes_rl.sandbox.packages import package_folder
 from hermes_rl.sandbox.remote import NAMES as NAMES_OF_REMOTE
 from hermes_rl.sandbox.remote import missing
@@ -20,11 +20,8 @@ from hermes_rl.servers.exactness import examine as examine_server
 from hermes_rl.servers.exactness import in_words
 from hermes_rl.servers.factory import config_from_spec, token_server
 from hermes_rl.servers.measuring import measure
-from hermes_rl.servers.token_level import TokenServer
 from hermes_rl.servers.transport import Transport
-from hermes_rl.spec.load import load_spec
-from hermes_rl.spec.model import Agent, Server, Spec
-from hermes_rl.spec.overrides import Overrides, parse_extra_args
+from hermes_rl.spec.model import Server, Spec
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import TokenizerUnavailable
 from hermes_rl.tools.hermes_toolsets import NAMES, HermesToolsets
@@ -52,16 +49,15 @@ class Check:
 def examine(source: str | None, options: Options, *, sampling: bool = False) -> list[Check]:
     """Look at the sandbox, and at what a spec with these options needs.
 
-    Args:
-        source: the spec.
-        options: those of the command line.
-        sampling: draw thousands of tokens from the policy's servers, and compare them with their log-probabilities.
+    `sampling` draws thousands of tokens from the policy's servers, and compares them with their log-probabilities.
 
     Raises:
         UserError: the spec or an option is wrong.
     """
     environ = options.environ()
-    spec = _load(source, options.overrides(), environ) if source is not None else None
+    spec = options.load(source) if source is not None else None
+    if spec is not None and "policy" not in spec.servers and (named := policy_of(environ)) is not None:
+        spec = options.load(str(source), named)  # as a run would take it
     checks = asyncio.run(_sandboxes(spec.sandbox.backend if spec is not None else "bubblewrap", environ))
     if spec is None:
         return [*checks, _tokenizer(None)]
@@ -70,7 +66,7 @@ def examine(source: str | None, options: Options, *, sampling: bool = False) -> 
         checks += _tokens(spec)
     checks += _packages(spec.sandbox.python)
     checks += _toolsets(spec, environ)
-    return [*checks, *asyncio.run(_servers(spec, environ)), *asyncio.run(_exactness(spec, environ, sampling))]
+    return [*checks, *asyncio.run(_asked(spec, environ, sampling))]
 
 
 def examine_security() -> list[Check]:
@@ -80,19 +76,6 @@ def examine_security() -> list[Check]:
     remedy = "do not run agents that you do not trust here; docs/security.md says what each part of the sandbox needs"
     trial_results = asyncio.run(trials())
     return [Check(f"attack on {one.name}", one.held, one.detail, None if one.held else remedy) for one in trial_results]
-
-
-def _load(source: str, overrides: Overrides, environ: Mapping[str, str]) -> Spec:
-    """Return the spec, with the policy that the environment names where it has none, as a run would take it."""
-    spec = load_spec(source, overrides=overrides, environ=environ)
-    named = policy_of(environ) if "policy" not in spec.servers else None
-    if named is None:
-        return spec
-    return load_spec(
-        source,
-        overrides=overrides._replace(sets=(*overrides.sets, *parse_extra_args((), [named]).sets)),
-        environ=environ,
-    )
 
 
 def print_checks(checks: Sequence[Check], *, as_json: bool) -> int:
@@ -115,8 +98,10 @@ async def _sandboxes(backend: str, environ: Mapping[str, str]) -> list[Check]:
     if backend in NAMES_OF_REMOTE:
         lacking = missing(backend, environ)
         checks[backend] = Check(f"sandbox {backend}", lacking is None, lacking or "nothing is known to be missing")
-    listed_checks = [replace(check, needed=name == backend) for name, check in checks.items()]
-    return [*listed_checks, *map(_sandbox_part, parts())]
+    listed = [replace(check, needed=name == backend) for name, check in checks.items()]
+    for part in parts():
+        listed.append(Check(f"sandbox {part.name}", not part.remedy, part.detail, part.remedy or None, needed=False))
+    return listed
 
 
 async def _docker() -> Check:
@@ -128,10 +113,6 @@ async def _docker() -> Check:
     except HermesRLError as error:
         return Check("sandbox docker", False, str(error), REMEDY)
     return Check("sandbox docker", True, f"the engine at {engine.socket} is version {version}")
-
-
-def _sandbox_part(ability: Ability) -> Check:
-    return Check(f"sandbox {ability.name}", not ability.remedy, ability.detail, ability.remedy or None, needed=False)
 
 
 def _tokenizer(name: str | None) -> Check:
@@ -182,9 +163,14 @@ async def _exactness(spec: Spec, environ: Mapping[str, str], sampling: bool) -> 
             continue
         asked = token_server(config_from_spec(server, environ, api_key=_key(spec)))
         try:
-            finding = await examine_server(asked, agent.temperature, agent.top_p)
-            checks += [Check(f"exactness ({server.type})", one.ok, one.detail, one.remedy) for one in finding]
-            checks += await _sampling(server.type, asked, agent) if sampling else []
+            findings = {"exactness": await examine_server(asked, agent.temperature, agent.top_p)}
+            if sampling:
+                # With the spec's settings and, where these shape the distribution, without them.
+                findings["sampling"] = await measure(asked, agent.temperature, agent.top_p)
+                if in_words(agent.temperature, agent.top_p):
+                    findings["sampling"] += await measure(asked, 1.0, None)
+            for name, listed in findings.items():
+                checks += [Check(f"{name} ({server.type})", each.ok, each.detail, each.remedy) for each in listed]
         finally:
             await asked.close()
     if sampling and not any(server.kind.token_level for server in given):
@@ -193,23 +179,17 @@ async def _exactness(spec: Spec, environ: Mapping[str, str], sampling: bool) -> 
     return checks
 
 
-async def _sampling(name: str, server: TokenServer, agent: Agent) -> list[Check]:
-    """Measure the server with the spec's settings and, where these shape the distribution, without them."""
-    distribution = await measure(server, agent.temperature, agent.top_p)
-    if in_words(agent.temperature, agent.top_p):
-        distribution += await measure(server, 1.0, None)
-    return [Check(f"sampling ({name})", one.ok, one.detail, one.remedy) for one in distribution]
-
-
 def _key(spec: Spec) -> str | None:
     """Return the key that the command line gives the policy."""
     return spec.policy_api_key.get_secret_value() if spec.policy_api_key is not None else None
 
 
-async def _servers(spec: Spec, environ: Mapping[str, str]) -> list[Check]:
-    servers = [(role, server) for role, given in spec.servers.items() for server in given]
+async def _asked(spec: Spec, environ: Mapping[str, str], sampling: bool) -> list[Check]:
+    """Ask all servers for what they have, and those of the policy what they show about themselves."""
+    servers = [(role, server) for role, listed in spec.servers.items() for server in listed]
     keys = {"policy": _key(spec)}
-    return list(await asyncio.gather(*(_server(role, one, environ, keys.get(role)) for role, one in servers)))
+    checks = await asyncio.gather(*(_server(role, server, environ, keys.get(role)) for role, server in servers))
+    return [*checks, *await _exactness(spec, environ, sampling)]
 
 
 async def _server(role: str, server: Server, environ: Mapping[str, str], key: str | None) -> Check:

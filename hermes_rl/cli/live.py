@@ -49,11 +49,8 @@ STEP = 0.25
 class LivePanel(Progress):
     """What a run says on a terminal: notes above, and a panel below them that is drawn anew.
 
-    Args:
-        title: what is run.
-        console: where it is drawn; default: stderr.
-        keys: descriptor of the keyboard; None where there is none.
-        of: the panel that this one is a part of, where several environments play together; it draws.
+    `keys` is the descriptor of the keyboard, and `of` the panel that this one is a part of, where several environments
+    play together; it draws.
     """
 
     def __init__(
@@ -97,7 +94,9 @@ class LivePanel(Progress):
         if not self._watched:
             self._open.enter_context(self._keyboard(loop))
             self._open.callback(self.end)
-            self._begin()
+            self._stop = threading.Event()
+            self._drawing = threading.Thread(target=self._draw, args=(self._stop,), name="live panel", daemon=True)
+            self._drawing.start()
         self._watched.append((part, watched))
         try:
             yield
@@ -158,11 +157,6 @@ class LivePanel(Progress):
 
     # ------------------------------------------------------------------ drawing
 
-    def _begin(self) -> None:
-        self._stop = threading.Event()
-        self._drawing = threading.Thread(target=self._draw, args=(self._stop,), name="live panel", daemon=True)
-        self._drawing.start()
-
     def _draw(self, stop: threading.Event) -> None:
         """Draw until it is to stop; what is wrong with the panel itself is told once, and holds up no note."""
         told = False
@@ -191,19 +185,19 @@ class LivePanel(Progress):
 
     def _lines(self) -> list[RenderableType]:
         status = self._status
-        lines: list[RenderableType] = [self._head(), self._way()]
-        return lines if status is None else [*lines, self._flight(status), *self._scores(), *self._troubles(status)]
-
-    def _head(self) -> RenderableType:
         head = Table.grid(expand=True)
         head.add_column(no_wrap=True)
         head.add_column(justify="right", no_wrap=True, overflow="ellipsis")
         head.add_row(Text(visible(self.title), style="bold"), Text(visible(self._folder), style="dim"))
-        return head
+        lines: list[RenderableType] = [head, self._way()]
+        return lines if status is None else [*lines, self._flight(status), *self._scores(), *self._troubles(status)]
 
     def _way(self) -> RenderableType:
         elapsed = time.monotonic() - self._started
-        rate = self._rate()
+        rate = 0.0  # groups that end in a second
+        if len(self._ends) > 1:
+            (then, before), (_, now) = self._ends[0], self._ends[-1]
+            rate = (now - before) / max(time.monotonic() - then, 0.001)
         said = [f"{self.done}/{self.total} {self.what}" if self.total else self.text or f"{self.done} {self.what}"]
         if rate:
             said.append(f"{rate * 60:.3g} a minute" if rate < 10 else f"{rate:.0f} a second")
@@ -215,13 +209,6 @@ class LivePanel(Progress):
         way = Table.grid(padding=(0, 1))
         way.add_row(ProgressBar(self.total, self.done, width=20), Text(" · ".join(said)))
         return way
-
-    def _rate(self) -> float:
-        """Return how many groups end in a second."""
-        if len(self._ends) < 2:
-            return 0.0
-        (then, before), (_, now) = self._ends[0], self._ends[-1]
-        return (now - before) / max(time.monotonic() - then, 0.001)
 
     def _flight(self, status: RunStatus) -> Text:
         starting = status.in_flight - sum(status.phases.values())
@@ -365,8 +352,7 @@ def progress_of(title: str, *, quiet: bool) -> Progress:
 
 def _keyboard() -> int | None:
     """Return the descriptor of the keyboard, where this program is the one that it types to."""
-    try:
+    with suppress(OSError, ValueError, AttributeError):
         number = sys.stdin.fileno()
         return number if os.isatty(number) and os.tcgetpgrp(number) == os.getpgrp() else None
-    except (OSError, ValueError, AttributeError):
-        return None
+    return None

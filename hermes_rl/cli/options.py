@@ -16,7 +16,8 @@ import typer
 
 from hermes_rl.cli.echo import echo
 from hermes_rl.errors import UserError
-from hermes_rl.spec.model import Spec
+from hermes_rl.spec.load import load_spec
+from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.overrides import Overrides, parse_extra_args
 from hermes_rl.spec.substitution import read_env_file
 
@@ -31,6 +32,11 @@ class Options(NamedTuple):
     def overrides(self, *more: str) -> Overrides:
         """Return what they change, and `more` as behind `--set`; raises SpecError with every one that is wrong."""
         return parse_extra_args(self.flags, [*self.sets, *more])
+
+    def load(self, source: str, *more: str, demo: bool = False, mode: Mode | None = None) -> Spec:
+        """Return a spec as they change it, and `more` as behind `--set`."""
+        overrides = self.overrides(*more)
+        return load_spec(source, overrides=overrides, demo=demo, environ=self.environ(), mode=mode)
 
     def environ(self) -> dict[str, str]:
         """See `environment`."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hermes_rl.cli.screen import dollars
-from hermes_rl.reading.dry_run import DryRun
+from hermes_rl.cli.screen import dollars_by_role
+from hermes_rl.reading.dry_run import DryRun, MeasuredRole
 from hermes_rl.visible import counted
 
 SHOWN = 400
@@ -52,40 +52,38 @@ def _earlier(plan: DryRun) -> Iterator[str]:
 
 
 def _takes(plan: DryRun) -> Iterator[str]:
-    one = plan.measured
-    if one is None:
+    measured = plan.measured
+    if measured is None:
         bound = f"at most {plan.max_tokens} completion tokens each" if plan.max_tokens else "as the server bounds it"
         yield f"a rollout: at most {counted(plan.max_turns, 'call')}, {bound}; --sample 5 measures what it takes"
         return
-    calls = f"{one.turns:.3g} {'call' if one.turns == 1 else 'calls'}"
+    policy = measured.roles["policy"]
     yield (
-        f"a rollout, measured on {counted(one.count, 'rollout')} of {one.source}: {calls}, "
-        f"{one.prompt_tokens:.0f} prompt and {one.completion_tokens:.0f} completion tokens, {one.seconds:.3g} s"
+        f"a rollout, measured on {counted(measured.count, 'rollout')} of {measured.source}: {measured.turns:.3g} "
+        f"{'call' if measured.turns == 1 else 'calls'}, {_tokens(policy)}, {measured.seconds:.3g} s"
     )
     if not plan.play:
         return
-    if one.played is None:
+    if measured.played is None:
         yield "none of them is one that the run would keep, so how many are played for those is not known"
         return
-    if one.played > 1:
-        yield f"for each that the run keeps {one.played:.3g} are played: others fail, or are left out"
-    tokens = (
-        f"{one.prompt_tokens * plan.played:,.0f} prompt and {one.completion_tokens * plan.played:,.0f} "
-        "completion tokens"
-    )
-    yield f"to play takes about {one.turns * plan.played:,.0f} calls, {tokens}"
-    yield f"disk: about {one.bytes * plan.played / 1e6:,.1f} MB; {plan.free / 1e9:,.1f} GB are free"
-    for role, asked in one.roles.items():
+    if measured.played > 1:
+        yield f"for each that the run keeps {measured.played:.3g} are played: others fail, or are left out"
+    yield f"to play takes about {measured.turns * plan.played:,.0f} calls, {_tokens(policy, plan.played)}"
+    yield f"disk: about {measured.bytes * plan.played / 1e6:,.1f} MB; {plan.free / 1e9:,.1f} GB are free"
+    for role, asked in measured.roles.items():
         if role != "policy":
-            yield (
-                f"{role}: about {asked.prompt_tokens * plan.played:,.0f} prompt and "
-                f"{asked.completion_tokens * plan.played:,.0f} completion tokens"
-            )
+            yield f"{role}: about {_tokens(asked, plan.played)}"
     known = {role: cost for role, cost in plan.costs.items() if cost is not None}
     if "policy" not in known:
         yield "cost: not known; servers.policy.prices or --prices FILE says what tokens cost"
         return
-    each = ", ".join(f"{role} {dollars(cost)}" for role, cost in known.items()) if len(known) > 1 else ""
-    yield f"cost: about {dollars(sum(known.values()))}" + (f" ({each})" if each else "")
+    yield f"cost: about {dollars_by_role(known)}"
     for role in plan.costs.keys() - known.keys():
         yield f"cost: without the {role}'s, which is not known; servers.{role}.prices says what tokens cost"
+
+
+def _tokens(asked: MeasuredRole, rollouts: float = 1) -> str:
+    comma = "," if rollouts != 1 else ""
+    prompt, completion = asked.prompt_tokens * rollouts, asked.completion_tokens * rollouts
+    return f"{prompt:{comma}.0f} prompt and {completion:{comma}.0f} completion tokens"

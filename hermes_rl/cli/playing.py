@@ -11,6 +11,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.console import RenderableType
@@ -28,7 +29,6 @@ from hermes_rl.runs.opening import require_machine
 from hermes_rl.runs.rendered import chosen_row, placeholders
 from hermes_rl.servers.base import CALLABLE, ChatReply, ChatRequest, ChatServer, Message, Timing
 from hermes_rl.servers.exactness import require_reachable
-from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.threads import in_thread
 from hermes_rl.tools.base import ToolRuntime
@@ -62,22 +62,16 @@ def play_spec(request: PlayRequest) -> int:
     Raises:
         UserError: the command line or the spec is wrong, or there is no such row.
     """
-    spec = _load(request)
+    if request.person:
+        spec = request.options.load(request.spec, demo=request.demo)
+        if "policy" not in spec.servers:
+            spec = request.options.load(request.spec, NOBODY, demo=request.demo)
+    else:
+        load = partial(request.options.load, request.spec, demo=request.demo)
+        spec = with_policy(lambda more: load(*more), request.options.environ())
     rollout = run_interruptible(_played(spec, request))
     show(_ended(rollout))
     return 0 if rollout.error is None else 1
-
-
-def _load(request: PlayRequest) -> Spec:
-    given, environ = request.options, request.options.environ()
-
-    def load(more: tuple[str, ...]) -> Spec:
-        return load_spec(request.spec, overrides=given.overrides(*more), demo=request.demo, environ=environ)
-
-    if not request.person:
-        return with_policy(load, environ)
-    spec = load(())
-    return spec if "policy" in spec.servers else load((NOBODY,))
 
 
 async def _played(spec: Spec, request: PlayRequest) -> Rollout:
@@ -102,14 +96,7 @@ def _say(text: str) -> None:
 
 
 class _OneRollout(RolloutRunner):
-    """Plays once, and shows what is said.
-
-    Args:
-        compiled: the environment.
-        policy: who acts.
-        split: whose settings of the agent apply.
-        shell: hand over the sandbox when the agent has ended, before the rewards look at it.
-    """
+    """Plays once, and shows what is said; `shell` hands over the sandbox before the rewards look at it."""
 
     def __init__(self, compiled: CompiledSpec, policy: ChatServer, split: Split, *, shell: bool) -> None:
         super().__init__(compiled, split=split, policy=_Shown(policy), replays=0)
@@ -124,11 +111,7 @@ class _OneRollout(RolloutRunner):
 
 
 class _Shown:
-    """Shows what is new in a conversation, before whoever acts is asked and after the answer.
-
-    Args:
-        policy: who acts.
-    """
+    """Shows what is new in a conversation, before whoever acts is asked and after the answer."""
 
     def __init__(self, policy: ChatServer) -> None:
         self._policy, self._seen, self._turn = policy, 0, 0
@@ -161,7 +144,7 @@ class Person:
     async def chat(self, request: ChatRequest) -> ChatReply:
         if not self._asked:
             echo(HELP, err=True)
-            self._asked = True
+        self._asked = True
         message = await self._message({tool["function"]["name"]: tool for tool in request.tools or ()})
         finish = "tool_calls" if message.get("tool_calls") else "stop"
         # What a person takes to think is no working time of the agent.
@@ -173,7 +156,9 @@ class Person:
     async def _message(self, tools: dict[str, Any]) -> dict[str, Any]:
         calls: list[dict[str, Any]] = []
         while True:
-            line = (await in_thread(_line)).strip()
+            line = await in_thread(lambda: _line("> "))
+            if line is None:
+                raise asyncio.CancelledError  # it ends the rollout, as Ctrl-C does
             if line == "/tools":
                 show([part for tool in tools.values() for part in _tool(tool["function"])])
             elif line.startswith("/"):
@@ -203,12 +188,12 @@ def _tool(function: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield indented(safe(_cut(function.get("description") or "")))
 
 
-def _line() -> str:
+def _line(prompt: str) -> str | None:
+    """Return what a person types, and None at the end of the input."""
     try:
-        return input("> ")
+        return input(prompt).strip()
     except EOFError:
-        # The end of the input ends the rollout, as Ctrl-C does.
-        raise asyncio.CancelledError from None
+        return None
 
 
 def _wrong(name: str, arguments: str, tools: dict[str, Any]) -> str | None:
@@ -234,19 +219,11 @@ async def _shell(runtime: ToolRuntime) -> None:
         "Ctrl-D or exit ends",
         err=True,
     )
-    while (line := await in_thread(_command)) is not None:
-        done = await sandbox.run(line, cwd=runtime.shell.cwd)
+    while (line := await in_thread(lambda: _line("sandbox$ "))) not in (None, "exit"):
+        done = await sandbox.run(line or ":", cwd=runtime.shell.cwd)
         show([safe(done.output.rstrip("\n"))] if done.stdout else [])
         if done.exit_code:
             show([safe(f"status {done.exit_code}{', out of time' if done.timed_out else ''}", DIM)])
-
-
-def _command() -> str | None:
-    try:
-        line = input("sandbox$ ").strip()
-    except EOFError:
-        return None
-    return None if line == "exit" else line or ":"
 
 
 def _message(message: Message, turn: int) -> Iterator[RenderableType]:

@@ -18,7 +18,6 @@ from hermes_rl.data.load import Split
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.runs.rendered import Rendered, chosen_row, placeholders, render_row
-from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
 
 ANY_SERVER = 'servers.policy={"type": "openai", "base_url": "http://localhost/v1", "model": "MODEL"}'
@@ -46,10 +45,10 @@ def render_spec(request: RenderRequest) -> int:
         UserError: the command line or the spec is wrong, or there is no such row.
         RunError: a server of tools cannot be started.
     """
-    environ = request.options.environ()
-    spec = _load(request, ())
+    load = partial(request.options.load, request.spec, demo=request.demo)
+    spec = load()
     if "policy" not in spec.servers:
-        named = policy_of(environ)
+        named = policy_of(request.options.environ())
         if named is None and request.tokens:
             raise UserError(
                 "the spec names no policy, and so no tokenizer: name one, as in --openai.server_type vllm "
@@ -57,7 +56,7 @@ def render_spec(request: RenderRequest) -> int:
             )
         if named is None:
             echo("the spec names no policy: this is what a chat server is sent, whatever its model (MODEL)", err=True)
-        spec = _load(request, (named or ANY_SERVER,))
+        spec = load(named or ANY_SERVER)
     rendered = run_interruptible(_rendered(spec, request))
     if request.as_json:
         echo(json.dumps(rendered.record(), indent=2, ensure_ascii=False))
@@ -71,11 +70,6 @@ def render_spec(request: RenderRequest) -> int:
     else:
         show(_request_parts(rendered), pager=request.pager)
     return 0
-
-
-def _load(request: RenderRequest, more: tuple[str, ...]) -> Spec:
-    given = request.options
-    return load_spec(request.spec, overrides=given.overrides(*more), demo=request.demo, environ=given.environ())
 
 
 async def _rendered(spec: Spec, request: RenderRequest) -> Rendered:

@@ -64,19 +64,17 @@ def _contents(fetch: Fetched, spec: Path) -> Iterator[str]:
     yield f"  content: sha256 {fetch.digest}"
     files = sorted(files_of(fetch.folder), key=lambda path: (path.suffix not in _READ, spec.parent not in path.parents))
     for path in files[:SHOWN]:
-        name = path.relative_to(fetch.folder).as_posix()
-        yield f"  {name}: {f'a link to {path.readlink()}' if path.is_symlink() else _size(path.read_bytes())}"
+        what = f"a link to {path.readlink()}" if path.is_symlink() else ""
+        if not what:
+            content = path.read_bytes()
+            lines = content.count(b"\n") + (not content.endswith(b"\n") and content != b"")
+            what = f"{len(content):,} bytes" if b"\0" in content[:8000] else counted(lines, "line")
+        yield f"  {path.relative_to(fetch.folder).as_posix()}: {what}"
     if rest := files[SHOWN:]:
         code = sum(path.suffix in _READ for path in rest)
         yield f"  and {counted(len(rest), 'more file')}, {code} of them code or YAML"
     yield f"  all of it lies in {fetch.folder}"
     yield "Its code runs on this machine with your rights, and its spec says which servers get which of your keys."
-
-
-def _size(content: bytes) -> str:
-    if b"\0" in content[:8000]:
-        return f"{len(content):,} bytes"
-    return counted(content.count(b"\n") + (not content.endswith(b"\n") and content != b""), "line")
 
 
 def _ask(fetch: Fetched) -> None:

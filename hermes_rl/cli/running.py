@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_args
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.live import progress_of, restore_terminal
 from hermes_rl.cli.options import environment, with_policy
-from hermes_rl.cli.screen import dollars
+from hermes_rl.cli.screen import dollars_by_role
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean
 from hermes_rl.reading.report import write_report_or_say
@@ -28,7 +28,7 @@ from hermes_rl.runs.metrics import BY, COUNT
 from hermes_rl.runs.opening import Launch, require_effect
 from hermes_rl.runs.process import ProcessSummary, run_process
 from hermes_rl.runs.progress import Progress
-from hermes_rl.runs.regrade import Regraded, RegradeRequest, regrade
+from hermes_rl.runs.regrade import RegradeRequest, regrade
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.overrides import parse_extra_args
@@ -50,29 +50,21 @@ def regrade_run(path: Path, sets: tuple[str, ...], env_file: Path | None) -> int
     progress = Progress()
     done = run_interruptible(regrade(RegradeRequest(path, overrides, environment(env_file), progress)))
     write_report_or_say(path, progress.note)
-    for line in _words(done):
-        echo(line)
+    if done.evaluation is not None:
+        for line in evaluation_lines(done.evaluation):
+            echo(line)
+    else:
+        echo(f"in groups.jsonl: {counted(done.groups or 0, 'group')}")
+        if done.without_score:
+            echo(f"without a score: {counted(done.without_score, 'rollout')}")
     say_where(done.directory, progress)
     return 0
-
-
-def _words(done: Regraded) -> list[str]:
-    if done.evaluation is not None:
-        lines = evaluation_lines(done.evaluation)
-    else:
-        lines = [f"in groups.jsonl: {counted(done.groups or 0, 'group')}"]
-        if done.without_score:
-            lines.append(f"without a score: {counted(done.without_score, 'rollout')}")
-    return lines
 
 
 # -------------------------------------------------------------------------------- running
 
 T = TypeVar("T")
-
 INTERRUPTED = 130
-
-
 DEMO = "demo: a scripted policy plays; no model, network or container is used"
 
 
@@ -248,23 +240,21 @@ def _process(spec: Spec, launch: Launch) -> int:
 
 
 def _process_words(spec: Spec, summary: ProcessSummary) -> str:
-    there = summary.there + summary.written
-    words = f"{there} of {spec.process.groups} groups of {spec.process.group_size} in {summary.seconds:.1f} s"
-    if summary.there:
-        words += f" ({summary.there} were there already)"
-    if summary.uniform:
-        words += f"; {summary.uniform} uniform groups left out"
-    if summary.retried:
-        words += f"; {summary.retried}"
-    if summary.failed:
-        words += f"; groups dropped: {_counts(summary.failed)}"
-    if summary.dropped:
-        words += f"; groups left out by `endings`: {_counts(summary.dropped)}"
-    if summary.quarantined:
-        words += f"; set aside: {counted(len(summary.quarantined), 'row')}, see `quarantined` in run.json"
-    if summary.lost:
-        words += f"; {summary.lost}"
-    return words if summary.stopped is None else f"{words}; ended early: {summary.stopped}"
+    complete, section = summary.there + summary.written, spec.process
+    words = f"{complete} of {section.groups} groups of {section.group_size} in {summary.seconds:.1f} s"
+    parts = [
+        words + (f" ({summary.there} were there already)" if summary.there else ""),
+        f"{summary.uniform} uniform groups left out" if summary.uniform else "",
+        summary.retried,
+        f"groups dropped: {_counts(summary.failed)}" if summary.failed else "",
+        f"groups left out by `endings`: {_counts(summary.dropped)}" if summary.dropped else "",
+        f"set aside: {counted(len(summary.quarantined), 'row')}, see `quarantined` in run.json"
+        if summary.quarantined
+        else "",
+        summary.lost,
+        f"ended early: {summary.stopped}" if summary.stopped is not None else "",
+    ]
+    return "; ".join(filter(None, parts))
 
 
 def _evaluate(spec: Spec, launch: Launch) -> int:
@@ -274,10 +264,7 @@ def _evaluate(spec: Spec, launch: Launch) -> int:
         echo(line)
     say_where(directory, launch.progress)
     if not evaluation.reliable:
-        echo(
-            "error: more than 2 % of the rollouts could not be graded, see `error` in rollouts.jsonl",
-            err=True,
-        )
+        echo("error: more than 2 % of the rollouts could not be graded, see `error` in rollouts.jsonl", err=True)
     return 0 if evaluation.reliable and evaluation.stopped is None else 1
 
 
@@ -298,11 +285,8 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
     for name, value in metrics.items():
         if name.startswith(shown) or (name.startswith(BY) and name.endswith("/mean_reward")):
             count = metrics.get(name.replace("eval/reward/", COUNT, 1)) if name.startswith("eval/reward/") else None
-            of = (
-                f" (n = {count:.0f} of {metrics['eval/rollouts'] - evaluation.ungraded:.0f})"
-                if count is not None
-                else ""
-            )
+            graded = metrics["eval/rollouts"] - evaluation.ungraded
+            of = "" if count is None else f" (n = {count:.0f} of {graded:.0f})"
             lines.append(f"{name.removeprefix('eval/')} {value:.4f}{of}")
     return [*lines, evaluation.retried] if evaluation.retried else lines
 
@@ -320,10 +304,9 @@ def _serve(spec: Spec, launch: Launch) -> int:
 
 def say_where(directory: RunDirectory, progress: Progress) -> None:
     """Say what all that is recorded has cost, where that is known, where everything is, and how to look at it."""
-    costs = {role: one["cost"] for role, one in directory.described().get("usage", {}).items() if "cost" in one}
-    if costs:
-        each = ", ".join(f"{role} {dollars(cost)}" for role, cost in costs.items())
-        echo(f"cost: {dollars(sum(costs.values()))}" + (f" ({each})" if len(costs) > 1 else ""))
+    usage = directory.described().get("usage", {})
+    if costs := {role: counts["cost"] for role, counts in usage.items() if "cost" in counts}:
+        echo(f"cost: {dollars_by_role(costs)}")
     echo(f"run directory: {directory.path}")
     progress.note(f"next: hermes-rl show {shlex.quote(str(directory.path))}")
 
@@ -337,8 +320,4 @@ AFTERWARDS = {
     "serve": "what was sent is kept with the trainer; the same command serves again",
     "evaluate": "what is complete is kept, and the same command goes on from there",
 }
-_MODES: dict[str, Callable[[Spec, Launch], int]] = {
-    "process": _process,
-    "evaluate": _evaluate,
-    "serve": _serve,
-}
+_MODES: dict[str, Callable[[Spec, Launch], int]] = {"process": _process, "evaluate": _evaluate, "serve": _serve}

@@ -11,7 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -96,6 +96,12 @@ def indented(text: Text) -> Padding:
 def dollars(cost: float) -> str:
     """Return US dollars to the cent, and less than a tenth of a dollar with two digits that count."""
     return f"{cost:,.2f} $" if cost >= 0.1 or cost == 0 else f"{cost:.2g} $"
+
+
+def dollars_by_role(costs: Mapping[str, float]) -> str:
+    """Return the sum of what models have cost, and where there are several each role's part."""
+    each = ", ".join(f"{role} {dollars(cost)}" for role, cost in costs.items())
+    return dollars(sum(costs.values())) + (f" ({each})" if len(costs) > 1 else "")
 
 
 def _paged(text: str) -> bool:

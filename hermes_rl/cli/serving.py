@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hermes_rl import open_env
@@ -18,47 +18,31 @@ from hermes_rl.runs.directory import beside
 from hermes_rl.runs.opening import workers_of
 from hermes_rl.service.serving import ServiceOptions, ToServe, serve, serve_app
 from hermes_rl.several import with_environment
-from hermes_rl.spec.load import load_spec
 from hermes_rl.threads import rare_full_collections
 from hermes_rl.tokens.hub import without_advice
 
 
-@dataclass(frozen=True)
-class RolloutsRequest:
-    """The words of `hermes-rl rollouts`."""
-
-    specs: Sequence[str]
-    options: Options
-    listen: str
-    token_env: str | None
-    most: int
-    keys: tuple[str, ...]
-    out: Path | None
-    fresh: bool
-    idle: float
-    drain: float
-    demo: bool
-    verbose: bool
-    workers: int | None = None
-    ray: str | None = None
-
-
-def serve_rollouts(request: RolloutsRequest) -> int:
+def serve_rollouts(
+    specs: Sequence[str],
+    options: Options,
+    service: ServiceOptions,
+    *,
+    out: Path | None,
+    fresh: bool,
+    demo: bool,
+    verbose: bool,
+) -> int:
     """Serve until the process is told to end; returns the exit status.
 
     Raises:
         UserError: the command line or one of the specs is wrong.
     """
-    several = len(request.specs) > 1
+    several = len(specs) > 1
     raise_descriptor_limit()
     without_advice()
-    environ = request.options.environ()
-    more = [f"serve.workers={request.workers}"] if request.workers is not None else []
-    overrides = request.options.overrides(*more)
-    named = load_each(
-        request.specs,
-        lambda source: load_spec(source, overrides=overrides, demo=request.demo, environ=environ, mode="serve"),
-    )
+    environ = options.environ()
+    options.overrides()  # what is wrong with them is said once, and not for each spec
+    named = load_each(specs, partial(options.load, demo=demo, mode="serve"))
     if problems := [*named.problems, *alike_names(named.specs)]:
         raise SpecError(problems)
     served = list[ToServe]()
@@ -66,25 +50,16 @@ def serve_rollouts(request: RolloutsRequest) -> int:
         if spec.demo:
             echo(f"{spec.name}: {DEMO}" if several else DEMO, err=True)
         record = Path("outputs") / spec.name / "rollouts"
-        if request.out is not None:
-            record = request.out / spec.name if several else request.out
-        record = beside(record) if request.fresh else record
-        served.append(ToServe(spec, record, workers_of(spec, "serve", request.ray)))
-    options = ServiceOptions(
-        listen=request.listen,
-        token_env=request.token_env,
-        keys=request.keys,
-        most=request.most,
-        idle=request.idle,
-        drain=request.drain,
-        ray=request.ray,
-    )
+        if out is not None:
+            record = out / spec.name if several else out
+        record = beside(record) if fresh else record
+        served.append(ToServe(spec, record, workers_of(spec, "serve", service.ray)))
 
     def say(line: str) -> None:
         echo(with_environment(line), err=True)
 
-    with rare_full_collections(), logged(say, verbose=request.verbose):
-        return asyncio.run(serve(served, options, environ, echo))
+    with rare_full_collections(), logged(say, verbose=verbose):
+        return asyncio.run(serve(served, service, environ, echo))
 
 
 def serve_openenv(spec: str, options: Options, listen: str, token_env: str | None, most: int) -> int:
@@ -99,8 +74,7 @@ def serve_openenv(spec: str, options: Options, listen: str, token_env: str | Non
         raise UserError(f"OpenEnv 0.10 is needed ({error}): pip install 'hermes-rl[openenv]'") from error
     raise_descriptor_limit()
     without_advice()
-    environ = options.environ()
-    loaded = load_spec(spec, overrides=options.overrides(), environ=environ)
+    environ, loaded = options.environ(), options.load(spec)
 
     async def main() -> int:
         async with open_env(loaded, environ=environ) as env:

@@ -9,11 +9,10 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.cells import cell_len
 from rich.console import RenderableType
@@ -25,6 +24,7 @@ from hermes_rl.cli.live import progress_of
 from hermes_rl.cli.options import environment, policy_of
 from hermes_rl.cli.running import INTERRUPTED, RunRequest, logged, run_interruptible, say_plan
 from hermes_rl.cli.screen import BAD, DIM, HEAD, WIDE, heading, safe, short, show, table
+from hermes_rl.cli.together import noted
 from hermes_rl.errors import HermesRLError, Problem, SpecError, UserError
 from hermes_rl.reading.dry_run import nothing_left
 from hermes_rl.reading.report import write_report_or_say
@@ -53,7 +53,7 @@ SHOWN = 30
 class _Run:
     """A combination with its spec; `problem` is why it does not count, None when it is complete."""
 
-    one: Combination
+    combination: Combination
     spec: Spec
     path: Path
     problem: str | None = NOT_PLAYED
@@ -81,24 +81,20 @@ def run_set(request: RunRequest) -> int:
     runs = _loaded(spec_set, folder, request, environ)
     if request.dry:
         for run in runs:
-            show([heading(run.one.label)])
+            show([heading(run.combination.label)])
             say_plan(run.spec, _launch(run, request, environ, Progress(quiet=True)), request)
         return 0
     with RunDirectory(folder):  # a second process would play the same runs
         try:
             with rare_full_collections():
                 for number, run in enumerate(runs, 1):
-                    _play(run, f"run {number} of {len(runs)}: {run.one.label}", request, environ)
+                    _play(run, f"run {number} of {len(runs)}: {run.combination.label}", request, environ)
         except KeyboardInterrupt:
             _write(spec_set, folder, runs)
             echo("interrupted; what is complete is kept, and the same command goes on from there", err=True)
             return INTERRUPTED
         made = _write(spec_set, folder, runs)
-    return _say(made, folder, runs, as_json=request.as_json)
-
-
-def _say(made: SetTable, folder: Path, runs: list[_Run], *, as_json: bool) -> int:
-    if as_json:
+    if request.as_json:
         echo(json.dumps(made.record(), indent=2, ensure_ascii=False))
     else:
         show(_parts(made))
@@ -106,8 +102,8 @@ def _say(made: SetTable, folder: Path, runs: list[_Run], *, as_json: bool) -> in
     failed = [run for run in runs if run.problem is not None]
     if failed:
         echo(f"error: {len(failed)} of {counted(len(runs), 'run')} failed; the same command tries them again", err=True)
-        for run in failed:
-            echo(f"  {run.one.label}: {run.problem}", err=True)
+    for run in failed:
+        echo(f"  {run.combination.label}: {run.problem}", err=True)
     return 1 if failed else 0
 
 
@@ -121,63 +117,53 @@ def _loaded(spec_set: SpecSet, folder: Path, request: RunRequest, environ: Mappi
     runs: list[_Run] = []
     problems: list[Problem] = []
     for combination in spec_set.combinations:
-        try:
+        with noted(problems, f"{spec_set.file}: {combination.label}"):
             spec = _spec(combination, changes, environ, demo=request.demo)
             if missing := missing_of(combination, spec, environ):
-                problems += missing
-                continue
+                raise SpecError(missing)
             run = _Run(combination, spec, folder / combination.folder)
-            require_runnable(spec, _launch(run, request, environ, _unheard()))
+            require_runnable(spec, _launch(run, request, environ, Progress(StringIO())))
             RunDirectory.choose(spec, "evaluate", run.path)
             runs.append(run)
-        except SpecError as error:
-            problems += error.problems
-        except UserError as error:
-            problems.append(Problem(f"{spec_set.file}: {combination.label}", None, None, str(error)))
     if problems:
         raise SpecError(in_order(problems))
     return runs
 
 
-def _spec(one: Combination, changes: Overrides, environ: Mapping[str, str], *, demo: bool) -> Spec:
+def _spec(combination: Combination, changes: Overrides, environ: Mapping[str, str], *, demo: bool) -> Spec:
     """Return the spec of a combination, with the policy of the environment where nobody names one."""
 
     def load(overrides: Overrides) -> Spec:
-        return load_spec(one.source, overrides=changes.over(overrides), demo=demo, environ=environ, mode="evaluate")
+        overrides = changes.over(overrides)
+        return load_spec(combination.source, overrides=overrides, demo=demo, environ=environ, mode="evaluate")
 
-    spec, named = load(one.overrides), policy_of(environ)
+    spec, named = load(combination.overrides), policy_of(environ)
     if named is None or "policy" in spec.servers:
         return spec
-    return load(parse_extra_args((), [named]).over(one.overrides))
+    return load(parse_extra_args((), [named]).over(combination.overrides))
 
 
-def missing_of(one: Combination, spec: Spec, environ: Mapping[str, str]) -> list[Problem]:
+def missing_of(combination: Combination, spec: Spec, environ: Mapping[str, str]) -> list[Problem]:
     """Return what a valid spec lacks to be played in a set."""
-    problems = []
+    problems, label = [], combination.label
     if "policy" not in spec.servers and policy_of(environ) is None:
-        problems.append(
-            one.mark.problem(
-                f"{one.label} has no policy: the model's `set` names no servers.policy, such as "
-                "`set: {servers.policy: {type: openai, base_url: URL, model: MODEL}}`, and neither does the spec"
-            )
+        text = (
+            f"{label} has no policy: the model's `set` names no servers.policy, such as "
+            "`set: {servers.policy: {type: openai, base_url: URL, model: MODEL}}`, and neither does the spec"
         )
+        problems.append(combination.mark.problem(text))
     if spec.dataset.eval is None:
-        problems.append(
-            Problem(
-                one.source,
-                None,
-                None,
-                "dataset.eval is missing: say which rows are for evaluation, such as {fraction: 0.1} or `only`; a set "
-                "may say so, `set: {dataset.eval: only}`",
-            )
+        text = (
+            "dataset.eval is missing: say which rows are for evaluation, such as {fraction: 0.1} or `only`; a set may "
+            "say so, `set: {dataset.eval: only}`"
         )
+        problems.append(Problem(combination.source, None, None, text))
     if spec.env.get("data_dir_to_save_evals"):
-        problems.append(
-            one.mark.problem(
-                f"{one.label}: env.data_dir_to_save_evals would have all runs of the set write the same files; leave "
-                "it out, each has its own folder"
-            )
+        text = (
+            f"{label}: env.data_dir_to_save_evals would have all runs of the set write the same files; leave it out, "
+            "each has its own folder"
         )
+        problems.append(combination.mark.problem(text))
     return problems
 
 
@@ -185,22 +171,27 @@ def _launch(run: _Run, request: RunRequest, environ: Mapping[str, str], progress
     return Launch("evaluate", run.path, False, environ, progress, request.ray, write_report_or_say)
 
 
-def _unheard() -> Progress:
-    """Return where a check may note what the run itself says when it begins."""
-    return Progress(StringIO())
-
-
 def _play(run: _Run, title: str, request: RunRequest, environ: Mapping[str, str]) -> None:
     """Play what is left of a run, and note in it how that ended; what is wrong with one run stays with it."""
-    progress = progress_of(f"{run.one.label} · evaluate", quiet=request.quiet)
+    label = run.combination.label
+    progress = progress_of(f"{label} · evaluate", quiet=request.quiet)
     launch = _launch(run, request, environ, progress)
+
+    async def evaluated() -> Evaluation | None:
+        # A run that is complete needs no server: it may be gone by now. What is noted, the run itself says again.
+        unheard = replace(launch, progress=Progress(StringIO()))
+        if (run.path / "metrics.json").is_file() and await nothing_left(run.spec, unheard):
+            return None
+        progress.note(f"{title}, in {run.path}")
+        return (await run_evaluate(run.spec, launch))[0]
+
     try:
         with logged(progress.say, verbose=request.verbose):
-            evaluation = run_interruptible(_evaluate(run.spec, launch, f"{title}, in {run.path}"))
+            evaluation = run_interruptible(evaluated())
     except HermesRLError as error:
         progress.end()
         run.problem = str(error)
-        progress.say(f"error: {run.one.label}: {error}")
+        progress.say(f"error: {label}: {error}")
         return
     finally:
         progress.end()
@@ -211,25 +202,12 @@ def _play(run: _Run, title: str, request: RunRequest, environ: Mapping[str, str]
     run.problem = None if evaluation.stopped is None else f"ended early: {evaluation.stopped}"
     if not evaluation.reliable:
         run.problem = f"{evaluation.ungraded} of {evaluation.rollouts} rollouts could not be graded, more than 2 %"
-    progress.note(f"{run.one.label}: mean reward {evaluation.metrics['eval/mean_reward']:.4f}")
-
-
-async def _evaluate(spec: Spec, launch: Launch, title: str) -> Evaluation | None:
-    """Return what was found; None where the run was complete. That needs no server: it may be gone by now."""
-    assert launch.out is not None
-    if (launch.out / "metrics.json").is_file() and await nothing_left(spec, replace(launch, progress=_unheard())):
-        return None
-    launch.progress.note(title)
-    evaluation, _ = await run_evaluate(spec, launch)
-    return evaluation
+    progress.note(f"{label}: mean reward {evaluation.metrics['eval/mean_reward']:.4f}")
 
 
 def _write(spec_set: SpecSet, folder: Path, runs: list[_Run]) -> SetTable:
-    made = set_table(
-        spec_set.name,
-        [SetRun(run.one.spec, run.one.model, run.one.setting, run.path, run.problem) for run in runs],
-        spec_set.by,
-    )
+    set_runs = [SetRun(*run.combination.names, run.path, run.problem) for run in runs]
+    made = set_table(spec_set.name, set_runs, spec_set.by)
     RunDirectory(folder).write_json("set.json", made.record())
     return made
 
@@ -254,38 +232,38 @@ def _parts(made: SetTable) -> Iterator[RenderableType]:
 def _tables(made: SetTable) -> Iterator[Table]:
     players, cells = made.players, [cell for player in made.players for cell in player.cells]
     lead = [
-        _column("rank", map(_rank, players)),
-        _column("model", (short(player.model) for player in players), left=True),
+        _Column("rank", map(_rank, players)),
+        _Column("model", (short(player.model) for player in players), left=True),
     ]
     if any(player.setting for player in players):
-        lead.append(_column("setting", (short(player.setting) for player in players), left=True))
-    rest = [_column("behind", (_behind(player.behind) for player in players))]
+        lead.append(_Column("setting", (short(player.setting) for player in players), left=True))
+    rest = [_Column("behind", (_behind(player.behind) for player in players))]
     if len(made.specs) > 1:
-        rest.insert(0, _column("mean", (_told(player.score, player.pass_at_1) for player in players)))
-    rest += [
-        _column(spec, (_cell(player.cells[number]) for player in players)) for number, spec in enumerate(made.specs)
-    ]
-    rest.append(_column("tokens", (safe(f"{_tokens(player):,}") for player in players)))
-    rest.append(_column("s/rollout", map(_seconds, players)))
+        rest.insert(0, _Column("mean", (_told(player.score, player.pass_at_1) for player in players)))
+    for number, spec in enumerate(made.specs):
+        rest.append(_Column(spec, (_cell(player.cells[number]) for player in players)))
+
+    def add(name: str, form: str, value: Callable[[Cell], float | None], total: Callable[[list[float]], float]) -> None:
+        """Add a column with one number for all runs of a player, as far as it is known."""
+        known = [[number for cell in player.cells if (number := value(cell)) is not None] for player in players]
+        rest.append(_Column(name, (safe(form.format(total(numbers)) if numbers else "-") for numbers in known)))
+
+    add("tokens", "{:,}", lambda cell: cell.prompt_tokens + cell.completion_tokens, sum)
+    add("s/rollout", "{:.2f}", lambda cell: cell.seconds, mean)
     if any(cell.cost is not None for cell in cells):
-        rest.append(_column("cost", map(_cost, players)))
+        add("cost", "{:,.2f} $", lambda cell: cell.cost, sum)
     if any(cell.ungraded for cell in cells):
-        rest.append(_column("ungraded", (safe(sum(cell.ungraded for cell in player.cells)) for player in players)))
+        add("ungraded", "{}", lambda cell: cell.ungraded, sum)
     yield from _fitting(lead, rest)
 
 
-class _Column(NamedTuple):
-    name: str
-    cells: list[Text]
-    left: bool
+class _Column:
+    def __init__(self, name: str, cells: Iterable[Text], *, left: bool = False) -> None:
+        self.name, self.cells, self.left = name, list(cells), left
 
     @property
     def width(self) -> int:
         return 2 + max(cell_len(line) for text in (self.name, *map(str, self.cells)) for line in text.split("\n"))
-
-
-def _column(name: str, cells: Iterable[Text], *, left: bool = False) -> _Column:
-    return _Column(name, list(cells), left)
 
 
 def _fitting(lead: Sequence[_Column], rest: Sequence[_Column]) -> Iterator[Table]:
@@ -293,28 +271,13 @@ def _fitting(lead: Sequence[_Column], rest: Sequence[_Column]) -> Iterator[Table
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
     left = list(rest)
     while left:
-        taken = [left.pop(0)]
-        while left and sum(one.width for one in (*lead, *taken, left[0])) <= width:
-            taken.append(left.pop(0))
-        columns = [*lead, *taken]
+        columns = [*lead, left.pop(0)]
+        while left and sum(column.width for column in (*columns, left[0])) <= width:
+            columns.append(left.pop(0))
         made = table(*(column.name for column in columns), right=[column.name for column in columns if not column.left])
         for cells in zip(*(column.cells for column in columns), strict=True):
             made.add_row(*cells)
         yield made
-
-
-def _tokens(player: Standing) -> int:
-    return sum(cell.prompt_tokens + cell.completion_tokens for cell in player.cells)
-
-
-def _seconds(player: Standing) -> Text:
-    seconds = [cell.seconds for cell in player.cells if cell.seconds is not None]
-    return safe(f"{mean(seconds):.2f}" if seconds else "-")
-
-
-def _cost(player: Standing) -> Text:
-    costs = [cell.cost for cell in player.cells if cell.cost is not None]
-    return safe(f"{sum(costs):,.2f} $" if costs else "-")
 
 
 def _rank(player: Standing) -> Text:
@@ -351,10 +314,10 @@ def _behind(gap: Estimate | None) -> Text:
 
 def _by(column: str, parts: Sequence[Breakdown], made: SetTable) -> Iterator[RenderableType]:
     shown = parts[:SHOWN]
-    lead = [_column("spec", (short(part.spec) for part in shown), left=True)] if len(made.specs) > 1 else []
-    lead.append(_column(column, (short(part.value) for part in shown), left=True))
-    lead.append(_column("rows", (safe(part.rows) for part in shown)))
+    lead = [_Column("spec", (short(part.spec) for part in shown), left=True)] if len(made.specs) > 1 else []
+    lead.append(_Column(column, (short(part.value) for part in shown), left=True))
+    lead.append(_Column("rows", (safe(part.rows) for part in shown)))
     scores = [[_told(part.scores[number], None) for part in shown] for number in range(len(made.players))]
-    yield from _fitting(lead, [_column(player.label, own) for player, own in zip(made.players, scores, strict=True)])
+    yield from _fitting(lead, [_Column(player.label, own) for player, own in zip(made.players, scores, strict=True)])
     if len(parts) > SHOWN:
         yield safe(f"… and {len(parts) - SHOWN} more, in set.json", DIM)

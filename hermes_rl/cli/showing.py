@@ -4,49 +4,24 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hermes_rl.agent.result import reasoning_of
 from hermes_rl.cli.echo import echo
-from hermes_rl.cli.screen import (
-    BAD,
-    DIM,
-    GOOD,
-    HEAD,
-    heading,
-    indented,
-    safe,
-    short,
-    show,
-    show_exactly,
-    table,
-)
-from hermes_rl.endings import Ending
+from hermes_rl.cli.screen import BAD, DIM, GOOD, HEAD, heading, indented, safe, short, show, show_exactly, table
+from hermes_rl.endings import RULES, Ending
 from hermes_rl.errors import UserError
-from hermes_rl.reading.record import RolloutSummary, RunRecord
-from hermes_rl.reading.settings import spec_of, success_of
-from hermes_rl.reading.summary import (
-    SORTS,
-    RowSummary,
-    RunSummary,
-    Sort,
-    Spread,
-    chosen,
-    has_passed,
-    looked_at,
-    rule_of,
-    summarise,
-    weights_of,
-    why,
-)
-from hermes_rl.reading.tokens import RecordedTokens, tokens_of
+from hermes_rl.reading.record import RolloutSummary, RunRecord, text_of
+from hermes_rl.reading.settings import spec_of, success_of, weights_of
+from hermes_rl.reading.shown import conversation
+from hermes_rl.reading.summary import SORTS, RowSummary, RunSummary, Sort, Spread, chosen, looked_at, summarise, why
+from hermes_rl.reading.tokens import RecordedTokens, first_prompt, tokens_of
 from hermes_rl.runs.store import Line
 from hermes_rl.spec.suggest import choices
 from hermes_rl.values import read_json
@@ -95,21 +70,12 @@ def show_run(request: ShowRequest) -> int:
     matches = record.matching(request.rollout)
     if len(matches) == 1:
         return _show_rollout(record, matches[0], request)
+    several = f"{len(matches)} rollouts begin with {request.rollout!r}"
     if request.as_json:
-        raise UserError(
-            f"{len(matches)} rollouts begin with {request.rollout!r}: " + _several(one.id for one in matches)
-        )
-    parts: list[RenderableType] = [
-        safe(f"{len(matches)} rollouts begin with {request.rollout!r}"),
-        _table(record, matches, success_of(spec_of(record)), request.limit),
-    ]
-    show(parts, pager=request.pager)
+        more = ", …" if len(matches) > 5 else ""
+        raise UserError(f"{several}: {', '.join(match.id for match in matches[:5])}{more}")
+    show([safe(several), _table(record, matches, success_of(spec_of(record)), request.limit)], pager=request.pager)
     return 0
-
-
-def _several(ids: Iterable[str]) -> str:
-    first = list(ids)
-    return ", ".join(first[:5]) + (", …" if len(first) > 5 else "")
 
 
 # ------------------------------------------------------------------------------------------------ A run as a whole
@@ -123,7 +89,7 @@ def _show_run(record: RunRecord, request: ShowRequest) -> int:
         failed=request.failed,
         ending=request.ending,
         tool=request.tool,
-        sort=_sort(request.sort),
+        sort=cast("Sort", request.sort),
     )
     if request.as_json:
         listed = [asdict(rollout) | {"number": record.number(rollout.id)} for rollout in rollouts]
@@ -136,10 +102,6 @@ def _show_run(record: RunRecord, request: ShowRequest) -> int:
     parts += _listed(record, summary, rollouts, request, filtered)
     show(parts, pager=request.pager)
     return 0
-
-
-def _sort(name: str) -> Sort:
-    return next(one for one in get_args(Sort) if one == name)
 
 
 def _head(summary: RunSummary) -> RenderableType:
@@ -167,43 +129,32 @@ def _head(summary: RunSummary) -> RenderableType:
         lines.append(safe(f"mean score {summary.score.mean:.3f}{interval}{passed}"))
     parts: list[RenderableType] = [*lines]
     for cause in summary.failures:
-        parts.append(safe(f"without a score: {cause.count} × {cause.ending} ({rule_of(cause.ending)})", NOTE))
+        parts.append(safe(f"without a score: {cause.count} × {cause.ending} ({_meaning(cause.ending)})", NOTE))
         parts.append(indented(safe(f"{cause.id}: {_cut(cause.error or 'it gives no reason', 300)}")))
     return Group(*parts, Text())
 
 
 def _overview(record: RunRecord, summary: RunSummary) -> Iterator[RenderableType]:
-    yield _endings(summary)
-    yield Text()
-    for name, spreads in (
-        ("reward", summary.rewards),
-        ("per rollout", summary.counts),
-        ("seconds", summary.seconds),
-    ):
-        if spreads:
-            yield _spreads(name, spreads)
-            yield Text()
-    for name, rows in (("worst rows", summary.worst), ("slowest rows", summary.slowest)):
-        if rows and summary.rows > 1:
-            yield _row_table(name, record, rows)
-            yield Text()
-
-
-def _endings(summary: RunSummary) -> RenderableType:
-    made = table("ending", "rollouts", "", right=("rollouts",))
+    endings = table("ending", "rollouts", "", right=("rollouts",))
     for ending, count in summary.endings.items():
-        made.add_row(safe(ending), str(count), safe(rule_of(ending), DIM))
-    return made
+        endings.add_row(safe(ending), str(count), safe(_meaning(ending), DIM))
+    parts = [endings]
+    spreads = {"reward": summary.rewards, "per rollout": summary.counts, "seconds": summary.seconds}
+    parts += [_spreads(name, each) for name, each in spreads.items() if each]
+    rows = {"worst rows": summary.worst, "slowest rows": summary.slowest} if summary.rows > 1 else {}
+    parts += [_row_table(name, record, each) for name, each in rows.items() if each]
+    for part in parts:
+        yield part
+        yield Text()
 
 
 def _spreads(name: str, spreads: Mapping[str, Spread]) -> Table:
     made = table(name, "mean", "least", "most", "of", right=("mean", "least", "most", "of"))
-    for key, one in spreads.items():
-        if name == "reward" or one.most > (0.001 if name == "seconds" else 0):
-            numbers = (
-                f"{number:.2f}" if name == "seconds" else _number(number) for number in (one.mean, one.least, one.most)
-            )
-            made.add_row(safe(key), *numbers, str(one.count))
+    for key, spread in spreads.items():
+        if name == "reward" or spread.most > (0.001 if name == "seconds" else 0):
+            values = (spread.mean, spread.least, spread.most)
+            numbers = (f"{value:.2f}" if name == "seconds" else _number(value) for value in values)
+            made.add_row(safe(key), *numbers, str(spread.count))
     return made
 
 
@@ -212,8 +163,7 @@ def _row_table(name: str, record: RunRecord, rows: Sequence[RowSummary]) -> Tabl
     for row in rows:
         passed = f"{row.passed}/{row.graded}" + (f" ({row.ungraded} ungraded)" if row.ungraded else "")
         label = record.label(row.row_key, 40) or row.row_key
-        score = "-" if row.score is None else _number(row.score)
-        made.add_row(short(label), score, passed, f"{row.seconds:.1f}", f"#{record.number(row.shown)}")
+        made.add_row(short(label), _number(row.score), passed, f"{row.seconds:.1f}", f"#{record.number(row.shown)}")
     return made
 
 
@@ -240,19 +190,14 @@ def _table(record: RunRecord, rollouts: Sequence[RolloutSummary], success: float
         "#", "score", "ending", "turns", "calls", "tokens", "s", "id", "row", right=_NUMBERS, whole=("ending",)
     )
     for rollout in rollouts[: limit or None]:
-        score = Text(
-            "-" if rollout.score is None else _number(rollout.score), GOOD if has_passed(rollout, success) else BAD
-        )
-        calls = f"{rollout.calls}" + (f" ({rollout.call_errors} failed)" if rollout.call_errors else "")
-        seconds = f"{rollout.seconds.get('total', 0.0):.1f}"
         made.add_row(
             str(record.number(rollout.id)),
-            score,
+            Text(_number(rollout.score), GOOD if rollout.passes(success) else BAD),
             safe(rollout.ending, "" if Ending(rollout.ending).finished_naturally else NOTE),
             str(rollout.turns),
-            calls,
+            f"{rollout.calls}" + (f" ({rollout.call_errors} failed)" if rollout.call_errors else ""),
             str(rollout.completion_tokens),
-            seconds,
+            f"{rollout.total_seconds:.1f}",
             short(rollout.id),
             short(record.label(rollout.row_key, 30)),
         )
@@ -262,27 +207,28 @@ def _table(record: RunRecord, rollouts: Sequence[RolloutSummary], success: float
 _NUMBERS = ("#", "score", "turns", "calls", "tokens", "s")
 
 
-def _number(value: float) -> str:
-    if value == int(value) and abs(value) < 1e6:
-        return f"{value:.0f}"
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    whole = abs(value) >= 1000 or (value == int(value) and abs(value) < 1e6)
+    return f"{value:.0f}" if whole else f"{value:.3g}"
+
+
+def _meaning(ending: str) -> str:
+    return RULES[Ending(ending)].what
 
 
 # ------------------------------------------------------------------------------------------------- One rollout
 
 
 def _show_rollout(record: RunRecord, rollout: RolloutSummary, request: ShowRequest) -> int:
-    line = record.line(rollout.id)
-    line["row"] = record.row(rollout.group)
-    first = next((other for other in record.rollouts if other.group == rollout.group and other.index == 0), None)
-    line["tools"] = line["tools"] or (record.line(first.id)["tools"] if first is not None else None)
+    line = record.line_of_group(rollout.id)
     if request.prompt or request.tokens:
         return _show_tokens(record, line, request)
     if request.as_json:
         echo(json.dumps(line, indent=2, ensure_ascii=False))
         return 0
-    shown = _Rollout(record, rollout, line, request)
-    show(shown.parts(), pager=request.pager)
+    show(_Rollout(record, rollout, line, request).parts(), pager=request.pager)
     return 0
 
 
@@ -291,8 +237,8 @@ class _Rollout:
 
     def __init__(self, record: RunRecord, rollout: RolloutSummary, line: Line, request: ShowRequest) -> None:
         self.record, self.one, self.line, self.request = record, rollout, line, request
-        self.described, self.spec = record.described, spec_of(record)
-        self.success, self.weights = success_of(self.spec), weights_of(record.described)
+        self.spec, self.weights = spec_of(record), weights_of(record.described)
+        self.success = success_of(self.spec)
 
     def parts(self) -> Iterator[RenderableType]:
         yield from self._head()
@@ -302,7 +248,7 @@ class _Rollout:
         yield from self._facts()
 
     def _head(self) -> Iterator[RenderableType]:
-        one, passed = self.one, has_passed(self.one, self.success)
+        one, passed = self.one, self.one.passes(self.success)
         score = "no score" if one.score is None else f"score {_number(one.score)}"
         yield Text.assemble(
             safe(one.id, HEAD),
@@ -315,28 +261,19 @@ class _Rollout:
             yield Text.assemble(("why: " if number == 0 else "     "), safe(_cut(reason, 500), BAD))
         others = [other for other in self.record.members(one.group) if other.id != one.id]
         if others:
-            scores = ", ".join(
-                f"#{self.record.number(other.id)} {'-' if other.score is None else _number(other.score)}"
-                for other in others[:16]
-            )
+            scores = ", ".join(f"#{self.record.number(other.id)} {_number(other.score)}" for other in others[:16])
             yield safe(f"others of its group: {scores}" + (", …" if len(others) > 16 else ""), DIM)
-        again = [
-            other
-            for other in self.record.rollouts
-            if (other.group, other.index) == (one.group, one.index) and other.id != one.id
-        ]
-        for other in again:
-            yield safe(f"attempt {other.attempt}: #{self.record.number(other.id)} {other.ending}", DIM)
+        for other in self.record.rollouts:
+            if (other.group, other.index) == (one.group, one.index) and other.id != one.id:
+                yield safe(f"attempt {other.attempt}: #{self.record.number(other.id)} {other.ending}", DIM)
 
     def _row(self) -> Iterator[RenderableType]:
         yield heading(f"row {self.one.row_key}")
-        row = self.line["row"]
+        row = self.line.get("row")
         if row is None:
             yield safe("the row was not recorded; the conversation shows what its prompt holds", DIM)
             return
-        rewards, made = looked_at(self.spec, row), Table(box=None, show_header=False, pad_edge=False)
-        made.add_column(no_wrap=True)
-        made.add_column()
+        rewards, made = looked_at(self.spec, row), _pairs()
         for name, value in row.items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             by = f"  ← {', '.join(rewards[name])} looks at this" if name in rewards else ""
@@ -344,41 +281,25 @@ class _Rollout:
         yield made
 
     def _conversation(self) -> Iterator[RenderableType]:
-        line, tool = self.line, self.request.tool
-        errors = {(error["turn"], error["tool_name"]) for error in line["tool_errors"]}
-        failed = {(call["turn"], call["id"]) for call in line["tool_calls"] if call.get("error")}
-        seconds = {(call["turn"], call["id"]): call["seconds"] for call in line["tool_calls"]}
-        names: dict[str, str] = {}
-        turn = 0
-        for place, message in enumerate(line["messages"]):
-            role = str(message.get("role"))
-            if role == "assistant" and place >= line["prompt_length"]:
-                turn += 1
-            calls = message.get("tool_calls") or ()
-            names |= {call["id"]: call["function"]["name"] for call in calls}
-            name = names.get(str(message.get("tool_call_id")))
-            if tool is not None and tool not in ([name] if role == "tool" else [c["function"]["name"] for c in calls]):
+        tool = self.request.tool
+        for message in conversation(self.line):
+            calls = [call for call in message["calls"] if tool in (None, call["name"])]
+            if tool is not None and not calls:
                 continue
-            if role == "tool":
-                key = (turn, str(message.get("tool_call_id")))
-                bad = key in failed or (turn, name) in errors
-                took = f" {seconds[key]:.2f} s" if key in seconds else ""
-                title = f"{name or 'tool'}{took}" + (" (failed)" if bad else "")
-                yield Text.assemble(safe(f"← {title}", BAD if bad else TOOL))
-                yield self._body(_content(message.get("content")))
-                continue
-            yield heading(f"{role}, turn {turn}" if role == "assistant" and turn else role)
-            yield from self._said(message, calls)
-
-    def _said(self, message: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
-        if reasoning := reasoning_of(message):
-            yield safe("(reasoning)", DIM)
-            yield self._body(reasoning, "dim italic")
-        if content := _content(message.get("content")):
-            yield safe(self._short(content))
-        for call in calls:
-            yield safe(f"→ {call['function']['name']}", TOOL)
-            yield self._body(_arguments(call["function"]["arguments"]))
+            yield heading(f"{message['role']}, turn {message['turn']}" if message["turn"] else message["role"])
+            if message["reasoning"]:
+                yield safe("(reasoning)", DIM)
+                yield self._body(message["reasoning"], "dim italic")
+            if message["text"]:
+                yield safe(self._short(message["text"]))
+            for call in calls:
+                yield safe(f"→ {call['name']}", TOOL)
+                yield self._body(_arguments(call["arguments"]))
+                if call["result"] is not None:
+                    took = "" if call["seconds"] is None else f" {call['seconds']:.2f} s"
+                    failed = " (failed)" if call["error"] else ""
+                    yield safe(f"← {call['name']}{took}{failed}", BAD if failed else TOOL)
+                    yield self._body(call["result"])
 
     def _rewards(self) -> Iterator[RenderableType]:
         line = self.line
@@ -389,14 +310,12 @@ class _Rollout:
         for name, value in line["rewards"].items():
             weight = self.weights.get(name, 1.0)
             number = value["value"]
-            more = [f"{key} {_number(found)}" for key, found in (value.get("metrics") or {}).items()]
+            more = [f"{key} {_number(metric)}" for key, metric in (value.get("metrics") or {}).items()]
             per_turn = value.get("per_turn")
             more += [f"per turn {', '.join(map(_number, per_turn))}"] if per_turn else []
             made.add_row(
                 safe(name),
-                Text(
-                    "-" if number is None else _number(number), "" if number is None else GOOD if number >= 1 else BAD
-                ),
+                Text(_number(number), "" if number is None else GOOD if number >= 1 else BAD),
                 "gate" if weight is None else _number(weight),
                 safe(self._short("; ".join([value.get("reason") or "", *more]).strip("; "))),
             )
@@ -405,7 +324,7 @@ class _Rollout:
     def _facts(self) -> Iterator[RenderableType]:
         line = self.line
         yield heading("end")
-        facts = {"ending": f"{line['ending']}: {rule_of(line['ending'])}"}
+        facts = {"ending": f"{line['ending']}: {_meaning(line['ending'])}"}
         if line["error"]:
             facts["error"] = str(line["error"])
         for error in line["tool_errors"]:
@@ -415,20 +334,17 @@ class _Rollout:
         if self.one.cost is not None:
             facts["cost"] = f"{self.one.cost:.6g} $"
         policy = line.get("policy") or {}
-        sampling = policy.get("sampling")
         if policy:
             facts["policy"] = f"{policy.get('type')} {policy.get('model') or ''}".strip()
-        if sampling:
-            facts["sampling"] = json.dumps(sampling, ensure_ascii=False)
+        if policy.get("sampling"):
+            facts["sampling"] = json.dumps(policy["sampling"], ensure_ascii=False)
         if policy.get("version") is not None:
             facts["weights"] = str(policy["version"])
         for name, artifact in (line.get("artifacts") or {}).items():
             facts[f"artifact {name}"] = json.dumps(artifact, ensure_ascii=False)
         if line.get("image"):
             facts["image"] = str(line["image"])
-        made = Table(box=None, show_header=False, pad_edge=False)
-        made.add_column(no_wrap=True)
-        made.add_column()
+        made = _pairs()
         for name, text in facts.items():
             made.add_row(safe(name), safe(self._short(text), BAD if name == "error" else ""))
         yield made
@@ -441,12 +357,11 @@ class _Rollout:
         return text if self.request.full else _cut(text, LONGEST)
 
 
-def _content(content: object) -> str:
-    """Return what a message says, with what is no text by its kind."""
-    if isinstance(content, list):
-        parts = [part if isinstance(part, dict) else {"text": str(part)} for part in content]
-        return "\n".join(str(part["text"]) if "text" in part else f"({part.get('type')})" for part in parts)
-    return "" if content is None else str(content)
+def _pairs() -> Table:
+    made = Table(box=None, show_header=False, pad_edge=False)
+    made.add_column(no_wrap=True)
+    made.add_column()
+    return made
 
 
 def _arguments(arguments: object) -> str:
@@ -477,17 +392,17 @@ def _cut(text: str, most: int) -> str:
 
 
 def _show_tokens(record: RunRecord, line: Line, request: ShowRequest) -> int:
-    tokens = tokens_of(record, line)
+    tokens = tokens_of(record.described, line)
     if tokens is None and request.tokens:
         raise UserError(
             "this rollout has no tokens: only process and serve record them, where the policy's tokenizer can be had "
             f"(this run: {record.described.get('mode')}); --prompt shows its messages"
         )
-    prompt = line["messages"][: line["prompt_length"]]
+    prompt, tools = line["messages"][: line["prompt_length"]], line.get("tools")
     if request.as_json:
-        request_body = {"messages": prompt, "tools": line["tools"]}
+        request_body = {"messages": prompt, "tools": tools}
         if tokens is not None:
-            start = _first_prompt(tokens)
+            start = first_prompt(tokens.sequences)
             text = None if tokens.tokenizer is None else tokens.text(start)
             request_body |= {"text": text, "tokens": tokens.records() if request.tokens else start}
         echo(json.dumps(request_body, indent=2, ensure_ascii=False))
@@ -496,16 +411,10 @@ def _show_tokens(record: RunRecord, line: Line, request: ShowRequest) -> int:
         assert tokens is not None
         show(_token_parts(tokens, request.full), pager=request.pager)
     elif tokens is not None and tokens.tokenizer is not None:
-        show_exactly(tokens.text(_first_prompt(tokens)), pager=request.pager)
+        show_exactly(tokens.text(first_prompt(tokens.sequences)), pager=request.pager)
     else:
-        show(message_parts(prompt, line["tools"], tokens.missing if tokens else None), pager=request.pager)
+        show(message_parts(prompt, tools, tokens.missing if tokens else None), pager=request.pager)
     return 0
-
-
-def _first_prompt(tokens: RecordedTokens) -> list[int]:
-    """Return the tokens in front of the first that was sampled."""
-    sequence = min(tokens.sequences, key=lambda one: one.spans[0].turn if one.spans else 1 << 30)
-    return sequence.tokens[: sequence.spans[0].start] if sequence.spans else sequence.tokens
 
 
 def message_parts(
@@ -516,7 +425,7 @@ def message_parts(
         yield safe(f"as messages, because there is no text of it: {missing}", NOTE)
     for message in messages:
         yield heading(str(message.get("role")))
-        yield safe(_content(message.get("content")))
+        yield safe(text_of(message.get("content")))
         rest = {key: value for key, value in message.items() if key not in ("role", "content")}
         if rest:
             yield safe(json.dumps(rest, indent=2, ensure_ascii=False))

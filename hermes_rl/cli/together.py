@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
 from math import inf
@@ -57,13 +58,20 @@ def load_each(sources: Sequence[str], load: Callable[[str], Spec]) -> LoadedSpec
     """Load several specs, so that what is wrong with any of them is known at once."""
     loaded = LoadedSpecs([], [])
     for source in sources:
-        try:
+        with noted(loaded.problems, source):
             loaded.specs.append(NamedSpec(source, load(source)))
-        except SpecError as error:
-            loaded.problems.extend(error.problems)
-        except UserError as error:
-            loaded.problems.append(Problem(source, None, None, str(error)))
     return loaded
+
+
+@contextmanager
+def noted(problems: list[Problem], place: str) -> Iterator[None]:
+    """Add what is wrong to the problems: those of a spec at their places, any other at this one."""
+    try:
+        yield
+    except SpecError as error:
+        problems += error.problems
+    except UserError as error:
+        problems.append(Problem(place, None, None, str(error)))
 
 
 def alike_names(served: Sequence[NamedSpec]) -> list[Problem]:
@@ -97,17 +105,17 @@ def run_together(specs: Sequence[str], request: RunRequest, weights: Sequence[st
     if out is not None and request.fresh:
         out, request = beside(out), replace(request, fresh=False)
 
-    def launch(one: NamedSpec, progress: Progress) -> Launch:
-        folder = out / one.spec.name if out is not None else None
+    def launch(named: NamedSpec, progress: Progress) -> Launch:
+        folder = out / named.spec.name if out is not None else None
         return Launch("serve", folder, request.fresh, environ, progress, request.ray, write_report_or_say)
 
-    problems += _wrong(served, [launch(one, Progress(StringIO())) for one in served], out)
+    problems += _wrong(served, [launch(named, Progress(StringIO())) for named in served], out)
     if problems:
         raise SpecError(dict.fromkeys(problems))  # what is wrong with the command line is found for each spec
     if request.dry:
-        for one in served:
-            show([heading(one.spec.name)])
-            say_plan(one.spec, launch(one, Progress(quiet=True)), request)
+        for named in served:
+            show([heading(named.spec.name)])
+            say_plan(named.spec, launch(named, Progress(quiet=True)), request)
         return 0
     return _serve(served, launch, request)
 
@@ -116,25 +124,25 @@ def _serve(served: Sequence[NamedSpec], launch: Callable[[NamedSpec, Progress], 
     without_advice()
     from hermes_rl.env.together import serve_together
 
-    progress = progress_of(f"{' + '.join(one.spec.name for one in served)} · serve", quiet=request.quiet)
-    launches = [launch(one, progress.named(one.spec.name)) for one in served]
+    progress = progress_of(f"{' + '.join(named.spec.name for named in served)} · serve", quiet=request.quiet)
+    launches = [launch(named, progress.named(named.spec.name)) for named in served]
 
     def say(line: str) -> None:
         progress.say(with_environment(line))
 
     try:
-        for one in served:
-            if one.spec.demo:
-                progress.note(f"{one.spec.name}: {DEMO}")
+        for named in served:
+            if named.spec.demo:
+                progress.note(f"{named.spec.name}: {DEMO}")
         with rare_full_collections(), logged(say, verbose=request.verbose):
-            pairs = [(one.spec, launched) for one, launched in zip(served, launches, strict=True)]
+            pairs = [(named.spec, launched) for named, launched in zip(served, launches, strict=True)]
             ended = run_interruptible(serve_together(pairs, progress.note))
     except KeyboardInterrupt:
         progress.note(f"interrupted; {AFTERWARDS['serve']}")
         return INTERRUPTED
     finally:
         progress.end()
-    early = {one.spec.name: how.stopped for one, how in zip(served, ended, strict=True) if how.stopped is not None}
+    early = {named.spec.name: how.stopped for named, how in zip(served, ended, strict=True) if how.stopped is not None}
     if len(early) < len(served):
         echo(f"the trainer has had its {served[0].spec.serve.total_steps} steps")
     for name, stopped in early.items():
@@ -195,7 +203,7 @@ def _loaded(
         return load_for(replace(asked, sets=(*asked.sets, f"env.inference_weight={weight}")), environ)
 
     served, problems = load_each(specs, load)
-    names = [one.spec.name for one in served]
+    names = [named.spec.name for named in served]
     if len(served) == len(specs):
         for name in weights.keys() - set(names):
             close = did_you_mean(name, names) or f": there are {', '.join(names)}"
@@ -208,12 +216,10 @@ def _wrong(served: Sequence[NamedSpec], launches: Sequence[Launch], out: Path | 
     from hermes_rl.env.serve import require_exact
 
     problems = list[Problem]()
-    for one, launch in zip(served, launches, strict=True):
-        try:
-            require_exact(require_runnable(one.spec, launch).spec)
-            RunDirectory.choose(one.spec, "serve", launch.out, fresh=launch.fresh)
-        except UserError as error:
-            problems.append(Problem(one.source, None, None, str(error)))
+    for named, launch in zip(served, launches, strict=True):
+        with noted(problems, named.source):
+            require_exact(require_runnable(named.spec, launch).spec)
+            RunDirectory.choose(named.spec, "serve", launch.out, fresh=launch.fresh)
     if out is not None and RunDirectory(out).has_rollouts:
         text = "a run lies there; with several specs it is the folder of their run directories: choose another"
         problems.append(Problem(f"--out {out}", None, None, text))
@@ -232,9 +238,8 @@ def _at_odds(served: Sequence[NamedSpec]) -> list[Problem]:
     for key in ("data_path_to_save_groups", "data_dir_to_save_evals"):
         for value, sources in _alike(served, lambda spec, key=key: spec.env.get(key)).items():  # type: ignore[misc]
             if value is not None and len(sources) > 1:
-                text = (
-                    f"{value} is where {' and '.join(sources)} would both write: leave it out, each has its own folder"
-                )
+                both = " and ".join(sources)
+                text = f"{value} is where {both} would both write: leave it out, each has its own folder"
                 problems.append(Problem(f"env.{key}", None, None, text))
     return problems
 
@@ -242,6 +247,6 @@ def _at_odds(served: Sequence[NamedSpec]) -> list[Problem]:
 def _alike(served: Sequence[NamedSpec], of: Callable[[Spec], Any]) -> dict[Any, list[str]]:
     """Return the specs by what is asked of them."""
     names_by_value = defaultdict[Any, list[str]](list)
-    for one in served:
-        names_by_value[of(one.spec)].append(one.source)
+    for named in served:
+        names_by_value[of(named.spec)].append(named.source)
     return names_by_value

@@ -66,11 +66,9 @@ def judge(source: str, overrides: Overrides | None = None, environ: Mapping[str,
         if draft is None:
             verdict.problems = wrong
             return verdict
+        toolsets, distributions = _known_tools(draft.spec)
         problems, warnings = check_spec(
-            draft.spec,
-            known_toolsets=_known_toolsets(draft.spec),
-            known_distributions=_known_distributions(draft.spec),
-            has_rows=draft.has_rows,
+            draft.spec, known_toolsets=toolsets, known_distributions=distributions, has_rows=draft.has_rows
         )
     except UserError as error:
         verdict.problems = [Problem(source, None, None, str(error))]
@@ -110,25 +108,16 @@ def _judge_set(source: str, overrides: Overrides, environ: Mapping[str, str]) ->
 
 
 def _names_toolsets(spec: Spec) -> bool:
-    """Whether there is anything to ask the catalogue, whose tools take longer to import than a spec to check."""
-    toolsets = spec.toolsets
-    return bool(toolsets.enabled or toolsets.disabled or toolsets.distribution)
+    return bool(spec.toolsets.enabled or spec.toolsets.disabled or spec.toolsets.distribution)
 
 
-def _known_toolsets(spec: Spec) -> Collection[str]:
+def _known_tools(spec: Spec) -> tuple[Collection[str], Collection[str]]:
+    """Return the toolsets and distributions that there are, if the spec names any: their tools take long to import."""
     if not _names_toolsets(spec):
-        return ()
-    from hermes_rl.tools.catalogue import known_toolsets
+        return (), ()
+    from hermes_rl.tools.catalogue import DISTRIBUTIONS, known_toolsets
 
-    return known_toolsets()
-
-
-def _known_distributions(spec: Spec) -> Collection[str]:
-    if spec.toolsets.distribution is None:
-        return ()
-    from hermes_rl.tools.catalogue import DISTRIBUTIONS
-
-    return DISTRIBUTIONS
+    return known_toolsets(), DISTRIBUTIONS
 
 
 def _lacking(spec: Spec, environ: Mapping[str, str]) -> list[Problem]:

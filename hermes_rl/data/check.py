@@ -29,13 +29,9 @@ def check_spec(
     known_distributions: Collection[str] | None = None,
     has_rows: bool = True,
 ) -> tuple[list[Problem], list[Problem]]:
-    """Problems and warnings of a spec, its code files and its local data.
+    """Problems and warnings of a spec, its code files and its local data; see `hermes_rl.spec.check.check_spec`.
 
-    Args:
-        spec: a loaded spec.
-        known_toolsets: names of the toolsets that exist; None leaves them unchecked.
-        known_distributions: likewise of distributions.
-        has_rows: False where the dataset is not the user's, so that templates cannot be rendered.
+    Without `has_rows` the dataset is not the user's, so that templates cannot be rendered.
     """
     findings = Findings(spec)
     rows = _checked_rows(spec, findings) if has_rows else []
@@ -48,8 +44,8 @@ def check_spec(
 
 
 def _checked_rows(spec: Spec, findings: Findings) -> list[Row]:
-    if (taken := taken_for_local(spec)) is not None:
-        findings.warning(("dataset", "path"), taken)
+    if (warning := taken_for_local(spec)) is not None:
+        findings.warning(("dataset", "path"), warning)
     source, path = _local(spec, findings)
     if source is None:
         return []

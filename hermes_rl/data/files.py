@@ -13,7 +13,7 @@ import io
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,23 +35,20 @@ def read_files(kind: str, patterns: Sequence[str]) -> list[Record]:
     """
     read = _read_json if kind == "json" else _read_csv
     rows = [row for pattern in patterns for path in _matching(pattern) for row in read(path)]
-    return _complete(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [row if len(row) == len(names) else {name: row.get(name) for name in names} for row in rows]
 
 
 def _matching(pattern: str) -> list[Path]:
     path = Path(pattern)
     if path.is_file():
         return [path]
-    paths = sorted(_globbed(pattern)) if glob.has_magic(pattern) else []
-    if paths:
-        return paths
-    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    raise UserError(f"{pattern}: no such file{did_you_mean(path.name, names)}")
-
-
-def _globbed(pattern: str) -> Iterator[Path]:
-    names = glob.iglob(pattern, recursive=True)  # noqa: PTH207 - pathlib globs below one folder only
-    return (Path(name) for name in names if Path(name).is_file())
+    if glob.has_magic(pattern):
+        names = glob.iglob(pattern, recursive=True)  # noqa: PTH207 - pathlib globs below one folder only
+        if paths := sorted(Path(name) for name in names if Path(name).is_file()):
+            return paths
+    beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    raise UserError(f"{pattern}: no such file{did_you_mean(path.name, beside)}")
 
 
 def _text(path: Path) -> str:
@@ -125,11 +122,3 @@ def _typed(values: list[Any]) -> list[Any]:
                 if kind is int or math.inf not in map(abs, filter(None, numbers)):
                     return numbers
     return [value or None for value in values]
-
-
-def _complete(rows: Iterable[Record]) -> list[Record]:
-    rows = list(rows)
-    names = dict.fromkeys(name for row in rows for name in row)
-    if all(len(row) == len(names) for row in rows):
-        return rows
-    return [{name: row.get(name) for name in names} for row in rows]

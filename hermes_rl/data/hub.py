@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.spec.model import Source, thaw
+from hermes_rl.spec.model import Source
+from hermes_rl.spec.section import thaw
 
 _OUT_OF_REACH = (
     "ConnectionError", "ConnectError", "ConnectTimeout", "ReadTimeout", "Timeout", "TimeoutException",

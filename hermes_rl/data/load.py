@@ -126,68 +126,51 @@ def load_rows(spec: Spec, split: Split, *, notify: Notify) -> Rows:
 def _source(spec: Spec, notify: Notify) -> tuple[Source, Opened]:
     """Return the dataset itself or its fallback, with the split that training rows come from."""
     dataset = spec.dataset
-    if not is_on_hub(dataset):
-        if (taken := taken_for_local(spec)) is not None:
-            notify(taken)
-        return dataset, open_source(dataset, dataset.split, spec.seed)
-    if spec.demo:
-        if dataset.fallback is None:
-            raise UserError(f"dataset {dataset.path} is on the hub; --demo needs a `fallback` in the spec's dataset")
+    if (warning := taken_for_local(spec)) is not None:
+        notify(warning)
+    if not spec.demo or not is_on_hub(dataset):
+        try:
+            return dataset, open_source(dataset, dataset.split, spec.seed)
+        except HubOutOfReachError as error:
+            if not is_on_hub(dataset):
+                raise
+            if dataset.fallback is None:
+                raise UserError(f"{error}; the spec has no `dataset.fallback`") from error
+            notify(f"WARNING: {error}; the spec's FALLBACK stands in for it, results are not those of the dataset")
+    elif dataset.fallback is None:
+        raise UserError(f"dataset {dataset.path} is on the hub; --demo needs a `fallback` in the spec's dataset")
+    else:
         notify(f"demo: the spec's fallback stands in for the dataset {dataset.path}")
-        return _fallback(spec, dataset.fallback)
-    try:
-        return dataset, open_source(dataset, dataset.split, spec.seed)
-    except HubOutOfReachError as error:
-        if dataset.fallback is None:
-            raise UserError(f"{error}; the spec has no `dataset.fallback`") from error
-        notify(f"WARNING: {error}; the spec's FALLBACK stands in for it, results are not those of the dataset")
-        return _fallback(spec, dataset.fallback)
-
-
-def _fallback(spec: Spec, source: Source) -> tuple[Source, Opened]:
-    return source, open_source(source, source.split, spec.seed)
+    return dataset.fallback, open_source(dataset.fallback, dataset.fallback.split, spec.seed)
 
 
 class _Side:
     """One side of the split of one source."""
 
     def __init__(self, spec: Spec, split: Split, source: Source, opened: Opened, notify: Notify) -> None:
-        self.spec = spec
+        self.spec, self.source, self.opened, self.notify = spec, source, opened, notify
         self.split: Split = split
-        self.source = source
-        self.opened = opened
         self.fallback = source is not spec.dataset
-        self.notify = notify
+        rule = spec.dataset.eval
+        # Of a fallback without splits a share of the rows is for evaluation.
+        has_splits = not self.fallback or isinstance(source.data_files, dict)
+        self.named = rule.split if rule is not None and has_splits else None
+        """The split that evaluation rows come from."""
+        self.fraction: float | None = None
+        """The share of the rows that is for evaluation."""
+        if rule is not None and not rule.only:
+            self.fraction = FALLBACK_FRACTION if rule.split is not None and not has_splits else rule.fraction
 
     def rows(self) -> Rows:
-        named = self._named_split()
-        opened = open_source(self.source, named, self.spec.seed) if named else self.opened
-        if opened.finite:
-            return self._finite(list(derive(self.spec, opened.read())))
-        return self._endless(opened)
-
-    def _named_split(self) -> str | None:
-        """Return the split that evaluation rows come from, where this is that side."""
-        rule = self.spec.dataset.eval
-        if self.split == "train" or rule is None or not self._has_splits():
-            return None
-        return rule.split
-
-    def _has_splits(self) -> bool:
-        """Return False for a fallback without splits: then a share of its rows is for evaluation."""
-        return not self.fallback or isinstance(self.source.data_files, dict)
-
-    def _fraction(self) -> float | None:
-        rule = self.spec.dataset.eval
-        if rule is None or rule.only:
-            return None
-        return rule.fraction if rule.split is None or self._has_splits() else FALLBACK_FRACTION
+        opened = self.opened
+        if self.split == "eval" and self.named is not None:
+            opened = open_source(self.source, self.named, self.spec.seed)
+        return self._finite(list(derive(self.spec, opened.read()))) if opened.finite else self._endless(opened)
 
     def _finite(self, rows: list[Row]) -> Rows:
-        fraction = self._fraction()
-        if fraction is not None:
-            kept = eval_digests(rows, fraction, self.spec.seed)
-            rows = [row for row in rows if (row.digest in kept) == (self.split == "eval")]
+        if self.fraction is not None:
+            for_eval = eval_digests(rows, self.fraction, self.spec.seed)
+            rows = [row for row in rows if (row.digest in for_eval) == (self.split == "eval")]
         elif self.split == "train":
             rows = self._without_eval_split(rows)
         if self.spec.dataset.shuffle is not None:
@@ -211,10 +194,10 @@ class _Side:
         if not other.finite:
             return rows
         theirs = {row.digest for row in derive(self.spec, other.read())}
-        kept = [row for row in rows if row.digest not in theirs]
-        if len(kept) < len(rows):
-            self.notify(f"{len(rows) - len(kept)} training rows are also in split {rule.split} and are left out")
-        return kept
+        others = [row for row in rows if row.digest not in theirs]
+        if len(others) < len(rows):
+            self.notify(f"{len(rows) - len(others)} training rows are also in split {rule.split} and are left out")
+        return others
 
     def _limit(self) -> int | None:
         if self.split == "train":
@@ -241,12 +224,10 @@ class _Side:
         return Rows(make, length=None, fingerprint=sample, fallback=self.fallback)
 
     def _mine(self, rows: Iterator[Row]) -> Iterator[Row]:
-        fraction = self._fraction()
         bound = self.spec.dataset.limit if self._limit() is None else None
         others = 0
         for row in rows:
-            mine = fraction is None or is_eval(row, fraction, self.spec.seed) == (self.split == "eval")
-            if mine:
+            if self.fraction is None or is_eval(row, self.fraction, self.spec.seed) == (self.split == "eval"):
                 yield row
                 continue
             others += 1

@@ -19,7 +19,9 @@ from typing import Any, overload
 from uuid import UUID
 
 from hermes_rl.errors import SpecError, UserError
-from hermes_rl.spec.model import FrozenDict, Spec
+from hermes_rl.spec.model import Spec
+from hermes_rl.spec.nodes import NodePath
+from hermes_rl.spec.section import FrozenDict
 from hermes_rl.spec.suggest import did_you_mean
 from hermes_rl.spec.templates import TemplateError, evaluate, render
 from hermes_rl.values import whole_text
@@ -142,17 +144,9 @@ class Rows:
     """
 
     def __init__(
-        self,
-        make: Callable[[], Iterator[Row]],
-        *,
-        length: int | None,
-        fingerprint: str,
-        fallback: bool = False,
+        self, make: Callable[[], Iterator[Row]], *, length: int | None, fingerprint: str, fallback: bool = False
     ) -> None:
-        self._make = make
-        self.length = length
-        self.fingerprint = fingerprint
-        self.fallback = fallback
+        self._make, self.length, self.fingerprint, self.fallback = make, length, fingerprint, fallback
 
     @classmethod
     def of(cls, rows: Sequence[Row], *, fingerprint: str, fallback: bool = False) -> Rows:
@@ -203,8 +197,19 @@ def derive(spec: Spec, raw: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
     seen: Counter[str] = Counter()
     for index, source in enumerate(raw):
         content = digest(source)
-        columns = _columns(spec, source, index)
-        if not _passes(spec, columns, index):
+        columns, row = dict(source), str(index + 1)
+        place: NodePath = ()
+        try:
+            for name, template in spec.dataset.columns.items():
+                place = ("dataset", "columns", name)
+                columns[name] = render(template, columns, where=".".join(place), key=row)
+            place = ("dataset", "filter")
+            wanted = spec.dataset.filter is None or evaluate(
+                spec.dataset.filter, columns, where=".".join(place), key=row
+            )
+        except TemplateError as error:
+            raise SpecError([spec.template_problem(place, error)]) from None
+        if not wanted:
             continue
         if spec.dataset.key is None:
             seen[content] += 1
@@ -212,25 +217,6 @@ def derive(spec: Spec, raw: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
         else:
             key = _named_key(spec.dataset.key, columns, index, seen)
         yield Row(key, FrozenDict(columns), index, content)
-
-
-def _columns(spec: Spec, source: Mapping[str, Any], index: int) -> dict[str, Any]:
-    columns = dict(source)
-    for name, template in spec.dataset.columns.items():
-        try:
-            columns[name] = render(template, columns, where=f"dataset.columns.{name}", key=str(index + 1))
-        except TemplateError as error:
-            raise SpecError([spec.template_problem(("dataset", "columns", name), error)]) from None
-    return columns
-
-
-def _passes(spec: Spec, columns: Mapping[str, Any], index: int) -> bool:
-    if spec.dataset.filter is None:
-        return True
-    try:
-        return bool(evaluate(spec.dataset.filter, columns, where="dataset.filter", key=str(index + 1)))
-    except TemplateError as error:
-        raise SpecError([spec.template_problem(("dataset", "filter"), error)]) from None
 
 
 def _named_key(name: str, columns: Mapping[str, Any], index: int, seen: Counter[str]) -> str:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hermes_rl.errors import UserError
-from hermes_rl.spec.model import Source, Spec, thaw
+from hermes_rl.spec.model import Source, Spec
 from hermes_rl.spec.paths import ENDINGS, FILE_FORMATS, may_mean_hub
+from hermes_rl.spec.section import thaw
 from hermes_rl.spec.suggest import choices, did_you_mean
 
 Raw = Mapping[str, Any]
@@ -64,15 +65,10 @@ def open_source(source: Source, split: str, seed: int) -> Opened:
 
 def taken_for_local(spec: Spec) -> str | None:
     """Return a warning where `dataset.path` may be a name on the hub, and a file beside the spec has it too."""
-    written, taken = spec.written_at(("dataset", "path")), spec.dataset.path
-    if (
-        written is None
-        or taken is None
-        or not may_mean_hub(written)
-        or not (taken.startswith("/") and Path(taken).is_dir())
-    ):
+    written, path = spec.written_at(("dataset", "path")), spec.dataset.path or ""
+    if written is None or not may_mean_hub(written) or not (path.startswith("/") and Path(path).is_dir()):
         return None
-    return f"`{written}` is taken for {taken}, not for the hub's dataset of that name; `./{written}` says so outright"
+    return f"`{written}` is taken for {path}, not for the hub's dataset of that name; `./{written}` says so outright"
 
 
 def _require_readable(path: str) -> None:

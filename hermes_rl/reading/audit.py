@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from posixpath import normpath
 from typing import Any
 
@@ -186,9 +186,7 @@ def _of_patch(turn: int | None, patch: str) -> Iterator[_Source]:
                 file, first = new.group(1), 1
             elif hunk:
                 first = int(hunk.group(1))
-        elif line.startswith("+"):
-            added.append(line[1:])
-        elif line.startswith(" "):
+        elif line.startswith(("+", " ")):
             added.append(line[1:])  # what stands between keeps the numbers of lines, and lets Python read it
     if added:
         yield _Source(turn, file, "\n".join(added), first)
@@ -196,10 +194,10 @@ def _of_patch(turn: int | None, patch: str) -> Iterator[_Source]:
 
 def _kept(record: RunRecord, line: Line) -> Iterator[_Source]:
     """Yield the files of artifacts that were kept, and what patches among them add."""
-    kept = line.get("artifacts") or {}
-    for name in kept:
+    artifacts = line.get("artifacts") or {}
+    for name in artifacts:
         try:
-            artifact = kept_artifacts(record.path, kept, [name])[name]
+            artifact = kept_artifacts(record.path, artifacts, [name])[name]
         except (UserError, KeyError):
             continue  # it is gone, or was put elsewhere: the messages remain
         for file in artifact.files:
@@ -219,10 +217,7 @@ def described(record: RunRecord, suspects: Iterable[Suspect]) -> list[dict[str, 
             "number": record.number(suspect.rollout.id),
             "row_key": suspect.rollout.row_key,
             "score": suspect.rollout.score,
-            "reasons": [
-                {"weight": each.weight, "what": each.what, "turn": each.turn, "file": each.file, "line": each.line}
-                for each in suspect.reasons
-            ],
+            "reasons": [asdict(reason) for reason in suspect.reasons],
         }
         for suspect in suspects
     ]

@@ -41,19 +41,15 @@ def dataset_card(
     described: Mapping[str, Any],
     weights: Mapping[str, float | None],
 ) -> str:
-    """Return the `README.md` of a dataset.
+    """Return the `README.md` of a dataset called `owner/name` on the hub.
 
-    Args:
-        dataset: its name on the hub, `owner/name`.
-        table: path of the file with the rollouts.
-        rows: of that file.
-        files: which of `FILES` are beside it.
-        summary: of the run.
-        spec: of the run, resolved.
-        described: what `run.json` says.
-        weights: what each reward counts, None for a gate.
+    `table` is the file with the rollouts, `rows` of them, `files` are those of `FILES` beside it, `described` is what
+    `run.json` says, and `weights` what each reward counts, None for a gate.
     """
-    lines = [*_front_matter(table, rows, summary), "", f"# {plain(summary.name)}", ""]
+    size = next((name for bound, name in SIZES if rows < bound), "100M<n<1B")
+    lines = ["---", f"pretty_name: {json.dumps(cut(summary.name))}", "tags:", "- hermes-rl", "- reinforcement-learning"]
+    lines += ["size_categories:", f"- {size}", "configs:", "- config_name: default", "  data_files:"]
+    lines += ["  - split: train", f"    path: {table}", "---", "", f"# {plain(summary.name)}", ""]
     if spec.get("description"):
         lines += [plain(spec["description"], 5 * LONGEST), ""]
     if summary.demo:
@@ -70,13 +66,6 @@ def dataset_card(
     return "\n".join(lines) + "\n"
 
 
-def _front_matter(table: str, rows: int, summary: RunSummary) -> Iterator[str]:
-    size = next((name for bound, name in SIZES if rows < bound), "100M<n<1B")
-    yield from ("---", f"pretty_name: {json.dumps(cut(summary.name))}")
-    yield from ("tags:", "- hermes-rl", "- reinforcement-learning", "size_categories:", f"- {size}")
-    yield from ("configs:", "- config_name: default", "  data_files:", "  - split: train", f"    path: {table}", "---")
-
-
 def _facts(summary: RunSummary, described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "spec", plain(summary.name)
     yield "model", plain(summary.model)
@@ -84,20 +73,14 @@ def _facts(summary: RunSummary, described: Mapping[str, Any]) -> Iterator[tuple[
     yield "rows", str(summary.rows)
     yield "groups", str(summary.groups)
     yield "rollouts", f"{summary.rollouts}, of which {summary.graded} have a score"
-    yield "mean score", _mean(summary)
+    interval = summary.interval
+    mean = "not known" if interval.mean is None else f"{interval.mean:.3f}"
+    between = "" if interval.low is None else f", 95 % interval {interval.low:.3f} to {interval.high:.3f}"
+    yield "mean score", mean + between
     yield "pass", f"{summary.passed} of {summary.graded} score {summary.success:g} or more"
     yield "endings", ", ".join(f"{plain(name)} {count}" for name, count in summary.endings.items())
     yield "played", f"{plain(summary.started)}, hermes-rl {plain(described.get('hermes_rl') or '?')}"
     yield "published by", f"hermes-rl {__version__}"
-
-
-def _mean(summary: RunSummary) -> str:
-    interval = summary.interval
-    if interval.mean is None:
-        return "not known"
-    if interval.low is None or interval.high is None:
-        return f"{interval.mean:.3f}"
-    return f"{interval.mean:.3f}, 95 % interval {interval.low:.3f} to {interval.high:.3f}"
 
 
 def _rewards(summary: RunSummary, weights: Mapping[str, float | None]) -> Iterator[str]:

@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.reading.record import RolloutSummary, RunRecord
-from hermes_rl.reading.settings import contrast, model_of, spec_of, success_of
+from hermes_rl.reading.record import RolloutSummary, RunRecord, by_row
+from hermes_rl.reading.settings import contrast, model_of, span_of, spec_of, success_of
 from hermes_rl.rollouts.rollout import RolloutState
 from hermes_rl.runs.statistics import Difference, mean, paired, sign_test
 
@@ -49,19 +49,13 @@ class Comparison:
     """What B does otherwise than A.
 
     Attributes:
-        score: the difference of the mean scores.
         passes: the difference of the shares of rollouts that pass, whose score is at least `success`.
-        success: see there.
         p: of `sign_test` over the fixed and broken rows.
-        fixed: rows that pass more often in B, those with the largest change first.
-        broken: rows that pass less often in B, likewise.
+        fixed: rows that pass more often in B, those with the largest change first; `broken` ones less often.
         measures: the differences of rewards, turns, tokens, calls and seconds.
-        rows: how many rows both runs have.
-        only_a: rows that B has not.
-        only_b: rows that A has not.
+        rows: how many rows both runs have; `only_a` and `only_b` are in one of them.
         left_out: rows that both have and that are graded in one of them at most.
         ungraded_a: rollouts of A without a score that nobody chose to leave out, in rows that both have.
-        ungraded_b: likewise of B.
         bounds: what the difference of the scores could be if these had been graded; None where all were.
     """
 
@@ -117,18 +111,22 @@ def compare(
             "same where their keys are, so compare runs of one dataset and split"
         )
     left, right = {row: before[row] for row in common}, {row: after[row] for row in common}
-    scores = _values(left, _score), _values(right, _score)
-    known = [value for score in scores for values in score.values() for value in values]
-    span = min(span[0], *known, span[0]), max(span[1], *known, span[1])
-    score = paired("score", *scores, span, family=family)
-    passed = partial(_passed, success)
-    passes = paired("pass", _values(left, passed), _values(right, passed), (0.0, 1.0), family=family)
+
+    def difference(name: str, of: Quantity, span: tuple[float, float] | None = None) -> Difference | None:
+        return paired(name, _values(left, of), _values(right, of), span, family=family)
+
+    known = [rollout.score for rollout in _flat(left) + _flat(right) if rollout.score is not None]
+    score = difference("score", lambda rollout: rollout.score, (min(span[0], *known), max(span[1], *known)))
+    passes = difference("pass", lambda rollout: float(rollout.passes(success)), (0.0, 1.0))
     if score is None or passes is None:
         raise UserError(f"the runs have {len(common)} rows in common, and none of them has a score in both")
     changed = [row for row in (_changed(key, left[key], right[key], success) for key in common) if row is not None]
     changed.sort(key=lambda row: (-abs(row.b - row.a) / row.of, row.row_key))
     fixed = tuple(row for row in changed if row.b > row.a)
     broken = tuple(row for row in changed if row.b < row.a)
+    rewards = dict.fromkeys(name for rollout in _flat(left) + _flat(right) for name in rollout.rewards)
+    quantities: dict[str, Quantity] = {f"reward/{name}": _reward(name) for name in rewards} | dict(MEASURES)
+    measures = [difference(name, of) for name, of in quantities.items()]
     return Comparison(
         score=score,
         passes=passes,
@@ -136,7 +134,7 @@ def compare(
         p=sign_test(len(fixed), len(broken)),
         fixed=fixed,
         broken=broken,
-        measures=tuple(_measures(left, right, family)),
+        measures=tuple(measure for measure in measures if measure is not None),
         rows=len(common),
         only_a=len(before) - len(common),
         only_b=len(after) - len(common),
@@ -149,16 +147,19 @@ def compare(
 
 Rows = Mapping[str, Sequence[RolloutSummary]]
 Quantity = Callable[[RolloutSummary], float | None]
+MEASURES: Mapping[str, Quantity] = {
+    "turns": lambda rollout: rollout.turns,
+    "tool_calls": lambda rollout: rollout.calls,
+    "tool_errors": lambda rollout: rollout.call_errors,
+    "prompt_tokens": lambda rollout: rollout.prompt_tokens,
+    "completion_tokens": lambda rollout: rollout.completion_tokens,
+    "cost": lambda rollout: rollout.cost,
+    "seconds": lambda rollout: rollout.seconds.get("total"),
+}
 
 
-def by_row(rollouts: Iterable[RolloutSummary]) -> dict[str, list[RolloutSummary]]:
-    """Return the rollouts of each row, of all epochs, in the order of their places."""
-    rows: dict[str, list[RolloutSummary]] = {}
-    for rollout in rollouts:
-        rows.setdefault(rollout.row_key, []).append(rollout)
-    for row in rows.values():
-        row.sort(key=lambda one: (one.epoch, one.index))
-    return rows
+def _reward(name: str) -> Quantity:
+    return lambda rollout: rollout.rewards.get(name)
 
 
 def _values(rows: Rows, of: Quantity) -> dict[str, list[float]]:
@@ -168,16 +169,8 @@ def _values(rows: Rows, of: Quantity) -> dict[str, list[float]]:
     }
 
 
-def _score(rollout: RolloutSummary) -> float | None:
-    return rollout.score
-
-
-def _passed(success: float, rollout: RolloutSummary) -> float:
-    return float(rollout.score is not None and rollout.score >= success)
-
-
 def _flat(rows: Rows) -> list[RolloutSummary]:
-    return [one for row in rows.values() for one in row]
+    return [rollout for row in rows.values() for rollout in row]
 
 
 def _ungraded(rollout: RolloutSummary) -> bool:
@@ -189,45 +182,15 @@ def _changed(key: str, a: Sequence[RolloutSummary], b: Sequence[RolloutSummary],
 
     With more of one than of the other, two runs of one model would differ more often one way than the other way.
     """
-    graded = [[one for one in side if one.score is not None] for side in (a, b)]
+    graded = [[rollout for rollout in side if rollout.score is not None] for side in (a, b)]
     of = min(map(len, graded))
-    left, right = graded[0][:of], graded[1][:of]
-    won = [sum(one.score is not None and one.score >= success for one in side) for side in (left, right)]
+    left, right = ([(rollout.score or 0.0, rollout.id) for rollout in side[:of]] for side in graded)
+    won = [sum(score >= success for score, _ in side) for side in (left, right)]
     if won[0] == won[1]:
         return None
-    best, worst = (
-        max(left if won[1] < won[0] else right, key=_known),
-        min(left if won[1] > won[0] else right, key=_known),
-    )
-    shown = (best, worst) if won[1] < won[0] else (worst, best)
-    return ChangedRow(key, won[0], won[1], of, shown[0].id, shown[1].id)
-
-
-def _known(rollout: RolloutSummary) -> float:
-    assert rollout.score is not None
-    return rollout.score
-
-
-def _measures(a: Rows, b: Rows, family: Mapping[str, str] | None) -> Iterable[Difference]:
-    names = dict.fromkeys(name for rollout in _flat(a) + _flat(b) for name in rollout.rewards)
-    of: dict[str, Quantity] = {f"reward/{name}": partial(_reward, name) for name in names}
-    of |= {
-        "turns": lambda one: one.turns,
-        "tool_calls": lambda one: one.calls,
-        "tool_errors": lambda one: one.call_errors,
-        "prompt_tokens": lambda one: one.prompt_tokens,
-        "completion_tokens": lambda one: one.completion_tokens,
-        "cost": lambda one: one.cost,
-        "seconds": lambda one: one.seconds.get("total"),
-    }
-    for name, value in of.items():
-        difference = paired(name, _values(a, value), _values(b, value), family=family)
-        if difference is not None:
-            yield difference
-
-
-def _reward(name: str, rollout: RolloutSummary) -> float | None:
-    return rollout.rewards.get(name)
+    (a_shows, b_shows) = (max, min) if won[1] < won[0] else (min, max)
+    by_score = itemgetter(0)
+    return ChangedRow(key, won[0], won[1], of, a_shows(left, key=by_score)[1], b_shows(right, key=by_score)[1])
 
 
 def _bounds(a: Rows, b: Rows, span: tuple[float, float]) -> tuple[float, float] | None:
@@ -237,7 +200,11 @@ def _bounds(a: Rows, b: Rows, span: tuple[float, float]) -> tuple[float, float] 
     low, high = span
 
     def filled(row: Sequence[RolloutSummary], missing: float) -> float | None:
-        values = [missing if one.score is None else one.score for one in row if one.score is not None or _ungraded(one)]
+        values = [
+            missing if rollout.score is None else rollout.score
+            for rollout in row
+            if rollout.score is not None or _ungraded(rollout)
+        ]
         return mean(values) if values else None
 
     def difference(missing_a: float, missing_b: float) -> float:
@@ -252,16 +219,9 @@ def _bounds(a: Rows, b: Rows, span: tuple[float, float]) -> tuple[float, float] 
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Two run directories: what they are, what their settings allow to conclude, and how they differ.
+    """Two run directories, `a` and `b`: who played, what their settings allow to conclude, and how they differ.
 
-    Attributes:
-        a: path of the first.
-        b: path of the second.
-        model_a: who played in the first.
-        model_b: who played in the second.
-        refusals: why the scores of the two do not mean the same; empty where they do.
-        warnings: what else differs beside the model.
-        found: the differences.
+    `refusals` say why the scores of the two do not mean the same, and `warnings` what differs beside the model.
     """
 
     a: str
@@ -292,7 +252,7 @@ class RunComparison:
 def compare_runs(
     a: RunRecord, b: RunRecord, success: float | None = None, families: str | None = None
 ) -> RunComparison:
-    """Compare two run directories that were read (`RunRecord.refresh`).
+    """Compare two run directories that were read (`RunRecord.refresh`), the second with the first.
 
     Args:
         a: the run that is compared with.
@@ -305,33 +265,29 @@ def compare_runs(
     """
     if a.path.resolve() == b.path.resolve():
         raise UserError(f"{a.path} is given twice: a run does not differ from itself")
-    settings, described = contrast(a, b), a.described
-    clamp = ((described.get("grading") or {}).get("scoring") or {}).get("clamp")
-    counting = list(a.counting()), list(b.counting())
-    comparison = compare(
-        *counting,
-        success=success_of(spec_of(a)) if success is None else success,
-        span=(float(clamp[0]), float(clamp[1])) if clamp else (0.0, 1.0),
-        family=None if families is None else _families(a, families),
-    )
+    settings, counting, family = contrast(a, b), (list(a.counting()), list(b.counting())), None
+    if families is not None:
+        columns = a.columns()
+        if not any(families in row for row in columns.values()):
+            known = ", ".join(dict.fromkeys(name for row in columns.values() for name in row)) or "none"
+            raise UserError(f"--families {families}: no row of {a.path} has this column; recorded columns: {known}")
+        family = {
+            key: f"{families}={row[families]!r}" if families in row else f"row {key}" for key, row in columns.items()
+        }
     return RunComparison(
         str(a.path),
         str(b.path),
-        model_of(described),
+        model_of(a.described),
         model_of(b.described),
         settings.refusals,
         (*settings.warnings, *_other_rows(*map(by_row, counting))),
-        comparison,
+        compare(
+            *counting,
+            success=success_of(spec_of(a)) if success is None else success,
+            span=span_of(a.described),
+            family=family,
+        ),
     )
-
-
-def _families(run: RunRecord, column: str) -> dict[str, str]:
-    """Return the family of each row: its value in a column, or itself where it has none."""
-    columns = run.columns()
-    if not any(column in row for row in columns.values()):
-        known = ", ".join(dict.fromkeys(name for row in columns.values() for name in row)) or "none"
-        raise UserError(f"--families {column}: no row of {run.path} has this column; recorded columns: {known}")
-    return {key: f"{column}={row[column]!r}" if column in row else f"row {key}" for key, row in columns.items()}
 
 
 def _other_rows(a: Rows, b: Rows) -> Iterable[str]:

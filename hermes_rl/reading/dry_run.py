@@ -25,11 +25,11 @@ from hermes_rl.errors import UserError
 from hermes_rl.reading.record import RolloutSummary, RunRecord, summary_of
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import RolloutState
-from hermes_rl.runs.directory import RunDirectory, changed_parts
+from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import run_evaluate
 from hermes_rl.runs.exact import tokenizer_of
 from hermes_rl.runs.left import group_name, left_to_play
-from hermes_rl.runs.opening import Launch, plan_of, require_runnable
+from hermes_rl.runs.opening import Launch, plan_of, require_runnable, what_is_new
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.regrading import Grading, require_judgeable
 from hermes_rl.runs.rendered import Rendered, render_row
@@ -41,18 +41,6 @@ PROMPTS = 3
 """Rows whose prompts are looked at."""
 ROWS = 1_000_000
 """Rows of endless data that are counted at most."""
-
-
-@dataclass(frozen=True)
-class Price:
-    """US dollars for a million tokens."""
-
-    prompt: float
-    completion: float
-
-    def of(self, prompt_tokens: float, completion_tokens: float) -> float:
-        """Return the US dollars of so many tokens."""
-        return (self.prompt * prompt_tokens + self.completion * completion_tokens) / 1e6
 
 
 @dataclass(frozen=True)
@@ -76,8 +64,6 @@ class Measured:
     count: int
     played: float | None
     turns: float
-    prompt_tokens: float
-    completion_tokens: float
     seconds: float
     bytes: float
     roles: Mapping[str, MeasuredRole]
@@ -88,21 +74,18 @@ class DryRun:
     """What a run would do.
 
     Attributes:
-        name: of the spec.
-        mode: in which it would run.
         directory: where it would write.
         exists: whether there are rollouts already.
         rows: how many there are; None without end.
-        groups: how many it is to have; None where a trainer decides.
-        size: rollouts in each.
+        groups: how many it is to have, of `size` rollouts; None where a trainer decides.
+        max_turns: model calls of a rollout at most.
+        max_tokens: of a call; None where only the server bounds it.
         kept: rollouts that are there and are not played again.
         again: rollouts that are there and are played again, because infrastructure failed them.
         rescored: whether what is there gets another score from the same values.
         rejudged: rewards that judge what is there anew.
         new: why nothing of the latest other run is used; empty where there is none.
         play: rollouts that it would play; None where a trainer decides.
-        max_turns: model calls of a rollout at most.
-        max_tokens: of a call; None where only the server bounds it.
         prompts: first requests of a few rows.
         measured: what rollouts take; None where nothing was measured.
         prices: of each role's model, where they are known.
@@ -128,7 +111,7 @@ class DryRun:
     prompts: list[Rendered] = field(default_factory=list)
     tokenizer: str = ""
     measured: Measured | None = None
-    prices: Mapping[str, Price] = field(default_factory=dict)
+    prices: Mapping[str, Prices] = field(default_factory=dict)
     free: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -143,15 +126,15 @@ class DryRun:
         """US dollars that playing takes, by role; None where nobody can tell."""
         if self.measured is None or self.play is None:
             return {}
-        return {role: self._cost_of(role, one, self.played) for role, one in self.measured.roles.items()}
+        costs = {role: measured.cost for role, measured in self.measured.roles.items()}
+        for role, measured in self.measured.roles.items():
+            if (price := self.prices.get(role)) is not None:
+                dollars = price.prompt * measured.prompt_tokens + price.completion * measured.completion_tokens
+                costs[role] = dollars / 1e6
+        return {role: None if cost is None else cost * self.played for role, cost in costs.items()}
 
-    def _cost_of(self, role: str, one: MeasuredRole, rollouts: float) -> float | None:
-        price = self.prices.get(role)
-        each = one.cost if price is None else price.of(one.prompt_tokens, one.completion_tokens)
-        return None if each is None else each * rollouts
 
-
-async def dry_run(spec: Spec, launch: Launch, sample: int = 0, prices: Mapping[str, Price] | None = None) -> DryRun:
+async def dry_run(spec: Spec, launch: Launch, sample: int = 0, prices: Mapping[str, Prices] | None = None) -> DryRun:
     """Find out what a run would do, as far as that is possible without playing; a sample is played if one is asked for.
 
     Raises:
@@ -160,14 +143,15 @@ async def dry_run(spec: Spec, launch: Launch, sample: int = 0, prices: Mapping[s
     """
     compiled = require_runnable(spec, launch)
     split: Split = "eval" if launch.mode == "evaluate" else "train"
-    said: list[str] = []
-    rows = await asyncio.to_thread(load_rows, spec, split, notify=said.append)
+    notes: list[str] = []
+    rows = await asyncio.to_thread(load_rows, spec, split, notify=notes.append)
     async with compiled:
         plan = await asyncio.to_thread(_planned, compiled, launch, rows)
-        plan.notes, plan.prices = said, prices or {}
+        plan.notes, plan.prices = notes, prices or {}
         for row in await asyncio.to_thread(lambda: list(islice(rows, PROMPTS))):
             plan.prompts.append(await render_row(compiled, row, split, with_text=True))
-    plan.tokenizer = _tokenizer(spec, plan.prompts)
+    missing = next((prompt.missing for prompt in plan.prompts if prompt.missing), None)
+    plan.tokenizer = missing.splitlines()[0] if missing else tokenizer_of(spec) or "the small built-in one"
     if sample:
         plan.measured = await _sampled(spec, launch, sample)
     return plan
@@ -180,12 +164,14 @@ async def nothing_left(spec: Spec, launch: Launch) -> bool:
         UserError: the run would be refused, for the same reason.
     """
     compiled = require_runnable(spec, launch)
-    rows = await asyncio.to_thread(load_rows, spec, "eval" if launch.mode == "evaluate" else "train", notify=_heard)
+    split: Split = "eval" if launch.mode == "evaluate" else "train"
+    # What loading says is said again when the run begins.
+    rows = await asyncio.to_thread(load_rows, spec, split, notify=lambda _: None)
     plan = await asyncio.to_thread(_planned, compiled, launch, rows)
     return plan.exists and plan.play == 0 and not plan.rescored and not plan.rejudged
 
 
-def prices_of(spec: Spec, path: Path | None) -> dict[str, Price]:
+def prices_of(spec: Spec, path: Path | None) -> dict[str, Prices]:
     """Return the price of each role's model: of a JSON file, else of the spec.
 
     The file is ``{"model": {"prompt": 0.5, "completion": 1.5}}``, in US dollars for a million tokens. Where several
@@ -197,15 +183,11 @@ def prices_of(spec: Spec, path: Path | None) -> dict[str, Price]:
     form = '{"MODEL": {"prompt": 0.5, "completion": 1.5}}, in US dollars for a million tokens'
     servers = {role: listed[0] for role, listed in spec.servers.items()}
     models = {role: server.model or server.type for role, server in servers.items()}
-    prices = {
-        role: Price(server.prices.prompt, server.prices.completion)
-        for role, server in servers.items()
-        if server.prices is not None
-    }
+    prices = {role: server.prices for role, server in servers.items() if server.prices is not None}
     if path is None:
         return prices
     try:
-        said = TypeAdapter(dict[str, Prices]).validate_json(path.read_bytes())
+        by_model = TypeAdapter(dict[str, Prices]).validate_json(path.read_bytes())
     except OSError as error:
         raise UserError(f"--prices: {path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
@@ -213,14 +195,9 @@ def prices_of(spec: Spec, path: Path | None) -> dict[str, Price]:
         place = ".".join(map(str, wrong["loc"]))
         what = f"{place}: {wrong['msg']}" if place else wrong["msg"]
         raise UserError(f"--prices: {path} is not of the form {form}: {what}") from error
-    if models.get("policy") not in said and "policy" not in prices:
+    if models.get("policy") not in by_model and "policy" not in prices:
         raise UserError(f"--prices: {path} does not say the price of the model {models.get('policy')}")
-    told = {model: Price(one.prompt, one.completion) for model, one in said.items()}
-    return prices | {role: told[model] for role, model in models.items() if model in told}
-
-
-def _heard(_: str) -> None:
-    """Leave out what loading says: it is said again when the run begins."""
+    return prices | {role: by_model[model] for role, model in models.items() if model in by_model}
 
 
 def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:
@@ -234,7 +211,8 @@ def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:
     plan = DryRun(
         spec.name, mode, directory.path, directory.has_rollouts, length, groups, size, agent.max_turns, agent.max_tokens
     )
-    plan.free = shutil.disk_usage(_there(directory.path)).free
+    place = directory.path.absolute()
+    plan.free = shutil.disk_usage(next(folder for folder in (place, *place.parents) if folder.exists())).free
     counting: Sequence[RolloutSummary] = ()
     if plan.exists:
         record = RunRecord(directory.path)
@@ -242,9 +220,8 @@ def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:
         counting = list(record.counting(size=size))
         plan.measured = _measured(str(directory.path), record, _uniform_size(spec, mode))
         _graded(plan, compiled, directory.described(), size)
-    elif not launch.fresh and launch.out is None and (other := directory.sibling()) is not None:
-        parts = ", ".join(changed_parts(other.described(), spec, mode)) or "the spec"
-        plan.new = f"{parts} changed since {other.path}"
+    elif launch.out is None:
+        plan.new = what_is_new(directory, spec, launch)
     plan.again = sum(rollout.state == RolloutState.FAILED for rollout in counting)
     plan.kept = len(counting) - plan.again
     if groups is not None:
@@ -270,8 +247,9 @@ def _to_play(counting: Sequence[RolloutSummary], path: Path, rows: Rows, compile
 
     # What waits to be compared is not played again, but counts for nothing before its group comes.
     ended = {name for name in states if not left(name)}
-    for rollout in _waiting(path):
-        states.setdefault(rollout.group, {}).setdefault(rollout.index, RolloutState.SCORED)
+    with suppress(FileNotFoundError), (path / WAITING).open("rb") as file:
+        for rollout in (summary_of(line, 0) for line in file if line.endswith(b"\n")):
+            states.setdefault(rollout.group, {}).setdefault(rollout.index, RolloutState.SCORED)
     if mode == "evaluate":
         return sum(map(left, islice(_in_order(rows, repeat=plan.repeat), ROWS)))
     dropped = _left_out(counting, _uniform_size(compiled.spec, mode))
@@ -295,24 +273,16 @@ def _in_order(rows: Rows, *, repeat: bool) -> Iterator[str]:
             return
 
 
-def _waiting(path: Path) -> Iterator[RolloutSummary]:
-    """Yield the rollouts that were played and get their scores with the others of their group."""
-    with suppress(FileNotFoundError), (path / WAITING).open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                yield summary_of(line, 0)
-
-
 def _left_out(counting: Iterable[RolloutSummary], uniform_size: int | None) -> set[str]:
     """Return the groups that a run does not write: by how a member ended, or because all have the same score."""
-    members: dict[str, list[RolloutSummary]] = {}
+    groups: dict[str, list[RolloutSummary]] = {}
     for rollout in counting:
-        members.setdefault(rollout.group, []).append(rollout)
-    uniform = {
-        name for name, found in members.items() if len(found) == uniform_size and len({one.score for one in found}) == 1
-    }
-    return uniform | {
-        name for name, found in members.items() if any(one.state == RolloutState.LEFT_OUT for one in found)
+        groups.setdefault(rollout.group, []).append(rollout)
+    return {
+        name
+        for name, members in groups.items()
+        if any(member.state == RolloutState.LEFT_OUT for member in members)
+        or (len(members) == uniform_size and len({member.score for member in members}) == 1)
     }
 
 
@@ -334,36 +304,32 @@ def _measured(source: str, record: RunRecord, uniform_size: int | None) -> Measu
     if all(rollout.score is None for rollout in counting):
         return None
     left_out = _left_out(counting, uniform_size)
-    kept = sum(rollout.state != RolloutState.FAILED and rollout.group not in left_out for rollout in counting)
+    wanted = sum(rollout.state != RolloutState.FAILED and rollout.group not in left_out for rollout in counting)
     size = sum(path.stat().st_size for path in record.path.rglob("*") if path.is_file())
-    return Measured(
-        source,
-        len(rollouts),
-        len(rollouts) / kept if kept else None,
-        turns=mean([rollout.turns for rollout in rollouts]),
-        prompt_tokens=mean([rollout.prompt_tokens for rollout in rollouts]),
-        completion_tokens=mean([rollout.completion_tokens for rollout in rollouts]),
-        seconds=mean([rollout.seconds.get("total", 0.0) for rollout in rollouts]),
-        bytes=size / len(rollouts),
-        roles=_roles(rollouts),
-    )
-
-
-def _roles(rollouts: Sequence[RolloutSummary]) -> dict[str, MeasuredRole]:
-    """Return the means of each role; of a role's cost only where every call of it has one."""
     asked: dict[str, list[Mapping[str, float]]] = {"policy": []}
     for rollout in rollouts:
         asked["policy"].append(rollout.policy_usage)
         for role, counts in rollout.roles.items():
             asked.setdefault(role, []).append(counts)
-    return {
-        role: MeasuredRole(
-            sum(one.get("prompt_tokens", 0) for one in found) / len(rollouts),
-            sum(one.get("completion_tokens", 0) for one in found) / len(rollouts),
-            sum(one["cost"] for one in found) / len(rollouts) if all("cost" in one for one in found) else None,
-        )
-        for role, found in asked.items()
-    }
+    return Measured(
+        source,
+        len(rollouts),
+        len(rollouts) / wanted if wanted else None,
+        turns=mean([rollout.turns for rollout in rollouts]),
+        seconds=mean([rollout.total_seconds for rollout in rollouts]),
+        bytes=size / len(rollouts),
+        roles={
+            role: MeasuredRole(
+                sum(counts.get("prompt_tokens", 0) for counts in usage) / len(rollouts),
+                sum(counts.get("completion_tokens", 0) for counts in usage) / len(rollouts),
+                # Only where every call of it has one.
+                sum(counts["cost"] for counts in usage) / len(rollouts)
+                if all("cost" in counts for counts in usage)
+                else None,
+            )
+            for role, usage in asked.items()
+        },
+    )
 
 
 async def _sampled(spec: Spec, launch: Launch, rows: int) -> Measured:
@@ -408,18 +374,3 @@ def _spread(rows: Rows, wanted: int, most: int | None) -> Rows:
         places = {(2 * number + 1) * last // (2 * wanted) for number in range(wanted)}
         chosen = [row for place, row in enumerate(islice(rows, last)) if place in places]
     return Rows.of(chosen, fingerprint=rows.fingerprint, fallback=rows.fallback)
-
-
-def _tokenizer(spec: Spec, prompts: Sequence[Rendered]) -> str:
-    name = tokenizer_of(spec)
-    missing = next((prompt.missing for prompt in prompts if prompt.missing), None)
-    if missing:
-        return missing.splitlines()[0]
-    return "the small built-in one" if name is None else name
-
-
-def _there(path: Path) -> Path:
-    """Return the folder, or the first above it that exists."""
-    while not path.exists():
-        path = path.absolute().parent
-    return path

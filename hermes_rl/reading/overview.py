@@ -11,7 +11,7 @@ from typing import Any
 from hermes_rl.errors import UserError
 from hermes_rl.reading.record import RolloutSummary, RunRecord
 from hermes_rl.reading.settings import spec_of, success_of
-from hermes_rl.reading.shown import Screen, shown_rows
+from hermes_rl.reading.shown import PREVIEW, Screen
 from hermes_rl.reading.statistics import headline, numbers
 
 SAID = (
@@ -24,13 +24,7 @@ LONGEST, ROOM = 100_000, 3_000_000
 
 
 def card(record: RunRecord, name: str, counting: Sequence[RolloutSummary] | None = None) -> dict[str, Any]:
-    """Return what a list of runs says of one.
-
-    Args:
-        record: of the run, as far as it was read.
-        name: by which its links name it.
-        counting: its rollouts that count, where they are known.
-    """
+    """Return what a list of runs says of one, as far as it was read; its links call it `name`."""
     described = record.described
     counting = list(record.counting()) if counting is None else counting
     first = [rollout.row_key for rollout in record.rollouts[:1]]
@@ -44,7 +38,7 @@ def card(record: RunRecord, name: str, counting: Sequence[RolloutSummary] | None
             "running": running(record.path),
             "read": record.share_read,
             "torn": record.torn,
-            "question": next((row["question"] for row in shown_rows(record, first).values()), ""),
+            "question": next((row["question"] for row in record.previews(first, PREVIEW).values()), ""),
             **_times(record.path, described),
             **headline(counting, record.rollouts),
         }
@@ -62,7 +56,7 @@ def overview(record: RunRecord, name: str) -> dict[str, Any]:
     counting = list(record.counting())
     figures = numbers(counting, record.rollouts)
     by_row = figures["by_row"]["rows"]
-    previews = shown_rows(record, [row["row_key"] for row in by_row])
+    previews = record.previews([row["row_key"] for row in by_row], PREVIEW)
     figures["by_row"]["rows"] = [{**row, **previews[row["row_key"]]} for row in by_row]
     more = {
         "said": {key: described[key] for key in SAID if key in described},

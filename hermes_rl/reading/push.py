@@ -10,24 +10,24 @@ import html
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hermes_rl.data.hub import causes, first_line, hub_trouble
-from hermes_rl.data.rows import Row
 from hermes_rl.errors import HermesRLError, RunError, UserError
 from hermes_rl.reading.card import FILES, dataset_card
 from hermes_rl.reading.overview import running
 from hermes_rl.reading.record import RolloutSummary, RunRecord
 from hermes_rl.reading.report import report
-from hermes_rl.reading.settings import spec_of
-from hermes_rl.reading.summary import summarise, weights_of
+from hermes_rl.reading.settings import spec_of, weights_of
+from hermes_rl.reading.summary import summarise
 from hermes_rl.repositories.hub import ANSWER, bound_answers
-from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
+from hermes_rl.rollouts.rollout import Group
+from hermes_rl.runs.groups import group_of
 from hermes_rl.runs.parquet import write_table
 from hermes_rl.runs.run_log import redacted, secrets_of
-from hermes_rl.runs.store import Line, rollout_of
+from hermes_rl.runs.store import Line
 from hermes_rl.version import __version__
 from hermes_rl.visible import visible
 
@@ -96,13 +96,9 @@ def token_of(environ: Mapping[str, str], name: str | None) -> str | None:
 
 
 def prepare(path: Path, dataset: str, folder: Path, secrets: Mapping[str, str]) -> Publication:
-    """Make the files that are published of a run in a folder.
+    """Make the files that are published of a run as `owner/name` in an empty folder.
 
-    Args:
-        path: of the run directory.
-        dataset: `owner/name` on the hub, as the card says how it is loaded.
-        folder: an empty one.
-        secrets: values that may be in no file, each with what to call it.
+    `secrets` are values that may be in no file, each with what to call it.
 
     Raises:
         UserError: the run is still running, has nothing that was graded, or a file holds a secret.
@@ -121,8 +117,8 @@ def prepare(path: Path, dataset: str, folder: Path, secrets: Mapping[str, str]) 
     table.parent.mkdir(parents=True)
     rewards = list(dict.fromkeys(name for rollout in record.rollouts for name in rollout.rewards))
     rows = write_table(table, _groups(record, spec.get("endings") or {}, forms), rewards)
-    kept = [record.path / name for name in ("spec.yaml", "run.json", "metrics.json")]
-    texts = {file.name: file.read_text(encoding="utf-8", errors="replace") for file in kept if file.is_file()}
+    files = [record.path / name for name in ("spec.yaml", "run.json", "metrics.json")]
+    texts = {file.name: file.read_text(encoding="utf-8", errors="replace") for file in files if file.is_file()}
     texts["report.html"] = report(record)
     texts[CARD] = dataset_card(dataset, TABLE, rows, texts, summary, spec, described, weights_of(described))
     for name, text in texts.items():
@@ -140,13 +136,15 @@ def named_secrets(environ: Mapping[str, str], token: str | None) -> dict[str, st
 
 def _forms(secrets: Mapping[str, str]) -> dict[str, str]:
     """Return the texts that a secret can be in a file, as it is and escaped, with what to call it."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for secret, name in secrets.items():
         as_json = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
         forms = {secret, html.escape(secret), *as_json}
-        forms |= {re.sub("[<>&]", lambda one: f"\\u{ord(one[0]):04x}", form) for form in forms}  # as a report has them
-        found |= dict.fromkeys(forms, name)
-    return found
+        forms |= {
+            re.sub("[<>&]", lambda sign: f"\\u{ord(sign[0]):04x}", form) for form in forms
+        }  # as a report has them
+        texts |= dict.fromkeys(forms, name)
+    return texts
 
 
 def _refuse_secrets(text: str, file: str, forms: Mapping[str, str]) -> None:
@@ -161,19 +159,11 @@ def _refuse_secrets(text: str, file: str, forms: Mapping[str, str]) -> None:
 def _groups(record: RunRecord, endings: Mapping[str, Any], forms: Mapping[str, str]) -> Iterator[Group]:
     """Yield the groups of a run with the rollouts that count; no secret is in them."""
     members: dict[str, list[RolloutSummary]] = {}
-    for one in record.counting():
-        members.setdefault(one.group, []).append(one)
-    for name, found in members.items():
-        lines = [_line(record, one, forms) for one in sorted(found, key=lambda one: one.index)]
-        row = Row(key=lines[0]["row_key"], columns=lines[0].get("row") or {}, index=0, digest="")
-        # The tools stand in the line of the group's first rollout alone.
-        tools: list[Any] = next((line["tools"] for line in lines if line.get("tools")), [])
-        rollouts = [_rollout(line, row, len(lines)) for line in lines]
-        for rollout in rollouts:
-            rollout.masked = endings.get(str(rollout.ending)) == "mask"
-            if rollout.result is not None:
-                rollout.result.tool_schemas = list(tools)
-        yield Group(name, row, rollouts)
+    for rollout in record.counting():
+        members.setdefault(rollout.group, []).append(rollout)
+    for name, own in members.items():
+        lines = [_line(record, rollout, forms) for rollout in sorted(own, key=lambda rollout: rollout.index)]
+        yield group_of(name, lines, lambda ending: endings.get(str(ending)) == "mask")
 
 
 def _line(record: RunRecord, rollout: RolloutSummary, forms: Mapping[str, str]) -> Line:
@@ -184,11 +174,6 @@ def _line(record: RunRecord, rollout: RolloutSummary, forms: Mapping[str, str]) 
     for text in _texts(line):
         _refuse_secrets(text, f"{TABLE} (rollout {rollout.id})", forms)
     return line
-
-
-def _rollout(line: Line, row: Row, size: int) -> Rollout:
-    key = RolloutKey(row, line["group"], line["index"], size, line["attempt"])
-    return rollout_of(line, replace(key, mark=line["id"].removeprefix(key.id)))
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -226,11 +211,17 @@ def push(files: Mapping[str, Path], dataset: str, *, token: str, endpoint: str |
             known = api.repo_info(dataset, repo_type="dataset", timeout=ANSWER)
         except RepositoryNotFoundError:
             api.create_repo(dataset, repo_type="dataset", private=not public)
-            made, there = True, frozenset[str]()
+            made, present = True, frozenset[str]()
         else:
-            _refuse_other_eyes(dataset, private=bool(known.private), public=public)
-            there = frozenset(sibling.rfilename for sibling in known.siblings or ())
-        commit = _committed(api, dataset, files, there)
+            if public and known.private:
+                raise UserError(
+                    f"{dataset} is there and is private: leave --public out, or make it public in its settings on the "
+                    "hub"
+                )
+            if not public and not known.private:
+                raise UserError(f"{dataset} is there and is public: --public says that everybody may see the run")
+            present = frozenset(sibling.rfilename for sibling in known.siblings or ())
+        commit = _committed(api, dataset, files, present)
     except UserError:
         raise
     except Exception as error:  # whatever the libraries below raise is sorted here, and always raised again
@@ -238,26 +229,17 @@ def push(files: Mapping[str, Path], dataset: str, *, token: str, endpoint: str |
     return Published(f"{api.endpoint}/datasets/{dataset}", commit)
 
 
-def _committed(api: Any, dataset: str, files: Mapping[str, Path], there: Collection[str]) -> str:
+def _committed(api: Any, dataset: str, files: Mapping[str, Path], present: Collection[str]) -> str:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     additions = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]
-    stale = [CommitOperationDelete(path_in_repo=name) for name in OURS if name in there and name not in files]
+    stale = [CommitOperationDelete(path_in_repo=name) for name in OURS if name in present and name not in files]
     # A .gitignore in the dataset would leave files out of the commit without a word.
     api.preupload_lfs_files(dataset, additions, repo_type="dataset", gitignore_content="", free_memory=False)
     done = api.create_commit(
         dataset, [*additions, *stale], repo_type="dataset", commit_message="Rollouts of a run of hermes-rl"
     )
     return str(done.oid)
-
-
-def _refuse_other_eyes(dataset: str, *, private: bool, public: bool) -> None:
-    if public and private:
-        raise UserError(
-            f"{dataset} is there and is private: leave --public out, or make it public in its settings on the hub"
-        )
-    if not public and not private:
-        raise UserError(f"{dataset} is there and is public: --public says that everybody may see the run")
 
 
 def _sorted(error: Exception, dataset: str, hub: str, token: str, *, made: bool) -> HermesRLError:

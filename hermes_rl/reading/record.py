@@ -39,28 +39,17 @@ ToolUse = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class RolloutSummary:
-    """What tables and statistics need of one line of `rollouts.jsonl`.
+    """What tables and statistics need of one line of `rollouts.jsonl`; each attempt at a place has a line.
 
     Attributes:
-        id: of the rollout; each attempt has its own.
-        row_key: which row it was played from.
-        group: rollouts with the same are compared with each other.
         epoch: pass over the rows, from 0.
         index: place in its group.
         attempt: how often this place was played before.
-        state: `scored`, `left_out`, `failed` or `waiting`.
-        score: None where it has none.
-        rewards: value of each reward by name; None where it gave none.
-        ending: how the rollout ended.
-        error: why there is no score.
-        turns: model calls.
-        prompt_tokens: of all calls together.
-        completion_tokens: of all calls together.
+        state: a `RolloutState`, as text.
+        turns: model calls; tokens are of all of them together.
         cost: in US dollars, of the policy and of other models together; None where nobody tells the policy's.
         roles: what models other than the policy were asked: calls, tokens, and US dollars where they are known.
         calls: of tools.
-        call_errors: calls of tools that failed.
-        tools: which tools were called, by name.
         seconds: by phase (`total`, `generation`, `tools`, `sandbox`, `rewards`, `queue`).
         model: of the policy's server; None where none answered.
         row_digest: of the row's content.
@@ -95,13 +84,27 @@ class RolloutSummary:
     def policy_usage(self) -> dict[str, float]:
         """What the policy was asked, as `roles` has it of others."""
         others = sum(counts.get("cost", 0.0) for counts in self.roles.values())
-        told = {} if self.cost is None else {"cost": self.cost - others}
-        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens, **told}
+        cost = {} if self.cost is None else {"cost": self.cost - others}
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens, **cost}
 
     @property
     def final(self) -> bool:
         """True where nothing of it is played or scored any more."""
         return self.state in FINAL
+
+    @property
+    def given_up(self) -> bool:
+        """True where infrastructure failed it."""
+        return RolloutState(self.state).given_up
+
+    @property
+    def total_seconds(self) -> float:
+        """How long it took, from its first phase to its last."""
+        return self.seconds.get("total", 0.0)
+
+    def passes(self, success: float) -> bool:
+        """Say whether it is solved; a rollout without a score is not."""
+        return self.score is not None and self.score >= success
 
 
 class RunRecord:
@@ -122,8 +125,8 @@ class RunRecord:
             runs = ", ".join(map(str, [*find_runs(self.path)][:5]))
             if self.path != path:
                 raise UserError(f"{path} is a file and no run; a run is a folder{f': {runs}' if runs else ''}")
-            there = f"; there are runs below it: {runs}" if runs else ""
-            raise UserError(f"{path} is no run directory: it has no run.json{there}")
+            below = f"; there are runs below it: {runs}" if runs else ""
+            raise UserError(f"{path} is no run directory: it has no run.json{below}")
         self.rollouts: list[RolloutSummary] = []
         """Every line, failed attempts included, in the order in which they ended."""
         self.torn = 0
@@ -198,30 +201,23 @@ class RunRecord:
                 line = file.readline()
                 if not line.endswith(b"\n"):
                     break  # nothing more, or a line that is being written
-                self._take(line)
+                try:
+                    summary = summary_of(line, self._read)
+                except (ValueError, KeyError, TypeError):
+                    self.torn += 1
+                else:
+                    self._by_id[summary.id] = len(self.rollouts)
+                    self.rollouts.append(summary)
                 self._read += len(line)
                 added += 1
             return added
-
-    def _take(self, line: bytes) -> None:
-        try:
-            summary = summary_of(line, self._read)
-        except (ValueError, KeyError, TypeError):
-            self.torn += 1
-            return
-        self._by_id[summary.id] = len(self.rollouts)
-        self.rollouts.append(summary)
 
     def has(self, rollout: str) -> bool:
         """Return True where a rollout with this id was read."""
         return rollout in self._by_id
 
     def summary(self, rollout: str) -> RolloutSummary:
-        """Return what is known of a rollout.
-
-        Raises:
-            UserError: there is none with this id.
-        """
+        """Return what is known of a rollout; raises UserError where there is none with this id."""
         try:
             return self.rollouts[self._by_id[rollout]]
         except KeyError:
@@ -251,6 +247,15 @@ class RunRecord:
             line: Line = read_own_json(file.readline())
             return line
 
+    def line_of_group(self, rollout: str) -> Line:
+        """Return the line with the row and the tools too, which the line of its group's first rollout has for all."""
+        line, group = self.line(rollout), self.summary(rollout).group
+        first = next((other for other in self.rollouts if other.group == group and other.index == 0), None)
+        if first is not None and (line.get("row") is None or line.get("tools") is None):
+            shared = line if first.id == rollout else self.line(first.id)
+            line |= {name: shared.get(name) if line.get(name) is None else line[name] for name in ("row", "tools")}
+        return line
+
     def number(self, rollout: str) -> int:
         """Return which line of the file a rollout is, from 1: a short name for it."""
         return self._by_id[rollout] + 1
@@ -276,7 +281,7 @@ class RunRecord:
     def members(self, group: str) -> list[RolloutSummary]:
         """Return the rollouts of a group in their order, of each place the one that counts."""
         own = [rollout for rollout in self.rollouts if rollout.group == group]
-        return sorted(self.counting(own), key=lambda one: one.index)
+        return sorted(self.counting(own), key=lambda rollout: rollout.index)
 
     def counting(
         self, rollouts: Iterable[RolloutSummary] | None = None, size: float | None = None
@@ -289,18 +294,11 @@ class RunRecord:
         """
         places: dict[tuple[str, int], RolloutSummary] = {}
         size = self.group_size if size is None else size
-        for one in self.rollouts if rollouts is None else rollouts:
-            if one.index >= size:
-                continue
-            known = places.get((one.group, one.index))
-            if known is None or not known.final:
-                places[one.group, one.index] = one
+        for rollout in self.rollouts if rollouts is None else rollouts:
+            place = rollout.group, rollout.index
+            if rollout.index < size and (place not in places or not places[place].final):
+                places[place] = rollout
         yield from places.values()
-
-    def row(self, group: str) -> dict[str, Any] | None:
-        """Return the row of a group with what its prompt and rewards saw of it; None where it was not recorded."""
-        first = next((rollout for rollout in self.rollouts if rollout.group == group and rollout.index == 0), None)
-        return None if first is None else self.line(first.id).get("row")
 
     def columns(self) -> dict[str, dict[str, Any]]:
         """Return each row as it was recorded, by its key: it is in the line of the first rollout of its group."""
@@ -314,26 +312,22 @@ class RunRecord:
 
     def label(self, row_key: str, length: int = 50) -> str:
         """Return a few words by which people know a row: what it asks; empty where it was not recorded."""
-        return self.labels([row_key], length)[row_key]
+        return self.previews([row_key], length)[row_key]["question"]
 
-    def labels(self, row_keys: Iterable[str], length: int = 50) -> dict[str, str]:
-        """Return a few words for each of these rows; see `label`."""
-        return {key: preview.question for key, preview in self.previews(row_keys, length).items()}
-
-    def previews(self, row_keys: Iterable[str], length: int) -> dict[str, RowPreview]:
-        """Return what these rows ask and expect, by their keys; empty texts where one was not recorded."""
+    def previews(self, row_keys: Iterable[str], length: int) -> dict[str, dict[str, str]]:
+        """Return the beginnings of the `question` and of what is `expected`, by row; empty where nobody knows."""
         recorded: dict[str, RolloutSummary | None] = dict.fromkeys(row_keys)
         for rollout in self.rollouts:
             if rollout.index == 0 and recorded.get(rollout.row_key, rollout) is None:
                 recorded[rollout.row_key] = rollout
-        previews: dict[str, RowPreview] = {}
+        previews = {key: {"question": "", "expected": ""} for key in recorded}
         for key, first in recorded.items():
-            previews[key] = RowPreview("", "")
             with suppress(ValueError):  # a line whose conversation is damaged
                 line = {} if first is None else self.line(first.id)
                 if isinstance(row := line.get("row"), dict):
                     question = question_of(row, prompt_of(line.get("messages") or ()))
-                    previews[key] = RowPreview(beginning(question, length), beginning(expected_of(row), length))
+                    texts = {"question": question, "expected": expected_of(row)}
+                    previews[key] = {name: beginning(text, length) for name, text in texts.items()}
         return previews
 
     def messages(self, rollout: str) -> list[Any]:
@@ -350,12 +344,19 @@ class RunRecord:
         return messages if isinstance(messages, list) else []
 
 
-@dataclass(frozen=True, slots=True)
-class RowPreview:
-    """The beginnings of what a row asks and of what it expects; empty where nobody knows."""
+def by_row(rollouts: Iterable[RolloutSummary]) -> dict[str, list[RolloutSummary]]:
+    """Return the rollouts of each row, of all epochs, in the order of their places."""
+    rows: dict[str, list[RolloutSummary]] = {}
+    for rollout in rollouts:
+        rows.setdefault(rollout.row_key, []).append(rollout)
+    for row in rows.values():
+        row.sort(key=lambda rollout: (rollout.epoch, rollout.index))
+    return rows
 
-    question: str
-    expected: str
+
+def scores_of(rollouts: Iterable[RolloutSummary]) -> list[float]:
+    """Return the scores of those that have one."""
+    return [rollout.score for rollout in rollouts if rollout.score is not None]
 
 
 def question_of(row: Mapping[str, Any], prompt: str) -> str:

@@ -11,15 +11,15 @@ import hashlib
 import json
 import logging
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from hermes_rl.reading.overview import overview
 from hermes_rl.reading.record import RolloutSummary, RunRecord
-from hermes_rl.reading.shown import Screen, shown_previews, shown_prompt, shown_rollout, shown_tokens, tokenizer_of
-from hermes_rl.rollouts.rollout import RolloutState
+from hermes_rl.reading.shown import Screen, shown_previews, shown_rollout
+from hermes_rl.reading.tokens import prompt_text, shown_tokens, tokenizer_of
 from hermes_rl.runs.journal import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -65,34 +65,33 @@ def write_report_or_say(path: Path, say: Callable[[str], None]) -> None:
 
 def report(record: RunRecord) -> str:
     """Return the page of a run that was read."""
-    name = record.path.resolve().name
     chosen = sample(list(record.counting()))
     tokenizer, why = None, ""
     room = ROOM
     details: dict[str, Any] = {}
-    for one in chosen:
+    for rollout in chosen:
         screen = Screen(LONGEST, min(OF_ROLLOUT, room))
         room -= screen.room
-        line = record.line(one.id)
-        shown = shown_rollout(record, one.id, screen)
+        line = record.line(rollout.id)
+        shown = shown_rollout(record, rollout.id, screen)
         if line.get("sequences") and len(details) < WITH_TOKENS:
             if tokenizer is None and not why:
                 tokenizer, why = tokenizer_of(record.described)
-            shown["prompt_text"] = shown_prompt(line, tokenizer, screen)
+            prompt = prompt_text(line, tokenizer)
+            shown["prompt_text"] = None if prompt is None else screen.text(prompt)
             begin = shown["sequences"][0]["begin"]
             shown["tokens"] = [{**shown_tokens(line, 0, begin, TOKENS, tokenizer), "why": why}]
         room += screen.room
-        details[one.id] = shown
-    told = overview(record, name)
-    told["running"] = False
+        details[rollout.id] = shown
+    page_data = overview(record, record.path.resolve().name) | {"running": False}
     if len(details) < len(record.rollouts):
-        told["sampled"] = (
+        page_data["sampled"] = (
             f"This file has {len(details)} of the run's rollouts: failures, the best and the worst, one of each "
-            f"ending, and others beside them. All of them: hermes-rl view {told['path']}"
+            f"ending, and others beside them. All of them: hermes-rl view {page_data['path']}"
         )
     return page(
         {
-            "overview": told,
+            "overview": page_data,
             "rollouts": Screen().value(shown_previews(record, chosen)),
             "details": details,
         }
@@ -102,26 +101,16 @@ def report(record: RunRecord) -> str:
 def sample(rollouts: Iterable[RolloutSummary], most: int = SAMPLED) -> list[RolloutSummary]:
     """Return the rollouts that are worth a look: of each ending one, failures, the worst, the best, then the others."""
     rollouts = list(rollouts)
-    by_score = sorted((rollout for rollout in rollouts if rollout.score is not None), key=lambda one: one.score or 0.0)
+    by_score = sorted((each for each in rollouts if each.score is not None), key=lambda rollout: rollout.score or 0.0)
     first_of_ending = {rollout.ending: rollout for rollout in reversed(rollouts)}.values()
-    failures = [rollout for rollout in rollouts if RolloutState(rollout.state).given_up]
-    best = by_score[::-1]
-    # The rest of the groups of what was chosen lets members be compared.
-    chosen: dict[str, RolloutSummary] = {}
-    for one in (*first_of_ending, *failures[:OF_EACH], *by_score[:OF_EACH], *best[:OF_EACH]):
-        chosen.setdefault(one.id, one)
-    groups = {one.group for one in chosen.values()}
-    for one in (*(other for other in rollouts if other.group in groups), *_spread(rollouts, most)):
-        if len(chosen) >= most:
-            break
-        chosen.setdefault(one.id, one)
-    kept = {one.id for one in list(chosen.values())[:most]}
-    return [rollout for rollout in rollouts if rollout.id in kept]
-
-
-def _spread(rollouts: list[RolloutSummary], most: int) -> Iterator[RolloutSummary]:
-    """Yield rollouts from all over the run."""
-    yield from rollouts[:: max(len(rollouts) // most, 1)]
+    failures = [rollout for rollout in rollouts if rollout.given_up]
+    worth = (*first_of_ending, *failures[:OF_EACH], *by_score[:OF_EACH], *by_score[::-1][:OF_EACH])
+    groups = {rollout.group for rollout in worth}
+    # The rest of the groups of what was chosen lets members be compared; then others from all over the run.
+    worth += tuple(rollout for rollout in rollouts if rollout.group in groups)
+    worth += tuple(rollouts[:: max(len(rollouts) // most, 1)])
+    ids = set(list(dict.fromkeys(rollout.id for rollout in worth))[:most])
+    return [rollout for rollout in rollouts if rollout.id in ids]
 
 
 def page(data: Any) -> str:

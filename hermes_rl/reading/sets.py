@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.reading.compare import by_row
-from hermes_rl.reading.record import RolloutSummary, RunRecord
-from hermes_rl.reading.settings import contrast, model_of, spec_of, success_of
+from hermes_rl.reading.record import RolloutSummary, RunRecord, by_row, scores_of
+from hermes_rl.reading.settings import contrast, model_of, span_of, spec_of, success_of
 from hermes_rl.reading.statistics import Interval
 from hermes_rl.rollouts.rollout import RolloutState
 from hermes_rl.runs.statistics import CONFIDENCE, clustered_stderr, mean, paired
@@ -61,7 +60,7 @@ class Estimate:
 
 def _together(errors: Sequence[float | None]) -> float | None:
     known = [error for error in errors if error is not None]
-    return math.sqrt(math.fsum(one * one for one in known)) / len(errors) if len(known) == len(errors) else None
+    return math.sqrt(math.fsum(error * error for error in known)) / len(errors) if len(known) == len(errors) else None
 
 
 @dataclass(frozen=True)
@@ -69,20 +68,14 @@ class Cell:
     """A run in the table.
 
     Attributes:
-        spec: its name in the set.
-        path: of the run directory.
         problem: why it does not count; None where it is complete.
         policy: who played, as run.json says.
         score: mean score of the graded rollouts; None where there are none.
         stderr: of the score, clustered by row; None with fewer than two rows.
         pass_at_1: chance that a rollout passes, over the rows all of whose rollouts are graded; None without any.
-        rows: how many were played.
-        rollouts: how many count, those that the spec leaves out aside.
-        ungraded: how many of these have no score.
-        prompt_tokens: of all attempts together.
-        completion_tokens: likewise.
+        rollouts: how many count, those that the spec leaves out aside; `ungraded` of these have no score.
+        prompt_tokens: of all attempts together, as `completion_tokens`, and `cost` in US dollars, where servers tell.
         seconds: of a graded rollout on average; None without any.
-        cost: of all attempts together in US dollars; None where no server tells.
     """
 
     spec: str
@@ -106,12 +99,9 @@ class Standing:
     """A model with a setting: a row of the table.
 
     Attributes:
-        model: its name in the set.
-        setting: likewise; empty where the set has none.
+        setting: empty where the set has none.
         cells: one for each spec of the set, in its order.
-        score: the mean over the specs; None where a run is missing.
-        stderr: of it.
-        pass_at_1: the mean over the specs.
+        score: the mean over the specs, as `pass_at_1`; None where a run is missing.
         rank: 1 and how many have a higher mean; None where it is not ranked.
         ranks: the first and the last rank that it may have; None likewise.
         behind: its score minus that of the first, over the rows that both graded; None for the first itself.
@@ -150,14 +140,10 @@ class Breakdown:
 
 @dataclass(frozen=True)
 class SetTable:
-    """All that a set shows.
+    """All that a set shows: `specs` are the columns, `players` the rows, the best first, those without a rank last.
 
-    Attributes:
-        name: of the set.
-        specs: the columns.
-        players: the rows, the best first; those that are not ranked last.
-        by: for each column of the rows that was asked for, the parts.
-        notes: what keeps scores from being compared, and what was not found.
+    `by` has the parts for each column of the rows that was asked for, and `notes` what keeps scores from being
+    compared, and what was not found.
     """
 
     name: str
@@ -186,15 +172,18 @@ def set_table(name: str, runs: Sequence[SetRun], by: Sequence[str] = ()) -> SetT
     read = {(run.spec, run.model, run.setting): _Read.of(run, with_rows=bool(by)) for run in runs}
     names = dict.fromkeys((run.model, run.setting) for run in runs)
     runs_of = {name: [read[spec, *name] for spec in specs] for name in names}
-    players = {name: _player(*name, [own.cell for own in runs_of[name]]) for name in names}
+    players = {name: _player(*name, [run.cell for run in runs_of[name]]) for name in names}
     complete = [name for name in names if players[name].complete]
-    notes = [note for number in range(len(specs)) for note in _differing([runs_of[one][number] for one in complete])]
-    if not any(note.refused for note in notes):
-        players |= _ranked({one: players[one] for one in complete}, runs_of)
-    order = sorted(names, key=lambda one: (players[one].rank is None, players[one].rank or 0))
-    told = {column: tuple(_parts(column, specs, [runs_of[one] for one in order])) for column in by}
-    missing = [_no_column(column, runs_of) for column, parts in told.items() if not parts and complete]
-    return SetTable(name, specs, tuple(players[one] for one in order), told, (*(note.text for note in notes), *missing))
+    refusals, notes = _differing([[runs_of[name][number] for name in complete] for number in range(len(specs))])
+    if not refusals:
+        players |= _ranked({name: players[name] for name in complete}, runs_of)
+    order = sorted(names, key=lambda name: (players[name].rank is None, players[name].rank or 0))
+    parts = {column: tuple(_parts(column, specs, [runs_of[name] for name in order])) for column in by}
+    columns = {name for run in read.values() for row in run.columns.values() for name in row}
+    for column in by:
+        if complete and not parts[column]:
+            notes.append(f"by: no row has a column `{column}`{choices(column, sorted(columns))}")
+    return SetTable(name, specs, tuple(players[name] for name in order), parts, (*refusals, *notes))
 
 
 # ---------------------------------------------------------------------------------------------- Reading a run
@@ -212,6 +201,11 @@ class _Read:
     columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     span: tuple[float, float] = (0.0, 1.0)
 
+    @property
+    def label(self) -> str:
+        """What people call the player."""
+        return f"{self.run.model} {self.run.setting}".rstrip()
+
     @classmethod
     def of(cls, run: SetRun, *, with_rows: bool) -> _Read:
         if not (run.path / "run.json").is_file():
@@ -220,11 +214,12 @@ class _Read:
         record.refresh()
         spec, described, counting = spec_of(record), record.described, list(record.counting())
         rows = by_row(counting)
-        scores = {key: [one.score for one in row if one.score is not None] for key, row in rows.items()}
+        scores = {key: scores_of(row) for key, row in rows.items()}
         graded = [rollout for rollout in counting if rollout.score is not None]
-        kept = [rollout for rollout in counting if rollout.state != RolloutState.LEFT_OUT]
+        count = sum(rollout.state != RolloutState.LEFT_OUT for rollout in counting)
         costs = [rollout.cost for rollout in record.rollouts if rollout.cost is not None]
-        clamp = ((described.get("grading") or {}).get("scoring") or {}).get("clamp") or (0.0, 1.0)
+        success, size = success_of(spec), int((spec.get("evaluate") or {}).get("rollouts", 1))
+        shares = [mean([score >= success for score in row]) for row in scores.values() if len(row) == size]
         cell = Cell(
             spec=run.spec,
             path=str(run.path),
@@ -232,71 +227,52 @@ class _Read:
             policy=model_of(described),
             score=_score(graded),
             stderr=clustered_stderr(list(scores.values())),
-            pass_at_1=_pass_at_1(scores, success_of(spec), int((spec.get("evaluate") or {}).get("rollouts", 1))),
+            pass_at_1=mean(shares) if shares else None,
             rows=len(rows),
-            rollouts=len(kept),
-            ungraded=sum(one.score is None for one in kept),
+            rollouts=count,
+            ungraded=count - len(graded),
             prompt_tokens=sum(rollout.prompt_tokens for rollout in record.rollouts),
             completion_tokens=sum(rollout.completion_tokens for rollout in record.rollouts),
-            seconds=mean([rollout.seconds.get("total", 0.0) for rollout in graded]) if graded else None,
+            seconds=mean([rollout.total_seconds for rollout in graded]) if graded else None,
             cost=math.fsum(costs) if costs else None,
         )
-        columns = record.columns() if with_rows else {}
-        return cls(run, cell, record, rows, scores, columns, (float(clamp[0]), float(clamp[1])))
+        return cls(run, cell, record, rows, scores, record.columns() if with_rows else {}, span_of(described))
 
 
-def _score(graded: Sequence[RolloutSummary]) -> Estimate | None:
-    interval = Interval.of(graded)
+def _score(rollouts: Sequence[RolloutSummary]) -> Estimate | None:
+    interval = Interval.of(rollouts)
     return None if interval.mean is None else Estimate(interval.mean, interval.low, interval.high)
-
-
-def _pass_at_1(scores: Mapping[str, Sequence[float]], success: float, size: int) -> float | None:
-    shares = [mean([float(one >= success) for one in row]) for row in scores.values() if len(row) == size]
-    return mean(shares) if shares else None
 
 
 # ---------------------------------------------------------------------------------------------- Comparing players
 
 
-@dataclass(frozen=True)
-class _Note:
-    text: str
-    refused: bool = False
-
-
-def _differing(runs: Sequence[_Read]) -> list[_Note]:
-    """Return what keeps the runs of one spec from being compared with the first of them."""
-    notes = []
-    first = runs[0] if runs else None
-    for other in runs[1:]:
-        assert first is not None and first.record is not None and other.record is not None
-        pair = f"{first.run.spec}: {_called(first.run)} and {_called(other.run)}"
-        if refusals := contrast(first.record, other.record).refusals:
-            said = (
-                refusals[0].replace(" in A", f" in the first ({_called(first.run)})").replace(" in B", " in the other")
-            )
-            notes.append(_Note(f"{pair} are graded differently, so that nothing is ranked: {said}", refused=True))
+def _differing(specs: Sequence[Sequence[_Read]]) -> tuple[list[str], list[str]]:
+    """Return what keeps the runs of a spec from being compared with the first of them, and what else differs."""
+    refusals, notes = [], []
+    for first, other in ((runs[0], other) for runs in specs for other in runs[1:]):
+        assert first.record is not None and other.record is not None
+        pair = f"{first.run.spec}: {first.label} and {other.label}"
+        if differing := contrast(first.record, other.record).refusals:
+            how = differing[0].replace(" in A", f" in the first ({first.label})").replace(" in B", " in the other")
+            refusals.append(f"{pair} are graded differently, so that nothing is ranked: {how}")
         common = [key for key in first.rows if key in other.rows]
         if len(common) < max(len(first.rows), len(other.rows)):
-            notes.append(_Note(f"{pair} have {len(common)} rows in common, of {len(first.rows)} and {len(other.rows)}"))
+            notes.append(f"{pair} have {len(common)} rows in common, of {len(first.rows)} and {len(other.rows)}")
         changed = sum(first.rows[key][0].row_digest != other.rows[key][0].row_digest for key in common)
         if changed:
-            notes.append(_Note(f"{pair} have rows with the same key and other content: {changed}"))
-    return notes
-
-
-def _called(run: SetRun) -> str:
-    return f"{run.model} {run.setting}".rstrip()
+            notes.append(f"{pair} have rows with the same key and other content: {changed}")
+    return refusals, notes
 
 
 def _player(model: str, setting: str, cells: Sequence[Cell]) -> Standing:
-    made = Standing(model, setting, tuple(cells))
+    player = Standing(model, setting, tuple(cells))
     scores = [cell.score for cell in cells if cell.score is not None]
-    if not made.complete or len(scores) < len(cells):
-        return made
+    if not player.complete or len(scores) < len(cells):
+        return player
     passed = [cell.pass_at_1 for cell in cells if cell.pass_at_1 is not None]
     return replace(
-        made,
+        player,
         score=Estimate.over(scores),
         stderr=_together([cell.stderr for cell in cells]),
         pass_at_1=mean(passed) if len(passed) == len(cells) else None,
@@ -308,9 +284,9 @@ Names = tuple[str, str]
 
 def _ranked(players: Mapping[Names, Standing], runs_of: Mapping[Names, Sequence[_Read]]) -> dict[Names, Standing]:
     """Return the players with their ranks, and how far they are behind the first."""
-    names = sorted(players, key=lambda one: -_value(players[one]))
-    others = len(names) - 1
-    confidence = 1.0 - (1.0 - CONFIDENCE) / max(others, 1)
+    means = {name: player.score.value for name, player in players.items() if player.score is not None}
+    names = sorted(players, key=lambda name: -means[name])
+    confidence = 1.0 - (1.0 - CONFIDENCE) / max(len(names) - 1, 1)
     gaps: dict[tuple[Names, Names], Estimate | None] = {}
     for place, better in enumerate(names):
         for worse in names[place + 1 :]:
@@ -319,7 +295,7 @@ def _ranked(players: Mapping[Names, Standing], runs_of: Mapping[Names, Sequence[
     for name in names:
         above = sum(_beyond_chance(gaps, other, name) for other in names)
         below = sum(_beyond_chance(gaps, name, other) for other in names)
-        higher = sum(_value(players[other]) > _value(players[name]) + 1e-12 for other in names)
+        higher = sum(means[other] > means[name] + 1e-12 for other in names)
         ranked[name] = replace(
             players[name],
             rank=1 + higher,
@@ -329,16 +305,11 @@ def _ranked(players: Mapping[Names, Standing], runs_of: Mapping[Names, Sequence[
     return ranked
 
 
-def _value(player: Standing) -> float:
-    assert player.score is not None, "all runs of who is ranked are complete"
-    return player.score.value
-
-
 def _difference(a: Sequence[_Read], b: Sequence[_Read], confidence: float) -> Estimate | None:
     """Return the mean over the specs of B's score minus A's; None where they have no graded row of a spec in common."""
     parts = []
     for before, after in zip(a, b, strict=True):
-        known = [value for one in (before, after) for row in one.scores.values() for value in row]
+        known = [value for run in (before, after) for row in run.scores.values() for value in row]
         span = min(before.span[0], *known), max(before.span[1], *known)
         difference = paired("score", before.scores, after.scores, span, confidence)
         if difference is None:
@@ -358,29 +329,22 @@ def _beyond_chance(gaps: Mapping[tuple[Names, Names], Estimate | None], better: 
 # ---------------------------------------------------------------------------------------------- Parts of the rows
 
 
-def _parts(column: str, specs: Sequence[str], players: Sequence[Sequence[_Read]]) -> list[Breakdown]:
-    parts = []
+def _parts(column: str, specs: Sequence[str], players: Sequence[Sequence[_Read]]) -> Iterator[Breakdown]:
     for number, spec in enumerate(specs):
         runs = [player[number] for player in players]
         rows: dict[str, dict[str, None]] = {}
         for run in runs:
             for key, columns in run.columns.items():
                 if column in columns:
-                    rows.setdefault(_text(columns[column]), {})[key] = None
+                    value = columns[column]
+                    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+                    rows.setdefault(text, {})[key] = None
         for value in sorted(rows, key=_in_order):
-            keys = rows[value]
-            scores = tuple(
-                _score([one for key in keys for one in run.rows.get(key, ()) if one.score is not None])
-                if run.cell.problem is None
-                else None
+            scores = [
+                None if run.cell.problem else _score([each for key in rows[value] for each in run.rows.get(key, ())])
                 for run in runs
-            )
-            parts.append(Breakdown(spec, value, len(keys), scores))
-    return parts
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            ]
+            yield Breakdown(spec, value, len(rows[value]), tuple(scores))
 
 
 def _in_order(value: str) -> tuple[bool, float, str]:
@@ -390,10 +354,3 @@ def _in_order(value: str) -> tuple[bool, float, str]:
     except ValueError:
         number = math.nan
     return (True, 0.0, value) if math.isnan(number) else (False, number, value)
-
-
-def _no_column(column: str, runs_of: Mapping[Names, Sequence[_Read]]) -> str:
-    known = dict.fromkeys(
-        name for player in runs_of.values() for run in player for row in run.columns.values() for name in row
-    )
-    return f"by: no row has a column `{column}`{choices(column, known)}"

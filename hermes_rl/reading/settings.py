@@ -47,7 +47,7 @@ def spec_of(record: RunRecord) -> dict[str, Any]:
 
 def model_of(described: Mapping[str, Any]) -> str:
     """Return who played, by the `run.json` of a run: the model, or the type of a server that names none."""
-    names = [str(one.get("model") or one.get("type")) for one in described.get("policy") or () if one]
+    names = [str(server.get("model") or server.get("type")) for server in described.get("policy") or () if server]
     return ", ".join(dict.fromkeys(names)) or "?"
 
 
@@ -56,72 +56,71 @@ def success_of(spec: Mapping[str, Any]) -> float:
     return float((spec.get("evaluate") or {}).get("success", 1.0))
 
 
+def scoring_of(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what makes a score of rewards' values, by the `run.json` of a run."""
+    return (described.get("grading") or {}).get("scoring") or {}
+
+
+def span_of(described: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the lowest and the highest score that a run can give, as far as it says."""
+    low, high = scoring_of(described).get("clamp") or (0.0, 1.0)
+    return float(low), float(high)
+
+
+def weights_of(described: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return what each reward counts in the score; None for a gate."""
+    weightings = scoring_of(described).get("weightings") or ()
+    return {each["name"]: None if each.get("gate") else each.get("weight") for each in weightings}
+
+
 def contrast(a: RunRecord, b: RunRecord) -> Contrast:
     """Compare the settings of two runs by their `run.json` and `spec.yaml`."""
-    before, after = a.described, b.described
-    grading = (before.get("grading") or {}), (after.get("grading") or {})
-    rewards, metrics = _other_rewards(*grading)
-    refusals = [*rewards, *_other_scoring(*grading)]
-    specs = spec_of(a), spec_of(b)
-    warnings = [f"{name}, which counts for nothing" for name in metrics]
+    before, after, specs = a.described, b.described, (spec_of(a), spec_of(b))
+    refusals, warnings = _other_grading(before, after)
     for name in ("mode", "demo"):
         if before.get(name) != after.get(name):
             warnings.append(f"{name} is {before.get(name)} in A and {after.get(name)} in B")
-    warnings += _other_sampling(before, after)
-    warnings += _other_parts(before, after, *specs)
+    warnings += [*_other_sampling(before, after), *_other_parts(before, after, *specs)]
     if success_of(specs[0]) != success_of(specs[1]):
         warnings.append(f"evaluate.success is {success_of(specs[0]):g} in A and {success_of(specs[1]):g} in B")
     return Contrast(tuple(refusals), tuple(warnings))
 
 
-def _other_rewards(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the rewards that give other values, those that count first; the others are metrics."""
-    before, after = a.get("rewards") or {}, b.get("rewards") or {}
-    counting = {
-        one["name"]
-        for grading in (a, b)
-        for one in (grading.get("scoring") or {}).get("weightings") or ()
-        if one.get("weight") or one.get("gate")
-    }
-    counted: list[str] = []
+def _other_grading(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return what makes other scores of the same rollouts, and what only other metrics."""
+    scores: list[str] = []
     metrics: list[str] = []
+    weights, weights_b = (
+        {name: "gate" if weight is None else f"{weight:g}" for name, weight in weights_of(run).items() if weight != 0}
+        for run in (a, b)
+    )
+    before, after = ((run.get("grading") or {}).get("rewards") or {} for run in (a, b))
     for name in dict.fromkeys([*before, *after]):
         if before.get(name) == after.get(name):
             continue
+        how = "has other code, arguments, or another judge"
         if name not in before or name not in after:
-            text = f"rewards.{name} is only in {'A' if name in before else 'B'}"
+            how = f"is only in {'A' if name in before else 'B'}"
+        if name in weights or name in weights_b:
+            scores.append(f"rewards.{name} {how}")
         else:
-            text = f"rewards.{name} has other code, arguments, or another judge"
-        (counted if name in counting else metrics).append(text)
-    return counted, metrics
-
-
-def _other_scoring(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what makes another score of the same values."""
-    before, after = a.get("scoring") or {}, b.get("scoring") or {}
-    weights = [
-        {
-            one["name"]: "gate" if one.get("gate") else f"{one.get('weight'):g}"
-            for one in scoring.get("weightings") or ()
-            if one.get("weight") or one.get("gate")
-        }
-        for scoring in (before, after)
-    ]
-    for name in dict.fromkeys([*weights[0], *weights[1]]):
-        left, right = weights[0].get(name), weights[1].get(name)
-        if left != right and left is not None and right is not None:
-            yield f"rewards.{name} has weight {left} in A and {right} in B"
+            metrics.append(f"rewards.{name} {how}, which counts for nothing")
+    for name, weight in weights.items():
+        if weight != weights_b.get(name, weight):
+            scores.append(f"rewards.{name} has weight {weight} in A and {weights_b[name]} in B")
+    before, after = scoring_of(a), scoring_of(b)
     for name, key in (("score.clamp", "clamp"), ("endings", "endings")):
         if before.get(key) != after.get(key):
-            yield _told(name, before.get(key), after.get(key))
+            scores.append(_difference(name, before.get(key), after.get(key)))
+    return scores, metrics
 
 
 def _other_sampling(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
     """Yield what the first server of each run was asked otherwise, the temperature above all."""
-    before, after = (((one.get("policy") or [{}])[0] or {}).get("sampling") or {} for one in (a, b))
+    before, after = (((run.get("policy") or [{}])[0] or {}).get("sampling") or {} for run in (a, b))
     for name in ("temperature", "top_p", "top_k", "min_p"):
         if before.get(name) != after.get(name) and (name == "temperature" or (name in before and name in after)):
-            yield _told(f"the {name}", before.get(name), after.get(name))
+            yield _difference(f"the {name}", before.get(name), after.get(name))
 
 
 def _other_parts(
@@ -139,7 +138,7 @@ def _other_parts(
         ]
         if differing:
             for name, left, right in differing[:3]:
-                yield _told(name, left, right)
+                yield _difference(name, left, right)
             if len(differing) > 3:
                 yield f"{len(differing) - 3} more keys of {part} differ"
         elif part != "agent" or not list(_other_sampling(a, b)):
@@ -162,12 +161,8 @@ def _other_values(name: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
         yield name, a, b
 
 
-def _told(name: str, a: Any, b: Any) -> str:
-    left, right = _shown(a), _shown(b)
+def _difference(name: str, a: Any, b: Any) -> str:
+    left, right = ("not set" if value is None else " ".join(str(value).split()) for value in (a, b))
     if max(len(left), len(right)) > LONGEST:
         return f"{name} differs"
     return f"{name} is {left} in A and {right} in B"
-
-
-def _shown(value: Any) -> str:
-    return "not set" if value is None else " ".join(str(value).split())

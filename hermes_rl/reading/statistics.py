@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 from hermes_rl.endings import Ending
-from hermes_rl.reading.compare import by_row
-from hermes_rl.reading.record import RolloutSummary
-from hermes_rl.rollouts.rollout import RolloutState
+from hermes_rl.reading.record import RolloutSummary, by_row, scores_of
 from hermes_rl.runs.statistics import interval, mean
 
 BARS = 20
@@ -39,62 +37,62 @@ class Interval:
     @classmethod
     def of(cls, rollouts: Iterable[RolloutSummary]) -> Interval:
         """Return the mean score of rollouts, with Student's interval over the rows."""
-        rows = by_row([rollout for rollout in rollouts if rollout.score is not None])
-        scores = [[one.score for one in row if one.score is not None] for row in rows.values()]
-        if not scores:
-            return cls(None)
-        return cls(mean([score for row in scores for score in row]), *(interval(scores) or ()))
+        rows = [scores for row in by_row(rollouts).values() if (scores := scores_of(row))]
+        return cls(mean([score for row in rows for score in row]), *(interval(rows) or ())) if rows else cls(None)
 
 
 def headline(rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary]) -> dict[str, Any]:
-    """Return what a list of runs says of one.
-
-    Args:
-        rollouts: those that count.
-        lines: all of them, failed attempts included.
-    """
-    score = Interval.of(rollouts)
+    """Return what a list of runs says of one, by the rollouts that count and all lines, failed attempts included."""
+    score, costs = Interval.of(rollouts), _costs(rollouts)
     return {
         "rollouts": len(rollouts),
         "groups": len({rollout.group for rollout in rollouts}),
         "rows": len({rollout.row_key for rollout in rollouts}),
         "scored": sum(rollout.score is not None for rollout in rollouts),
-        "failed": sum(RolloutState(rollout.state).given_up for rollout in rollouts),
+        "failed": sum(rollout.given_up for rollout in rollouts),
         "attempts": len(lines),
-        "failed_attempts": sum(RolloutState(line.state).given_up for line in lines),
+        "failed_attempts": sum(line.given_up for line in lines),
         "model": next((rollout.model for rollout in rollouts if rollout.model), None),
         "mean": score.mean,
         "low": score.low,
         "high": score.high,
         "tokens": sum(rollout.prompt_tokens + rollout.completion_tokens for rollout in rollouts),
-        "cost": math.fsum(costs) if (costs := _costs(rollouts)) else None,
+        "cost": math.fsum(costs) if costs else None,
     }
 
 
 def numbers(rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary]) -> dict[str, Any]:
-    """Return all that the page of a run shows beside its rollouts.
-
-    Args:
-        rollouts: those that count.
-        lines: all of them, failed attempts included.
-    """
+    """Return all that the page of a run shows beside its rollouts, by those that count and all lines."""
+    costs, endings = _costs(rollouts), Counter(rollout.ending for rollout in rollouts)
     return {
-        "scores": distribution([rollout.score for rollout in rollouts if rollout.score is not None]),
+        "scores": distribution(scores_of(rollouts)),
         "rewards": _rewards(rollouts),
         "spread": _spread(rollouts),
-        "endings": _endings(rollouts),
+        "endings": [{"name": name, "count": count, **_meaning(name)} for name, count in endings.most_common(MOST)],
         "failures": _failures(lines),
         "turns": distribution([rollout.turns for rollout in rollouts]),
         "prompt_tokens": distribution([rollout.prompt_tokens for rollout in rollouts]),
         "completion_tokens": distribution([rollout.completion_tokens for rollout in rollouts]),
-        "costs": distribution(_costs(rollouts)),
-        "spending": _spending(_costs(rollouts)),
-        "seconds_spread": distribution([rollout.seconds.get("total", 0.0) for rollout in rollouts]),
+        "costs": distribution(costs),
+        "spending": [{"count": len(part), "cost": part[-1]} for part in _parts(list(accumulate(costs)), so_far=True)],
+        "seconds_spread": distribution([rollout.total_seconds for rollout in rollouts]),
         "tools": _tools(rollouts),
         "phases": _phases(rollouts),
-        "course": _course(rollouts),
+        "course": [{"count": len(part), "mean": mean(part)} for part in _parts(scores_of(rollouts))],
         "by_row": _by_row(rollouts),
     }
+
+
+def _parts(values: Sequence[float], *, so_far: bool = False) -> Iterator[Sequence[float]]:
+    """Yield slices of values in the order in which the rollouts ended; `so_far`: each from the beginning."""
+    size = max(math.ceil(len(values) / SLICES), 1)
+    for begin in range(0, len(values), size):
+        yield values[0 if so_far else begin : begin + size]
+
+
+def _costs(rollouts: Sequence[RolloutSummary]) -> list[float]:
+    """Return what each rollout has cost, in US dollars, as far as it is known."""
+    return [rollout.cost for rollout in rollouts if rollout.cost is not None]
 
 
 def distribution(values: Sequence[float]) -> dict[str, Any] | None:
@@ -131,7 +129,7 @@ def _rewards(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
         for name, value in rollout.rewards.items():
             if value is not None and (name in values or len(values) < MOST):
                 values.setdefault(name, []).append(value)
-    return [{"name": name, **(distribution(found) or {})} for name, found in values.items()]
+    return [{"name": name, **(distribution(known) or {})} for name, known in values.items()]
 
 
 def _spread(rollouts: Sequence[RolloutSummary]) -> dict[str, Any] | None:
@@ -140,27 +138,19 @@ def _spread(rollouts: Sequence[RolloutSummary]) -> dict[str, Any] | None:
     for rollout in rollouts:
         if rollout.score is not None:
             groups[rollout.group].append(rollout.score)
-    several = [scores for scores in groups.values() if len(scores) > 1]
-    if not several:
-        return None
-    bars = distribution([_deviation(scores) for scores in several])
-    return {**(bars or {}), "uniform": sum(len(set(scores)) == 1 for scores in several), "groups": len(several)}
+    several = [(mean(scores), scores) for scores in groups.values() if len(scores) > 1]
+    uniform = [scores for _, scores in several if len(set(scores)) == 1]
+    # `statistics.pstdev` is exact, and fifty times slower.
+    deviations = [
+        math.sqrt(mean([(score - centre) ** 2 for score in scores]))
+        for centre, scores in several
+        if len(set(scores)) > 1
+    ]
+    bars = distribution([0.0] * len(uniform) + deviations)
+    return None if bars is None else {**bars, "uniform": len(uniform), "groups": len(several)}
 
 
-def _deviation(scores: Sequence[float]) -> float:
-    """Return the standard deviation; that of `statistics` is exact, and fifty times slower."""
-    if len(set(scores)) == 1:
-        return 0.0
-    centre = mean(scores)
-    return math.sqrt(math.fsum((score - centre) ** 2 for score in scores) / len(scores))
-
-
-def _endings(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
-    counts = Counter(rollout.ending for rollout in rollouts)
-    return [{"name": name, "count": count, **_told(name)} for name, count in counts.most_common(MOST)]
-
-
-def _told(ending: str) -> dict[str, Any]:
+def _meaning(ending: str) -> dict[str, Any]:
     """Return what an ending means and whose doing it was."""
     try:
         rule = Ending(ending).rule
@@ -171,19 +161,17 @@ def _told(ending: str) -> dict[str, Any]:
 
 def _failures(lines: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
     """Return the causes of failed attempts, replayed ones included, each with its last message."""
-    failed = [line for line in lines if RolloutState(line.state).given_up]
+    failed = [line for line in lines if line.given_up]
     last = {rollout.ending: rollout for rollout in failed}
     counts = Counter(rollout.ending for rollout in failed)
     return [
-        {"name": name, "count": count, "last": last[name].error or "", "rollout": last[name].id, **_told(name)}
+        {"name": name, "count": count, "last": last[name].error or "", "rollout": last[name].id, **_meaning(name)}
         for name, count in counts.most_common(MOST)
     ]
 
 
 def _tools(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
-    calls: Counter[str] = Counter()
-    errors: Counter[str] = Counter()
-    users: Counter[str] = Counter()
+    calls, errors, users = Counter[str](), Counter[str](), Counter[str]()
     for use, count in Counter(rollout.tools for rollout in rollouts).items():
         for name, called, failed in use:
             calls[name] += called * count
@@ -203,35 +191,12 @@ def _phases(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
     return [{"name": name, "seconds": seconds[name], "mean": seconds[name] / len(rollouts)} for name in ordered]
 
 
-def _course(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
-    """Return the mean score of parts of the run, in the order in which its rollouts ended."""
-    scores = [rollout.score for rollout in rollouts if rollout.score is not None]
-    size = max(math.ceil(len(scores) / SLICES), 1)
-    parts = [scores[begin : begin + size] for begin in range(0, len(scores), size)]
-    return [{"count": len(part), "mean": mean(part)} for part in parts]
-
-
-def _costs(rollouts: Sequence[RolloutSummary]) -> list[float]:
-    """Return what each rollout has cost, in US dollars, as far as it is known."""
-    return [rollout.cost for rollout in rollouts if rollout.cost is not None]
-
-
-def _spending(costs: Sequence[float]) -> list[dict[str, Any]]:
-    """Return the cost so far after parts of the run, in the order in which its rollouts ended."""
-    size = max(math.ceil(len(costs) / SLICES), 1)
-    so_far = list(accumulate(costs))
-    return [{"count": end, "cost": so_far[end - 1]} for end in (*range(size, len(costs), size), len(costs)) if end]
-
-
 def _by_row(rollouts: Sequence[RolloutSummary]) -> dict[str, Any]:
     """Return the rows, those with the lowest mean first, and those that could not be graded before them."""
-    rows: dict[str, list[RolloutSummary]] = defaultdict(list)
-    for rollout in rollouts:
-        rows[rollout.row_key].append(rollout)
-    told = []
-    for key, played in rows.items():
-        scores = [one.score for one in played if one.score is not None]
-        told.append(
+    rows = []
+    for key, played in by_row(rollouts).items():
+        scores = scores_of(played)
+        rows.append(
             {
                 "row_key": key,
                 "rollouts": len(played),
@@ -241,5 +206,5 @@ def _by_row(rollouts: Sequence[RolloutSummary]) -> dict[str, Any]:
                 "most": max(scores, default=None),
             }
         )
-    told.sort(key=lambda row: (row["mean"] is not None, row["mean"] or 0.0))
-    return {"rows": told[:MOST], "count": len(told)}
+    rows.sort(key=lambda row: (row["mean"] is not None, row["mean"] or 0.0))
+    return {"rows": rows[:MOST], "count": len(rows)}

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from hermes_rl.endings import RULES, Ending
-from hermes_rl.reading.compare import by_row
-from hermes_rl.reading.record import RolloutSummary, RunRecord
+from hermes_rl.endings import Ending
+from hermes_rl.reading.compare import MEASURES
+from hermes_rl.reading.record import RolloutSummary, RunRecord, by_row, scores_of
 from hermes_rl.reading.settings import model_of, spec_of, success_of
 from hermes_rl.reading.statistics import Interval
 from hermes_rl.rollouts.rollout import RolloutState
@@ -24,6 +24,23 @@ PHASES = ("queue", "sandbox", "generation", "tools", "rewards", "total")
 """Of a rollout's time, in their order."""
 Sort = Literal["number", "score", "turns", "tokens", "seconds", "errors"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
+KEYS: Mapping[Sort, Callable[[RolloutSummary], float]] = {
+    "score": lambda rollout: -1e300 if rollout.score is None else rollout.score,
+    "turns": lambda rollout: -rollout.turns,
+    "tokens": lambda rollout: -rollout.completion_tokens,
+    "seconds": lambda rollout: -rollout.total_seconds,
+    "errors": lambda rollout: -rollout.call_errors,
+}
+"""By what rollouts are sorted, those with the lowest score, else the most of it, first."""
+COUNTS = {
+    "turns": "turns",
+    "prompt tokens": "prompt_tokens",
+    "completion tokens": "completion_tokens",
+    "cost in $": "cost",
+    "tool calls": "tool_calls",
+    "tool errors": "tool_errors",
+}
+"""What is told per rollout, and its name among what runs are compared by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,33 +85,20 @@ class RowSummary:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run as a whole.
+    """A run as a whole; rollouts are those that count, one for each place that was played.
 
     Attributes:
-        path: of the run directory.
         name: of the spec.
-        mode: in which it was played.
         demo: whether the scripted policy played without model, network and containers.
-        model: who played.
-        started: when, as `run.json` says.
         success: score from which a rollout passes.
-        rows: how many rows were begun.
-        groups: how many groups were begun.
-        rollouts: how many places were played.
-        graded: how many of them have a score.
-        passed: how many of these pass.
+        rows: how many rows were begun, as `groups`.
         left_out: how many the spec's `endings` leave out.
         waiting: how many wait for a reward that compares them with their group.
         score: mean, lowest and highest score; None where nothing is graded.
-        interval: of the mean, 95 %, as `hermes_rl.reading.statistics.Interval` has it.
-        endings: how many ended how.
         failures: why others have no score, the most frequent first.
         again: attempts that infrastructure failed and that were played again, by ending.
-        rewards: each by its name.
         counts: turns, tokens, cost where servers tell it, tool calls and their errors, per rollout.
         seconds: by phase, per rollout.
-        worst: the rows with the lowest score.
-        slowest: the rows that took longest.
         unreadable: lines of the record that cannot be read.
         unasked: rollouts beyond those that the last start asked for of each row; they count for nothing.
     """
@@ -141,18 +145,32 @@ def summarise(record: RunRecord, listed: int = 5) -> RunSummary:
     size = record.group_size
     counting = list(record.counting(size=size))
     graded = [rollout for rollout in counting if rollout.score is not None]
+    failed, places = [rollout for rollout in counting if rollout.given_up], {rollout.id for rollout in counting}
     rows = by_row(counting)
-    summaries = [_row(key, found, success) for key, found in rows.items()]
-    failed, places = [rollout for rollout in counting if _has_failed(rollout)], {rollout.id for rollout in counting}
+    summaries = []
+    for key, rollouts in rows.items():
+        scores = scores_of(rollouts)
+        summaries.append(
+            RowSummary(
+                row_key=key,
+                score=mean(scores) if scores else None,
+                passed=sum(score >= success for score in scores),
+                graded=len(scores),
+                ungraded=sum(rollout.given_up for rollout in rollouts),
+                seconds=mean([rollout.total_seconds for rollout in rollouts]),
+                shown=min(rollouts, key=KEYS["score"]).id,
+            )
+        )
+    bad = [row for row in summaries if row.passed < row.graded or row.ungraded]
+    bad.sort(key=lambda row: (row.passed / row.graded if row.graded else -1.0, row.score or 0.0, -row.ungraded))
+    causes = Counter(rollout.ending for rollout in failed).most_common()
+    first = {rollout.ending: rollout for rollout in reversed(failed)}
     names = dict.fromkeys(name for rollout in graded for name in rollout.rewards)
-    counts: dict[str, Callable[[RolloutSummary], float | None]] = {
-        "turns": lambda one: one.turns,
-        "prompt tokens": lambda one: one.prompt_tokens,
-        "completion tokens": lambda one: one.completion_tokens,
-        "cost in $": lambda one: one.cost,
-        "tool calls": lambda one: one.calls,
-        "tool errors": lambda one: one.call_errors,
-    }
+
+    def spreads(of: Mapping[str, Callable[[RolloutSummary], float | None]]) -> dict[str, Spread]:
+        spread = {name: Spread.of(map(quantity, graded)) for name, quantity in of.items()}
+        return {name: known for name, known in spread.items() if known is not None}
+
     return RunSummary(
         path=str(record.path),
         name=str(described.get("name") or "?"),
@@ -165,29 +183,22 @@ def summarise(record: RunRecord, listed: int = 5) -> RunSummary:
         groups=len({rollout.group for rollout in counting}),
         rollouts=len(counting),
         graded=len(graded),
-        passed=sum(has_passed(rollout, success) for rollout in graded),
+        passed=sum(rollout.passes(success) for rollout in graded),
         left_out=sum(rollout.state == RolloutState.LEFT_OUT for rollout in counting),
         score=Spread.of(rollout.score for rollout in graded),
         interval=Interval.of(graded),
         endings=dict(Counter(rollout.ending for rollout in counting).most_common()),
-        failures=tuple(_failures(failed)),
+        failures=tuple(FailureCause(ending, count, first[ending].error, first[ending].id) for ending, count in causes),
         waiting=sum(rollout.state == RolloutState.WAITING for rollout in counting),
-        again=dict(
-            Counter(rollout.ending for rollout in record.rollouts if rollout.id not in places and _has_failed(rollout))
-        ),
-        rewards=_spreads({name: [rollout.rewards.get(name) for rollout in graded] for name in names}),
-        counts=_spreads({name: [of(rollout) for rollout in graded] for name, of in counts.items()}),
-        seconds=_spreads({phase: [rollout.seconds.get(phase) for rollout in graded] for phase in PHASES}),
-        worst=tuple(sorted((summary for summary in summaries if _is_bad(summary)), key=_badness)[:listed]),
-        slowest=tuple(sorted(summaries, key=lambda one: -one.seconds)[:listed]),
+        again=dict(Counter(each.ending for each in record.rollouts if each.id not in places and each.given_up)),
+        rewards=spreads({name: lambda rollout, name=name: rollout.rewards.get(name) for name in names}),  # type: ignore[misc]
+        counts=spreads({label: MEASURES[name] for label, name in COUNTS.items()}),
+        seconds=spreads({phase: lambda rollout, phase=phase: rollout.seconds.get(phase) for phase in PHASES}),  # type: ignore[misc]
+        worst=tuple(bad[:listed]),
+        slowest=tuple(sorted(summaries, key=lambda row: -row.seconds)[:listed]),
         unreadable=record.torn,
         unasked=sum(rollout.index >= size for rollout in record.rollouts),
     )
-
-
-def has_passed(rollout: RolloutSummary, success: float) -> bool:
-    """Say whether a rollout is solved; one without a score is not."""
-    return rollout.score is not None and rollout.score >= success
 
 
 def chosen(
@@ -209,28 +220,15 @@ def chosen(
         tool: only those that called this tool.
         sort: by what; where `failed`, by score unless another is asked for.
     """
-    rollouts_chosen = [
+    rollouts = [
         rollout
         for rollout in record.rollouts
-        if (not failed or (not has_passed(rollout, success) and rollout.state != RolloutState.LEFT_OUT))
+        if (not failed or not (rollout.passes(success) or rollout.state == RolloutState.LEFT_OUT))
         and ending in (None, rollout.ending)
         and (tool is None or any(tool == name for name, _, _ in rollout.tools))
     ]
-    keys: dict[Sort, Callable[[RolloutSummary], float]] = {
-        "score": lambda one: -1e300 if one.score is None else one.score,
-        "turns": lambda one: -one.turns,
-        "tokens": lambda one: -one.completion_tokens,
-        "seconds": lambda one: -one.seconds.get("total", 0.0),
-        "errors": lambda one: -one.call_errors,
-    }
     wanted: Sort = "score" if failed and sort == "number" else sort
-    return rollouts_chosen if wanted == "number" else sorted(rollouts_chosen, key=keys[wanted])
-
-
-def weights_of(described: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return what each reward counts in the score, by the `run.json` of a run; None for a gate."""
-    scoring = (described.get("grading") or {}).get("scoring") or {}
-    return {one["name"]: None if one.get("gate") else one.get("weight") for one in scoring.get("weightings") or ()}
+    return rollouts if wanted == "number" else sorted(rollouts, key=KEYS[wanted])
 
 
 def why(line: Mapping[str, Any], weights: Mapping[str, float | None], success: float) -> Iterator[str]:
@@ -260,51 +258,10 @@ def why(line: Mapping[str, Any], weights: Mapping[str, float | None], success: f
 
 def looked_at(spec: Mapping[str, Any], columns: Iterable[str]) -> dict[str, list[str]]:
     """Return which rewards look at which columns of a row by name, as far as their arguments say."""
-    names_by_form: dict[str, list[str]] = {}
+    rewards: dict[str, list[str]] = {}
     for name, reward in (spec.get("rewards") or {}).items():
         words = set(re.findall(r"\w+", " ".join(re.findall(r"\{[{%].*?[%}]\}", str((reward or {}).get("args")), re.S))))
         for column in columns:
             if column in words:
-                names_by_form.setdefault(column, []).append(name)
-    return names_by_form
-
-
-def _has_failed(rollout: RolloutSummary) -> bool:
-    return RolloutState(rollout.state).given_up
-
-
-def _failures(failed: Sequence[RolloutSummary]) -> Iterator[FailureCause]:
-    for ending, count in Counter(rollout.ending for rollout in failed).most_common():
-        first = next(rollout for rollout in failed if rollout.ending == ending)
-        yield FailureCause(ending, count, first.error, first.id)
-
-
-def _spreads(values: Mapping[str, Iterable[float | None]]) -> dict[str, Spread]:
-    return {name: found for name, given in values.items() if (found := Spread.of(given)) is not None}
-
-
-def _row(key: str, rollouts: Sequence[RolloutSummary], success: float) -> RowSummary:
-    scores = [rollout.score for rollout in rollouts if rollout.score is not None]
-    worst = min(rollouts, key=lambda one: -1e300 if one.score is None else one.score)
-    return RowSummary(
-        row_key=key,
-        score=mean(scores) if scores else None,
-        passed=sum(score >= success for score in scores),
-        graded=len(scores),
-        ungraded=sum(map(_has_failed, rollouts)),
-        seconds=mean([rollout.seconds.get("total", 0.0) for rollout in rollouts]),
-        shown=worst.id,
-    )
-
-
-def _is_bad(row: RowSummary) -> bool:
-    return row.passed < row.graded or row.ungraded > 0
-
-
-def _badness(row: RowSummary) -> tuple[float, float, int]:
-    return (row.passed / row.graded if row.graded else -1.0, row.score or 0.0, -row.ungraded)
-
-
-def rule_of(ending: str) -> str:
-    """Return what an ending means, in words."""
-    return RULES[Ending(ending)].what
+                rewards.setdefault(column, []).append(name)
+    return rewards

@@ -86,7 +86,8 @@ OPENERS = frozenset(
 def signs(path: str, text: str, hidden: frozenset[str] = frozenset()) -> list[Sign]:
     """Return what a file suggests, each thing once; `hidden` are paths of the tests that the agent was not given."""
     reasons = [*by_name(path, text, hidden)]
-    tree = _parsed(text) if _is_python(path, text) else None
+    python = path.endswith(".py") or "." not in basename(path) or not text.strip()
+    tree = _parsed(text) if python else None
     if tree is None:
         reasons += _by_lines(text, path, hidden)
     else:
@@ -111,10 +112,6 @@ def by_name(path: str, text: str, hidden: frozenset[str]) -> Iterator[Sign]:
         yield Sign(2, 1, f"{basename(inner)} steers the runner of tests ({steered.group()})")
     elif inner in hidden or inner.removesuffix(".py") in {f"{name.removesuffix('.py')}/__init__" for name in hidden}:
         yield Sign(3, 1, f"{inner} stands in the place of a hidden test")
-
-
-def _is_python(path: str, text: str) -> bool:
-    return path.endswith(".py") or "." not in basename(path) or not text.strip()
 
 
 def _parsed(text: str) -> ast.Module | None:
@@ -304,14 +301,8 @@ class _Reader:
                     name = argument.value
                     if TEST_FILE.search(name):
                         yield 2, f"reads the test {name[:80]}"
-            yield from self._opened_caller(node)
-
-    def _opened_caller(self, node: ast.Call) -> Iterator[tuple[int, str]]:
-        for argument in node.args[:1]:
-            if any(
-                isinstance(each, ast.Attribute) and each.attr == "co_filename"
-                for each in islice(ast.walk(argument), 50)
-            ):
+            inside = islice(ast.walk(first), 50) if first is not None else ()
+            if any(isinstance(each, ast.Attribute) and each.attr == "co_filename" for each in inside):
                 yield 3, "reads the source of its caller"
 
     def _of_modules(self, key: ast.expr) -> Iterator[tuple[int, str]]:

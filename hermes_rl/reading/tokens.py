@@ -1,16 +1,55 @@
-"""The tokens of a recorded rollout, as the model got and said them."""
+"""The tokens of a recorded rollout, as the model got and said them: for a terminal, and piece by piece for a page."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hermes_rl.reading.record import RunRecord
+from hermes_rl.errors import UserError
 from hermes_rl.runs.provenance import tokenizer_hashes
 from hermes_rl.tokens.load import OWN, load_tokenizer
-from hermes_rl.tokens.tokenizer import Tokenizer, TokenizerUnavailable
-from hermes_rl.tokens.transcript import TokenSequence, unpacked
+from hermes_rl.tokens.tokenizer import Tokenizer
+from hermes_rl.tokens.transcript import MASKED_LOGPROB, TokenSequence, unpacked
+from hermes_rl.visible import visible
+
+JOINED = 8
+"""Tokens that together may make one character."""
+
+
+def tokenizer_of(described: Mapping[str, Any], *, local: bool = True) -> tuple[Tokenizer | None, str]:
+    """Return the tokenizer that `run.json` names, else why there is none; where `local`, nothing is downloaded."""
+    hashes = described.get("tokenizer") or {}
+    name = hashes.get("name")
+    if not isinstance(name, str) or not name:
+        return None, "run.json names no tokenizer"
+    try:
+        tokenizer = load_tokenizer(None if name.startswith(OWN) else name, local=local)
+    except UserError as error:
+        return None, str(error).splitlines()[0]
+    if "ids" in hashes and tokenizer_hashes(tokenizer)["ids"] != hashes["ids"]:
+        return None, f"the tokenizer {name} makes other tokens today than when this was played"
+    return tokenizer, ""
+
+
+def sequences_of(line: Mapping[str, Any]) -> list[TokenSequence]:
+    """Return the sequences of a rollout's line; none where the run recorded no tokens."""
+    return [unpacked(packed) for packed in line.get("sequences") or ()]
+
+
+def first_prompt(sequences: Sequence[TokenSequence]) -> list[int]:
+    """Return the tokens in front of the first that was sampled."""
+    first = min(sequences, key=lambda sequence: sequence.spans[0].turn if sequence.spans else math.inf)
+    return first.tokens[: first.spans[0].start] if first.spans else first.tokens
+
+
+def prompt_text(line: Mapping[str, Any], tokenizer: Tokenizer | None) -> str | None:
+    """Return the first prompt exactly as the model got it; None where the run did not record its tokens."""
+    sequences = sequences_of(line)
+    if tokenizer is None or not any(sequence.spans for sequence in sequences):
+        return None
+    return tokenizer.decode(first_prompt(sequences))
 
 
 @dataclass(frozen=True)
@@ -22,7 +61,7 @@ class RecordedTokens:
 
     sequences: tuple[TokenSequence, ...]
     tokenizer: Tokenizer | None
-    missing: str | None
+    missing: str
     versions: tuple[tuple[int | None, int | None], ...]
 
     def text(self, ids: Sequence[int]) -> str:
@@ -50,24 +89,65 @@ class RecordedTokens:
         return self.versions[turn] if turn < len(self.versions) else (None, None)
 
 
-def tokens_of(record: RunRecord, line: Mapping[str, Any]) -> RecordedTokens | None:
+def tokens_of(described: Mapping[str, Any], line: Mapping[str, Any]) -> RecordedTokens | None:
     """Return the tokens of a rollout's line; None where the run recorded none. Slow: a tokenizer may be loaded."""
-    if not line.get("sequences"):
+    if not (sequences := sequences_of(line)):
         return None
-    tokenizer, missing = _tokenizer(record.described.get("tokenizer"))
     versions = tuple((before, after) for *_, before, after in line.get("sampled") or ())
-    return RecordedTokens(tuple(map(unpacked, line["sequences"])), tokenizer, missing, versions)
+    return RecordedTokens(tuple(sequences), *tokenizer_of(described, local=False), versions)
 
 
-def _tokenizer(hashes: Mapping[str, Any] | None) -> tuple[Tokenizer | None, str | None]:
-    """Return the tokenizer that run.json names, or why there is none."""
-    name = (hashes or {}).get("name")
-    if not hashes or not isinstance(name, str):
-        return None, "run.json names no tokenizer"
-    try:
-        tokenizer = load_tokenizer(None if name.startswith(OWN) else name)
-    except TokenizerUnavailable as error:
-        return None, str(error).splitlines()[0]
-    if tokenizer_hashes(tokenizer)["ids"] != hashes.get("ids"):
-        return None, f"the tokenizer {name} makes other tokens today than when this was played"
-    return tokenizer, None
+def shown_tokens(
+    line: Mapping[str, Any], sequence: int, begin: int, most: int, tokenizer: Tokenizer | None
+) -> dict[str, Any]:
+    """Return tokens of a sequence: the text of each, whether it was sampled, in which turn, and how probable it was.
+
+    Args:
+        line: of the rollout.
+        sequence: which of its sequences.
+        begin: the first token.
+        most: how many.
+        tokenizer: that they are decoded by; None: their ids are shown.
+
+    Raises:
+        UserError: there is no such sequence.
+    """
+    packed = line.get("sequences") or []
+    if not 0 <= sequence < len(packed):
+        raise UserError(f"there is no sequence {sequence}; the rollout has {len(packed)}")
+    whole = unpacked(packed[sequence])
+    end = min(begin + most, len(whole))
+    texts = _decoded(whole, begin, end, tokenizer)
+    turns = whole.spread([span.turn for span in whole.spans for _ in range(span.start, span.stop)], -1)
+    # What was not sampled, and what no server said, has no probability.
+    logprobs = [
+        None if turns[at] < 0 or value == MASKED_LOGPROB or not math.isfinite(value) else round(value, 4)
+        for at, value in enumerate(whole.logprobs or [MASKED_LOGPROB] * len(whole))
+    ]
+    return {
+        "sequence": sequence,
+        "begin": begin,
+        "end": end,
+        "total": len(whole),
+        "decoded": tokenizer is not None,
+        "versions": [list(entry[4:6]) for entry in line.get("sampled") or ()],
+        "tokens": [[texts[at - begin], int(turns[at]), logprobs[at]] for at in range(begin, end)],
+    }
+
+
+def _decoded(whole: TokenSequence, begin: int, end: int, tokenizer: Tokenizer | None) -> list[str]:
+    """Return the text of each token. Where several make one character, the first of them has it."""
+    if tokenizer is None:
+        return [str(token) for token in whole.ids[begin:end]]
+    texts, at = [], begin
+    while at < end:
+        size = 1
+        text = alone = tokenizer.decode(whole.ids[at : at + 1])
+        while "\ufffd" in text and size < JOINED and at + size < end:
+            size += 1
+            text = tokenizer.decode(whole.ids[at : at + size])
+        if "\ufffd" in text:
+            size, text = 1, alone
+        texts += [visible(text), *[""] * (size - 1)]
+        at += size
+    return texts

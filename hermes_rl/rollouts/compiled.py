@@ -62,10 +62,9 @@ from hermes_rl.spec.model import (
     Reward,
     Spec,
     TextFile,
-    is_template,
-    thaw,
 )
 from hermes_rl.spec.model import Message as SpecMessage
+from hermes_rl.spec.section import is_template, thaw
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import has_template, render, render_section, render_text
 from hermes_rl.tools.artifacts import ArtifactRequest, TakenArtifact

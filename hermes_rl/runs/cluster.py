@@ -14,14 +14,15 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import isawaitable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.rollouts.admission import LOOK, raise_descriptor_limit
@@ -34,7 +35,6 @@ from hermes_rl.threads import rare_full_collections
 from hermes_rl.tools.artifacts import TakenArtifact
 from hermes_rl.version import __version__
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 LOCAL = "local"
@@ -89,10 +89,8 @@ async def connected(
 ) -> AsyncIterator[RayConnection]:
     """Connect to a cluster, or start one on this machine; leave it, or end it, afterwards.
 
-    Args:
-        openings: what the workers of each environment that shares the connection are told.
-        address: of the head of the cluster, as HOST:PORT; `auto` or `local`.
-        note: where the user is told what happens.
+    `openings` are what the workers of each environment that shares the connection are told, and `address` is that of
+    the head of the cluster, as HOST:PORT; `auto` or `local`.
 
     Raises:
         UserError: Ray is not installed, or cannot be reached, or does not fit.
@@ -107,8 +105,12 @@ async def connected(
             "--ray: this process is connected to a Ray cluster already; let it disconnect first. Environments that "
             "play at the same time share a connection: hermes_rl.connect_ray"
         )
-    for opening in openings:
-        _require_hidden_key(opening.spec)
+    for key in (opening.spec.policy_api_key for opening in openings):
+        if key is not None and any(key.get_secret_value() in word for word in sys.orig_argv):
+            raise UserError(
+                "--openai.api_key: Ray shows the command line in its dashboard. Put the key into a variable, and name "
+                "that: --set servers.policy.api_key_env=NAME"
+            )
     # The kernel ends what Ray starts here together with the thread that started it, so that thread has to stay.
     thread = ThreadPoolExecutor(1, thread_name_prefix="hermes-rl-ray")
     in_it = partial(asyncio.get_running_loop().run_in_executor, thread)
@@ -133,11 +135,8 @@ async def open_cluster(
 ) -> AsyncIterator[Cluster]:
     """Yield a cluster as where the workers of one environment come from.
 
-    Args:
-        opening: what the workers are told.
-        ray: the address of a cluster (see `connected`), or the connection that the environment shares with others.
-        number: of workers; None: as many as there is room for.
-        note: where the user is told what happens.
+    `ray` is the address of a cluster (see `connected`), or the connection that the environment shares with others;
+    `number` of workers None means as many as there is room for.
 
     Raises:
         UserError: the cluster cannot be had, or has no room.
@@ -149,16 +148,6 @@ async def open_cluster(
         stack.enter_context(ray.shared_by(cluster))
         await cluster.begin()
         yield cluster
-
-
-def _require_hidden_key(spec: Spec) -> None:
-    """Refuse a key on the command line, which Ray shows in its dashboard. Raises UserError."""
-    key = spec.policy_api_key
-    if key is not None and any(key.get_secret_value() in word for word in sys.orig_argv):
-        raise UserError(
-            "--openai.api_key: Ray shows the command line in its dashboard. Put the key into a variable, and name "
-            "that: --set servers.policy.api_key_env=NAME"
-        )
 
 
 def _keys(opening: Opening) -> set[bytes]:
@@ -211,12 +200,7 @@ def _log(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
 class RayConnection:
     """The connection of this process to a Ray cluster, and who shares the room there.
 
-    Args:
-        ray: the module.
-        specs: of the environments that it is for, one each.
-        address: as the user gave it.
-        folders: of all specs, that have travelled to the nodes.
-        note: where the user is told what happens.
+    It is for the environments of `specs`, whose `folders` have travelled to the nodes.
     """
 
     def __init__(
@@ -256,12 +240,12 @@ class RayConnection:
     def share(self, cluster: Cluster) -> int:
         """Return how many workers of an environment there is room for, beside those of the others."""
         room = sum(map(self.needs.room, self.nodes))
-        wanted = [one.most for one in self._sharing] + [MOST] * len(self._awaited)
+        wanted = [sharing.most for sharing in self._sharing] + [MOST] * len(self._awaited)
         return dealt(room, wanted)[self._sharing.index(cluster)]
 
     def is_short(self, beside: Cluster) -> bool:
         """Return whether another environment than this has fewer workers on nodes than its share."""
-        return any(one.placed < self.share(one) for one in self._sharing if one is not beside)
+        return any(other.placed < self.share(other) for other in self._sharing if other is not beside)
 
     def __str__(self) -> str:
         where = "on this machine" if self.address == LOCAL else f"at {self.address}"
@@ -283,22 +267,15 @@ class RayConnection:
 def dealt(room: int, wanted: Sequence[int]) -> list[int]:
     """Return how many places each gets where they are dealt out in turns, to each as many as it wants at most."""
     got = [0] * len(wanted)
-    while room > 0 and (wanting := [one for one, most in enumerate(wanted) if got[one] < most]):
-        for one in wanting[:room]:
-            got[one] += 1
+    while room > 0 and (wanting := [place for place, most in enumerate(wanted) if got[place] < most]):
+        for place in wanting[:room]:
+            got[place] += 1
         room -= len(wanting)
     return got
 
 
 class Cluster:
-    """A Ray cluster, as where the workers of one environment come from.
-
-    Args:
-        connection: to the cluster.
-        opening: what the workers are told.
-        number: of workers; None: as many as there is room for.
-        note: where the user is told what happens.
-    """
+    """A Ray cluster, as where the workers of one environment come from; `number` None: as many as there is room for."""
 
     def __init__(
         self, connection: RayConnection, opening: Opening, number: int | None, note: Callable[[str], None]
@@ -309,7 +286,7 @@ class Cluster:
         self.placed = 0
         """Workers that are on a node, when it was last looked."""
         self._follows, self._note = number is None, note
-        calls = [one.max_concurrency for those in opening.spec.servers.values() for one in those]
+        calls = [server.max_concurrency for servers in opening.spec.servers.values() for server in servers]
         self.most = min([MOST, *calls]) if number is None else number
         packed = pack(opening, connection.folders)
         self.pieces = [packed[start : start + PIECE] for start in range(0, len(packed), PIECE)]
@@ -367,13 +344,7 @@ class Cluster:
 
 
 class ActorHandle(WorkerHandle):
-    """A worker that is an actor of a Ray cluster.
-
-    Args:
-        cluster: where it is asked for.
-        name: what the user reads of it.
-        heard: gets what it says beside its answers.
-    """
+    """A worker that is an actor of a Ray cluster."""
 
     def __init__(self, cluster: Cluster, name: str, heard: Callable[[WorkerHandle, Mapping[str, Any]], None]) -> None:
         super().__init__(name, heard)
@@ -526,8 +497,14 @@ class _Actor:
         with rare_full_collections():
             self._loop.run_forever()
 
-    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+    async def _there(self, work: Callable[[], Any]) -> Any:
+        """Call something of the player's on its loop, and return what it gives, awaited where that is to be."""
+
+        async def called() -> Any:
+            result = work()
+            return await result if isawaitable(result) else result
+
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(called(), self._loop))
 
     async def place(self) -> dict[str, str]:
         """Say where it runs, and what."""
@@ -550,35 +527,24 @@ class _Actor:
             return {}
 
         self._player = Player(opening, self.told.append, keep)
-        return await self._there(self._player.open())
+        wrong: list[str] | None = await self._there(self._player.open)
+        return wrong
 
     async def answer(self, number: int, what: Any, *given: Any) -> tuple[bytes, Mapping[str, TakenArtifact] | None]:
         """Return the answer to a request, and the artifacts of the rollout."""
-
-        async def begun() -> bytes:
-            return await self._player.answer(number, what, *given)
-
-        answer = await self._there(begun())
+        answer = await self._there(lambda: self._player.answer(number, what, *given))
         return answer, self.taken.pop(given[0].id, None) if what == "play" else None
 
     async def hear(self, what: Any, *given: int) -> None:
         """Do what needs no answer."""
-
-        async def heard() -> None:
-            self._player.hear(what, *given)
-
-        await self._there(heard())
+        await self._there(lambda: self._player.hear(what, *given))
 
     async def condition(self, seconds: float) -> list[Mapping[str, Any]]:
         """Wait that long; return how this worker does, and what it has to say."""
-
-        async def looked() -> Mapping[str, Any]:
-            return self._player.condition()
-
         await asyncio.sleep(seconds)
         told, self.told[:] = list(self.told), []
-        return [*told, await self._there(looked())]
+        return [*told, await self._there(self._player.condition)]
 
     async def close(self) -> None:
         """Release everything."""
-        await self._there(self._player.close())
+        await self._there(self._player.close)

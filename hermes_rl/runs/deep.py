@@ -91,17 +91,12 @@ async def examine(spec: Spec, keep: Path | None = None) -> DeepReport:
             run = Run(probe, sample[:ROWS], Plan(size=len(KINDS), split=split, repeat=False, whole=False, replays=0))
             groups = [group async for group in run.groups()]
             _judge(report, probe, groups)
-        failed = _failed_gold(groups, spec.evaluate.success) if has_solution(spec) else []
+        gold = [group.rollouts[KINDS.index("gold")] for group in groups] if has_solution(spec) else []
+        failed = [_why(each) for each in gold if each.score is None or each.score < spec.evaluate.success]
         report.warnings += failed
         if keep is not None and (report.problems or failed):
             report.kept = await asyncio.to_thread(_keep, groups, Path(folder), keep)
     return report
-
-
-def _failed_gold(groups: list[Group], success: float) -> list[str]:
-    """Why the solution does not succeed, one text for each row on which it does not."""
-    gold = [group.rollouts[KINDS.index("gold")] for group in groups]
-    return [_why(rollout) for rollout in gold if rollout.score is None or rollout.score < success]
 
 
 def _why(rollout: Rollout) -> str:
@@ -182,8 +177,18 @@ def _judge(report: DeepReport, probe: _Probe, groups: list[Group]) -> None:
     report.problems += failures + (verdicts if doubt is None else [])
     report.warnings += [] if doubt is None else [f"{problem}; {doubt}" for problem in (*of_scripts, *verdicts)]
     if len(groups) > 1 and probe.spec.user is None and len({_words(probe, group.row) for group in groups}) == 1:
-        _same_prompts(report, probe)
-    report.warnings += _slow(played)
+        # Without tools a model cannot know which row it is asked about.
+        same = "the prompt is the same for every row"
+        if probe.uses_tools:
+            report.warnings.append(f"{same}, which is right where the model finds out through tools, as in a game")
+        else:
+            report.problems.append(f"{same}: does the template leave out the question?")
+    took: dict[str, float] = {}
+    for rollout in (rollout for rollouts in played.values() for rollout in rollouts):
+        for name, value in rollout.rewards.items():
+            took[name] = max(took.get(name, 0.0), value.seconds)
+    slow = {name: seconds for name, seconds in took.items() if seconds > SLOW_SECONDS}
+    report.warnings += [f"reward {name} took {seconds:.0f} s" for name, seconds in slow.items()]
 
 
 def _mean(rollouts: list[Rollout]) -> float | None:
@@ -226,34 +231,22 @@ def _failures(played: Mapping[str, list[Rollout]], asking: Mapping[str, str]) ->
             if rollout.error is not None:
                 first.setdefault(rollout.error, f"{kind} (row {rollout.key.row.key}): {rollout.error}")
     of_scripts = [error for error in first if any(f"reward {name!r}" in error for name in asking)]
-    return [told for error, told in first.items() if error not in of_scripts], [first[error] for error in of_scripts]
-
-
-def _same_prompts(report: DeepReport, probe: _Probe) -> None:
-    """Report rows whose prompts are the same: without tools a model cannot know which row it is asked about."""
-    if probe.uses_tools:
-        report.warnings.append(
-            "the prompt is the same for every row, which is right where the model finds out through tools, as in a game"
-        )
-    else:
-        report.problems.append("the prompt is the same for every row: does the template leave out the question?")
+    return [first[error] for error in first if error not in of_scripts], [first[error] for error in of_scripts]
 
 
 def _leaks(probe: _Probe, groups: list[Group], played: Mapping[str, list[Rollout]]) -> list[str]:
-    told = [_gives_away(_words(probe, group.row), last_words(gold_turns(probe.spec, group.row))) for group in groups]
-    if told and all(told) and "gold" in played and _alike(_mean(played["last words"]), _mean(played["gold"])):
+    for row in (group.row for group in groups):
+        answer = last_words(gold_turns(probe.spec, row)).strip()
+        # The answer stands there by itself; a single letter says nothing.
+        if len(answer) < 2 or not re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", _words(probe, row)):
+            return []
+    if groups and "gold" in played and _alike(_mean(played["last words"]), _mean(played["gold"])):
         return ["the prompt holds the answer: saying what the solution says last is enough, and it stands there"]
     return []
 
 
 def _words(probe: _Probe, row: Row) -> str:
     return "\n".join(text_of(message.get("content")) for message in probe.prompt(row))
-
-
-def _gives_away(prompt: str, answer: str) -> bool:
-    """Whether the answer stands in the prompt by itself; a single letter says nothing."""
-    answer = answer.strip()
-    return len(answer) > 1 and re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", prompt) is not None
 
 
 def _scores(scores: Mapping[str, float | None]) -> list[str]:
@@ -283,12 +276,3 @@ def _differences(played: Mapping[str, list[Rollout]]) -> list[str]:
     return [
         f"reward {name} is not deterministic: it gave different values to the same answer" for name in sorted(names)
     ]
-
-
-def _slow(played: Mapping[str, list[Rollout]]) -> list[str]:
-    took: dict[str, float] = {}
-    for rollouts in played.values():
-        for rollout in rollouts:
-            for name, value in rollout.rewards.items():
-                took[name] = max(took.get(name, 0.0), value.seconds)
-    return [f"reward {name} took {seconds:.0f} s" for name, seconds in took.items() if seconds > SLOW_SECONDS]

@@ -37,11 +37,10 @@ def content_of(tokens: Iterable[Iterable[int]], scores: Iterable[float]) -> str:
 
 @dataclass
 class DeliveryLog:
-    """The record of what one trainer was sent; it is read again at a start.
+    """The record of what one trainer was sent; it is read again at a start. Lines about other trainers are left alone.
 
     Attributes:
         journal: the file; None: the record ends with the process.
-        trainer: the name of the trainer; lines about others are left alone.
         delivered: groups that the trainer has, in the order in which it got them.
         doubtful: groups that were under way when an earlier start ended.
         left_out: groups that are not to be sent, with the cause.

@@ -11,6 +11,7 @@ import fcntl
 import logging
 import re
 from collections.abc import Iterable, Mapping
+from itertools import chain, count
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,9 +22,6 @@ from hermes_rl.runs.journal import Journal, write_atomically
 from hermes_rl.spec.fingerprint import fingerprint, fingerprint_parts
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.values import read_own_json, write_json
-
-__all__ = ["Journal", "RunDirectory"]
-
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +146,14 @@ class RunDirectory:
 
     def described(self) -> dict[str, Any]:
         """Return what `run.json` says of the run that was here before; empty where there was none."""
-        return _read_json(self.path / "run.json") or {}
+        path = self.path / "run.json"
+        try:
+            described = read_own_json(path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be read ({error}); choose another --out, or remove it") from error
+        return described if isinstance(described, dict) else {}
 
     def journal(self, name: str | Path) -> Journal:
         """Return a JSONL file of the run; a path, absolute or relative to the working directory, may lie elsewhere."""
@@ -189,19 +194,5 @@ def refusal(path: Path, error: OSError) -> UserError:
 
 def beside(path: Path) -> Path:
     """Return the first path that does not exist yet, of `path` with a number behind its name."""
-    number = 2
-    candidate = path
-    while candidate.exists():
-        candidate = path.with_name(f"{path.name}-{number}")
-        number += 1
-    return candidate
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        value = read_own_json(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}); choose another --out, or remove it") from error
-    return value if isinstance(value, dict) else {}
+    others = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(candidate for candidate in chain([path], others) if not candidate.exists())

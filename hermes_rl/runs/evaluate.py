@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.metrics import Played, metrics_by, metrics_of, row_of, scores_of
+from hermes_rl.runs.metrics import metrics_by, metrics_of, row_of, scores_of
 from hermes_rl.runs.opening import Launch, generation_params, open_run
 from hermes_rl.runs.run import Run
 from hermes_rl.runs.statistics import interval
@@ -122,17 +122,14 @@ class Evaluation:
 
     def samples(self) -> Iterator[dict[str, Any]]:
         """Return the lines of samples.jsonl: atroposlib's `EvaluationSample` fields, and ours to find the rollout."""
-        return (self._sample(line) for row in self.store.lines(self.groups) for line in row)
-
-    def _sample(self, line: Mapping[str, Any]) -> dict[str, Any]:
-        score = line["score"]
-        return {
-            "messages": line["messages"],
-            "score": score,
-            "correct": None if score is None else score >= self.success,
-            "finish_reason": line["ending"],
-            **{key: line[key] for key in ("id", "row_key", "rewards", "error")},
-        }
+        for line in (line for row in self.store.lines(self.groups) for line in row):
+            yield {
+                "messages": line["messages"],
+                "score": line["score"],
+                "correct": None if line["score"] is None else line["score"] >= self.success,
+                "finish_reason": line["ending"],
+                **{key: line[key] for key in ("id", "row_key", "rewards", "error")},
+            }
 
 
 async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirectory]:
@@ -154,7 +151,7 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
 
 def sampling_line(spec: Spec) -> str:
     """At which temperature an evaluation plays, and why: one rollout per row and several are not comparable."""
-    if spec.evaluate.agent.temperature is not None:
+    if "temperature" in spec.evaluate.agent.model_fields_set:
         why = "evaluate.agent.temperature says so"
     elif spec.evaluate.rollouts == 1:
         why = "there is one rollout per row; evaluate.agent.temperature sets another"
@@ -210,11 +207,8 @@ class _Evaluating:
             raise RunError(self.stopped or "there are no rows to evaluate on; see dataset.eval")
         evaluation = await asyncio.to_thread(conclude, run.environment.name, self.plan, store, self.groups)
         # The clock of the machine may be set meanwhile; what took so long is another clock's to say.
-        evaluation.started, evaluation.ended, evaluation.stopped = (
-            started,
-            started + time.monotonic() - begun,
-            self.stopped,
-        )
+        evaluation.started, evaluation.ended = started, started + time.monotonic() - begun
+        evaluation.stopped = self.stopped
         return evaluation
 
     @property
@@ -236,11 +230,7 @@ class _Evaluating:
 def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: Mapping[str, tuple[str, ...]]) -> Evaluation:
     """Return what the rollouts of these rows show, as far as all of a row were played.
 
-    Args:
-        name: of the environment.
-        plan: what was to be played.
-        store: the rollouts.
-        groups: the groups of the rows in their order, each with `plan.values` of its row.
+    `groups` are those of the rows in their order, each with `plan.values` of its row.
 
     Raises:
         RunError: nothing was graded.
@@ -269,11 +259,7 @@ def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: Mapping
         ungraded_rows=[
             {"row_key": store.groups[group].row_key, "cause": str(failed.ending), "detail": failed.error}
             for group, row in zip(whole, rows, strict=True)
-            if (failed := _failed(row)) is not None
+            # The others of its row may be ungraded only because of the one that failed.
+            if (failed := next((each for each in row if each.cause is each.ending), None)) is not None
         ],
     )
-
-
-def _failed(row: Sequence[Played]) -> Played | None:
-    """Return the rollout that failed; the others of its row may be ungraded only because of it."""
-    return next((rollout for rollout in row if rollout.cause is rollout.ending), None)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes_rl.errors import Problem, UserError
 from hermes_rl.spec.model import Server, Spec
+from hermes_rl.spec.nodes import NodePath
 
 if TYPE_CHECKING:  # most specs are checked without a renderer, whose parts take long to import
     from hermes_rl.tokens.forecast import Forecast
@@ -40,6 +40,7 @@ def foreign_teachers(spec: Spec, *, at_hand: bool = False) -> list[Problem]:
     """
     if spec.distill is None or "policy" not in spec.servers:
         return []
+    from hermes_rl.tokens.load import load_tokenizer
     from hermes_rl.tokens.tokenizer import TokenizerUnavailable
 
     role, problems = spec.distill.server, []
@@ -48,16 +49,17 @@ def foreign_teachers(spec: Spec, *, at_hand: bool = False) -> list[Problem]:
         name = _tokenizer(server)
         if name == own or (at_hand and not all(one is None or Path(one).is_dir() for one in (name, own))):
             continue
-        path = ("servers", role, index) if spec.is_written(("servers", role, index)) else ("servers", role)
+        path = _server(spec, role, index)
         try:
-            same = _vocabulary(name) == _vocabulary(own)
+            same = load_tokenizer(name).vocabulary == load_tokenizer(own).vocabulary
         except TokenizerUnavailable as error:
             problems.append(spec.problem(path, f"its tokenizer cannot be compared with the policy's: {error}"))
             continue
         if not same:
+            theirs, ours = (each or "the small built-in one" for each in (name, own))
             message = (
-                f"the tokenizer of the teacher ({_shown(name)}) is not that of the policy ({_shown(own)}), so it would "
-                "read other texts; where only names differ, write the policy's under `tokenizer` of the teacher"
+                f"the tokenizer of the teacher ({theirs}) is not that of the policy ({ours}), so it would read other "
+                "texts; where only names differ, write the policy's under `tokenizer` of the teacher"
             )
             problems.append(spec.problem(path, message))
     return problems
@@ -73,14 +75,10 @@ def require_same_tokenizer(spec: Spec) -> None:
         raise UserError("\n".join(map(str, problems)))
 
 
-def _vocabulary(name: str | None) -> Mapping[str, int]:
-    from hermes_rl.tokens.load import load_tokenizer
-
-    return load_tokenizer(name).vocabulary
-
-
-def _shown(name: str | None) -> str:
-    return "the small built-in one" if name is None else name
+def _server(spec: Spec, role: str, index: int) -> NodePath:
+    """Return where a server is written: alone, or in a list."""
+    path: NodePath = ("servers", role, index)
+    return path if spec.is_written(path) else path[:2]
 
 
 def renderer_of(spec: Spec) -> Renderer:
@@ -112,9 +110,7 @@ def forecast_of(spec: Spec) -> Forecast:
     from hermes_rl.tokens.rendering import RendererRefused
     from hermes_rl.tokens.tokenizer import TemplateRefused
 
-    prompt = spec.prompt
-    system = prompt.system is not None
-    renderer = renderer_of(spec)
+    renderer, system = renderer_of(spec), spec.prompt.system is not None
     try:
         return forecast(renderer, system=system, tools=uses_tools(spec), user=spec.user is not None)
     except TemplateRefused as error:
@@ -140,10 +136,7 @@ def unknown_renderers(spec: Spec) -> list[Problem]:
                     if name is not None and name not in ("auto", "template"):
                         require(name)
                 except UserError as error:
-                    server_path = (
-                        ("servers", role, index) if spec.is_written(("servers", role, index)) else ("servers", role)
-                    )
-                    problems.append(spec.problem((*server_path, "renderer", key), str(error)))
+                    problems.append(spec.problem((*_server(spec, role, index), "renderer", key), str(error)))
     return problems
 
 

@@ -9,19 +9,20 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from hermes_rl.data.rows import Row
+from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState, token_advantages, turn_advantages
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.journal import Journal, cannot_write
+from hermes_rl.runs.journal import Journal, replaced
 from hermes_rl.runs.parquet import of_row, write_table
-from hermes_rl.runs.store import RolloutStore, rollout_of
+from hermes_rl.runs.store import Line, RolloutStore, rollout_of
 from hermes_rl.spec.model import Process
 from hermes_rl.tokens.rendering import for_template, history_named
 from hermes_rl.tokens.tokenizer import Tokenizer
@@ -45,7 +46,11 @@ def sft_rows(
     for rollout in _chosen(group, min_score, best):
         conversation = {"messages": _messages(rollout), "tools": _tools(rollout)}
         row = {**conversation, "score": rollout.score, "group": group.id, "rollout": rollout.id, **of_row(group.row)}
-        yield from ({**row, **_labelled(sequence)} for sequence in rollout.sequences or ()) if tokens else (row,)
+        for sequence in rollout.sequences or () if tokens else ():
+            attended = [1] * len(sequence)
+            yield {**row, "input_ids": sequence.tokens, "attention_mask": attended, "labels": sequence.masks}
+        if not tokens:
+            yield row
 
 
 def dpo_rows(group: Group) -> Iterator[dict[str, Any]]:
@@ -96,10 +101,15 @@ def write_format(
     Returns each file and how many rows it has, in words.
     """
     kind, best, least = section.format, section.best, section.min_score
+
+    def group(name: str) -> Group:
+        (lines,) = store.lines([name])
+        return group_of(name, lines, lambda ending: environment.ending_policy(ending) == "mask")
+
     names = dict.fromkeys(line["group"] for line in groups.read(*GROUP_KEYS))
     if kind == "parquet":
         table = directory.path / TABLE
-        count = write_table(table, (_group(name, store, environment) for name in names), rewards)
+        count = write_table(table, map(group, names), rewards)
         return [f"{count} rows for {kind} in {table}"]
     makers: list[Callable[[Group], Iterator[dict[str, Any]]]]
     mixed = ""
@@ -107,7 +117,7 @@ def write_format(
         # A trainer asks the first row whether there are tokens, and takes the others for the same.
         known, scores = True, set()
         for name in names:
-            rollouts = _chosen(_group(name, store, environment), least, best)
+            rollouts = _chosen(group(name), least, best)
             known = known and all(rollout.sequences for rollout in rollouts)
             scores |= {rollout.score for rollout in rollouts if rollout.score is not None}
         makers = [partial(sft_rows, tokens=known, min_score=least, best=best)]
@@ -121,20 +131,17 @@ def write_format(
     said = []
     for file, make in zip(FILES[kind], makers, strict=True):
         path = directory.path / file
-        count = _write(path, (row for name in names for row in make(_group(name, store, environment))))
+        count = _write(path, (row for name in names for row in make(group(name))))
         said.append(f"{count} rows for {kind} in {path}{mixed}")
     return said
 
 
 def _write(path: Path, rows: Iterable[dict[str, Any]]) -> int:
     count = 0
-    unfinished = path.with_suffix(".partial")
-    with cannot_write(path):
-        with unfinished.open("wb") as file:
-            for row in rows:
-                file.write(write_json(row) + b"\n")
-                count += 1
-        unfinished.replace(path)
+    with replaced(path) as unfinished, unfinished.open("wb") as file:
+        for row in rows:
+            file.write(write_json(row) + b"\n")
+            count += 1
     return count
 
 
@@ -148,7 +155,7 @@ def _chosen(group: Group, min_score: float | None, best: int | None) -> list[Rol
     if best is None or len(rollouts) <= best:
         return rollouts
     # Of equal ones the first: a sort keeps their order.
-    chosen = sorted((rollout for rollout in rollouts if rollout.score is not None), key=_score, reverse=True)[:best]
+    chosen = sorted((each for each in rollouts if each.score is not None), key=_score, reverse=True)[:best]
     return sorted(chosen, key=lambda rollout: rollout.key.index)
 
 
@@ -156,24 +163,22 @@ def _trained(group: Group) -> list[Rollout]:
     return [rollout for rollout in group.rollouts if not rollout.masked and rollout.result is not None]
 
 
-def _group(name: str, store: RolloutStore, environment: Environment) -> Group:
-    """Return a group as its lines have it; each member with the tools that the first was told of."""
-    (lines,) = store.lines([name])
+def group_of(name: str, lines: Sequence[Line], masks: Callable[[Ending], bool]) -> Group:
+    """Return a group as the lines of its members have it; `masks` says which endings are not trained on.
+
+    The row, and the tools, stand in the line of the first rollout alone.
+    """
     row = Row(key=lines[0]["row_key"], columns=lines[0].get("row") or {}, index=0, digest="")
-    rollouts = [rollout_of(line, RolloutKey(row, name, place, len(lines))) for place, line in enumerate(lines)]
-    for rollout in rollouts:
-        rollout.masked = environment.ending_policy(rollout.ending) == "mask" or rollout.state is RolloutState.LOST
+    tools = next((line["tools"] for line in lines if line.get("tools")), ())
+    rollouts = []
+    for line in lines:
+        key = RolloutKey(row, name, line["index"], len(lines), line["attempt"])
+        rollout = rollout_of(line, replace(key, mark=line["id"].removeprefix(key.id)))
+        rollout.masked = masks(rollout.ending) or rollout.state is RolloutState.LOST
         if rollout.result is not None:
-            rollout.result.tool_schemas = list(lines[0].get("tools") or ())
+            rollout.result.tool_schemas = list(tools)
+        rollouts.append(rollout)
     return Group(name, row, rollouts)
-
-
-def _labelled(sequence: TokenSequence) -> dict[str, Any]:
-    return {
-        "input_ids": sequence.tokens,
-        "attention_mask": [1] * len(sequence),
-        "labels": sequence.masks,
-    }
 
 
 def _messages(rollout: Rollout) -> list[dict[str, Any]]:
@@ -196,7 +201,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def _pair(group: Group) -> Iterator[tuple[Rollout, Rollout]]:
     """Yield the best and the worst; none where they are equal."""
-    scored = [one for one in _trained(group) if one.score is not None]
+    scored = [rollout for rollout in _trained(group) if rollout.score is not None]
     if scored:
         best, worst = max(scored, key=_score), min(scored, key=_score)
         if _score(best) > _score(worst):
@@ -308,21 +313,27 @@ def _token_layers(group: Group) -> list[dict[str, Any]]:
         empty = {"tokens": None, "masks": None, "inference_logprobs": [], "advantages": None, "overrides": overrides}
         return [{**empty, **_UNTAUGHT}]
     turns = turn_advantages(group)
-    deepest = max(len(rollout.sequences or ()) for rollout in group.rollouts if not _lost(rollout))
-    return [_layer(group.rollouts, turns, number) for number in range(deepest)]
+    sequences = [[] if _lost(rollout) else rollout.sequences or [] for rollout in group.rollouts]
+    return [_layer(group.rollouts, turns, sequences, number) for number in range(max(map(len, sequences)))]
 
 
-def _layer(rollouts: Sequence[Rollout], turns: list[list[float]] | None, number: int) -> dict[str, Any]:
-    entries = [(rollout, _at(rollout, number)) for rollout in rollouts]
-    (first, *_) = [sequence for rollout in rollouts if not _lost(rollout) for sequence in rollout.sequences or ()]
-    lines = [_line(rollout, sequence, first) for rollout, sequence in entries]
+def _layer(
+    rollouts: Sequence[Rollout], turns: list[list[float]] | None, sequences: list[list[TokenSequence]], number: int
+) -> dict[str, Any]:
+    at = [own[number] if number < len(own) else None for own in sequences]
+    first = next(sequence for own in sequences for sequence in own)
+    lines = [_line(rollout, sequence, first) for rollout, sequence in zip(rollouts, at, strict=True)]
     logprobs = [line["logprobs"] for line in lines]
+    advantages = None
+    if turns is not None:
+        pairs = zip(at, turns, strict=True)
+        advantages = [[0.0] if sequence is None else token_advantages(sequence, own) for sequence, own in pairs]
     return {
         "tokens": [line["tokens"] for line in lines],
         "masks": [line["masks"] for line in lines],
         "inference_logprobs": logprobs if all(line is not None for line in logprobs) else [],
-        "advantages": None if turns is None else [_advantages(s, t) for (_, s), t in zip(entries, turns, strict=True)],
-        "overrides": _overrides([(rollout, sequence is None) for rollout, sequence in entries]),
+        "advantages": advantages,
+        "overrides": _overrides([(rollout, own is None) for rollout, own in zip(rollouts, at, strict=True)]),
         **_taught(rollouts, number),
     }
 
@@ -355,29 +366,15 @@ def _lost(rollout: Rollout) -> bool:
     return rollout.state is RolloutState.LOST
 
 
-def _at(rollout: Rollout, number: int) -> TokenSequence | None:
-    sequences = [] if _lost(rollout) else rollout.sequences or []
-    return sequences[number] if number < len(sequences) else None
-
-
 def _line(rollout: Rollout, sequence: TokenSequence | None, first: TokenSequence) -> dict[str, Any]:
     """Tokens, masks and log-probabilities of one entry; `first` is a sequence of the group, for a filler's token."""
     if sequence is None:
         own = first if _lost(rollout) else (rollout.sequences or [first])[0]
         return {"tokens": own.tokens[:1], "masks": [MASKED], "logprobs": [MASKED_LOGPROB]}
     if rollout.masked:
-        size = len(sequence)
-        known = sequence.sampled is not None
-        return {
-            "tokens": sequence.tokens,
-            "masks": [MASKED] * size,
-            "logprobs": [MASKED_LOGPROB] * size if known else None,
-        }
+        logprobs = [MASKED_LOGPROB] * len(sequence) if sequence.sampled is not None else None
+        return {"tokens": sequence.tokens, "masks": [MASKED] * len(sequence), "logprobs": logprobs}
     return {"tokens": sequence.tokens, "masks": sequence.masks, "logprobs": sequence.logprobs}
-
-
-def _advantages(sequence: TokenSequence | None, turns: list[float]) -> list[float]:
-    return [0.0] if sequence is None else token_advantages(sequence, turns)
 
 
 # ---------------------------------------------------------- JSON of long lists without holding up the event loop
@@ -395,7 +392,8 @@ COMPRESS_FROM = 1024
 
 async def encoded(value: Any) -> bytes:
     """Return the JSON of a value, made in the encoding thread. Raises ValueError for what JSON does not have (NaN)."""
-    return await asyncio.get_running_loop().run_in_executor(_thread(), _whole, value)
+    whole = await asyncio.get_running_loop().run_in_executor(_thread(), lambda: "".join(_pieces(value)))
+    return whole.encode("ascii")
 
 
 async def body_of(value: Any) -> tuple[bytes, dict[str, str]]:
@@ -413,10 +411,6 @@ def _thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="hermes-rl-encoding")
 
 
-def _whole(value: Any) -> bytes:
-    return "".join(_pieces(value)).encode("ascii")
-
-
 def _pieces(value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
         yield "{"
@@ -425,7 +419,10 @@ def _pieces(value: Any) -> Iterator[str]:
             yield from _pieces(item)
         yield "}"
     elif isinstance(value, list) and len(value) > PIECE and isinstance(value[0], int | float):
-        yield from _long(value)
+        for start in range(0, len(value), PIECE):
+            yield f"{',' if start else '['}{_dumped(value[start : start + PIECE])[1:-1]}"
+            time.sleep(_BREATH)
+        yield "]"
     elif isinstance(value, list) and value and isinstance(value[0], list | dict):
         yield "["
         for place, item in enumerate(value):
@@ -434,14 +431,6 @@ def _pieces(value: Any) -> Iterator[str]:
         yield "]"
     else:
         yield _dumped(value)
-
-
-def _long(numbers: list[Any]) -> Iterator[str]:
-    yield "["
-    for start in range(0, len(numbers), PIECE):
-        yield f"{',' if start else ''}{_dumped(numbers[start : start + PIECE])[1:-1]}"
-        time.sleep(_BREATH)
-    yield "]"
 
 
 def _dumped(value: Any) -> str:
@@ -456,7 +445,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-# -------------------------------------------------------------------------------- groups_file
+# -------------------------------------------------------------------------------- The file
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,7 @@ class WorkerAnswer(NamedTuple):
 class WorkerHandle(ABC):
     """One worker: what it was asked and has not answered, and what it last said of itself.
 
-    Args:
-        name: what the user reads of it.
-        heard: gets what it says beside its answers.
+    `name` is what the user reads of it, and `heard` gets what it says beside its answers.
     """
 
     def __init__(self, name: str, heard: Callable[[WorkerHandle, Mapping[str, Any]], None]) -> None:

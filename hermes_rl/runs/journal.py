@@ -137,19 +137,12 @@ class Journal:
 
     def keep(self, lines: Iterable[dict[str, Any]]) -> None:
         """Replace the content in one step, so that a crash leaves the old or the new; `lines` may come from `read`."""
-        partial = _partial(self.path)
-        try:
-            with cannot_write(self.path):
-                with partial.open("wb") as new:
-                    new.writelines(write_json(line) + b"\n" for line in lines)
-                # The new file is locked before it takes the place of the old one, so that nobody slips in between.
-                following: IO[bytes] = partial.open("ab", buffering=0)
-                _lock(following, partial)
-                partial.replace(self.path)
-        except BaseException:  # Ctrl-C too: half a file would stay beside the whole one
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-            raise
+        with replaced(self.path) as partial:
+            with partial.open("wb") as new:
+                new.writelines(write_json(line) + b"\n" for line in lines)
+            # The new file is locked before it takes the place of the old one, so that nobody slips in between.
+            following: IO[bytes] = partial.open("ab", buffering=0)
+            _lock(following, partial)
         self._file.close()
         self._file, self._mended = following, True
 
@@ -163,11 +156,22 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         RunError: it cannot be written; what was there is still there.
     """
-    partial = _partial(path)
+    with replaced(path) as partial:
+        partial.write_bytes(data)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Give where a file is written that then takes the place of another in one step, unless something is raised.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
     with cannot_write(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            partial.write_bytes(data)
+            yield partial
             partial.replace(path)
         except BaseException:  # Ctrl-C too: half a file would stay beside the whole one
             with suppress(OSError):
@@ -188,10 +192,6 @@ def _unwritable(path: Path, error: OSError) -> RunError:
     return RunError(
         f"{path} cannot be written: {error.strerror}. What is complete is kept; the same command goes on from there"
     )
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def _lock(file: IO[bytes], path: Path) -> None:

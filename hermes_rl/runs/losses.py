@@ -38,6 +38,11 @@ class Attempts:
         """Share of the attempts that were lost."""
         return self.causes.total() / self.played if self.played else 0.0
 
+    @property
+    def listed(self) -> str:
+        """The causes in words, the most frequent first."""
+        return ", ".join(f"{cause}: {count}" for cause, count in self.causes.most_common())
+
     def record(self) -> dict[str, Any]:
         """Return the JSON form."""
         return {"played": self.played, "rate": round(self.rate, 4), "causes": dict(self.causes.most_common())}
@@ -69,7 +74,10 @@ class Losses:
             return None
         row, lost = rollout.key.row.key, not rollout.ending.graded
         self._played[row] += 1
-        counted = [self.all, self.by_policy.setdefault(_policy(rollout), Attempts())]
+        # The model that answered; a rollout that was lost before has none.
+        replies = rollout.result.replies if rollout.result is not None else []
+        policy = next((reply.model for reply in reversed(replies) if reply.model), "(no answer)")
+        counted = [self.all, self.by_policy.setdefault(policy, Attempts())]
         if lost or row in self.by_row:
             counted.append(self.by_row.setdefault(row, Attempts(self._played[row] - 1)))
         for attempts in counted:
@@ -91,17 +99,15 @@ class Losses:
         if row in self._told or own.played < ENOUGH or own.rate < OFTEN or own.rate < 2 * self._others(own):
             return None
         self._told.add(row)
-        causes = ", ".join(f"{cause}: {count}" for cause, count in own.causes.most_common())
-        by_workers = own.causes[WORKER_DIED] > own.causes.total() / 2
-        why = (
-            "the workers that played them died, each with all that it had; something on this machine may end them, "
-            "such as a lack of memory"
-            if by_workers
-            else "what its agent does may keep them from being graded"
-        )
+        why = "what its agent does may keep them from being graded"
+        if own.causes[WORKER_DIED] > own.causes.total() / 2:
+            why = (
+                "the workers that played them died, each with all that it had; something on this machine may end them, "
+                "such as a lack of memory"
+            )
         return (
-            f"row {row} loses {own.rate:.0%} of its rollouts ({causes}), the others {self._others(own):.0%}: {why}; "
-            "see `lost` in run.json"
+            f"row {row} loses {own.rate:.0%} of its rollouts ({own.listed}), the others {self._others(own):.0%}: "
+            f"{why}; see `lost` in run.json"
         )
 
     def _others(self, own: Attempts) -> float:
@@ -123,16 +129,9 @@ class Losses:
         """Return the rate and its causes in words; empty where nothing was lost."""
         if not self.all.causes:
             return ""
-        causes = ", ".join(f"{cause}: {count}" for cause, count in self.all.causes.most_common())
-        words = f"{self.all.rate:.1%} of the rollouts played were lost ({causes})"
+        words = f"{self.all.rate:.1%} of the rollouts played were lost ({self.all.listed})"
         if self.given_up.total():
             words += f", {self.given_up.total()} of {self.members} members of groups were given up"
         if self.kept:
             words += f" and {self.kept} of them count as the worst of their group"
         return f"{words}, see `lost` in run.json"
-
-
-def _policy(rollout: Rollout) -> str:
-    """Return the model that answered; a rollout that was lost before has none."""
-    replies = rollout.result.replies if rollout.result is not None else []
-    return next((reply.model for reply in reversed(replies) if reply.model), "(no answer)")

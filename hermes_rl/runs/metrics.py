@@ -56,9 +56,7 @@ class Played:
             call_errors=len(line["tool_errors"]),
             model=(line["policy"] or {}).get("model"),
             left_out=line["state"] == RolloutState.LEFT_OUT,
-            cause=None
-            if line["score"] is not None or line["state"] == RolloutState.LEFT_OUT
-            else Ending(line["ending"]),
+            cause=Ending(line["ending"]) if line["score"] is None and line["state"] != RolloutState.LEFT_OUT else None,
         )
 
 
@@ -106,7 +104,8 @@ def metrics_of(
     }
     metrics |= _passes(clusters, rollouts_per_row, success)
     metrics |= _rewards(graded)
-    metrics |= _endings(played)
+    endings = Counter(str(rollout.ending) for rollout in played)
+    metrics |= {f"eval/ending/{ending}": count / len(played) for ending, count in sorted(endings.items())}
     if len(rollouts) < len(played):
         metrics["eval/dropped"] = float(len(played) - len(rollouts))
     metrics |= _usage(graded)
@@ -123,12 +122,7 @@ def metrics_by(
 ) -> dict[str, float]:
     """Return the mean score, its error, pass@k and pass^k, and the counts, of the rows of each value of a column.
 
-    Args:
-        rows: the rollouts by row.
-        column: the column's name, for the names of the metrics.
-        values: what each of the rows has there.
-        rollouts_per_row: as planned.
-        success: score from which a rollout counts as solved.
+    `values` are what each of the rows has there.
     """
     metrics: dict[str, float] = {}
     for value in sorted(set(values)):
@@ -159,21 +153,12 @@ def _rewards(graded: Row) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for rollout in graded:
         for name, reward in rollout.rewards.items():
-            numbers = {
-                name: reward.value,
-                **{f"{name}/{key}": value for key, value in reward.metrics.items()},
-            }
-            for key, value in numbers.items():
+            further = {f"{name}/{key}": value for key, value in reward.metrics.items()}
+            for key, value in {name: reward.value, **further}.items():
                 if value is not None:
                     values.setdefault(key, []).append(value)
-    partial = {name: len(found) for name, found in values.items() if len(found) < len(graded)}
-    means = {f"eval/reward/{name}": mean(found) for name, found in values.items()}
-    return means | {f"{COUNT}{name}": float(count) for name, count in partial.items()}
-
-
-def _endings(rollouts: Row) -> dict[str, float]:
-    counts = Counter(str(rollout.ending) for rollout in rollouts)
-    return {f"eval/ending/{ending}": count / len(rollouts) for ending, count in sorted(counts.items())}
+    means = {f"eval/reward/{name}": mean(numbers) for name, numbers in values.items()}
+    return means | {f"{COUNT}{name}": float(len(own)) for name, own in values.items() if len(own) < len(graded)}
 
 
 def _usage(graded: Row) -> dict[str, float]:

@@ -33,7 +33,7 @@ from hermes_rl.runs.regrading import Grading, bring_up_to_date
 from hermes_rl.runs.run import Plan, PlaysGroups, RowSource, Run, RunBudget
 from hermes_rl.runs.run_log import run_log
 from hermes_rl.runs.store import RolloutStore
-from hermes_rl.runs.workers import DeadWorkers, Workers, open_workers, require_shares
+from hermes_rl.runs.workers import Workers, open_workers, require_shares
 from hermes_rl.sandbox.bubblewrap import require_bubblewrap
 from hermes_rl.sandbox.none import WARNING
 from hermes_rl.servers.exactness import engines, require_reachable
@@ -82,7 +82,10 @@ class Retried:
     calls: Mapping[str, int] = field(default_factory=dict)
     last_failure: str = ""
     """Why the last call that failed in this process did."""
-    workers: DeadWorkers = field(default_factory=DeadWorkers)
+    died: int = 0
+    """Workers that died."""
+    replayed: int = 0
+    """Rollouts that were played again because of it."""
 
     @property
     def words(self) -> str:
@@ -91,11 +94,13 @@ class Retried:
         why = f" ({self.last_failure:.120})" if self.last_failure else ""
         parts = [f"rollouts played again: {self.rollouts}"] if self.rollouts else []
         parts += [f"calls sent again: {calls}{why}"] if calls else []
-        return "; ".join(parts + ([self.workers.words] if self.workers.processes else []))
+        if self.died:
+            parts.append(f"workers that died: {self.died} (rollouts played again because of it: {self.replayed})")
+        return "; ".join(parts)
 
     def record(self) -> dict[str, Any]:
         """For `run.json`."""
-        lost = {"workers": self.workers.record()} if self.workers.processes else {}
+        lost = {"workers": {"died": self.died, "rollouts": self.replayed}} if self.died else {}
         return {"rollouts": self.rollouts, "calls": dict(self.calls), **lost}
 
 
@@ -124,16 +129,13 @@ class SpecRun:
     @property
     def retried(self) -> Retried:
         """What was done again so far."""
-        calls = Counter({role: server.retries for role, server in self.compiled.roles.items() if server.retries})
-        if self.workers is not None:
-            calls.update(self.workers.retries)
-        failures = [role.last_failure for role in self.compiled.roles.values() if role.last_failure]
-        return Retried(
-            self.run.runner.replayed,
-            calls,
-            failures[0] if failures else "",
-            self.workers.lost if self.workers is not None else DeadWorkers(),
-        )
+        roles, workers = self.compiled.roles, self.workers
+        calls = Counter({role: server.retries for role, server in roles.items() if server.retries})
+        failure = next((role.last_failure for role in roles.values() if role.last_failure), "")
+        if workers is None:
+            return Retried(self.run.runner.replayed, calls, failure)
+        calls.update(workers.retries)
+        return Retried(self.run.runner.replayed, calls, failure, workers.died, workers.replayed)
 
     def status(self) -> RunStatus:
         """Return how the run does (`hermes_rl.runs.progress.Watched`)."""
@@ -199,8 +201,14 @@ def require_machine(compiled: CompiledSpec, note: Callable[[str], None]) -> Comp
     Raises:
         UserError: it does not, and what to do.
     """
-    if _may_use_sandbox(compiled):
-        _require_sandbox(compiled.spec, note)
+    spec = compiled.spec
+    servers = any(tool.mcp is not None and tool.mcp.where == "sandbox" for tool in spec.tools)
+    if spec.toolsets.enabled or spec.toolsets.distribution or servers or compiled.uses_context:
+        # Never go on without the fence unless the spec says so.
+        if spec.sandbox.backend == "none":
+            note(f"WARNING: {WARNING}")
+        elif spec.sandbox.backend == "bubblewrap":
+            require_bubblewrap()
     return compiled
 
 
@@ -249,7 +257,8 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
                     "and let that code say what a lost member counts as"
                 )
             compiled.keep = partial(keep_artifacts, directory.artifacts)
-            _say_what_is_new(directory, spec, launch)
+            if not directory.has_rollouts and launch.out is None and (new := what_is_new(directory, spec, launch)):
+                launch.progress.note(f"{new}: all rollouts are played anew; what is there stays")
             async with (
                 open_records(directory, compiled, rows, launch.mode, plan.size, launch.progress) as records,
                 open_workers(
@@ -261,7 +270,9 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
                     launch.ray,
                 ) as workers,
             ):
-                directory.describe(spec, await _described(compiled, launch.mode, rows, encoder, records.grading))
+                offered, versions = compiled.tooling.fingerprints, await engines(compiled.policy.configs)
+                made_with = provenance(spec, launch.mode, rows.fingerprint, encoder.tokenizer, offered, versions)
+                directory.describe(spec, {**made_with, "grading": records.grading.record()})
                 # A trainer that is served names the project itself, once it has registered.
                 logging = wandb_log(spec, directory.path) if launch.mode != "serve" else nullcontext(WandbLog(None))
                 with logging as log:
@@ -450,36 +461,10 @@ def generation_params(spec: Spec, mode: Mode) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-async def _described(
-    compiled: CompiledSpec, mode: Mode, rows: Rows, encoder: Encoder, grading: Grading
-) -> dict[str, Any]:
-    offered, told = compiled.tooling.fingerprints, await engines(compiled.policy.configs)
-    made_with = provenance(compiled.spec, mode, rows.fingerprint, encoder.tokenizer, offered, told)
-    return {**made_with, "grading": grading.record()}
-
-
-def _say_what_is_new(directory: RunDirectory, spec: Spec, launch: Launch) -> None:
-    """Where a run begins although one of this spec is there: which parts have changed, so that it is played anew."""
-    if directory.has_rollouts or launch.fresh or launch.out is not None:
-        return
-    earlier = directory.sibling()
-    if earlier is not None:
-        changed = ", ".join(changed_parts(earlier.described(), spec, launch.mode)) or "the spec"
-        launch.progress.note(
-            f"{changed} changed since {earlier.path}: all rollouts are played anew; what is there stays"
-        )
-
-
-def _require_sandbox(spec: Spec, note: Callable[[str], None]) -> None:
-    """Stop where the sandbox cannot work here; never go on without the fence unless the spec says so."""
-    if spec.sandbox.backend == "none":
-        note(f"WARNING: {WARNING}")
-    elif spec.sandbox.backend == "bubblewrap":
-        require_bubblewrap()
-
-
-def _may_use_sandbox(compiled: CompiledSpec) -> bool:
-    """Whether a rollout can come to use its sandbox, so that it must work here."""
-    spec = compiled.spec
-    servers = any(tool.mcp is not None and tool.mcp.where == "sandbox" for tool in spec.tools)
-    return bool(spec.toolsets.enabled or spec.toolsets.distribution or servers or compiled.uses_context)
+def what_is_new(directory: RunDirectory, spec: Spec, launch: Launch) -> str:
+    """Return which parts of the spec have changed since the latest run beside this one; empty where there is none."""
+    earlier = None if launch.fresh else directory.sibling()
+    if earlier is None:
+        return ""
+    changed = ", ".join(changed_parts(earlier.described(), spec, launch.mode)) or "the spec"
+    return f"{changed} changed since {earlier.path}"

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from hermes_rl.agent.result import reasoning_of, text_of
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.rollout import Group, Rollout
-from hermes_rl.runs.journal import cannot_write
-from hermes_rl.tokens.transcript import TokenSequence
+from hermes_rl.runs.journal import replaced
 from hermes_rl.values import whole_text, write_json
 
 BATCH = 256
@@ -64,13 +64,12 @@ def write_table(path: Path, groups: Iterable[Group], rewards: Sequence[str]) -> 
         "logprobs": pyarrow.list_(pyarrow.float64()),
     }
     schema = pyarrow.schema(list(columns.items()))
-    unfinished, count = path.with_suffix(".partial"), 0
-    with cannot_write(path):
-        with parquet.ParquetWriter(unfinished, schema, compression="zstd") as file:
-            for batch in _batches(row for group in groups for row in rows(group, rewards)):
-                file.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
-                count += len(batch)
-        unfinished.replace(path)
+    count = 0
+    with replaced(path) as unfinished, parquet.ParquetWriter(unfinished, schema, compression="zstd") as file:
+        each = (row for group in groups for row in rows(group, rewards))
+        while batch := list(islice(each, BATCH)):
+            file.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
+            count += len(batch)
     return count
 
 
@@ -81,7 +80,8 @@ def rows(group: Group, rewards: Sequence[str]) -> Iterator[dict[str, Any]]:
             continue
         of_rollout = _of_rollout(rollout, rewards)
         for number, sequence in enumerate(rollout.sequences or [None]):
-            yield {**of_rollout, "sequence": number, **_of_sequence(sequence)}
+            names = ("tokens", "masks", "logprobs") if sequence is not None else ()
+            yield {**of_rollout, "sequence": number, **{name: getattr(sequence, name) for name in names}}
 
 
 def of_row(row: Row) -> dict[str, Any]:
@@ -120,20 +120,3 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
         "tool_call_id": message.get("tool_call_id"),
     }
     return {name: None if text is None else whole_text(text) for name, text in made.items()}
-
-
-def _of_sequence(sequence: TokenSequence | None) -> dict[str, Any]:
-    if sequence is None:
-        return {}
-    return {"tokens": sequence.tokens, "masks": sequence.masks, "logprobs": sequence.logprobs}
-
-
-def _batches(made: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    batch: list[dict[str, Any]] = []
-    for row in made:
-        batch.append(row)
-        if len(batch) == BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch

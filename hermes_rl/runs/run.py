@@ -52,8 +52,7 @@ T = TypeVar("T")
 class RowSource:
     """Rows that can be gone through any number of times, as far as what they come from allows it.
 
-    Args:
-        rows: rows that are there, or that come; asynchronous rows are gone through once.
+    They are there, or come; asynchronous ones are gone through once.
     """
 
     def __init__(self, rows: Iterable[Row] | AsyncIterable[Row]) -> None:
@@ -107,13 +106,7 @@ class RowSource:
 
 
 class Lookahead(Generic[T]):
-    """The next item of an asynchronous source; a slow one is asked beside everything else.
-
-    Args:
-        source: what is asked.
-        slow: whether asking it may take long.
-        wake: called when the answer of a slow source is there.
-    """
+    """The next item of an asynchronous source; one that is `slow` is asked beside everything else, and then `wake`d."""
 
     def __init__(self, source: AsyncIterator[T], *, slow: bool, wake: Callable[[], None]) -> None:
         self._source, self._slow, self._wake = source, slow, wake
@@ -123,19 +116,19 @@ class Lookahead(Generic[T]):
     async def take(self) -> T | None:
         """Return the next item; None where it is not there yet, or there is no other (`exhausted`)."""
         if not self._slow:
-            return self._taken(await self._next())
+            return self._answered(await self._next())
         if self._asked is None:
             self._asked = asyncio.create_task(self._next())
             self._asked.add_done_callback(lambda _: self._wake())
         if not self._asked.done():
             return None
         asked, self._asked = self._asked, None
-        return self._taken(asked.result())
+        return self._answered(asked.result())
 
     async def _next(self) -> T | None:
         return await anext(self._source, None)
 
-    def _taken(self, item: T | None) -> T | None:
+    def _answered(self, item: T | None) -> T | None:
         self.exhausted = item is None
         return item
 
@@ -314,7 +307,7 @@ class MakesLines(Protocol):
 
 
 class Run:
-    """Conducts the rollouts of one environment.
+    """Conducts the rollouts of one environment on rows, as the plan says.
 
     Args:
         environment: what is played.

@@ -30,12 +30,9 @@ SHORTEST = 8
 
 @contextmanager
 def run_log(folder: Path, progress: Progress, environ: Mapping[str, str] | None) -> Iterator[None]:
-    """Write `run.log` in this folder as long as the run is open.
+    """Write `run.log` in this folder as long as the run is open, with what the progress says to the user.
 
-    Args:
-        folder: the run directory.
-        progress: what it says to the user is written down too.
-        environ: where secrets are, which are not written; None: the process's own.
+    The secrets of `environ` are not written; None: those of the process's own.
     """
     handler = _File(folder / NAME, secrets_of(os.environ if environ is None else environ), progress)
     logger = logging.getLogger("hermes_rl")
@@ -88,13 +85,10 @@ class _File(RotatingFileHandler):
             return  # the log of another environment's run has it
         if not self._failed:
             super().emit(record)
-        if record.levelno >= logging.WARNING and self._alone():
+        alone = logging.getLogger("hermes_rl").handlers == [self] and not logging.getLogger().handlers
+        if record.levelno >= logging.WARNING and alone:  # nobody else hears what hermes_rl logs
             assert logging.lastResort is not None
             logging.lastResort.handle(record)  # as it would be without this file
-
-    def _alone(self) -> bool:
-        """Whether nobody else hears what hermes_rl logs."""
-        return logging.getLogger("hermes_rl").handlers == [self] and not logging.getLogger().handlers
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
         self._failed = True

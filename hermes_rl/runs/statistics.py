@@ -155,17 +155,11 @@ def _check(n: int, successes: int, k: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One quantity in two runs, over the rows that have it in both.
+    """One quantity in two runs, over the rows that have it in both: its mean in A and in B, and b - a.
 
     Attributes:
-        name: of the quantity.
-        rows: how many rows have it in both runs.
         families: in how many families these rows come; as many as rows where each stands for itself.
-        a: mean over these rows in A.
-        b: mean over these rows in B.
-        difference: b - a.
-        low: lower end of the 95 % interval of the difference; None where it cannot be told.
-        high: upper end.
+        low: lower end of the 95 % interval of the difference; None where it cannot be told, as `high`.
         detectable: the smallest true difference that this many rows would show in four of five comparisons; None where
             it cannot be told.
     """

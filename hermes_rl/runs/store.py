@@ -68,7 +68,18 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "prompt_length": result.prompt_length if result else 0,
         "tool_calls": _calls(result) if result else [],
         "sequences": None if rollout.sequences is None else [packed(sequence) for sequence in rollout.sequences],
-        "sampled": _sampled(rollout),
+        # For each call what its server said: count, digest, length and check of the prompt, weights' versions.
+        "sampled": [
+            [
+                entry.count,
+                entry.digest.hex(),
+                entry.prompt,
+                entry.prompt_check,
+                entry.weights.before,
+                entry.weights.after,
+            ]
+            for entry in rollout.ledger
+        ],
         **({"teacher": [one.packed() for one in rollout.teacher]} if rollout.teacher is not None else {}),
         "tools": list(result.tool_schemas) if result and rollout.key.index == 0 else None,
         # Once for each group, for people to read; what is played comes from the dataset.
@@ -92,16 +103,15 @@ def _outcome(rollout: Rollout) -> dict[str, Any]:
 
 def _calls(result: AgentResult) -> list[dict[str, Any]]:
     """Return the calls without what the messages hold: their results, and arguments that ran as they were written."""
-    written = written_calls(result.messages[result.prompt_length :])
-    return [_call(call, written.get((call.turn, call.id))) for call in result.tool_calls]
-
-
-def _call(call: ToolCall, written: WrittenCall | None) -> dict[str, Any]:
-    record = {"turn": call.turn, "id": call.id, "name": call.name, "seconds": round(call.seconds, 6)}
-    if written is None or call.arguments != written.arguments:
-        # As text: what a tool was given may hold numbers that JSON does not have.
-        record["arguments"] = json.dumps(call.arguments, ensure_ascii=False, default=str)
-    return record if call.error is None else {**record, "error": call.error}
+    written, records = written_calls(result.messages[result.prompt_length :]), []
+    for call in result.tool_calls:
+        record = {"turn": call.turn, "id": call.id, "name": call.name, "seconds": round(call.seconds, 6)}
+        said = written.get((call.turn, call.id))
+        if said is None or call.arguments != said.arguments:
+            # As text: what a tool was given may hold numbers that JSON does not have.
+            record["arguments"] = json.dumps(call.arguments, ensure_ascii=False, default=str)
+        records.append(record if call.error is None else {**record, "error": call.error})
+    return records
 
 
 @dataclass
@@ -120,25 +130,13 @@ def written_calls(messages: Sequence[Mapping[str, Any]]) -> dict[tuple[int, str]
         if message["role"] == "assistant":
             turn += 1
             for call in message.get("tool_calls") or ():
-                calls[turn, call["id"]] = WrittenCall(_parsed(call["function"]["arguments"]))
+                arguments = call["function"]["arguments"]
+                with suppress(ValueError):
+                    arguments = read_json(arguments)
+                calls[turn, call["id"]] = WrittenCall(arguments)
         elif message["role"] == "tool" and (turn, message["tool_call_id"]) in calls:
             calls[turn, message["tool_call_id"]].result = str(message.get("content") or "")
     return calls
-
-
-def _parsed(arguments: str) -> Any:
-    try:
-        return read_json(arguments)
-    except ValueError:
-        return arguments
-
-
-def _sampled(rollout: Rollout) -> list[list[Any]]:
-    """Return for each call what its server said: count, digest, length and check of the prompt, weights' versions."""
-    return [
-        [one.count, one.digest.hex(), one.prompt, one.prompt_check, one.weights.before, one.weights.after]
-        for one in rollout.ledger
-    ]
 
 
 def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
@@ -187,7 +185,7 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
         reasoning_per_turn=[reasoning_of(message) for message in said if message["role"] == "assistant"],
         tool_errors=[ToolError(**error) for error in line.get("tool_errors") or ()],
         ending=ending,
-        tool_calls=[_recorded_call(call, written) for call in line.get("tool_calls") or ()],
+        tool_calls=list(_recorded_calls(line, written)),
         usage=Usage(**(line.get("usage") or {})),
         timings=Timings(**{k: v for k, v in (line.get("timings") or {}).items() if k in _TIMINGS}),
         replies=list(_replies(line, said)) if policy else [],
@@ -212,10 +210,11 @@ def _replies(line: Mapping[str, Any], said: list[dict[str, Any]]) -> Iterator[Ch
         yield ChatReply(message, None, {}, model, kind, sampled=sampled, sampling=sampling)
 
 
-def _recorded_call(record: Mapping[str, Any], written: Mapping[tuple[int, str], WrittenCall]) -> ToolCall:
-    known = written.get((record["turn"], record["id"]), WrittenCall(None))
-    arguments = json.loads(record["arguments"]) if "arguments" in record else known.arguments
-    return ToolCall(**{**record, "arguments": arguments, "result": known.result})
+def _recorded_calls(line: Mapping[str, Any], written: Mapping[tuple[int, str], WrittenCall]) -> Iterator[ToolCall]:
+    for record in line.get("tool_calls") or ():
+        known = written.get((record["turn"], record["id"]), WrittenCall(None))
+        arguments = json.loads(record["arguments"]) if "arguments" in record else known.arguments
+        yield ToolCall(**{**record, "arguments": arguments, "result": known.result})
 
 
 _TIMINGS = ("generation", "tools", "queue")
@@ -430,7 +429,8 @@ class RolloutStore:
     def rollouts_of_unfinished_groups(self) -> int:
         """How many rollouts are recorded of groups that are not complete."""
         members = set(range(self.size))
-        return sum(len(members & _recallable(known)) for known in self._groups.open.values())
+        # What is final or waits for its group is not played again.
+        return sum(len(members & (_final(known) | set(known.waiting))) for known in self._groups.open.values())
 
     def require_same(self, row: Row, group: str) -> None:
         """Refuse a row whose content is no longer that of its recorded rollouts.
@@ -523,8 +523,3 @@ def _place(line: Line) -> tuple[str, int, int]:
 
 def _final(known: GroupEntry) -> set[int]:
     return {index for index, entry in known.ended.items() if entry.state.final}
-
-
-def _recallable(known: GroupEntry) -> set[int]:
-    """Members that are not played again."""
-    return _final(known) | set(known.waiting)

@@ -33,7 +33,7 @@ def stage(
     behind. Where all together is too large nothing is copied, and the user is told.
     """
     tops = [folder for folder in sorted(folders) if not any(other in folder.parents for other in folders)]
-    left = Room()
+    size = count = 0
     for number, top in enumerate(tops):
         (into / str(number)).mkdir()
         if next(_files(top / OUTPUTS), None) is not None:
@@ -43,7 +43,8 @@ def stage(
             )
         for file in _files(top):
             target = into / str(number) / file.relative_to(top)
-            if not left.takes(file):
+            size, count = size + file.stat().st_size, count + 1
+            if size > MOST_BYTES or count > MOST_FILES:
                 note(
                     f"{top} is too large to travel to the nodes of the cluster (at most {MOST_BYTES >> 20} MiB and "
                     f"{MOST_FILES} files do): each node has to have it at the same path. Or give the spec and its code "
@@ -60,19 +61,6 @@ def stage(
     return tuple(tops)
 
 
-class Room:
-    """How much may still travel."""
-
-    def __init__(self) -> None:
-        self._bytes, self._files = MOST_BYTES, MOST_FILES
-
-    def takes(self, file: Path) -> bool:
-        """Count a file; False where it is too much."""
-        self._bytes -= file.stat().st_size
-        self._files -= 1
-        return self._bytes >= 0 and self._files >= 0
-
-
 def _files(top: Path) -> Iterator[Path]:
     """Files below a folder that travel; links are followed, and what they lead to travels in their place."""
     for name, folders, files in os.walk(top, followlinks=True):
@@ -80,10 +68,7 @@ def _files(top: Path) -> Iterator[Path]:
         folders[:] = [
             folder
             for folder in folders
-            if folder[0] != "."
-            and folder not in _LEFT
-            and here / folder != top / OUTPUTS
-            and not _is_left(here / folder)
+            if not (folder[0] == "." or folder in _LEFT or here / folder == top / OUTPUTS or _is_left(here / folder))
         ]
         for file in files:
             if file[0] != "." and not file.endswith(".env") and (here / file).is_file():

@@ -48,8 +48,7 @@ def _end_with(descriptor: int) -> None:
 
 async def _serve(connection: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=connection, limit=BUFFER)
-    opening = await received(reader)
-    if opening is not None:
+    if (opening := await received(reader)) is not None:
         await _Worker(reader, writer).work(*pickle.loads(opening))
 
 
@@ -60,13 +59,7 @@ class _Worker:
         self._gone = False
 
     async def work(self, opening: Opening, artifacts: Path | None, silent: float) -> None:
-        """Play until the run closes its end.
-
-        Args:
-            opening: what is played.
-            artifacts: where artifacts of sandboxes are kept.
-            silent: seconds after which the run takes a worker that says nothing for dead.
-        """
+        """Play until the run closes its end, which takes a worker that says nothing for `silent` seconds for dead."""
         keep = partial(keep_artifacts, artifacts) if artifacts is not None else None
         player = Player(opening, self._tell, keep)
         if (wrong := await player.open()) is not None:

@@ -32,14 +32,7 @@ ANSWER = b'{"id": '
 
 
 class ProcessHandle(WorkerHandle):
-    """One worker process.
-
-    Args:
-        opening: what it is told first.
-        artifacts: where it keeps artifacts of sandboxes.
-        name: what the user reads of it.
-        heard: gets what it says beside its answers.
-    """
+    """One worker process, which is told `opening` first, and keeps artifacts of sandboxes in the folder `artifacts`."""
 
     def __init__(
         self,
@@ -119,9 +112,8 @@ class ProcessHandle(WorkerHandle):
             self.kill()
             await self._process.wait()
         status = self._process.returncode or 0
-        self.ended = self.ended or (f"it ended with status {status}" if status >= 0 else _killed(-status))
-
-
-def _killed(number: int) -> str:
-    memory = ", perhaps because the memory was used up" if number == signal.SIGKILL else ""
-    return f"it was ended by {signal.Signals(number).name}{memory}"
+        how = f"ended with status {status}"
+        if status < 0:
+            memory = ", perhaps because the memory was used up" if -status == signal.SIGKILL else ""
+            how = f"was ended by {signal.Signals(-status).name}{memory}"
+        self.ended = self.ended or f"it {how}"

@@ -105,23 +105,6 @@ class LocalWorkers:
         return "no worker process has become ready"
 
 
-@dataclass(frozen=True)
-class DeadWorkers:
-    """Workers that died, and rollouts that were played again because of it."""
-
-    processes: int = 0
-    rollouts: int = 0
-
-    @property
-    def words(self) -> str:
-        """In words."""
-        return f"workers that died: {self.processes} (rollouts played again because of it: {self.rollouts})"
-
-    def record(self) -> dict[str, int]:
-        """For `run.json`."""
-        return {"died": self.processes, "rollouts": self.rollouts}
-
-
 @asynccontextmanager
 async def open_workers(
     opening: Opening,
@@ -131,7 +114,7 @@ async def open_workers(
     note: Callable[[str], None],
     ray: str | RayConnection | None = None,
 ) -> AsyncIterator[Workers | None]:
-    """Start the workers of a run, and end them afterwards.
+    """Start the workers of a run, and end them afterwards; None for one on this machine, which is this process itself.
 
     Args:
         opening: what each of them is told.
@@ -140,9 +123,6 @@ async def open_workers(
         artifacts: where artifacts of sandboxes are kept; None: nowhere.
         note: where the user is told what happens.
         ray: the Ray cluster that plays: its address, or a connection that is shared; None: this machine.
-
-    Yields:
-        The workers; None for one on this machine, which is this process itself.
 
     Raises:
         UserError, RunError: what a worker found wrong with the spec, or they cannot be started.
@@ -185,10 +165,7 @@ class WorkersDied(DiedElsewhere):
 class Workers:
     """The workers of a run; it answers `hermes_rl.rollouts.runner.Elsewhere` and `rollouts.admission.Calls`.
 
-    Args:
-        source: where they come from.
-        compiled: the environment as this process has it.
-        note: where the user is told what happens.
+    `compiled` is the environment as this process has it.
     """
 
     def __init__(self, source: WorkerSource, compiled: CompiledSpec, note: Callable[[str], None]) -> None:
@@ -204,7 +181,8 @@ class Workers:
         self._closing = False
         self._in_vain = 0
         """Workers that died, one after the other, without a rollout."""
-        self._died = self._replayed = 0
+        self.died = self.replayed = 0
+        """Workers that died, and rollouts that were played again because of it."""
         self._seconds_of_dead = 0.0
         self._retries_of_dead: Counter[str] = Counter()
         self._said: dict[str, float] = {}
@@ -280,11 +258,7 @@ class Workers:
             raise Failure(detail, ending=Ending(ending))
 
     def using(self, policy: Policy | None, options: LoopOptions) -> WorkersUsing:
-        """Return the same workers, which play with a policy and settings that are not the run's.
-
-        Args:
-            policy: the model that acts; None: the spec's own.
-            options: what bounds and steers a rollout.
+        """Return the same workers, which play with a policy and settings that are not the run's (`WorkersUsing`).
 
         Raises:
             UserError: the policy cannot act in another process.
@@ -347,9 +321,10 @@ class Workers:
         return admission(
             concurrency,
             calls or self,
-            used=self._processor_seconds,
+            used=lambda: processor_seconds() + self._seconds_of_dead + sum(h.seconds for h in self._handles.values()),
             free=lambda: min((handle.free for handle in self._ready), default=1.0),
-            cores=self._cores,
+            # Of all machines that have a worker.
+            cores=lambda: sum({handle.machine: handle.cores for handle in self._ready}.values()) or usable_cores(),
             # What others do on the machines of a cluster is not measured; it gives each worker cores of its own.
             machine=None if isinstance(self._source, LocalWorkers) else list,
             descriptors=_Shared(self),
@@ -383,17 +358,10 @@ class Workers:
     def _ready(self) -> list[WorkerHandle]:
         return [handle for handle in self._handles.values() if handle.ready and not handle.closed]
 
-    def _cores(self) -> int:
-        """Of all machines that have a worker."""
-        return sum({handle.machine: handle.cores for handle in self._ready}.values()) or usable_cores()
-
     @property
     def phases(self) -> Counter[str]:
         """What the rollouts that are played are at."""
         return sum((handle.phases for handle in self._ready), Counter[str]())
-
-    def _processor_seconds(self) -> float:
-        return processor_seconds() + self._seconds_of_dead + sum(handle.seconds for handle in self._handles.values())
 
     # ------------------------------------------------------------------ for the user
 
@@ -409,11 +377,6 @@ class Workers:
     def ready(self) -> int:
         """How many can play now."""
         return len(self._ready)
-
-    @property
-    def lost(self) -> DeadWorkers:
-        """What dead workers have cost."""
-        return DeadWorkers(self._died, self._replayed)
 
     def _heard(self, handle: WorkerHandle, said: Mapping[str, Any]) -> None:
         if "log" in said:
@@ -466,9 +429,8 @@ class Workers:
                 raise error_of(*said["raised"])
             return said, len(answer.message)
         assert handle is not None
-        died = (
-            "a worker died while it had" if deaths == 1 else f"{deaths} workers died one after the other while they had"
-        )
+        several = f"{deaths} workers died one after the other while they had"
+        died = "a worker died while it had" if deaths == 1 else several
         raise WorkersDied(
             f"{died} {what} ({handle.ended}). It, or another one that they had, may take the worker with it; what is "
             "complete is kept"
@@ -476,8 +438,8 @@ class Workers:
 
     def _keep_artifacts(self, line: Line, get: Callable[[], Mapping[str, TakenArtifact]]) -> None:
         """Write the artifacts that came with an answer, and say in its line where they are; blocks."""
-        if self._compiled.keep is not None and (taken := get()):
-            line["artifacts"] = self._compiled.keep(line["id"], taken)
+        if self._compiled.keep is not None and (artifacts := get()):
+            line["artifacts"] = self._compiled.keep(line["id"], artifacts)
 
     async def _change(self) -> None:
         """Wait until another worker is ready. Raises what keeps all of them from going on."""
@@ -538,24 +500,19 @@ class Workers:
                 return
             self._in_vain = 0 if handle.finished or handle.lost else self._in_vain + 1
             if self._in_vain >= DEATHS * max(1, self._source.number):
-                self._give_up(
-                    RunError(
-                        f"{self._in_vain} workers ended one after the other before they had played anything (the last: "
-                        f"{handle.ended}). What is complete is kept; without workers the same command goes on"
-                    )
+                text = (
+                    f"{self._in_vain} workers ended one after the other before they had played anything (the last: "
+                    f"{handle.ended}). What is complete is kept; without workers the same command goes on"
                 )
+                self._give_up(RunError(text))
                 return
             if handle.placed:  # else it was to run on a machine that has gone, and has not even begun
-                self._bury(handle)
+                self.died += 1
+                self.replayed += handle.lost
+                again = f", and the {handle.lost} rollouts that it had are played again" if handle.lost else ""
+                self._note(f"{handle.name} has died ({handle.ended}): another takes its place{again}")
             self._handles[number] = self._source.handle(number, self._heard)
             self._share()
-
-    def _bury(self, handle: WorkerHandle) -> None:
-        """Count a dead worker, and what it has cost."""
-        self._died += 1
-        self._replayed += handle.lost
-        again = f", and the {handle.lost} rollouts that it had are played again" if handle.lost else ""
-        self._note(f"{handle.name} has died ({handle.ended}): another takes its place{again}")
 
     def _give_up(self, error: Exception) -> None:
         self._error = error
@@ -568,12 +525,8 @@ class WorkersUsing:
     """The workers, for rollouts of one policy: `rollouts.runner.Elsewhere` and `rollouts.admission.Calls`.
 
     A worker that dies makes the rollouts fail that it had, and whoever asked for them decides how often they are
-    played again: a trainer that captures what it samples has to know of each attempt.
-
-    Args:
-        workers: all of them.
-        policy: the model that acts; None: the spec's own.
-        options: what bounds and steers a rollout.
+    played again: a trainer that captures what it samples has to know of each attempt. Without a `policy` the spec's own
+    acts.
     """
 
     def __init__(self, workers: Workers, policy: Policy | None, options: LoopOptions) -> None:

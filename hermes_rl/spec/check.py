@@ -13,10 +13,10 @@ from typing import Any
 
 from hermes_rl.errors import Problem
 from hermes_rl.spec.findings import Findings
-from hermes_rl.spec.model import PROGRAM_VALUES, Content, Spec, TextFile
+from hermes_rl.spec.model import PROGRAM_VALUES, Content, SandboxSection, Spec, TextFile
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.paths import FILE_FORMATS
-from hermes_rl.spec.section import Section, is_template
+from hermes_rl.spec.section import is_template
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import TemplateError, coerce, render, render_section, render_text
 
@@ -39,16 +39,21 @@ def check_samples(spec: Spec, samples: Sequence[Row], findings: Findings) -> Non
             values = of_program if path[:2] == ("agent", "program") else row
             if path not in failed and not _works(path, text, kind, values, key, findings):
                 failed.add(path)
-        for path, section in _sections(spec):
-            if not any(other[: len(path)] == path for other in failed):
-                _check_section(path, section, row, key, failed, findings)
+        if spec.sandbox.model_fields_set and not any(path[:1] == ("sandbox",) for path in failed):
+            _check_sandbox(spec.sandbox, row, key, failed, findings)
 
 
 def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
     """Path, value, and declared type of every single value that is rendered."""
     for name in ("system", "user"):
         yield from _content(("prompt", name), getattr(spec.prompt, name))
-    yield from _messages(spec)
+    messages = spec.prompt.messages
+    if not isinstance(messages, tuple):
+        yield ("prompt", "messages"), messages, list[dict[str, Any]]
+    for index, message in enumerate(messages if isinstance(messages, tuple) else ()):
+        path = ("prompt", "messages", index)
+        yield (*path, "role"), message.role, str
+        yield from _content((*path, "content"), message.content)
     if spec.user is not None:
         yield from _content(("user", "system"), spec.user.system)
     for name, artifact in spec.artifacts.items():
@@ -73,17 +78,6 @@ def _arguments(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
         )
         for argument, value in reward.args.items():
             yield from _below(("rewards", name, "args", argument), value, types.get(argument))
-
-
-def _messages(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
-    messages = spec.prompt.messages
-    if not isinstance(messages, tuple):
-        yield ("prompt", "messages"), messages, list[dict[str, Any]]
-        return
-    for index, message in enumerate(messages):
-        path = ("prompt", "messages", index)
-        yield (*path, "role"), message.role, str
-        yield from _content((*path, "content"), message.content)
 
 
 def _content(path: NodePath, content: Content | None) -> Iterator[tuple[NodePath, Any, Any]]:
@@ -113,7 +107,12 @@ def _works(path: NodePath, value: Any, kind: Any, row: Row, key: str, findings: 
     try:
         if file is not None:
             value = file.read_text(encoding="utf-8")
-        _render_one(value, kind, row, key)
+        if is_template(value) and kind is str:
+            render_text(value, row, key=key)
+        elif is_template(value):
+            rendered = render(value, row, key=key)
+            if kind is not None:
+                coerce(rendered, kind, key=key)
     except TemplateError as error:
         findings.template(path, error, file)
         return False
@@ -122,33 +121,15 @@ def _works(path: NodePath, value: Any, kind: Any, row: Row, key: str, findings: 
     return True
 
 
-def _render_one(value: Any, kind: Any, row: Row, key: str) -> None:
-    if not is_template(value):
-        return
-    if kind is str:
-        render_text(value, row, key=key)
-        return
-    result = render(value, row, key=key)
-    if kind is not None:
-        coerce(result, kind, key=key)
-
-
-def _sections(spec: Spec) -> Iterator[tuple[NodePath, Section]]:
-    if spec.sandbox.model_fields_set:
-        yield ("sandbox",), spec.sandbox
-
-
-def _check_section(
-    path: NodePath, section: Section, row: Row, key: str, failed: set[NodePath], findings: Findings
-) -> None:
-    """Check a section whose values have types of their own, value by value first."""
-    values = section.model_dump(by_alias=True, exclude_unset=True)
-    for inner, value, _ in _below(path, values, None):
+def _check_sandbox(sandbox: SandboxSection, row: Row, key: str, failed: set[NodePath], findings: Findings) -> None:
+    """Check the section whose values have types of their own, value by value first."""
+    path: NodePath = ("sandbox",)
+    for inner, value, _ in _below(path, sandbox.model_dump(by_alias=True, exclude_unset=True), None):
         if not _works(inner, value, None, row, key, findings):
             failed.add(inner)
             return
     try:
-        render_section(section, row, key=key)
+        render_section(sandbox, row, key=key)
     except TemplateError as error:
         failed.add((*path, *error.path))
         findings.template((*path, *error.path), error)
@@ -164,20 +145,24 @@ def check_spec(
     known_distributions: Collection[str] | None = None,
     samples: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[list[Problem], list[Problem]]:
-    """Problems and warnings of a spec.
+    """Problems and warnings of a spec; every template of it is rendered with the `samples`, derived columns included.
 
-    Args:
-        spec: a loaded spec.
-        known_toolsets: names of the toolsets that exist; None leaves them unchecked.
-        known_distributions: likewise of distributions.
-        samples: rows, derived columns included, that every template of the spec is rendered with.
+    None for the names of the toolsets or distributions that exist leaves them unchecked.
     """
     findings = Findings(spec)
     _check_code(spec, findings)
     _check_files(spec, findings)
     _check_toolsets(spec, known_toolsets, known_distributions, findings)
-    _check_rewards(spec, findings)
-    _check_groups_of_one(spec, findings)
+    if spec.rewards:
+        from hermes_rl.spec.check_code import check_rewards
+
+        check_rewards(spec, findings)
+    else:
+        findings.warning((), "there are no rewards, so every rollout scores the same")
+    for mode in ("process", "serve") if spec.dataset.sampling == "differing" else ():
+        if getattr(spec, mode).group_size == 1:
+            message = f"`sampling: differing` does nothing in {mode}, whose groups of one rollout never differ"
+            findings.warning((mode, "group_size"), message)
     _check_far_away(spec, findings)
     check_samples(spec, samples, findings)
     return findings.result()
@@ -212,26 +197,13 @@ def _check_code(spec: Spec, findings: Findings) -> None:
     )
 
     there = {path: check_reference(path, text, kind, findings) for path, text, kind in references}
-    checks = {
-        "python": check_tool,
-        "generator": check_generator,
-        "trainer": check_constructor,
-    }
+    checks = {"python": check_tool, "generator": check_generator, "trainer": check_constructor}
     for path, reference, _ in references:
         if there[path]:
             check = check_constructor if path[0] == "state" else checks[str(path[-1])]
             check(path, reference, findings)
     if there.get(("state", "python")):
         check_state_tools(spec, findings)
-
-
-def _check_rewards(spec: Spec, findings: Findings) -> None:
-    if not spec.rewards:
-        findings.warning((), "there are no rewards, so every rollout scores the same")
-        return
-    from hermes_rl.spec.check_code import check_rewards
-
-    check_rewards(spec, findings)
 
 
 def _check_files(spec: Spec, findings: Findings) -> None:
@@ -278,14 +250,6 @@ def _check_toolsets(
         if toolsets is not None and name not in toolsets:
             message = f"there is no toolset `{name}`{choices(name, toolsets)}"
             findings.problem(path, message, at="key" if path[1] == "distribution" else "value")
-
-
-def _check_groups_of_one(spec: Spec, findings: Findings) -> None:
-    if spec.dataset.sampling == "differing":
-        for mode in ("process", "serve"):
-            if getattr(spec, mode).group_size == 1:
-                message = f"`sampling: differing` does nothing in {mode}, whose groups of one rollout never differ"
-                findings.warning((mode, "group_size"), message)
 
 
 def _check_far_away(spec: Spec, findings: Findings) -> None:

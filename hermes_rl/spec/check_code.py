@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -15,13 +15,13 @@ from typing import NamedTuple
 from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.findings import Findings
 from hermes_rl.spec.hints import parameters_of_rewards
-from hermes_rl.spec.model import Reward, Spec
+from hermes_rl.spec.model import Reward, Spec, ToolSection
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.schema import type_of
 from hermes_rl.spec.section import is_template, thaw
 from hermes_rl.spec.signatures import CodeError, Function, defined, function, names_in, parse
 from hermes_rl.spec.suggest import choices, closest, did_you_mean
-from hermes_rl.spec.templates import TemplateError, coerce
+from hermes_rl.spec.templates import TemplateError, coerce, has_template
 
 # ------------------------------------------------------------------------------------- Tools of the state object
 # A name that was given in vain would otherwise only show when the first rollout starts.
@@ -42,14 +42,19 @@ class _Members(NamedTuple):
 
 def check_state_tools(spec: Spec, findings: Findings) -> None:
     """Every `state: NAME` among the tools, of a class that is there."""
-    places = list(_named(spec))
-    if not places or spec.state is None:
-        return
+    assert spec.state is not None
     file, _, class_name = spec.state.python.rpartition(":")
-    members = _members(Path(file), class_name)
-    methods = _methods(Path(file), class_name)
-    for path, name in places:
-        if name in methods and (fault := uncallable(methods[name], bound=True)) is not None:
+    try:
+        names = defined(Path(file))
+    except CodeError:
+        names = {}
+    node = names.get(class_name)  # None where the file does not define the class itself
+    members = _of_class(node, names, ()) if isinstance(node, ast.ClassDef) else None
+    own = names_in(node.body) if isinstance(node, ast.ClassDef) else {}
+    for path, name in _named(spec):
+        method = own.get(name)
+        fault = uncallable(method, bound=True) if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) else None
+        if fault is not None:
             findings.problem(path, f"tool `{name}` {fault}")
         if members is None:
             findings.warning(path, f"whether the state has `{name}` was not checked")
@@ -63,38 +68,24 @@ def check_state_tools(spec: Spec, findings: Findings) -> None:
 
 
 def _named(spec: Spec) -> Iterator[tuple[NodePath, str]]:
-    for index, tool in enumerate(spec.tools):
-        if tool.state is not None:
-            yield ("tools", index, "state"), tool.state
-    for index, tool in enumerate(spec.user.tools if spec.user else ()):
-        if tool.state is not None:
-            yield ("user", "tools", index, "state"), tool.state
-
-
-def _methods(file: Path, name: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Return the methods that the class itself defines; a decorated one may have other parameters than it shows."""
-    try:
-        node = defined(file).get(name)
-    except CodeError:
-        return {}
-    members = names_in(node.body) if isinstance(node, ast.ClassDef) else {}
-    functions = {each: one for each, one in members.items() if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
-    return {each: one for each, one in functions.items() if not one.decorator_list}
-
-
-def _members(file: Path, name: str) -> _Members | None:
-    """None where the file does not define the class itself."""
-    try:
-        there = defined(file)
-    except CodeError:
-        return None
-    node = there.get(name)
-    return _of_class(node, there, ()) if isinstance(node, ast.ClassDef) else None
+    owners: tuple[tuple[NodePath, tuple[ToolSection, ...]], ...] = (
+        (("tools",), spec.tools),
+        (("user", "tools"), spec.user.tools if spec.user else ()),
+    )
+    for path, tools in owners:
+        yield from (((*path, index, "state"), tool.state) for index, tool in enumerate(tools) if tool.state is not None)
 
 
 def _of_class(node: ast.ClassDef, there: dict[str, ast.AST], seen: tuple[str, ...]) -> _Members:
-    names = {*names_in(node.body), *_assigned(node)}
-    complete = not node.keywords and not _is_dynamic(node) and _KNOWN_DECORATORS.issuperset(_decorators(node))
+    inside = list(ast.walk(node))
+    attributes = [inner for inner in inside if isinstance(inner, ast.Attribute)]
+    # Any method may give a value to further attributes.
+    names = {*names_in(node.body), *(inner.attr for inner in attributes if isinstance(inner.ctx, ast.Store))}
+    used = {inner.attr for inner in attributes} | {inner.id for inner in inside if isinstance(inner, ast.Name)}
+    loops = any(isinstance(inner, ast.For | ast.While | ast.With) for inner in node.body)
+    decorators = [inner.func if isinstance(inner, ast.Call) else inner for inner in node.decorator_list]
+    plain = _KNOWN_DECORATORS.issuperset(ast.unparse(inner).rpartition(".")[2] for inner in decorators)
+    complete = plain and not (node.keywords or loops or _DYNAMIC & (used | names_in(node.body).keys()))
     for base in node.bases:
         inner = base.value if isinstance(base, ast.Subscript) else base
         shown = ast.unparse(inner).rpartition(".")[2]
@@ -134,8 +125,11 @@ def _decorators(node: ast.ClassDef) -> Iterator[str]:
 def check_reference(path: NodePath, reference: str, kind: str, findings: Findings) -> bool:
     """Whether `file.py:name` or `package.module:name` is there; what is not is noted."""
     place, _, name = reference.rpartition(":")
-    if not place.endswith(".py"):
-        return _check_package(path, place, findings)
+    if not place.endswith(".py"):  # only the outermost package is looked for: to find one inside would import it
+        installed = _is_installed(place.partition(".")[0])
+        if not installed:
+            findings.warning(path, f"the package of {place} is not installed here, so this was not checked")
+        return installed
     file = Path(place)
     if not file.is_file():
         beside = [entry.name for entry in file.parent.glob("*.py")] if file.parent.is_dir() else []
@@ -147,7 +141,10 @@ def check_reference(path: NodePath, reference: str, kind: str, findings: Finding
         findings.problem(path, f"cannot be read as Python: {error}")
         return False
     if name not in names:
-        findings.problem(path, f"{file.name} has no {kind} `{name}`{choices(name, _of_kind(names, kind))}")
+        # Nobody means an imported name in a spec.
+        kinds = (ast.ClassDef,) if kind == "class" else (ast.FunctionDef, ast.AsyncFunctionDef)
+        own = [each for each, node in names.items() if isinstance(node, kinds) and not each.startswith("_")]
+        findings.problem(path, f"{file.name} has no {kind} `{name}`{choices(name, own)}")
         return False
     if (fault := _unimportable(file)) is not None:
         findings.problem(path, f"{file.name} {fault}")
@@ -204,13 +201,15 @@ def check_tool(path: NodePath, reference: str, findings: Findings) -> None:
 
 def uncallable(node: ast.FunctionDef | ast.AsyncFunctionDef, *, bound: bool = False) -> str | None:
     """Why a model cannot call a function or method; `bound` leaves out self."""
+    if node.decorator_list:
+        return None  # it may have other parameters than it shows
     given = node.args
-    unnamed = [f"*{one.arg}" for one in (given.vararg, given.kwarg) if one is not None]
-    unnamed += [posonlyarg.arg for posonlyarg in given.posonlyargs][1 if bound else 0 :]
+    unnamed = [f"*{argument.arg}" for argument in (given.vararg, given.kwarg) if argument is not None]
+    unnamed += [argument.arg for argument in given.posonlyargs][1 if bound else 0 :]
     if unnamed:
         return f"has a parameter that a model cannot give ({unnamed[0]}); name it and type it"
     named = [*given.args[1 if bound and not given.posonlyargs else 0 :], *given.kwonlyargs]
-    untyped = [one.arg for one in named if one.annotation is None]
+    untyped = [argument.arg for argument in named if argument.annotation is None]
     return f"has a parameter without a type: `{untyped[0]}`; the model is told its type" if untyped else None
 
 
@@ -227,13 +226,11 @@ def check_generator(path: NodePath, reference: str, findings: Findings) -> None:
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.decorator_list:
         return
     given = node.args
-    named = {one.arg for one in (*given.args, *given.kwonlyargs)}
-    lacking = [f"`{one}`" for one in GENERATOR if one not in named and given.kwarg is None]
+    named = {argument.arg for argument in (*given.args, *given.kwonlyargs)}
+    lacking = [f"`{wanted}`" for wanted in GENERATOR if wanted not in named and given.kwarg is None]
     signature = function(file, name)
-    further = (
-        [parameter.name for parameter in signature.parameters if parameter.required] if signature is not None else []
-    )
-    further = [one for one in further if one not in GENERATOR]
+    parameters = signature.parameters if signature is not None else ()
+    further = [each.name for each in parameters if each.required and each.name not in GENERATOR]
     if isinstance(node, ast.AsyncFunctionDef):
         fault = "is `async`, and rows are read without awaiting: write `def`"
     elif lacking:
@@ -260,24 +257,12 @@ def check_constructor(path: NodePath, reference: str, findings: Findings) -> Non
         return
     given = init.args
     positional = [*given.posonlyargs, *given.args][1:]
-    named = [one.arg for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
+    named = [
+        argument.arg for argument, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None
+    ]
     takes_one = bool(positional) or given.vararg is not None
     if not takes_one or len(positional) - len(given.defaults) > 1 or named:
         findings.problem(path, f"`{name}` cannot be made of the {what} alone; it is called as {name}({what})")
-
-
-def _of_kind(names: Mapping[str, ast.AST], kind: str) -> list[str]:
-    """Return the names that the file itself defines; nobody means an imported one in a spec."""
-    wanted = (ast.ClassDef,) if kind == "class" else (ast.FunctionDef, ast.AsyncFunctionDef)
-    return [name for name, node in names.items() if isinstance(node, wanted) and not name.startswith("_")]
-
-
-def _check_package(path: NodePath, module: str, findings: Findings) -> bool:
-    """Only the outermost package is looked for: finding a module inside it would import it."""
-    installed = _is_installed(module.partition(".")[0])
-    if not installed:
-        findings.warning(path, f"the package of {module} is not installed here, so this was not checked")
-    return installed
 
 
 # ----------------------------------------------------------------------------------- Rewards and their arguments
@@ -288,20 +273,13 @@ _ROLE_ARGUMENTS = ("server", "servers")
 
 def signature_of(spec: Spec, name: str) -> Function | None:
     """Return the signature of a reward's function, where its source is at hand."""
-    place, inner = _place(spec.rewards[name].fn)
+    file, colon, inner = spec.rewards[name].fn.rpartition(":")
+    own = Path(file) if file.endswith(".py") else None
+    place = own if colon else shipped_rewards().get(inner)
     try:
         return function(place, inner) if place is not None and place.is_file() else None
     except CodeError:
         return None
-
-
-def _place(fn: str) -> tuple[Path | None, str]:
-    file, colon, name = fn.rpartition(":")
-    if colon and file.endswith(".py"):
-        return Path(file), name
-    if not colon:
-        return shipped_rewards().get(fn), fn
-    return None, name
 
 
 def check_rewards(spec: Spec, findings: Findings) -> None:
@@ -315,14 +293,10 @@ def check_rewards(spec: Spec, findings: Findings) -> None:
                 _check_arguments(spec, name, reward, signature, findings)
 
 
-def _fn_place(name: str, findings: Findings) -> tuple[NodePath, bool]:
-    """Where the function's name stands: at `fn`, or it is the reward's own name."""
-    given = findings.spec.is_written(("rewards", name, "fn"))
-    return (("rewards", name, "fn"), True) if given else (("rewards", name), False)
-
-
 def _exists(name: str, reward: Reward, findings: Findings) -> bool:
-    path, given = _fn_place(name, findings)
+    # The function's name stands at `fn`, or it is the reward's own name.
+    given = findings.spec.is_written(("rewards", name, "fn"))
+    path: NodePath = ("rewards", name, "fn") if given else ("rewards", name)
     fn = reward.fn
     if fn.startswith("atropos:"):
         return True  # the registry is atroposlib's, and importing that takes seconds
@@ -362,8 +336,8 @@ def _check_arguments(spec: Spec, name: str, reward: Reward, signature: Function,
 
 def _missing(signature: Function, missing: list[str], spec: Spec, *, own: bool) -> str:
     """`own`: the function is the user's, who may have named what the run does not give."""
-    role = next((hint for one in missing if (hint := did_you_mean(one, spec.servers))), "")
-    needed = ", ".join(f"`{one}`" for one in missing)
+    role = next((hint for name in missing if (hint := did_you_mean(name, spec.servers))), "")
+    needed = ", ".join(f"`{name}`" for name in missing)
     hint = role or (parameters_of_rewards(missing) if own else "")
     return f"`{signature.name}` needs {needed}, as an argument or as a server role{hint}"
 
@@ -375,7 +349,7 @@ def _check_values(path: NodePath, reward: Reward, signature: Function, findings:
         if kind is None or argument.name not in reward.args:
             continue
         value = reward.args[argument.name]
-        if _has_template(value):
+        if has_template(value):
             continue
         try:
             coerce(thaw(value), kind)
@@ -401,14 +375,6 @@ def _unreadable(argument: str, value: object) -> str | None:
         except SchemaError as error:
             return f"this is no JSON Schema: {error.message}"
     return None
-
-
-def _has_template(value: object) -> bool:
-    if isinstance(value, dict):
-        return any(_has_template(item) for item in value.values())
-    if isinstance(value, tuple):
-        return any(_has_template(item) for item in value)
-    return is_template(value)
 
 
 def _check_roles(spec: Spec, path: NodePath, reward: Reward, signature: Function, findings: Findings) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hermes_rl.spec.nodes import Entry, MappingNode, Mark, Node, ScalarNode, find, scalar
+from hermes_rl.spec.nodes import Entry, MappingNode, Node, ScalarNode, scalar
 
 DEVIATE = 0.4
 """Share of each group that goes wrong in a demo, so that scores differ."""
@@ -20,10 +20,8 @@ def for_demo(root: MappingNode) -> MappingNode:
 def _servers(root: MappingNode) -> MappingNode:
     node = root.get("servers")
     servers = node if isinstance(node, MappingNode) else MappingNode(root.mark)
-    entries = {role: Entry(entry.key, _scripted(role, entry.value)) for role, entry in servers.entries.items()}
-    if "policy" not in entries:
-        entries["policy"] = Entry(servers.mark, _scripted("policy", servers))
-    return MappingNode(servers.mark, entries)
+    roles = {role: entry.value for role, entry in servers.entries.items()}
+    return servers.having(**{role: _scripted(role, server) for role, server in {"policy": servers, **roles}.items()})
 
 
 def _scripted(role: str, server: Node) -> Node:
@@ -38,14 +36,9 @@ def _needs_more(sandbox: MappingNode) -> bool:
     """Return True for a container, or an image that is not a folder or archive at hand."""
     if _text(sandbox.get("backend")) not in ("", "bubblewrap", "none"):
         return True
-    image = find(sandbox, ("image",))
-    if not isinstance(image, ScalarNode):
-        return False
-    return not (isinstance(image.value, str) and _exists(image.value, image.mark))
-
-
-def _exists(image: str, mark: Mark) -> bool:
-    return (mark.source.folder / image).exists()
+    image = sandbox.get("image")
+    at_hand = _text(image) != "" and image is not None and (image.mark.source.folder / _text(image)).exists()
+    return isinstance(image, ScalarNode) and not at_hand
 
 
 def _text(node: Node | None) -> str:

@@ -107,13 +107,9 @@ def check_field(name: str, value: Any) -> Iterator[tuple[str, str]]:
         yield f"`{name}` has a key of its own: {OWNED[name].shown()}", "key"
     elif name not in PASSED:
         yield f"unknown field `{name}` of the environment's configuration{choices(name, PASSED)}", "key"
-    else:
-        yield from _check_value(PASSED[name], value)
-
-
-def _check_value(field: Passed, value: Any) -> Iterator[tuple[str, str]]:
-    if value is None:
+    if name not in PASSED or name in OWNED or value is None:
         return
+    field = PASSED[name]
     if not isinstance(value, _TYPES[field.type]) or (isinstance(value, bool) and field.type != "boolean"):
         yield f"expected {'an' if field.type == 'integer' else 'a'} {field.type}", "value"
     elif field.choices and str(value) not in field.choices:

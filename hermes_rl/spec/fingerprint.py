@@ -38,12 +38,13 @@ def fingerprint_parts(spec: Spec, mode: Mode) -> dict[str, str]:
 
 
 def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
-    agent = _plain(spec.agent_for(mode))
     dataset = _plain(spec.dataset)
     dataset.pop("limit", None)
     if isinstance(dataset.get("eval"), dict):
         dataset["eval"].pop("limit", None)
-    parts = {
+    scripted = any(server.kind.embedded for server in spec.servers.get("policy", ()))
+    acting = {"policy", spec.user.server if spec.user else "policy"}  # those that take part in a rollout
+    parts: dict[str, Any] = {
         "seed": spec.seed,
         "dataset": dataset,
         "prompt": _plain(spec.prompt),
@@ -52,15 +53,17 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
         "state": spec.state and (_plain(spec.state) if spec.state.process else spec.state.python),
         "user": _plain(spec.user) if spec.user else None,
         "sandbox": _plain(spec.sandbox),
-        "agent": agent,
-        "solution": _plain(spec.solution) if spec.solution and _is_scripted(spec) else None,
-        "servers": {role: [_model(server) for server in servers] for role, servers in _acting(spec).items()},
+        "agent": _plain(spec.agent_for(mode)),
+        "solution": _plain(spec.solution) if spec.solution and scripted else None,
+        "servers": {role: [*map(_model, servers)] for role, servers in spec.servers.items() if role in acting},
     }
     if spec.distill is not None and mode != "evaluate":
         teachers = spec.servers.get(spec.distill.server, ())
         parts["distill"] = [_plain(spec.distill), [_model(server) for server in teachers]]
     if spec.artifacts:
-        parts["artifacts"] = {name: _taken(artifact) for name, artifact in spec.artifacts.items()}
+        # Where it is laid afterwards is a matter of grading.
+        listed = {name: _plain(artifact) for name, artifact in spec.artifacts.items()}
+        parts["artifacts"] = {name: {k: v for k, v in own.items() if k != "lay"} for name, own in listed.items()}
     timeless = {name: part if name == "dataset" else _without_timeouts(part) for name, part in parts.items()}
     filled = _Contents(timeless).filled(timeless)
     assert isinstance(filled, dict)
@@ -71,21 +74,6 @@ def _plain(section: Section) -> dict[str, Any]:
     value = thaw(section.model_dump(by_alias=True, exclude_defaults=True))
     assert isinstance(value, dict)
     return value
-
-
-def _taken(artifact: Section) -> dict[str, Any]:
-    """Return what is taken of a rollout; where it is laid afterwards is a matter of grading."""
-    return {key: value for key, value in _plain(artifact).items() if key != "lay"}
-
-
-def _is_scripted(spec: Spec) -> bool:
-    return any(server.kind.embedded for server in spec.servers.get("policy", ()))
-
-
-def _acting(spec: Spec) -> dict[str, Any]:
-    """Return the servers that take part in a rollout: the policy, and the simulated user."""
-    roles = {"policy", spec.user.server if spec.user else "policy"}
-    return {role: servers for role, servers in spec.servers.items() if role in roles}
 
 
 def _model(server: Section) -> dict[str, Any]:

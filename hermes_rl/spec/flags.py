@@ -35,28 +35,11 @@ class Flag(NamedTuple):
         return None if value is None else replace(node, value=value, text=str(value))
 
 
-def _wandb(value: Any) -> Any:
-    return ("online" if value else "disabled") if isinstance(value, bool) else value
-
-
-def _backend(value: Any) -> Any:
-    return "bubblewrap" if value == "local" else value
-
-
-def _column(value: Any) -> Any:
-    return f"{{{{ row[{value!r}] }}}}" if isinstance(value, str) else value
-
-
-def _thinking(value: Any) -> Any:
-    """On, without more, is medium effort; off is none."""
-    return ("medium" if value else "none") if isinstance(value, bool) else value
-
-
 _VALUES: dict[str, Callable[[Any], Any]] = {
-    "use_wandb": _wandb,
-    "terminal_backend": _backend,
-    "prompt_field": _column,
-    "thinking_mode": _thinking,
+    "use_wandb": lambda value: {True: "online", False: "disabled"}[value] if isinstance(value, bool) else value,
+    "terminal_backend": lambda value: "bubblewrap" if value == "local" else value,
+    "prompt_field": lambda value: f"{{{{ row[{value!r}] }}}}" if isinstance(value, str) else value,
+    "thinking_mode": lambda value: {True: "medium", False: "none"}[value] if isinstance(value, bool) else value,
 }
 _NOTES = {
     "use_wandb": "true: `online`, false: `disabled`",
@@ -66,17 +49,6 @@ _NOTES = {
     "total_steps": "Atropos' process mode runs so many groups",
 }
 _KEYS = {"thinking_mode": ("agent.reasoning.effort",)}
-
-
-def _env_flags() -> dict[str, Flag]:
-    flags = {
-        f"--env.{name}": Flag(f"--env.{name}", (f"env.{name}",), field.type, field.help)
-        for name, field in PASSED.items()
-    }
-    for name, owned in OWNED.items():
-        flag = Flag(f"--env.{name}", _KEYS.get(name, owned.keys), owned.type, _NOTES.get(name, ""))
-        flags[flag.name] = flag._replace(value=_VALUES.get(name))
-    return flags
 
 
 def _openai(name: str, key: str | None, kind: str, note: str = "") -> Flag:
@@ -98,24 +70,19 @@ _OPENAI = (
     _openai("rolling_buffer_length", None, "integer", "accepted; metrics need no buffer"),
 )
 
-FLAGS: dict[str, Flag] = {**_env_flags(), **{flag.name: flag for flag in _OPENAI}}
+_ENV = [Flag(f"--env.{name}", (f"env.{name}",), field.type, field.help) for name, field in PASSED.items()] + [
+    Flag(f"--env.{name}", _KEYS.get(name, owned.keys), owned.type, _NOTES.get(name, ""), value=_VALUES.get(name))
+    for name, owned in OWNED.items()
+]
+FLAGS: dict[str, Flag] = {flag.name: flag for flag in (*_ENV, *_OPENAI)}
 """Every flag by its name."""
 
-_REFUSED = {
+REFUSED = {
     "--slurm": "servers are not found through Slurm; list them under `servers.policy` (a list spreads the load)",
     "--testing": "there is no testing mode; `--demo` plays the spec without model, network and containers",
     "--config": "give the spec itself: hermes-rl run SPEC MODE; keys of `env:` and `openai:` are in the table of flags",
 }
-
-
-def refusal(option: str) -> str | None:
-    """Why a flag of Atropos is not taken here, and what to do instead."""
-    return _REFUSED.get(option)
-
-
-def find_flag(option: str) -> tuple[Flag | None, list[str]]:
-    """Return the flag of a name, and the names that there are."""
-    return FLAGS.get(option), list(FLAGS)
+"""Flags of Atropos that are not taken here, and what to do instead."""
 
 
 def flags_page() -> str:
@@ -134,5 +101,5 @@ def flags_page() -> str:
         key = ", ".join(f"`{key}`" for key in flag.keys) or "none"
         lines.append(f"| `{flag.name}` | {key} | {flag.type} | {flag.help} |")
     lines += ["", "Refused, with the way to do it here:", ""]
-    lines += [f"- `{name}`: {reason}" for name, reason in _REFUSED.items()]
+    lines += [f"- `{name}`: {reason}" for name, reason in REFUSED.items()]
     return "\n".join(lines) + "\n"

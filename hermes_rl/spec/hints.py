@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from hermes_rl.spec.model import BACKENDS, INJECTED, Spec
 from hermes_rl.spec.nodes import Node, NodePath, ScalarNode, SequenceNode, plain
@@ -95,7 +94,9 @@ def short_form(path: NodePath, node: Node) -> str:
     pattern = tuple(str(step) if index == 0 else "*" for index, step in enumerate(path))
     for_text, for_list = _FORMS.get(pattern, ("", ""))
     if isinstance(node, SequenceNode):
-        return f"; write {for_list.format(_first(node))}" if for_list else ""
+        items = plain(node)
+        first = items[0] if items and isinstance(items[0], str) else "NAME"
+        return f"; write {for_list.format(first)}" if for_list else ""
     form = _OF_VALUES.get(path, {}).get(type(node.value)) if isinstance(node, ScalarNode) else None
     if form is not None:
         return f"; write {form.format(plain(node))}"
@@ -108,17 +109,12 @@ def short_form(path: NodePath, node: Node) -> str:
     return f"; write {for_text.format(node.value)}"
 
 
-def _first(node: SequenceNode) -> str:
-    value: Any = plain(node)
-    return value[0] if value and isinstance(value[0], str) else "NAME"
-
-
 def parameters_of_rewards(names: Iterable[str]) -> str:
     """Return what a reward writes instead of parameters that nothing gives it."""
-    said = []
-    for name in names:
-        if name in _OF_THE_RESULT:
-            said.append(f"`{name}` is `{_OF_THE_RESULT[name]}` here")
-        else:
-            said.append(f'a column is given as `args: {{{name}: "{{{{ {name} }}}}"}}`')
-    return f"; {', '.join(dict.fromkeys(said))}; a run gives {', '.join(sorted(INJECTED))} by name"
+    ways = [
+        f"`{name}` is `{_OF_THE_RESULT[name]}` here"
+        if name in _OF_THE_RESULT
+        else f'a column is given as `args: {{{name}: "{{{{ {name} }}}}"}}`'
+        for name in names
+    ]
+    return f"; {', '.join(dict.fromkeys(ways))}; a run gives {', '.join(sorted(INJECTED))} by name"

@@ -23,7 +23,7 @@ from hermes_rl.spec.merge import read_spec_file, read_spec_text
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.nodes import MappingNode, SourceText, scalar
 from hermes_rl.spec.origin import literal_secrets
-from hermes_rl.spec.paths import absolute, leading_out
+from hermes_rl.spec.paths import absolute, kind_of, leading_out
 from hermes_rl.spec.reader import check_templates
 from hermes_rl.spec.salvage import Draft, salvage
 from hermes_rl.spec.substitution import substitute
@@ -126,15 +126,16 @@ def find_spec(source: str | Path) -> Found:
         UserError: there is no such file, folder or shipped spec; a folder has no spec or several; or a repository
             cannot be had, or its content is not trusted yet.
     """
-    path, mode = Path(source), _mode(source)
-    if stat.S_ISREG(mode):
+    path = Path(source)
+    kind = kind_of(path) if source != "" else 0  # which Path takes for the working directory
+    if kind == stat.S_IFREG:
         if path.suffix == ".py":
             raise UserError(
                 f"{source} is Python code and no spec: name the YAML file that uses it. A file with an environment "
                 f"class of its own is run by itself: python {source} serve|process|evaluate"
             )
         return Found(path, str(source))
-    if stat.S_ISDIR(mode):
+    if kind == stat.S_IFDIR:
         only = spec_in(path)
         return Found(only, str(only))
     shipped = shipped_specs()
@@ -162,16 +163,8 @@ def repository_of(source: str | Path) -> Address | None:
     Raises:
         UserError: it begins like the address of a repository, and is none.
     """
-    here = _mode(source) or str(source) in shipped_specs()
+    here = (source != "" and kind_of(Path(source))) or str(source) in shipped_specs()
     return None if here else address_of(str(source))
-
-
-def _mode(source: str | Path) -> int:
-    """Return what kind of file a path is, as `stat` says it; 0 where there is none, or the text can be no path."""
-    try:
-        return Path(source).stat().st_mode if source != "" else 0  # which Path takes for the working directory
-    except (OSError, ValueError):
-        return 0
 
 
 def spec_of(repository: Fetched) -> Path:

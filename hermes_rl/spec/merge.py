@@ -7,7 +7,7 @@ relative to the file that names it; a cycle is refused.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,45 +19,38 @@ from hermes_rl.spec.nodes import (
     Mark,
     Node,
     NodePath,
+    Pattern,
     ScalarNode,
     SequenceNode,
     SourceText,
+    is_in,
     is_null,
     plain,
 )
 from hermes_rl.spec.reader import read_bytes, read_text
 
-Kind = Callable[[MappingNode, str], str | None]
+_KINDS: Mapping[Pattern, tuple[str, ...]] = {
+    ("dataset",): ("path", "generator", "items"),
+    ("dataset", "eval"): ("split", "fraction", "only"),
+    ("dataset", "fallback"): ("path", "items"),
+    ("prompt",): ("messages", "system", "user"),
+    ("toolsets",): ("enabled", "distribution"),
+    ("sandbox",): ("backend",),
+    ("rewards", "*"): ("fn",),
+    ("servers", "*"): ("type",),
+    ("agent", "reasoning"): ("effort", "max_tokens"),
+    ("artifacts", "*"): ("path", "command"),
+}
+"""The keys that choose the kind of a block: the first that is there, or the value of the only one."""
+_DEFAULTS = {"backend": "bubblewrap", "type": DEFAULT}
 
 
-def _first_of(*names: str) -> Kind:
-    def kind(block: MappingNode, name: str) -> str | None:
-        return next((key for key in names if block.get(key) is not None and not is_null(block.get(key))), None)
-
-    return kind
-
-
-def _value_of(key: str, default: str | None = None) -> Kind:
-    def kind(block: MappingNode, name: str) -> str | None:
-        node = block.get(key)
-        return str(plain(node)) if isinstance(node, ScalarNode) else (default or name)
-
-    return kind
-
-
-_KINDS: tuple[tuple[tuple[str, ...], str, Kind], ...] = (
-    (("dataset",), "path generator items", _first_of("path", "generator", "items")),
-    (("dataset", "eval"), "split fraction only", _first_of("split", "fraction", "only")),
-    (("dataset", "fallback"), "path items", _first_of("path", "items")),
-    (("prompt",), "messages system user", lambda block, _: "messages" if block.get("messages") else "pair"),
-    (("toolsets",), "enabled distribution", _first_of("enabled", "distribution")),
-    (("sandbox",), "backend", _value_of("backend", "bubblewrap")),
-    (("rewards", "*"), "fn", _value_of("fn")),
-    (("servers", "*"), "type", _value_of("type", DEFAULT)),
-    (("agent", "reasoning"), "effort max_tokens", _first_of("effort", "max_tokens")),
-    (("artifacts", "*"), "path command", _first_of("path", "command")),
-)
-"""Block, the keys that choose its kind, and how the kind is read."""
+def _kind(block: MappingNode, choosers: tuple[str, ...], name: str) -> str | None:
+    if len(choosers) == 1:
+        node = block.get(choosers[0])
+        return str(plain(node)) if isinstance(node, ScalarNode) else _DEFAULTS.get(choosers[0], name)
+    there = next((key for key in choosers if block.get(key) is not None and not is_null(block.get(key))), None)
+    return "pair" if choosers[0] == "messages" and there != "messages" else there
 
 
 def merge(parent: MappingNode, child: MappingNode, path: NodePath = ()) -> MappingNode:
@@ -93,23 +86,20 @@ def merged(before: Node, after: Node, path: NodePath) -> Node:
 
 def changes_kind(before: MappingNode, after: MappingNode, path: NodePath) -> bool:
     """Return True where the child chooses another kind for this block."""
-    for pattern, choosers, kind in _KINDS:
-        if len(pattern) == len(path) and all(a in ("*", b) for a, b in zip(pattern, path, strict=True)):
-            chosen = any(not is_null(after.get(key)) and after.get(key) is not None for key in choosers.split())
-            name = str(path[-1])
-            return chosen and kind(before, name) is not None and kind(before, name) != kind(after, name)
-    return False
+    choosers = next((keys for pattern, keys in _KINDS.items() if is_in(path, (pattern,))), ())
+    if not any(not is_null(after.get(key)) and after.get(key) is not None for key in choosers):
+        return False
+    old, new = (_kind(block, choosers, str(path[-1])) for block in (before, after))
+    return old is not None and old != new
 
 
 def expand_shorthand(node: Node, path: NodePath) -> Node:
     """`wandb: project`, `state: file.py:Class` and `toolsets: [a]` as the mappings that they stand for."""
-    if path == ("wandb",) and isinstance(node, ScalarNode) and isinstance(node.value, str):
-        return MappingNode(node.mark, {"project": Entry(node.mark, node)})
-    if path == ("state",) and isinstance(node, ScalarNode) and isinstance(node.value, str):
-        return MappingNode(node.mark, {"python": Entry(node.mark, node)})
-    if path == ("toolsets",) and isinstance(node, SequenceNode):
-        return MappingNode(node.mark, {"enabled": Entry(node.mark, node)})
-    return node
+    if isinstance(node, ScalarNode) and isinstance(node.value, str):
+        key = {"wandb": "project", "state": "python"}.get(str(path[0])) if len(path) == 1 else None
+    else:
+        key = "enabled" if path == ("toolsets",) and isinstance(node, SequenceNode) else None
+    return node if key is None else MappingNode(node.mark, {key: Entry(node.mark, node)})
 
 
 # ---------------------------------------------------------------------- Reading a file together with its parents

@@ -26,12 +26,12 @@ from pydantic import (
 from hermes_rl.errors import Problem, UserError
 from hermes_rl.server_types import DEFAULT, ServerType, server_type
 from hermes_rl.spec.nodes import NodePath
+from hermes_rl.spec.origin import NOWHERE, Origin
 from hermes_rl.spec.section import (
     EMPTY,
     EnvText,
     Free,
     FreeMap,
-    FrozenDict,
     Late,
     Map,
     MayTemplate,
@@ -42,13 +42,10 @@ from hermes_rl.spec.section import (
     Size,
     SystemText,
     freeze,
-    is_template,
-    thaw,
     wrong,
 )
 
 if TYPE_CHECKING:
-    from hermes_rl.spec.origin import Origin
     from hermes_rl.spec.templates import TemplateError
 
 
@@ -130,24 +127,12 @@ class Agent(Section):
     )
 
 
-class AgentOverrides(Section):
+class AgentOverrides(Agent):
     """What evaluation does differently; absent keys are those of `agent`."""
 
-    max_turns: int | None = Field(None, ge=1, description="Model calls per rollout.")
-    timeout: float | None = Field(None, gt=0, description="Seconds of working time.")
-    task_timeout: float | None = Field(None, gt=0, description="Seconds of working time, commands of rewards included.")
-    temperature: float | None = Field(
-        None,
-        ge=0,
-        description="Sampling temperature; default: 0 when evaluate.rollouts is 1, else the agent's.",
+    temperature: float = Field(
+        1.0, ge=0, description="Sampling temperature; default: 0 when evaluate.rollouts is 1, else the agent's."
     )
-    top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling.")
-    max_tokens: int | None = Field(None, ge=1, description="Tokens per turn.")
-    max_trajectory_tokens: int | None = Field(None, ge=1, description="Tokens of the whole conversation.")
-    tool_timeout: float | None = Field(None, gt=0, description="Seconds per tool call.")
-    reasoning: Late[Reasoning] | None = Field(None, description="How much the model should think.")
-    seed: Literal["call", "none"] | None = Field(None, description="Whether calls have a sampling seed.")
-    extra_body: FreeMap | None = Field(None, description="More fields for the body of each request.")
 
 
 # ----------- ``dataset``: where the rows come from, what is derived from them, and which are kept for evaluation
@@ -178,8 +163,9 @@ DataFiles = Annotated[Any, PlainValidator(_data_files), WithJsonSchema(_FILES_SC
 Items = Seq[FreeMap]
 
 
-def _only(value: Any) -> Any:
-    return {"only": True} if value == "only" else value
+def _short_for(key: str, *kinds: type) -> BeforeValidator:
+    """Return what reads a value of these kinds, written in place of the whole section, as the section with that key."""
+    return BeforeValidator(lambda value: {key: value} if isinstance(value, kinds) else value)
 
 
 class EvalRows(Section):
@@ -194,6 +180,9 @@ class EvalRows(Section):
     )
     only: bool = Field(False, description="Every row is for evaluation; serve and process refuse to run.")
     limit: int | None = Field(None, ge=1, description="At most this many evaluation rows.")
+
+
+EvalField = Annotated[Late[EvalRows], BeforeValidator(lambda rows: {"only": True} if rows == "only" else rows)]
 
 
 class Source(Section):
@@ -241,8 +230,8 @@ class Dataset(Source):
     limit: int | None = Field(
         None, ge=1, description="At most this many training rows; with `eval: only`, of evaluation rows."
     )
-    eval: Annotated[Late[EvalRows], BeforeValidator(_only)] | None = Field(
-        None, description="Rows for evaluation: {split}, {fraction} or only, each with an optional limit."
+    eval: Annotated[Late[EvalRows], BeforeValidator(lambda rows: {"only": True} if rows == "only" else rows)] | None = (
+        Field(None, description="Rows for evaluation: {split}, {fraction} or only, each with an optional limit.")
     )
 
 
@@ -330,10 +319,6 @@ class Budget(Section):
     deadline: Seconds | None = Field(None, gt=0, description="Seconds from the start of the run, or 2h30m.")
 
 
-def _project(value: Any) -> Any:
-    return {"project": value} if isinstance(value, str) else value
-
-
 class Wandb(Section):
     """Logging to Weights & Biases; absent is off."""
 
@@ -342,7 +327,7 @@ class Wandb(Section):
     mode: Literal["online", "offline", "disabled"] = Field("online", description="offline keeps it on this machine.")
 
 
-WandbField = Annotated[Late[Wandb], BeforeValidator(_project)]
+WandbField = Annotated[Late[Wandb], _short_for("project", str)]
 
 
 # ------------------------- ``sandbox`` and ``artifacts``: where the agent's commands run, and what is kept of it
@@ -360,16 +345,12 @@ def _mode(value: Any) -> Any:
     return int(str(value).removeprefix("0o"), 8)
 
 
-def _mode_written(value: int) -> str:
-    """With the sign that says octal, so that a section that is written out and read again keeps its bits."""
-    return f"0o{value:03o}"
-
-
-def _network_shape(value: Any) -> str:
-    return "hosts" if isinstance(value, list | tuple) else "switch"
-
-
-Network = Annotated[Annotated[bool, Tag("switch")] | Annotated[Seq[str], Tag("hosts")], Discriminator(_network_shape)]
+# Written with the sign that says octal, so that a section that is written out and read again keeps its bits.
+FileMode = Annotated[int, BeforeValidator(_mode), PlainSerializer(lambda value: f"0o{value:03o}"), MayTemplate()]
+Network = Annotated[
+    Annotated[bool, Tag("switch")] | Annotated[Seq[str], Tag("hosts")],
+    Discriminator(lambda value: "hosts" if isinstance(value, list | tuple) else "switch"),
+]
 
 
 def _package(value: Any) -> Any:
@@ -394,7 +375,7 @@ class File(Section):
         None, alias="from", description="File or folder to copy, below the folder of the spec after symlinks."
     )
     base64: str | None = Field(None, description="Bytes of the file in base64.")
-    mode: Annotated[int, BeforeValidator(_mode), PlainSerializer(_mode_written), MayTemplate()] | None = Field(
+    mode: FileMode | None = Field(
         None, description="Permissions in octal digits, such as 0755; default: those of the source, else 0644."
     )
 
@@ -459,10 +440,6 @@ class Artifact(Section):
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
-def _list(value: Any) -> Any:
-    return {"enabled": value} if isinstance(value, list | tuple) else value
-
-
 def _argv(value: Any) -> Any:
     """Return a command line as a list, so that no shell is needed to start it."""
     if not isinstance(value, str):
@@ -473,12 +450,9 @@ def _argv(value: Any) -> Any:
         raise wrong(f"cannot be read as a command line: {error}") from None
 
 
-def _kind(value: Any) -> str:
-    return "weights" if isinstance(value, Mapping) else "name"
-
-
 Distribution = Annotated[
-    Annotated[str, Tag("name")] | Annotated[Map[Probability], Tag("weights")], Discriminator(_kind)
+    Annotated[str, Tag("name")] | Annotated[Map[Probability], Tag("weights")],
+    Discriminator(lambda value: "weights" if isinstance(value, Mapping) else "name"),
 ]
 
 
@@ -543,12 +517,8 @@ class State(Section):
     )
 
 
-def _class(value: Any) -> Any:
-    return {"python": value} if isinstance(value, str) else value
-
-
-StateField = Annotated[Late[State], BeforeValidator(_class)]
-ToolsetsField = Annotated[Late[Toolsets], BeforeValidator(_list)]
+StateField = Annotated[Late[State], _short_for("python", str)]
+ToolsetsField = Annotated[Late[Toolsets], _short_for("enabled", list, tuple)]
 NO_TOOLSETS = Toolsets.model_construct()
 
 
@@ -666,9 +636,7 @@ def _named(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     return {
-        name: {"fn": name, **({} if reward is None else reward)}
-        if reward is None or isinstance(reward, Mapping)
-        else reward
+        name: {"fn": name, **(reward or {})} if isinstance(reward, Mapping | None) else reward
         for name, reward in value.items()
     }
 
@@ -679,13 +647,9 @@ class ScoreRule(Section):
     clamp: Pair | None = Field(None, description="[lowest, highest] score.")
 
 
-def _ending_policy_shape(value: Any) -> str:
-    return "name" if isinstance(value, str) else "score"
-
-
 EndingPolicy = Annotated[
     Annotated[Literal["grade", "mask", "drop", "worst"], Tag("name")] | Annotated[float, Tag("score")],
-    Discriminator(_ending_policy_shape),
+    Discriminator(lambda value: "name" if isinstance(value, str) else "score"),
 ]
 
 
@@ -846,7 +810,7 @@ class Spec(Section):
     env: FreeMap = Field(EMPTY, description="Other fields of Atropos' environment configuration.")
     wandb: WandbField | None = Field(None, description="Project, or {project, name, mode}; absent is off.")
 
-    _origin: "Origin | None" = PrivateAttr(default=None)
+    _origin: Origin = PrivateAttr(default_factory=lambda: NOWHERE)
     _policy_key: SecretStr | None = PrivateAttr(default=None)
     _demo: bool = PrivateAttr(default=False)
     _overrides: Any = PrivateAttr(default=None)
@@ -882,17 +846,17 @@ class Spec(Section):
     @property
     def folder(self) -> Path:
         """The folder that relative paths in the spec's own file start from."""
-        return self._origin.root.mark.source.folder if self._origin else Path.cwd()
+        return self.folder_of(())
 
     @property
     def folders(self) -> frozenset[Path]:
         """The folders of all files that the spec was read from."""
-        return self._origin.folders if self._origin else frozenset()
+        return self._origin.folders
 
     @property
     def source(self) -> str:
         """The file as the user named it."""
-        return self._origin.root.mark.source.name if self._origin else "spec"
+        return self._origin.root.mark.source.name
 
     @property
     def tool_timeout(self) -> float:
@@ -909,87 +873,35 @@ class Spec(Section):
         """Return the agent's settings in a mode: with the overrides for evaluation."""
         if mode != "evaluate":
             return self.agent
-        changes: dict[str, Any] = {key: value for key, value in self.evaluate.agent if value is not None}
+        agent = self.evaluate.agent
+        changes: dict[str, Any] = {key: getattr(agent, key) for key in agent.model_fields_set}
         if self.evaluate.rollouts == 1:
             changes.setdefault("temperature", 0.0)
         return self.agent.model_copy(update=changes)
 
     def problem(self, path: NodePath, message: str, *, at: Literal["key", "value"] = "value") -> Problem:
         """Return a problem with the place where `path` was written, or where its nearest parent was."""
-        if self._origin is None:
-            return Problem(self.source, None, None, message)
         return self._origin.problem(path, message, at=at)
 
     def is_written(self, path: NodePath) -> bool:
         """Return True where the key stands in the spec itself, not just in the defaults."""
-        return self._origin is not None and self._origin.is_written(path)
+        return self._origin.is_written(path)
 
     def written_at(self, path: NodePath) -> str | None:
         """Return the text of a value before it was made an absolute path; None where none was written."""
-        return self._origin.written_at(path) if self._origin is not None else None
+        return self._origin.written_at(path)
 
     def template_problem(self, path: NodePath, error: "TemplateError") -> Problem:
         """Return the problem of a template at the line that is to blame, inside a block where it is one."""
         row = f" (row {error.row})" if error.row else ""
-        message = f"{error.message}{row}"
-        if self._origin is None:
-            return self.problem(path, message)
-        return self._origin.line_problem(path, error.line or 1, message, near=error.column)
+        return self._origin.line_problem(path, error.line or 1, f"{error.message}{row}", near=error.column)
 
     def folder_of(self, path: NodePath) -> Path:
         """Return the folder that a relative path written at `path` starts from."""
-        return self._origin.folder_of(path) if self._origin else Path.cwd()
+        return self._origin.folder_of(path).absolute()
 
     def resolved(self) -> dict[str, Any]:
         """Return the spec as it ran, for `spec.yaml`: `${VAR}` as it was written, no secrets, paths absolute."""
-        if self._origin is None:
+        if not self._origin.root.entries:
             return dict(self.model_dump(mode="json", by_alias=True, exclude_unset=True))
         return self._origin.resolved()
-
-
-# ------------------------------------------------------------------- The names that other rooms import from here
-
-__all__ = [
-    "BACKENDS",
-    "NO_TOOLSETS",
-    "PROGRAM_VALUES",
-    "Agent",
-    "AgentOverrides",
-    "Artifact",
-    "Budget",
-    "Call",
-    "Dataset",
-    "Distill",
-    "EvalRows",
-    "Evaluate",
-    "File",
-    "FrozenDict",
-    "Limits",
-    "Mcp",
-    "Message",
-    "Mode",
-    "Part",
-    "Prices",
-    "Process",
-    "Prompt",
-    "Reasoning",
-    "RendererSection",
-    "Reward",
-    "SandboxSection",
-    "ScoreRule",
-    "Section",
-    "Serve",
-    "Server",
-    "Solution",
-    "Source",
-    "Spec",
-    "TextFile",
-    "ToolSection",
-    "Toolsets",
-    "Turn",
-    "User",
-    "Wandb",
-    "freeze",
-    "is_template",
-    "thaw",
-]

@@ -153,15 +153,15 @@ def locate(root: Node, path: NodePath) -> tuple[NodePath, Mark, Node]:
 
     Steps that the tree lacks are passed over: a validator names more steps than were written.
     """
-    path_found: list[str | int] = []
+    written: list[str | int] = []
     key, node = root.mark, root
     for step in path:
         for name, mark, child in children(node):
             if name == step and isinstance(name, str) == isinstance(step, str):
-                path_found.append(step)
+                written.append(step)
                 key, node = mark, child
                 break
-    return tuple(path_found), key, node
+    return tuple(written), key, node
 
 
 def plain(node: Node) -> Any:
@@ -235,13 +235,9 @@ FREE = (
 
 def _matches(pattern: Pattern, path: NodePath) -> bool:
     if pattern[-1] == "**":
-        head = pattern[:-1]
-        return len(path) >= len(head) and _matches_exactly(head, path[: len(head)])
-    return len(pattern) == len(path) and _matches_exactly(pattern, path)
-
-
-def _matches_exactly(pattern: Pattern, path: NodePath) -> bool:
-    return all(step in ("*", name) for step, name in zip(pattern, path, strict=True))
+        pattern = pattern[:-1]
+        path = path[: len(pattern)]
+    return len(pattern) == len(path) and all(step in ("*", name) for step, name in zip(pattern, path, strict=True))
 
 
 def is_in(path: NodePath, among: tuple[Pattern, ...]) -> bool:

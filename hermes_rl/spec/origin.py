@@ -15,7 +15,18 @@ from urllib.parse import unquote_plus
 
 from hermes_rl.errors import Problem
 from hermes_rl.spec import nodes
-from hermes_rl.spec.nodes import MappingNode, Mark, Node, NodePath, ScalarNode, SequenceNode, find, locate, walk
+from hermes_rl.spec.nodes import (
+    MappingNode,
+    Mark,
+    Node,
+    NodePath,
+    ScalarNode,
+    SequenceNode,
+    SourceText,
+    find,
+    locate,
+    walk,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,13 +70,17 @@ class Origin:
         return value
 
 
+NOWHERE = Origin(MappingNode(Mark(SourceText("spec", Path(), has_lines=False), 1, 1)))
+"""Of a spec that was not read from anywhere."""
+
+
 def place(root: Node, path: NodePath, at: str) -> Mark:
     """Return the mark of the key or of the value; the root itself is line 1, column 1."""
-    found, key, node = locate(root, path)
-    if not found:
+    written, key, node = locate(root, path)
+    if not written:
         return root.mark._replace(line=1, column=1)
     stands_for = isinstance(node, ScalarNode) and path[:1] == ("state",)  # `state: x` is short for `{python: x}`
-    return key if at == "key" or (len(found) < len(path) and not stands_for) else node.mark
+    return key if at == "key" or (len(written) < len(path) and not stands_for) else node.mark
 
 
 def line_mark(node: Node, line: int, near: str | None = None) -> Mark:
@@ -173,53 +188,41 @@ def is_secret_key(name: str) -> bool:
 
 
 def holds_secret(address: str) -> bool:
-    """Return True for an address with a password, key or token in it, which would be recorded with the run."""
+    """Return True for an address with a password, key or token in it, which would be recorded with the run.
+
+    Broader than for keys of a spec: in a query any kind of key, token or signature is one.
+    """
     place, _, query = address.partition("#")[0].partition("?")
     if "@" in place.partition("://")[2].partition("/")[0]:
         return True
-    return any(value and _is_secret_parameter(name) for name, value in _pairs(query))
-
-
-def _pairs(query: str) -> Iterator[tuple[str, str]]:
     for pair in re.split("[&;]", query):
         name, _, value = pair.partition("=")
-        yield unquote_plus(name), value
-
-
-def _is_secret_parameter(name: str) -> bool:
-    """Broader than for keys of a spec: in a query any kind of key, token or signature is one."""
-    words = re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
-    return is_secret_key(name) or not _PARAMETER_WORDS.isdisjoint(words)
-
-
-def _is_free(path: NodePath) -> bool:
-    return nodes.is_row(path) or nodes.is_in(path, nodes.ARGS)
-
-
-def _is_literal(node: object) -> bool:
-    if not isinstance(node, ScalarNode):
-        return False
-    return node.value is not None and node.text != "" and not node.text.startswith(("${", "{{"))
-
-
-def _names_a_variable(path: NodePath, node: object) -> bool:
-    """Return True where the value of a header is the name of its variable; `Bearer …`, written out, is none."""
-    written = isinstance(node, ScalarNode) and re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", node.text)
-    return bool(written) and nodes.is_in(path, nodes.HEADERS)
+        name = unquote_plus(name)
+        words = re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+        if value and (is_secret_key(name) or not _PARAMETER_WORDS.isdisjoint(words)):
+            return True
+    return False
 
 
 def literal_secrets(root: MappingNode) -> Iterator[Problem]:
     """Yield a problem per secret that is written out, anywhere but in rows and arguments."""
     for path, _, node in walk(root):
         key = str(path[-1])
-        if is_secret_key(key) and _is_literal(node) and not (_is_free(path) or _names_a_variable(path, node)):
-            yield node.mark.problem(_advice(key, path))
-
-
-def _advice(key: str, path: NodePath) -> str:
-    advice = "name the environment variable that holds it instead"
-    if path[:1] == ("servers",):
-        advice += ", in `api_key_env` or `headers_env`"
-    elif path[:1] == ("dataset",):
-        advice = "log in to the hub, or set HF_TOKEN in the environment"
-    return f"a secret is written in `{key}`; {advice}"
+        if not is_secret_key(key) or nodes.is_row(path) or nodes.is_in(path, nodes.ARGS):
+            continue
+        if (
+            not isinstance(node, ScalarNode)
+            or node.value is None
+            or node.text.startswith(("${", "{{"))
+            or not node.text
+        ):
+            continue
+        # The value of a header is the name of its variable; `Bearer …`, written out, is none.
+        if not node.text or (nodes.is_in(path, nodes.HEADERS) and re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", node.text)):
+            continue
+        advice = "name the environment variable that holds it instead"
+        if path[:1] == ("servers",):
+            advice += ", in `api_key_env` or `headers_env`"
+        elif path[:1] == ("dataset",):
+            advice = "log in to the hub, or set HF_TOKEN in the environment"
+        yield node.mark.problem(f"a secret is written in `{key}`; {advice}")

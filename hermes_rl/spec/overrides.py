@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from hermes_rl.errors import Problem, SpecError
 from hermes_rl.server_types import DEFAULT
-from hermes_rl.spec.flags import Flag, find_flag, refusal
+from hermes_rl.spec.flags import FLAGS, REFUSED, Flag
 from hermes_rl.spec.hints import option_for
 from hermes_rl.spec.merge import changes_kind, expand_shorthand
 from hermes_rl.spec.model import Mode
@@ -74,19 +74,12 @@ class NoPlaceError(Exception):
     """The key of an option leads through something that has no keys."""
 
 
-def assign(root: MappingNode, base: MappingNode, one: Assignment) -> MappingNode:
-    """Return the tree with one option laid over it; `base` is what the file says, without any option.
+def _assigned(node: Node | None, base: Node | None, one: Assignment, done: NodePath) -> Node:
+    """`node` with the option's value at the rest of its path; `base` is what the file says there, without any option.
 
     Raises:
         NoPlaceError: the key leads through something that has no keys.
     """
-    changed = _assigned(root, base, one, ())
-    assert isinstance(changed, MappingNode)
-    return changed
-
-
-def _assigned(node: Node | None, base: Node | None, one: Assignment, done: NodePath) -> Node:
-    """`node` with the option's value at the rest of its path; `base` is what the file says there."""
     if len(done) == len(one.path):
         return one.node
     step = one.path[len(done)]
@@ -99,15 +92,10 @@ def _assigned(node: Node | None, base: Node | None, one: Assignment, done: NodeP
         raise NoPlaceError(f"`{'.'.join(map(str, done))}` holds no keys")
     before = base.get(str(step)) if isinstance(base, MappingNode) else None
     value = _assigned(here.get(str(step)), before, one, (*done, step))
-    entry = Entry(here.entries[str(step)].key if str(step) in here.entries else one.mark, value)
-    return replace(_without_old_kind(here, base, one, done), entries=_placed(here, base, one, done, entry))
-
-
-def _placed(here: MappingNode, base: Node | None, one: Assignment, done: NodePath, entry: Entry) -> dict[str, Entry]:
-    step = str(one.path[len(done)])
-    kept = _without_old_kind(here, base, one, done).entries
-    entry = Entry(one.mark, entry.value) if len(done) + 1 == len(one.path) else entry
-    return {**kept, step: entry}
+    known = str(step) in here.entries and len(done) + 1 < len(one.path)
+    entry = Entry(here.entries[str(step)].key if known else one.mark, value)
+    here = _without_old_kind(here, base, one, done)
+    return replace(here, entries={**here.entries, str(step): entry})
 
 
 def _without_old_kind(here: MappingNode, base: Node | None, one: Assignment, done: NodePath) -> MappingNode:
@@ -170,6 +158,11 @@ class _FlagUse(NamedTuple):
     flag: Flag
     node: Node
 
+    def assignments(self, mode: Mode | None) -> list[Assignment]:
+        node, flag = self.flag.convert(self.node), self.flag
+        keys = flag.keys_in(mode) if node is not None else []
+        return [Assignment(self.option, tuple(key.split(".")), node, flag.all_servers) for key in keys if node]
+
 
 class Overrides(NamedTuple):
     """Everything that the command line changes."""
@@ -190,12 +183,14 @@ class Overrides(NamedTuple):
         problems: list[Problem] = []
         if self.earlier is not None:
             root, problems = self.earlier.apply(root, mode)
-        assignments = [*self.sets, *(made for use in self.flags for made in _assignments(use, mode))]
+        assignments = [*self.sets, *(assignment for use in self.flags for assignment in use.assignments(mode))]
         problems += _doubles(assignments)
         base = root
-        for assignment in sorted(assignments, key=lambda one: len(one.path)):
+        for assignment in sorted(assignments, key=lambda assignment: len(assignment.path)):
             try:
-                root = assign(root, base, assignment)
+                changed = _assigned(root, base, assignment, ())
+                assert isinstance(changed, MappingNode)
+                root = changed
             except NoPlaceError as error:
                 problems.append(assignment.mark.problem(str(error)))
         return chat_server(root, assignments), problems
@@ -208,7 +203,7 @@ def parse_extra_args(argv: Sequence[str], sets: Sequence[str]) -> Overrides:
         SpecError: with every option that is wrong.
     """
     problems: list[Problem] = []
-    assignments = [one for text in sets if (one := _read_set(text, problems)) is not None]
+    assignments = [assignment for text in sets if (assignment := _read_set(text, problems)) is not None]
     uses: list[_FlagUse] = []
     key: SecretStr | None = None
     for option, text in _pairs(argv, problems):
@@ -219,24 +214,22 @@ def parse_extra_args(argv: Sequence[str], sets: Sequence[str]) -> Overrides:
             continue
         use = _read_flag(option, text, problems)
         uses += [use] if use is not None else []
-    problems.extend(_twice([use.option for use in uses]))
+    options = [use.option for use in uses]
+    double = dict.fromkeys(option for option in options if options.count(option) > 1)
+    problems += [Problem(option, None, None, "is given twice") for option in double]
     if problems:
         raise SpecError(problems)
     return Overrides(tuple(assignments), tuple(uses), key)
 
 
-def _source(option: str) -> SourceText:
-    return SourceText(option, Path.cwd(), has_lines=False)
-
-
 def _value(text: str, option: str, problems: list[Problem]) -> Node:
     """Return the YAML value of an option; a template or variable needs no quotes, since the shell has taken them."""
-    mark = Mark(_source(option), 1, 1)
+    mark = Mark(SourceText(option, Path.cwd(), has_lines=False), 1, 1)
     if text.startswith(("{{", "{%", "${")):
         return ScalarNode(mark, text, text, plain=text.startswith("${"))
-    node, found = read_text(text, mark.source)
-    problems.extend(found)
-    return node if node is not None else ScalarNode(mark, None, "", plain=True, broken=bool(found))
+    node, unreadable = read_text(text, mark.source)
+    problems.extend(unreadable)
+    return node if node is not None else ScalarNode(mark, None, "", plain=True, broken=bool(unreadable))
 
 
 def _read_set(text: str, problems: list[Problem]) -> Assignment | None:
@@ -269,22 +262,16 @@ def _pairs(argv: Sequence[str], problems: list[Problem]) -> list[tuple[str, str 
 
 
 def _read_flag(option: str, text: str | None, problems: list[Problem]) -> _FlagUse | None:
-    refused = refusal(option)
-    if refused is not None:
-        problems.append(Problem(option, None, None, refused))
+    flag = FLAGS.get(option)
+    wrong = REFUSED.get(option)
+    if wrong is None and flag is None:
+        wrong = f"there is no such option{option_for(option) or choices(option, FLAGS)}"
+    elif wrong is None and flag is not None and text is None and flag.type != "boolean":
+        wrong = "needs a value"
+    if wrong is not None or flag is None:
+        problems.append(Problem(option, None, None, str(wrong)))
         return None
-    flag, known = find_flag(option)
-    if flag is None:
-        hint = option_for(option) or choices(option, known)
-        problems.append(Problem(option, None, None, f"there is no such option{hint}"))
-        return None
-    if text is None and flag.type != "boolean":
-        problems.append(Problem(option, None, None, "needs a value"))
-        return None
-    found: list[Problem] = []
-    node = _value("true" if text is None else text, option, found)
-    problems.extend(found)
-    return _FlagUse(option, flag, _as_text(node, flag, text))
+    return _FlagUse(option, flag, _as_text(_value("true" if text is None else text, option, problems), flag, text))
 
 
 def _as_text(node: Node, flag: Flag, text: str | None) -> Node:
@@ -294,18 +281,6 @@ def _as_text(node: Node, flag: Flag, text: str | None) -> Node:
     if isinstance(node.value, str) or text in ("", "null", "None"):
         return node if isinstance(node.value, str) else replace(node, value=None)
     return replace(node, value=text)
-
-
-def _assignments(use: _FlagUse, mode: Mode | None) -> list[Assignment]:
-    node = use.flag.convert(use.node)
-    if node is None:
-        return []
-    return [Assignment(use.option, tuple(key.split(".")), node, use.flag.all_servers) for key in use.flag.keys_in(mode)]
-
-
-def _twice(options: list[str]) -> list[Problem]:
-    double = dict.fromkeys(option for option in options if options.count(option) > 1)
-    return [Problem(option, None, None, "is given twice") for option in double]
 
 
 def _doubles(assignments: list[Assignment]) -> list[Problem]:

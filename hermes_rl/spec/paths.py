@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import re
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,12 @@ _DATASETS = (("dataset", "path"), ("dataset", "fallback", "path"))
 
 def absolute(root: MappingNode) -> Node:
     """Return the tree with absolute paths. Templates stay: what they render to starts from the spec's folder."""
-    root = _with_formats(root)
+    dataset = root.get("dataset")
+    if isinstance(dataset, MappingNode):
+        fallback = dataset.get("fallback")
+        if isinstance(fallback, MappingNode):
+            dataset = dataset.having(fallback=_with_format(fallback))
+        root = root.having(dataset=_with_format(dataset))
 
     def change(path: NodePath, node: ScalarNode) -> ScalarNode:
         if (
@@ -72,19 +78,8 @@ def may_mean_hub(written: str) -> bool:
     return _HUB_NAME.fullmatch(written) is not None
 
 
-def _with_formats(root: MappingNode) -> MappingNode:
+def _with_format(node: MappingNode) -> MappingNode:
     """`{path: questions.jsonl}` in full: `{path: json, data_files: questions.jsonl}`."""
-    for block in (("dataset",), ("dataset", "fallback")):
-        root = _with_format(root, block)
-    return root
-
-
-def _with_format(node: MappingNode, block: NodePath) -> MappingNode:
-    if block:
-        inner = node.get(str(block[0]))
-        return (
-            node.having(**{str(block[0]): _with_format(inner, block[1:])}) if isinstance(inner, MappingNode) else node
-        )
     path = node.get("path")
     if not isinstance(path, ScalarNode) or not isinstance(path.value, str) or node.get("data_files") is not None:
         return node
@@ -104,14 +99,7 @@ def _format_of(value: str, folder: Path) -> str | None:
         paths = glob.iglob(_join(folder, value), recursive=True)  # noqa: PTH207 - pathlib globs below one folder only
         kinds = {file_format(name) for name in paths if Path(name).is_file()}
         return kinds.pop() if len(kinds) == 1 else None
-    return None if _is_folder(_join(folder, value)) else file_format(value)
-
-
-def _is_folder(path: str) -> bool:
-    try:
-        return Path(path).is_dir()
-    except (OSError, ValueError):
-        return False
+    return None if kind_of(Path(_join(folder, value))) == stat.S_IFDIR else file_format(value)
 
 
 def names_host_file(path: NodePath, value_at: Callable[[NodePath], object]) -> bool:
@@ -153,14 +141,15 @@ def looks_local(value: str, folder: Path) -> bool:
     """Return True for a path: it starts like one, is a pattern of several, or there is something of that name."""
     if value.startswith((".", "/", "~")) or (glob.has_magic(value) and not _URL.match(value)):
         return True
-    return not _URL.match(value) and "\0" not in value and len(value) < 4096 and _exists(folder / value)
+    return not _URL.match(value) and "\0" not in value and len(value) < 4096 and kind_of(folder / value) != 0
 
 
-def _exists(path: Path) -> bool:
+def kind_of(path: Path) -> int:
+    """Return what kind of file there is, as `stat` says it; 0 where there is none, or the text can be no path."""
     try:
-        return path.exists()
-    except OSError:
-        return False
+        return stat.S_IFMT(path.stat().st_mode)
+    except (OSError, ValueError):
+        return 0
 
 
 def _join(folder: Path, value: str) -> str:

@@ -266,21 +266,25 @@ class _Reader:
             self._report(event.start_mark, f"nested more than {_DEEPEST} levels deep")
             raise _UnreadableError
         if isinstance(event, yaml.AliasEvent):
-            return self._alias(event)
-        node = self._fresh(event, depth)
+            if event.anchor in self._anchors:
+                return self._anchors[event.anchor]
+            return self._broken(event, f"the alias *{event.anchor} has no anchor before it")
+        if not isinstance(event, yaml.ScalarEvent) and event.tag is not None:
+            self._report(event.start_mark, f"the tag {event.tag} is not known; only !raw is, before a string")
+        node: Node
+        if isinstance(event, yaml.ScalarEvent):
+            node = self._scalar(event)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            items = []
+            while not isinstance(item := next(self._events), yaml.SequenceEndEvent):
+                items.append(self._node(item, depth + 1))
+            node = SequenceNode(self._mark(event.start_mark), tuple(items))
+        else:
+            node = self._mapping(event, depth)
         self._sizes[id(node)] = self._size(event.start_mark, node)
         if event.anchor is not None:
             self._anchors[event.anchor] = node
         return node
-
-    def _fresh(self, event: Any, depth: int) -> Node:
-        if isinstance(event, yaml.ScalarEvent):
-            return self._scalar(event)
-        if event.tag is not None:
-            self._report(event.start_mark, f"the tag {event.tag} is not known; only !raw is, before a string")
-        if isinstance(event, yaml.SequenceStartEvent):
-            return self._sequence(event, depth)
-        return self._mapping(event, depth)
 
     def _size(self, mark: Any, node: Node) -> int:
         parts: tuple[Node, ...] = ()
@@ -293,19 +297,6 @@ class _Reader:
             self._report(mark, f"aliases make this larger than {_MOST_NODES} values")
             raise _UnreadableError
         return size
-
-    def _alias(self, event: Any) -> Node:
-        node = self._anchors.get(event.anchor)
-        if node is None:
-            self._report(event.start_mark, f"the alias *{event.anchor} has no anchor before it")
-            return ScalarNode(self._mark(event.start_mark), None, "", plain=True, broken=True)
-        return node
-
-    def _sequence(self, event: Any, depth: int) -> SequenceNode:
-        items = []
-        while not isinstance(item := next(self._events), yaml.SequenceEndEvent):
-            items.append(self._node(item, depth + 1))
-        return SequenceNode(self._mark(event.start_mark), tuple(items))
 
     def _mapping(self, event: Any, depth: int) -> Node:
         entries: dict[str, Entry] = {}
@@ -321,11 +312,11 @@ class _Reader:
             else:
                 entries[name] = Entry(self._mark(key.start_mark), value)
         if braces:
-            return self._braces(event)
+            return self._broken(event, "an unquoted {{ }} is a mapping to YAML; " + _QUOTE.format("{{ … }}"))
         return MappingNode(self._mark(event.start_mark), entries)
 
-    def _braces(self, event: Any) -> Node:
-        self._report(event.start_mark, "an unquoted {{ }} is a mapping to YAML; " + _QUOTE.format("{{ … }}"))
+    def _broken(self, event: Any, message: str) -> Node:
+        self._report(event.start_mark, message)
         return ScalarNode(self._mark(event.start_mark), None, "", plain=True, broken=True)
 
     def _key(self, event: Any, depth: int) -> str | None:

@@ -37,24 +37,19 @@ PATH_KEYS = ("name", "split", "data_files", "revision", "streaming")
 def _sources(data: dict[str, Any]) -> Iterator[Fault]:
     for path in (("dataset",), ("dataset", "fallback")):
         source = section(data, *path)
-        if not source and not (isinstance(data.get("dataset"), dict) and path == ("dataset",)):
-            continue
-        yield from exactly_one(source, path, SOURCES, path[-1])
-        if "path" not in source:
-            for key in PATH_KEYS:
-                if key in source:
-                    yield Fault((*path, key), f"`{key}` goes with `path`", at="key")
-
-
-def _formats(data: dict[str, Any]) -> Iterator[Fault]:
-    for path in (("dataset",), ("dataset", "fallback")):
-        source = section(data, *path)
+        if source or (isinstance(data.get("dataset"), dict) and path == ("dataset",)):
+            yield from exactly_one(source, path, SOURCES, path[-1])
+        for key in PATH_KEYS if "path" not in source else ():
+            if key in source:
+                yield Fault((*path, key), f"`{key}` goes with `path`", at="key")
         name = source.get("path")
         if isinstance(name, str) and name in FILE_FORMATS and "data_files" not in source:
             yield Fault((*path, "path"), f"`{name}` is a format of files; say which in `data_files`")
         elif isinstance(name, str) and (kind := file_format(name)) and "data_files" in source:
             message = f"`path` names a file already; leave one out, or write `path: {kind}`"
             yield Fault((*path, "data_files"), message, at="key")
+        if source.get("items") == []:
+            yield Fault((*path, "items"), "there must be at least one row")
 
 
 def _fallback(data: dict[str, Any]) -> Iterator[Fault]:
@@ -79,21 +74,11 @@ def _eval(data: dict[str, Any]) -> Iterator[Fault]:
         yield Fault((*path, "only"), "`only` is true or absent")
 
 
-def _empty_items(data: dict[str, Any]) -> Iterator[Fault]:
-    for path in (("dataset",), ("dataset", "fallback")):
-        if section(data, *path).get("items") == []:
-            yield Fault((*path, "items"), "there must be at least one row")
-
-
 def _prompt(data: dict[str, Any]) -> Iterator[Fault]:
     prompt = data.get("prompt")
     if not isinstance(prompt, dict):
         return
-    pair = [key for key in ("system", "user") if key in prompt]
-    if "messages" in prompt:
-        for key in pair:
-            yield Fault(("prompt", key), f"`{key}` and `messages` exclude each other", at="key")
-    elif "user" not in prompt and section(data, "user").get("opens") is not True:
+    if not {"user", "messages"} & prompt.keys() and section(data, "user").get("opens") is not True:
         yield Fault(("prompt",), "prompt needs `user` or `messages` (or a simulated user that opens)", at="key")
     if prompt.get("messages") == []:
         yield Fault(("prompt", "messages"), "there must be at least one message")
@@ -108,13 +93,17 @@ def _parts(data: dict[str, Any]) -> Iterator[Fault]:
             yield from exactly_one(part, (*path, index), ("text", "image", "image_url"), "a part")
 
 
-def _toolsets(data: dict[str, Any]) -> Iterator[Fault]:
-    toolsets = section(data, "toolsets")
-    if "distribution" in toolsets and "enabled" in toolsets:
-        message = "`distribution` and `enabled` exclude each other"
-        yield Fault(("toolsets", "distribution"), message, at="key")
-    if "record" in toolsets and "replay" in toolsets:
-        yield Fault(("toolsets", "replay"), "`record` and `replay` exclude each other", at="key")
+_EXCLUSIVE = (
+    ("prompt", "system", "messages"), ("prompt", "user", "messages"), ("toolsets", "distribution", "enabled"),
+    ("toolsets", "replay", "record"),
+)  # fmt: skip
+"""Sections, and two keys of each that exclude each other."""
+
+
+def _exclusive(data: dict[str, Any]) -> Iterator[Fault]:
+    for name, key, other in _EXCLUSIVE:
+        if {key, other} <= section(data, name).keys():
+            yield Fault((name, key), f"`{key}` and `{other}` exclude each other", at="key")
 
 
 def tool_entries(data: dict[str, Any]) -> Iterator[tuple[NodePath, Any]]:
@@ -126,11 +115,12 @@ def tool_entries(data: dict[str, Any]) -> Iterator[tuple[NodePath, Any]]:
 def _tools(data: dict[str, Any]) -> Iterator[Fault]:
     for path, tool in tool_entries(data):
         yield from exactly_one(tool, path, ("python", "state", "mcp"), "a tool")
-        if isinstance(tool, dict) and "state" in tool and "state" not in data:
+        tool = section(tool)
+        if "state" in tool and "state" not in data:
             yield Fault((*path, "state"), "there is no `state:` in this spec to take tools from")
-        if isinstance(tool, dict) and "outside" in tool and "python" not in tool:
+        if "outside" in tool and "python" not in tool:
             yield Fault((*path, "outside"), "`outside` goes with `python`; of other tools it is known", at="key")
-        if isinstance(tool, dict) and isinstance(tool.get("mcp"), dict):
+        if isinstance(tool.get("mcp"), dict):
             yield from _mcp((*path, "mcp"), tool["mcp"])
 
 
@@ -154,20 +144,17 @@ def _tool_names(data: dict[str, Any]) -> Iterator[Fault]:
     for owner in (("tools",), ("user", "tools")):
         seen: dict[str, str] = {}
         for path, tool in entries(data, *owner):
-            for kind, name in _names(tool):
-                where = seen.setdefault(name, f"{kind} number {int(path[-1]) + 1}")
-                if where != f"{kind} number {int(path[-1]) + 1}":
+            python, server = section(tool).get("python"), section(tool, "mcp").get("name")
+            names = {"python": python.rpartition(":")[2] if isinstance(python, str) else None, "mcp": server}
+            for kind, name in names.items():
+                if not isinstance(name, str) or not isinstance(path[-1], int):
+                    continue
+                own = f"{kind} number {path[-1] + 1}"
+                if (where := seen.setdefault(name, own)) != own:
                     yield Fault((*path, kind), f"the name `{name}` is taken by {where}; tools need different names")
 
 
-def _names(tool: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(tool, dict) and isinstance(tool.get("python"), str):
-        yield "python", tool["python"].rpartition(":")[2]
-    if isinstance(section(tool).get("mcp"), dict) and isinstance(tool["mcp"].get("name"), str):
-        yield "mcp", tool["mcp"]["name"]
-
-
-DATA_RULES = (_sources, _formats, _fallback, _eval, _empty_items, _prompt, _parts, _toolsets, _tools, _tool_names)
+DATA_RULES = (_sources, _fallback, _eval, _prompt, _parts, _exclusive, _tools, _tool_names)
 
 
 # ----------------------------------------------------------------- Agent, rewards, endings, solution and servers
@@ -209,8 +196,7 @@ def _code(data: dict[str, Any]) -> Iterator[Fault]:
         (("state",), data.get("state")),
         (("state", "python"), section(data, "state").get("python")),
     ]
-    for owner in (("tools",), ("user", "tools")):
-        places.extend(((*path, "python"), section(tool).get("python")) for path, tool in entries(data, *owner))
+    places += [((*path, "python"), section(tool).get("python")) for path, tool in tool_entries(data)]
     for path, reference in places:
         if isinstance(reference, str):
             file, _, name = reference.rpartition(":")
@@ -228,7 +214,7 @@ def _clamp(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _endings(data: dict[str, Any]) -> Iterator[Fault]:
-    names = [str(ending) for ending in POLICYS]
+    ours, known = set(map(str, OURS)), [*map(str, POLICYS), LOST]
     for path, policy in entries(data, "endings"):
         name = str(path[-1])
         if name == LOST:
@@ -236,13 +222,15 @@ def _endings(data: dict[str, Any]) -> Iterator[Fault]:
                 yield Fault(path, "a member that was given up has no score of its own: expected drop or worst")
         elif policy == "worst":
             yield Fault(path, f"`worst` is for `{LOST}`: expected grade, mask, drop, or a number as score")
-        elif name in {str(ending) for ending in OURS}:
+        elif name in ours:
             yield Fault(path, f"`{name}` is a failure of ours and never graded", at="key")
-        elif name not in names:
-            yield Fault(path, f"there is no ending `{name}`{choices(name, [*names, LOST])}", at="key")
+        elif name not in known:
+            yield Fault(path, f"there is no ending `{name}`{choices(name, known)}", at="key")
 
 
 def _program(data: dict[str, Any]) -> Iterator[Fault]:
+    if "program" in section(data, "evaluate", "agent"):
+        yield Fault(("evaluate", "agent", "program"), "one program plays in training and in evaluation", at="key")
     if "program" not in section(data, "agent"):
         return
     for path in (("toolsets",), ("tools",), ("user",), ("agent", "reasoning"), ("agent", "repair_arguments")):
@@ -285,29 +273,21 @@ def _roles(data: dict[str, Any]) -> Iterator[Fault]:
         if not role.isidentifier() or keyword.iskeyword(role) or role in INJECTED:
             message = f"`{role}` cannot be a role: rewards name it as a parameter"
             yield Fault(path, message, at="key")
-    user = data.get("user")
-    role = section(data, "user").get("server", "user")
-    if isinstance(user, dict) and isinstance(role, str) and role not in section(data, "servers"):
-        message = f"there is no server role `{role}`{choices(role, section(data, 'servers'))}"
-        yield Fault(("user", "server"), message) if "server" in user else Fault(("user",), message, at="key")
+    for part, default in (("user", "user"), ("distill", "teacher")):
+        role = section(data, part).get("server", default)
+        if isinstance(data.get(part), dict) and isinstance(role, str) and role not in section(data, "servers"):
+            message = f"there is no server role `{role}`{choices(role, section(data, 'servers'))}"
+            yield Fault((part, "server"), message) if "server" in data[part] else Fault((part,), message, at="key")
 
 
 def _teacher(data: dict[str, Any]) -> Iterator[Fault]:
-    """Find fault with a teacher that is no role whose servers say what they make of given tokens."""
-    distill = data.get("distill")
+    """Find fault with a teacher whose servers do not say what they make of given tokens."""
     role = section(data, "distill").get("server", "teacher")
-    if not isinstance(distill, dict) or not isinstance(role, str):
-        return
-    if role not in section(data, "servers"):
-        message = f"there is no server role `{role}`{choices(role, section(data, 'servers'))}"
-        yield Fault(("distill", "server"), message) if "server" in distill else Fault(("distill",), message, at="key")
-    for path, server in servers(data):
+    for path, server in servers(data) if isinstance(data.get("distill"), dict) else ():
         name = str(section(server).get("type", DEFAULT))
         kind = _known_type(name)
         if path[1] == role and kind is not None and not kind.exact:
-            message = (
-                f"a teacher is a token-level server: one of type {name} does not say how probable given tokens are"
-            )
+            message = f"a teacher is a token-level server: one of type {name} does not say how probable tokens are"
             yield Fault((*path, "type"), message) if "type" in section(server) else Fault(path, message, at="key")
 
 
@@ -404,33 +384,25 @@ def _packages(data: dict[str, Any]) -> Iterator[Fault]:
     yield Fault(("sandbox", "python"), f"`python` is for the default sandbox; {way}", at="key")
 
 
-def file_lists(data: dict[str, Any]) -> Iterator[NodePath]:
-    """Yield the paths of all lists of files."""
-    yield ("sandbox", "files")
-    for path, tool in tool_entries(data):
-        if isinstance(section(tool, "mcp").get("files"), list):
-            yield (*path, "mcp", "files")
-
-
-def _at(data: Any, path: NodePath) -> list[Any]:
-    for step in path:
-        if isinstance(data, dict):
-            data = data.get(str(step))
-        elif isinstance(data, list) and isinstance(step, int):
-            data = data[step]
-        else:
-            return []
-    return data if isinstance(data, list) else []
+def file_lists(data: dict[str, Any]) -> Iterator[tuple[NodePath, list[Any]]]:
+    """Yield all lists of files, each with its path."""
+    lists: list[tuple[NodePath, Any]] = [(("sandbox", "files"), section(data, "sandbox").get("files"))]
+    lists += [((*path, "mcp", "files"), section(tool, "mcp").get("files")) for path, tool in tool_entries(data)]
+    yield from ((path, files) for path, files in lists if isinstance(files, list))
 
 
 def _files(data: dict[str, Any]) -> Iterator[Fault]:
-    for path in file_lists(data):
+    for path, files in file_lists(data):
         targets: dict[str, int] = {}
-        for index, file in enumerate(_at(data, path)):
+        for index, file in enumerate(files):
             here = (*path, index)
             yield from exactly_one(file, here, ("content", "from", "base64"), "a file")
-            yield from _base64(here, section(file).get("base64"))
-            target = section(file).get("to")
+            encoded, target = section(file).get("base64"), section(file).get("to")
+            if isinstance(encoded, str) and not is_template(encoded):
+                try:
+                    b64decode("".join(encoded.split()), validate=True)
+                except (binascii.Error, ValueError):
+                    yield Fault((*here, "base64"), "this is not base64")
             if not isinstance(target, str) or is_template(target):
                 continue
             first = targets.setdefault(posixpath.normpath(target), index)
@@ -438,19 +410,10 @@ def _files(data: dict[str, Any]) -> Iterator[Fault]:
                 yield Fault((*here, "to"), f"file number {first + 1} is put at `{target}` already")
 
 
-def _base64(path: NodePath, value: Any) -> Iterator[Fault]:
-    if not isinstance(value, str) or is_template(value):
-        return
-    try:
-        b64decode("".join(value.split()), validate=True)
-    except (binascii.Error, ValueError):
-        yield Fault((*path, "base64"), "this is not base64")
-
-
 def sources_below(data: dict[str, Any], folder_of: Callable[[NodePath], Path]) -> Iterator[Fault]:
     """Yield a fault where a file's source is not below the folder of the file that names it, after symlinks."""
-    for path in file_lists(data):
-        for index, file in enumerate(_at(data, path)):
+    for path, files in file_lists(data):
+        for index, file in enumerate(files):
             source = section(file).get("from")
             here = (*path, index, "from")
             if isinstance(source, str) and not is_template(source) and not is_below(source, folder_of(here)):

@@ -60,15 +60,10 @@ def _left(tree: MappingNode, section: str, names: Iterable[str | int]) -> Node:
 
 def _roles_are_unknown(tree: MappingNode, wrong: list[NodePath]) -> bool:
     """Servers that cannot be read, or stand under a misspelt key: rewards may need any of them."""
-    unknown = [str(path[0]) for path in wrong if len(path) == 1 and path[0] not in Spec.model_fields]
-    misnamed = tree.get("servers") is None and any(_has_servers(tree.get(key)) for key in unknown)
-    return ("servers",) in wrong or misnamed
-
-
-def _has_servers(section: Node | None) -> bool:
-    """Return True where what stands under an unknown key looks like models."""
-    values = [entry.value for entry in section.entries.values()] if isinstance(section, MappingNode) else []
-    return any(isinstance(value, MappingNode) and not _OF_A_SERVER.isdisjoint(value.entries) for value in values)
+    unknown = [tree.get(str(path[0])) for path in wrong if len(path) == 1 and path[0] not in Spec.model_fields]
+    entries = [entry.value for node in unknown if isinstance(node, MappingNode) for entry in node.entries.values()]
+    models = [node for node in entries if isinstance(node, MappingNode) and not _OF_A_SERVER.isdisjoint(node.entries)]
+    return ("servers",) in wrong or (tree.get("servers") is None and bool(models))
 
 
 def _complete(tree: MappingNode) -> MappingNode:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, Strict
@@ -65,16 +65,11 @@ def keys(model: type[BaseModel]) -> list[str]:
 
 def keys_at(model: type[BaseModel], path: NodePath) -> list[str]:
     """Return the keys that the mapping at a path may have; none where it is free."""
-    found: list[str] = []
     places = types_at(model, path)
     # a server may be written without its list
     places += [inner for place in places if get_origin(place) is tuple for inner in members(get_args(place)[0])]
-    for place in places:
-        if isinstance(place, type) and issubclass(place, BaseModel):
-            found.extend(keys(place))
-    if not path:
-        found.append("extends")
-    return found
+    sections = [place for place in places if isinstance(place, type) and issubclass(place, BaseModel)]
+    return [key for section in sections for key in keys(section)] + ([] if path else ["extends"])
 
 
 def types_at(model: type[BaseModel], path: NodePath) -> list[Any]:
@@ -232,29 +227,20 @@ class _BuiltLater:
         return core_schema.with_info_plain_validator_function(Later(source), serialization=written)
 
 
-def _size(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return parse_size(value)
-    except ValueError as error:
-        raise wrong(str(error)) from None
+def _parsed(parse: Callable[[str], float]) -> BeforeValidator:
+    def parsed(value: Any) -> Any:
+        try:
+            return parse(value) if isinstance(value, str) else value
+        except ValueError as error:
+            raise wrong(str(error)) from None
 
-
-def _duration(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return parse_duration(value)
-    except ValueError as error:
-        raise wrong(str(error)) from None
+    return BeforeValidator(parsed)
 
 
 def _text(value: Any) -> Any:
     """Numbers and booleans are fine where the program at the other end reads text anyway."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value) if isinstance(value, int | float) else value
+    text = str(value) if isinstance(value, int | float) else value
+    return text.lower() if isinstance(value, bool) else text
 
 
 def _for_system(value: str) -> str:
@@ -271,8 +257,8 @@ Map = Annotated[Mapping[str, T], AfterValidator(freeze)]
 Free = Annotated[Any, AfterValidator(freeze)]
 FreeMap = Annotated[Mapping[str, Any], AfterValidator(freeze)]
 Pair = Annotated[tuple[float, float], Strict(False)]
-Size = Annotated[int, BeforeValidator(_size)]
-Seconds = Annotated[float, BeforeValidator(_duration)]
+Size = Annotated[int, _parsed(parse_size)]
+Seconds = Annotated[float, _parsed(parse_duration)]
 SystemText = Annotated[str, AfterValidator(_for_system)]
 EnvText = Annotated[SystemText, BeforeValidator(_text)]
 EMPTY: FrozenDict[str, Any] = FrozenDict()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -89,11 +89,11 @@ def set_json_schema() -> dict[str, Any]:
         del section["title"]
         for name, field in section["properties"].items():
             field.pop("title", None)
-            told = {key: field.pop(key) for key in ("description", "default") if key in field}
+            words = {key: field.pop(key) for key in ("description", "default") if key in field}
             choices = field.pop("anyOf", [field])
             if name not in section["required"] and {"type": "null"} not in choices:
                 choices = [*choices, {"type": "null"}]  # a key without a value is as good as absent
-            section["properties"][name] = {**(choices[0] if len(choices) == 1 else {"anyOf": choices}), **told}
+            section["properties"][name] = {**(choices[0] if len(choices) == 1 else {"anyOf": choices}), **words}
     specs = sections["SetBody"]["properties"]["specs"]
     specs["items"] = {"anyOf": [specs["items"], {"type": "string"}]}
     return {
@@ -123,19 +123,19 @@ class Combination:
     mark: Mark
 
     @property
-    def player(self) -> str:
-        """Model and setting: the row of the table, and the folder."""
-        return f"{self.model}-{self.setting}" if self.setting else self.model
+    def names(self) -> tuple[str, str, str]:
+        """Spec, model and setting."""
+        return self.spec, self.model, self.setting
 
     @property
     def label(self) -> str:
         """What people call it."""
-        return " × ".join(filter(None, (self.spec, self.model, self.setting)))
+        return " × ".join(filter(None, self.names))
 
     @property
     def folder(self) -> Path:
         """Its run directory, from the folder of the set."""
-        return Path(self.spec, self.player)
+        return Path(self.spec, f"{self.model}-{self.setting}" if self.setting else self.model)
 
 
 @dataclass(frozen=True)
@@ -184,8 +184,8 @@ def load_set(source: str | Path) -> SpecSet:
         body = SetFile.model_validate(plain(tree)).body
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False)
-        found = (problem_of(tree, error, SetFile) for error in errors)
-        raise SpecError(in_order([*problems, *(one for one in found if one is not None)])) from None
+        more = [problem for each in errors if (problem := problem_of(tree, each, SetFile)) is not None]
+        raise SpecError(in_order([*problems, *more])) from None
     reading = _Reading(tree, body, problems)
     combinations = tuple(reading.combinations())
     if problems:
@@ -225,25 +225,25 @@ class _Reading:
 
     def combinations(self) -> Iterator[Combination]:
         body = self.body
-        sources = [self._source(number, one.spec) for number, one in enumerate(body.specs)]
+        sources = [self._source(number, entry.spec) for number, entry in enumerate(body.specs)]
         specs = [
-            one.name or (Path(one.spec) if found is None else found.path).stem
-            for one, found in zip(body.specs, sources, strict=True)
+            entry.name or (Path(entry.spec) if source is None else source.path).stem
+            for entry, source in zip(body.specs, sources, strict=True)
         ]
         models = [model.name for model in body.models]
         settings = [setting.name for setting in body.settings] if body.settings is not None else [""]
+        changes = []
         for kind, names in (("specs", specs), ("models", models), ("settings", settings)):
-            self._require_different(kind, names)
-        laid = {
-            kind: [self._changes(kind, number) for number in range(len(names))]
-            for kind, names in (("specs", specs), ("models", models), ("settings", settings))
-        }
+            for number, name in enumerate(names):
+                if name in names[:number]:
+                    mark = locate(self.tree, ("set", kind, number, "name"))[2].mark
+                    self.problems.append(mark.problem(f"two {kind} are called `{name}`; give one another `name`"))
+            changes.append([self._changes(kind, number) for number in range(len(names))])
         folders: dict[str, str] = {}
         for (a, spec), (b, model), (c, setting) in product(enumerate(specs), enumerate(models), enumerate(settings)):
-            mark = locate(self.tree, ("set", "models", b))[2].mark
-            overrides = laid["settings"][c].over(laid["models"][b].over(laid["specs"][a]))
-            found = sources[a]
-            made = Combination(spec, model, setting, "" if found is None else found.name, overrides, mark)
+            mark, source = locate(self.tree, ("set", "models", b))[2].mark, sources[a]
+            overrides = changes[2][c].over(changes[1][b].over(changes[0][a]))
+            made = Combination(spec, model, setting, "" if source is None else source.name, overrides, mark)
             other = folders.setdefault(str(made.folder), made.label)
             if other != made.label and len(set(models)) == len(models) and len(set(settings)) == len(settings):
                 self.problems.append(mark.problem(f"{other} and {made.label} would both lie in {made.folder}"))
@@ -258,12 +258,6 @@ class _Reading:
         except UserError as error:
             self.problems.append(mark.problem(str(error)))
         return None
-
-    def _require_different(self, kind: str, names: Sequence[str]) -> None:
-        for number, name in enumerate(names):
-            if name in names[:number]:
-                mark = locate(self.tree, ("set", kind, number, "name"))[2].mark
-                self.problems.append(mark.problem(f"two {kind} are called `{name}`; give one another `name`"))
 
     def _changes(self, kind: str, number: int) -> Overrides:
         """Return what an entry changes in a spec: as `--set` does, with its keys and values where they are written."""

@@ -105,20 +105,12 @@ def function(path: Path, name: str) -> Function | None:
     text = ast.get_docstring(node) or ""
     helps = _argument_help(text)
     arguments = node.args
-    parameters = [*_positional(arguments, helps), *_keyword_only(arguments, helps)]
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
+    parameters = [_parameter(*pair, False, helps) for pair in zip(positional, defaults, strict=True)]
+    named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    parameters += [_parameter(*pair, True, helps) for pair in named]
     return Function(name, text.partition("\n")[0], tuple(parameters), arguments.kwarg is not None)
-
-
-def _positional(arguments: ast.arguments, helps: dict[str, str]) -> list[Parameter]:
-    all_of_them = [*arguments.posonlyargs, *arguments.args]
-    defaults: list[ast.expr | None] = [None] * (len(all_of_them) - len(arguments.defaults))
-    pairs = zip(all_of_them, [*defaults, *arguments.defaults], strict=True)
-    return [_parameter(argument, default, False, helps) for argument, default in pairs]
-
-
-def _keyword_only(arguments: ast.arguments, helps: dict[str, str]) -> list[Parameter]:
-    pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    return [_parameter(argument, default, True, helps) for argument, default in pairs]
 
 
 def _parameter(argument: ast.arg, default: ast.expr | None, keyword_only: bool, helps: dict[str, str]) -> Parameter:

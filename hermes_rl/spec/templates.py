@@ -67,13 +67,13 @@ def fromjson(value: Any) -> Any:
 
 def tojson(value: Any, indent: int | None = None) -> str:
     """JSON text, with every character as it is (this is not HTML)."""
-    return json.dumps(value, ensure_ascii=False, indent=indent, default=_as_json)
 
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return dict(value)
+        raise TypeError(f"tojson: a {type(value).__name__} cannot be written as JSON")
 
-def _as_json(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"tojson: a {type(value).__name__} cannot be written as JSON")
+    return json.dumps(value, ensure_ascii=False, indent=indent, default=plain)
 
 
 def regex_search(value: Any, pattern: str, group: int | str | None = None) -> str | None:
@@ -104,16 +104,8 @@ def default(value: Any, default_value: Any = "", boolean: bool = False) -> Any:
     return value
 
 
-def _b64encode(value: Any) -> str:
-    return base64.b64encode(value if isinstance(value, bytes) else str(value).encode()).decode("ascii")
-
-
-def _b64decode(value: str) -> str:
-    return base64.b64decode(value).decode()
-
-
-def _sha256(value: Any) -> str:
-    return hashlib.sha256(value if isinstance(value, bytes) else str(value).encode()).hexdigest()
+def _bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
 
 
 def not_none(value: Any, columns: list[str], line: int) -> Any:
@@ -131,9 +123,9 @@ FILTERS = {
     "regex_replace": regex_replace,
     "default": default,
     "d": default,
-    "b64encode": _b64encode,
-    "b64decode": _b64decode,
-    "sha256": _sha256,
+    "b64encode": lambda value: base64.b64encode(_bytes(value)).decode("ascii"),
+    "b64decode": lambda value: base64.b64decode(value).decode(),
+    "sha256": lambda value: hashlib.sha256(_bytes(value)).hexdigest(),
     "quote": lambda value: shlex.quote(str(value)),
 }
 """Filters besides Jinja's own."""
@@ -159,16 +151,12 @@ def make_environment() -> RowEnvironment:
 def guard_text(template: nodes.Template) -> nodes.Template:
     """Every expression inside text goes through `not_none`, which knows its line and its columns."""
     for output in template.find_all(nodes.Output):
-        output.nodes = [_guarded(node) for node in output.nodes]
+        for place, node in enumerate(output.nodes):
+            if not isinstance(node, nodes.TemplateData):
+                columns = nodes.List([nodes.Const(name) for name in columns_of(node)], lineno=node.lineno)
+                arguments: list[nodes.Expr] = [columns, nodes.Const(node.lineno, lineno=node.lineno)]
+                output.nodes[place] = nodes.Filter(node, _TEXT_FILTER, arguments, [], None, None, lineno=node.lineno)
     return template
-
-
-def _guarded(node: nodes.Expr) -> nodes.Expr:
-    if isinstance(node, nodes.TemplateData):
-        return node
-    columns = nodes.List([nodes.Const(name) for name in columns_of(node)], lineno=node.lineno)
-    arguments: list[nodes.Expr] = [columns, nodes.Const(node.lineno, lineno=node.lineno)]
-    return nodes.Filter(node, _TEXT_FILTER, arguments, [], None, None, lineno=node.lineno)
 
 
 def columns_of(node: nodes.Node) -> list[str]:
@@ -198,8 +186,7 @@ class Compiled:
     def __init__(self, source: str) -> None:
         environment = _environment()
         tree = environment.parse(source)
-        self.names = frozenset(find_undeclared_variables(tree)) - GLOBALS.keys() - {ROW}
-        self.columns = _columns(tree, self.names)
+        self.columns = _columns(tree)
         expression = _single_expression(source)
         self.typed: TemplateExpression | None = None
         self.text: JinjaTemplate | None = None
@@ -237,12 +224,14 @@ def _single_expression(source: str) -> str | None:
     return "".join(text for _, _, text in inner)
 
 
-def _columns(tree: nodes.Template, undeclared: frozenset[str]) -> dict[str, int]:
-    through_row = set(columns_of(tree)) - {name.name for name in tree.find_all(nodes.Name)}
+def _columns(tree: nodes.Template) -> dict[str, int]:
+    """Return the columns that a template reads, each with the line that reads it first."""
+    columns = set(columns_of(tree)) - {name.name for name in tree.find_all(nodes.Name)}  # through `row`
+    columns |= find_undeclared_variables(tree) - GLOBALS.keys() - {ROW}
     lines: dict[str, int] = {}
     for node in tree.find_all((nodes.Name, nodes.Getitem, nodes.Getattr)):
         for name in columns_of(node) if not isinstance(node, nodes.Name) else [node.name]:
-            if name in undeclared or name in through_row:
+            if name in columns:
                 lines[name] = min(node.lineno, lines.get(name, node.lineno))
     return lines
 
@@ -283,11 +272,7 @@ class TemplateError(UserError):
     ) -> None:
         place = ", ".join(part for part in (where, f"row {row}" if row else "") if part)
         super().__init__(f"{place}: {message}" if place else message)
-        self.message = message
-        self.row = row
-        self.line = line
-        self.column = column
-        self.path = path
+        self.message, self.row, self.line, self.column, self.path = message, row, line, column, path
 
 
 def render(value: Any, row: Mapping[str, Any], *, where: str = "", key: str = "") -> Any:

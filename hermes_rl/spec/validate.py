@@ -99,7 +99,15 @@ def validate(root: MappingNode, *, confined: bool = True, misspelt: Collection[N
 
     What is wrong below a key that was misspelt is not told: another key may have been meant.
     """
-    tree = rewrite(_prune(root, ()), _mode_as_written)
+    # YAML has made 420 of ``0o644``; without its sign, 644 is what people write for the same.
+    tree = rewrite(
+        _prune(root, ()),
+        lambda path, node: (
+            replace(node, value=node.text)
+            if node.plain and node.text.startswith("0o") and nodes.is_in(path, nodes.MODES)
+            else node
+        ),
+    )
     assert isinstance(tree, MappingNode)
     tree, spec, errors = _parse(tree)
     wrong = [locate(tree, error["loc"])[0] or error["loc"][:1] for error in errors]
@@ -109,7 +117,9 @@ def validate(root: MappingNode, *, confined: bool = True, misspelt: Collection[N
     folder_of = (lambda path: locate(tree, path)[2].mark.source.folder) if confined else None
     for fault in broken_rules(data, folder_of):
         wrong.append(fault.path)
-        if not _is_broken(tree, fault.path) and not _is_below(fault.path, misspelt):
+        node = find(tree, fault.path)
+        unread = isinstance(node, ScalarNode) and node.broken  # so that a problem is already known
+        if not unread and not _is_below(fault.path, misspelt):
             problems.append(place(tree, fault.path, fault.at).problem(fault.message))
     if spec is None or problems:
         return Validated(tree, None, problems, wrong)
@@ -145,12 +155,6 @@ def _as_text(node: ScalarNode) -> ScalarNode:
     return replace(node, value=node.text)
 
 
-def _mode_as_written(path: NodePath, node: ScalarNode) -> ScalarNode:
-    """YAML has made 420 of ``0o644``; without its sign, 644 is what people write for the same."""
-    octal = node.plain and node.text.startswith("0o") and nodes.is_in(path, nodes.MODES)
-    return replace(node, value=node.text) if octal else node
-
-
 def _prune(node: Node, path: NodePath) -> Node:
     """Without the keys whose value is null: they are as good as absent, but in the user's own data."""
     if not isinstance(node, MappingNode) or nodes.is_in(path, nodes.FREE):
@@ -168,12 +172,6 @@ def _is_below(path: NodePath, places: Collection[NodePath]) -> bool:
     return any(path[: len(place)] == place for place in places)
 
 
-def _is_broken(tree: Node, path: NodePath) -> bool:
-    """Return True where the value was not even read, so that a problem is already known."""
-    node = find(tree, path)
-    return isinstance(node, ScalarNode) and node.broken
-
-
 def problem_of(tree: MappingNode, error: ErrorDetails, model: type[BaseModel] = Spec) -> Problem | None:
     """Return what is wrong in words, at its place; None where that is known already."""
     path = error["loc"]
@@ -183,17 +181,13 @@ def problem_of(tree: MappingNode, error: ErrorDetails, model: type[BaseModel] = 
     if error["type"] == "extra_forbidden":
         return _unknown_key(tree, path, model)
     if error["type"] == "missing":
-        found, _, _ = locate(tree, path[:-1])
-        return _unless_broken(tree, found, place(tree, found, "key"), _missing(error))
-    found, _, node = locate(tree, path)
+        key, (written, _, _) = path[-1], locate(tree, path[:-1])
+        what = f"missing key `{key}`" if isinstance(key, str) else f"expected {key + 1} values or more"
+        return _unless_broken(tree, written, place(tree, written, "key"), what)
+    written, _, node = locate(tree, path)
     if error["type"] == "too_short" and isinstance(node, SequenceNode) and node.items:
         return None  # pydantic counts the items that fit; what is wrong with the others is told of each
-    return _unless_broken(tree, found, place(tree, found, "value"), _wrong_value(error, node, found))
-
-
-def _missing(error: ErrorDetails) -> str:
-    key = error["loc"][-1]
-    return f"missing key `{key}`" if isinstance(key, str) else f"expected {key + 1} values or more"
+    return _unless_broken(tree, written, place(tree, written, "value"), _wrong_value(error, node, written))
 
 
 def _unless_broken(tree: Node, path: NodePath, mark: Mark, message: str) -> Problem | None:
@@ -207,8 +201,8 @@ def _unknown_key(tree: MappingNode, path: NodePath, model: type[BaseModel]) -> P
     name = str(path[-1])
     if is_secret_key(name):
         return None
-    found, key, _ = locate(tree, path)
-    known = keys_at(model, found[:-1])
+    written, key, _ = locate(tree, path)
+    known = keys_at(model, written[:-1])
     elsewhere = "" if model is not Spec or did_you_mean(name, known) else home_of(name)
     hint = elsewhere or choices(name, known)
     return key.problem(f"unknown key `{name}`{hint}")
@@ -222,20 +216,14 @@ def _wrong_value(error: ErrorDetails, node: Node, path: NodePath) -> str:
         words, bound = _BOUNDS[kind]
         return f"must be {words} {context[bound]:g}, got {describe(node)}"
     if kind == "literal_error":
-        return _not_a_choice(str(context["expected"]), node)
-    if kind == "too_short":
+        names = [name.strip("'") for name in str(context["expected"]).replace(" or ", ", ").split(", ")]
+        written = str(node.value) if isinstance(node, ScalarNode) else ""
+        return f"{describe(node)} is not possible here{choices(written, names)}"
+    if kind in ("too_short", "string_too_short"):
         return "must not be empty"
     if kind == "too_long":
         return f"expected at most {context['max_length']} values, got {context['actual_length']}"
-    if kind == "string_too_short":
-        return "must not be empty"
     return f"{error['msg'][:1].lower()}{error['msg'][1:]}"
-
-
-def _not_a_choice(expected: str, node: Node) -> str:
-    names = [name.strip("'") for name in expected.replace(" or ", ", ").split(", ")]
-    written = str(node.value) if isinstance(node, ScalarNode) else ""
-    return f"{describe(node)} is not possible here{choices(written, names)}"
 
 
 def describe(node: Node) -> str:

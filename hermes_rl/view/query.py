@@ -27,12 +27,12 @@ _SEARCHED = ("id", "messages", "row_key", "row", "rewards", "error", "tool_calls
 PATIENCE = 1.0
 """Seconds of reading lines for a text, after which what was found is told."""
 _ORDERS: dict[str, Callable[[RolloutSummary], float | None]] = {
-    "score": lambda one: one.score,
-    "turns": lambda one: one.turns,
-    "tokens": lambda one: one.prompt_tokens + one.completion_tokens,
-    "calls": lambda one: one.calls,
-    "tool_errors": lambda one: one.call_errors,
-    "seconds": lambda one: one.seconds.get("total"),
+    "score": lambda rollout: rollout.score,
+    "turns": lambda rollout: rollout.turns,
+    "tokens": lambda rollout: rollout.prompt_tokens + rollout.completion_tokens,
+    "calls": lambda rollout: rollout.calls,
+    "tool_errors": lambda rollout: rollout.call_errors,
+    "seconds": lambda rollout: rollout.seconds.get("total"),
 }
 ORDERS = ("ended", *_ORDERS)
 
@@ -42,15 +42,10 @@ class RolloutQuery:
     """What is asked for; empty texts and None ask for everything.
 
     Attributes:
-        state: `scored`, `left_out`, `failed` or `waiting`.
-        ending: by name.
         row: key of a row.
-        group: id of a group.
         tool: that was called.
         tool_errors: only rollouts in which a tool failed, or the named tool did.
-        reward: that least and most are of; without one they are of the score.
-        least: of the score, or of the reward.
-        most: of the score, or of the reward.
+        reward: that `least` and `most` are of; without one they are of the score.
         text: that is in the conversation, in its row, rewards or error; capitals of ASCII do not matter.
         sort: one of `ORDERS`, or `reward:<name>`.
         descending: the last, or the highest, first.
@@ -96,23 +91,17 @@ class RolloutQuery:
 
         Rollouts without the number that is sorted by come last either way.
         """
-        places = array("l", (place for place, one in enumerate(rollouts) if self._fits(one)))
+        places = array("l", (place for place, rollout in enumerate(rollouts) if self._fits(rollout)))
         if self.sort == "ended":
             return places[::-1] if self.descending else places
-        number = self._sorted_by()
-        sign = -1 if self.descending else 1
+        name, sign = self.sort.removeprefix(REWARD), -1 if self.descending else 1
+        number = _ORDERS[name] if name == self.sort else lambda rollout: rollout.rewards.get(name)
 
         def order(place: int) -> tuple[bool, float]:
             value = number(rollouts[place])
             return value is None, 0.0 if value is None else sign * value
 
         return array("l", sorted(places, key=order))
-
-    def _sorted_by(self) -> Callable[[RolloutSummary], float | None]:
-        if self.sort.startswith(REWARD):
-            name = self.sort.removeprefix(REWARD)
-            return lambda one: one.rewards.get(name)
-        return _ORDERS[self.sort]
 
     def _fits(self, rollout: RolloutSummary) -> bool:
         named = (
@@ -127,9 +116,6 @@ class RolloutQuery:
             uses = [use for use in rollout.tools if not self.tool or use[0] == self.tool]
             if not uses or (self.tool_errors and not any(errors for _, _, errors in uses)):
                 return False
-        return self._within(rollout)
-
-    def _within(self, rollout: RolloutSummary) -> bool:
         value = rollout.rewards.get(self.reward) if self.reward else rollout.score
         if value is None:
             return not self.reward and self.least is None and self.most is None

@@ -22,8 +22,8 @@ from hermes_rl.errors import UserError
 from hermes_rl.reading.compare import compare_runs
 from hermes_rl.reading.overview import card, overview, running, success_in
 from hermes_rl.reading.record import RunRecord, find_runs
-from hermes_rl.reading.shown import Screen, shown_previews, shown_prompt, shown_rollout, shown_tokens, tokenizer_of
-from hermes_rl.reading.summary import has_passed
+from hermes_rl.reading.shown import Screen, shown_previews, shown_rollout
+from hermes_rl.reading.tokens import prompt_text, shown_tokens, tokenizer_of
 from hermes_rl.runs.store import ROLLOUTS, Line
 from hermes_rl.service.refusals import wrong
 from hermes_rl.tokens.tokenizer import Tokenizer
@@ -182,9 +182,9 @@ class Shelf:
             record = run.read()
             version = _version(record, before)
             if run.made is not None and run.made[0] != version:
-                _, at, took, told = run.made
-                if told["read"] >= 1 and time.monotonic() - at < NUMBERS_AGAIN * took:
-                    return run.made[0], run.made[3]
+                _, at, took, page = run.made
+                if page["read"] >= 1 and time.monotonic() - at < NUMBERS_AGAIN * took:
+                    return run.made[0], page
             if run.made is None or run.made[0] != version:
                 began = time.monotonic()
                 overview_now = {**overview(record, name), "generation": record.generation}
@@ -203,14 +203,16 @@ class Shelf:
             first, second = records = [runs[name].read() for name in (a, b)]
             for record in records:
                 record.refresh()
-            comparison = compare_runs(first, second)
-            told = {**comparison.record(), "run_a": a, "run_b": b}
+            comparison = {**compare_runs(first, second).record(), "run_a": a, "run_b": b}
             for kind in ("fixed", "broken"):
-                rows = told["found"][kind]
-                labels = second.labels([row["row_key"] for row in rows[:CHANGED]], LABEL)
-                told[kind] = len(rows)
-                told["found"][kind] = [{**row, "label": labels[row["row_key"]]} for row in rows[:CHANGED]]
-        shown: dict[str, Any] = Screen().value(told)
+                rows = comparison["found"][kind]
+                comparison[kind] = len(rows)
+                rows = rows[:CHANGED]
+                labels = second.previews([row["row_key"] for row in rows], LABEL)
+                comparison["found"][kind] = [
+                    {**row, "label": labels[row["row_key"]]["question"]} for row in rows[:CHANGED]
+                ]
+        shown: dict[str, Any] = Screen().value(comparison)
         return shown
 
     def rollouts(self, name: str, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -248,11 +250,9 @@ class Shelf:
     def beside(self, name: str, rollout: str, asked: Mapping[str, str]) -> dict[str, Any]:
         """Return the rollout that comes after one in a list, and where to look on while none was come upon.
 
-        Args:
-            name: of the run.
-            rollout: from which the next one is looked for; where it is not in the list, its beginning.
-            asked: the filter and the order of the list; `backwards`: the one before it; `failed`: the next one that
-                did not pass; `cursor`: where an earlier answer ended.
+        Where `rollout` is not in the list, that is its first. `asked` has the filter and the order of the list, and
+        `backwards` for the one before it, `failed` for the next one that did not pass, and `cursor`, where an earlier
+        answer ended.
 
         Raises:
             UserError: the run, or the rollout, is not there.
@@ -274,7 +274,7 @@ class Shelf:
                 places = places[at + 1 :]
             if failed:
                 success = success_in(record)
-                places = array("l", (place for place in places if not has_passed(record.rollouts[place], success)))
+                places = array("l", (place for place in places if not record.rollouts[place].passes(success)))
             chosen, looked = query.page(record, places, int(begin or 0), 1)
             following = record.rollouts[chosen[0]].id if chosen else None
         more = str(looked) if following is None and looked < len(places) else None
@@ -286,8 +286,8 @@ class Shelf:
             record, screen = self._holding(run, rollout), Screen()
             shown = shown_rollout(record, rollout, screen)
             line = record.line(rollout)
-            shown["prompt_text"] = shown_prompt(line, self._tokenizer(run, line), screen)
-            return shown
+            prompt = prompt_text(line, self._tokenizer(run, line))
+            return {**shown, "prompt_text": None if prompt is None else screen.text(prompt)}
 
     def tokens(self, name: str, rollout: str, sequence: int, begin: int, most: int) -> dict[str, Any]:
         """Return tokens of a rollout."""

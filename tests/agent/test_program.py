@@ -219,6 +219,7 @@ async def test_a_program_that_is_not_there_is_a_mistake_of_the_spec(tmp_path: Pa
     [
         ("toolsets: [terminal]", "`toolsets` is for the loop"),
         ("sandbox: {backend: none}", "has no network of its own"),
+        ("evaluate: {agent: {program: {command: [other]}}}", "one program plays in training and in evaluation"),
         ("sandbox: {network: true}", "a network of its own: list the hosts"),
     ],
 )

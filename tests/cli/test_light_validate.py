@@ -20,7 +20,8 @@ print(*sorted(heavy & set(sys.modules)))
 BUILT = """
 import sys
 from hermes_rl.cli.validating import judge
-from hermes_rl.spec.model import Section, Source
+from hermes_rl.spec.model import Source
+from hermes_rl.spec.section import Section
 assert judge(sys.argv[1]).problems == []
 sections = [*Section.__subclasses__(), *Source.__subclasses__()]
 print(*sorted(section.__name__ for section in sections if section.__pydantic_complete__))

@@ -51,7 +51,7 @@ def test_a_run_is_read_on_while_it_grows(tmp_path: Path) -> None:
     assert record.refresh() == 1
     assert [one.row_key for one in record.rollouts] == ["a", "b", "c"]
     assert record.line("c:0-0")["messages"][-1]["content"] == "It is done."
-    assert record.row("c:0") == {"question": "What is c?", "answer": "c"}
+    assert record.line_of_group("c:0-0")["row"] == {"question": "What is c?", "answer": "c"}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 
 from hermes_rl.errors import UserError
 from hermes_rl.reading.record import RunRecord
-from hermes_rl.reading.shown import Screen, shown_prompt, shown_rollout, shown_tokens, tokenizer_of
+from hermes_rl.reading.shown import Screen, shown_rollout
+from hermes_rl.reading.tokens import prompt_text, shown_tokens, tokenizer_of
 from hermes_rl.tokens import hub
 from hermes_rl.tokens.tokenizer import small_tokenizer
 from hermes_rl.tokens.transcript import MASKED, TokenSequence, packed
@@ -66,7 +67,7 @@ def test_tokens_together_are_the_text_and_say_how_they_were_sampled(text: str) -
     assert {(turn, logprob) for _, turn, logprob in sampled} == {(0, -0.5)}
     assert {(turn, logprob) for _, turn, logprob in found["tokens"][: -len(sampled)]} == {(-1, None)}
     assert found["versions"] == [[3, 4]]
-    assert shown_prompt(line, small_tokenizer(), Screen()) == "Say it: "
+    assert prompt_text(line, small_tokenizer()) == "Say it: "
 
 
 def test_without_a_tokenizer_there_are_ids(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_without_a_tokenizer_there_are_ids(tmp_path: Path) -> None:
     found = shown_tokens(line, 0, 1, 1, None)
     assert (found["decoded"], found["begin"], found["end"]) == (False, 1, 2)
     assert found["tokens"][0][0].isdigit()
-    assert shown_prompt(line, None, Screen()) is None
+    assert prompt_text(line, None) is None
     with pytest.raises(UserError, match="no sequence 1"):
         shown_tokens(line, 1, 0, 1, None)
 

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from hermes_rl.errors import UserError
 from hermes_rl.spec import Spec, load_spec, parse_spec, shipped_specs
 from hermes_rl.spec.fingerprint import fingerprint
-from hermes_rl.spec.model import FrozenDict, TextFile
-from hermes_rl.spec.section import parse_duration, parse_size
+from hermes_rl.spec.model import TextFile
+from hermes_rl.spec.section import FrozenDict, parse_duration, parse_size
 
 SPECS = sorted((Path(__file__).parent / "specs").glob("*.yaml"))
 BASE = 'version: 1\ndataset: {items: [{q: a}]}\nprompt: {user: "{{ q }}"}\n'

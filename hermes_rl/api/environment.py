@@ -40,7 +40,7 @@ from hermes_rl.runs.opening import budget_of, open_records, require_machine
 from hermes_rl.runs.player import Opening, encoder_with
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.provenance import moment, provenance
-from hermes_rl.runs.run import Plan, RowSource, Run
+from hermes_rl.runs.run import Plan, RowSource, Run, RunBudget
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.runs.workers import Workers, WorkersUsing, open_workers, require_shares
 from hermes_rl.servers.client import ModelClient
@@ -472,7 +472,8 @@ class Env:
         `dropped` and without scores. With a record, the same call in the same place of the program, or with the same
         `batch`, hands out what is there without playing it again, and goes on.
 
-        Groups that are not handed out are counted in `left_out` of the returned object: "uniform" and "stale".
+        Groups that are not handed out are counted in `left_out` of the returned object: "uniform" and "stale". One that
+        a record has, and that is stale by now, is played anew under another name, after the others.
 
         Args:
             n: rollouts of a group.
@@ -500,32 +501,42 @@ class Env:
         mark = self._batch(batch)
         self._options(policy, split, sampling)
 
-        async def run() -> Run:
+        budgets: list[RunBudget] = []
+
+        async def run(again: Sequence[Row] | None, number: int) -> Run:
+            if not budgets:
+                budgets.append(budget_of(self.spec, "serve"))
             runner = await self._runner(policy, n, split, sampling, replays, "", concurrency)
             plan = Plan(
                 size=n,
                 split=split,
-                repeat=rows is None,
+                repeat=rows is None and again is None,
                 keep_lost=self._keeps_lost,
                 drop_uniform=drop_uniform,
                 prefer_differing=self.spec.dataset.sampling == "differing",
                 concurrency=concurrency,
-                mark=mark,
+                mark=mark + "+" * number,
             )
             return Run(
                 runner.environment,
-                self.rows(split) if rows is None else self._given(rows),
+                again or (self.rows(split) if rows is None else self._given(rows)),
                 plan,
                 store=self._store,
                 encoder=await self._encoder(policy),
-                budget=budget_of(self.spec, "serve"),
+                budget=budgets[0],
                 progress=_Logged(quiet=True),
                 policy=self._role(policy),
                 runner=runner,
                 workers=self._elsewhere(policy, runner.options),
             )
 
-        made = Groups(run, ahead=ahead, weights=lambda: self._role(policy).weights(), max_staleness=max_staleness)
+        made = Groups(
+            run,
+            ahead=ahead,
+            weights=lambda: self._role(policy).weights(),
+            max_staleness=max_staleness,
+            endless=rows is None,
+        )
         self._groups.add(made)
         return made
 

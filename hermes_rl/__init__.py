@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from hermes_rl.env.config import HermesAgentEnvConfig as HermesAgentEnvConfig
     from hermes_rl.env.spec_env import SpecEnv as SpecEnv
     from hermes_rl.env.spec_env import compile_spec as compile_spec
+    from hermes_rl.env.tool_pool import _tool_executor as _tool_executor
+    from hermes_rl.env.tool_pool import apply_patches as apply_patches
+    from hermes_rl.env.tool_pool import resize_tool_pool as resize_tool_pool
     from hermes_rl.errors import AgentFault as AgentFault
     from hermes_rl.errors import Failure as Failure
     from hermes_rl.errors import HermesRLError as HermesRLError
@@ -89,6 +92,9 @@ _NAMES = {
 _HOMES = {name: f"hermes_rl.{home}" for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(["__version__", *_HOMES])
+
+# Environments of the reference design import these: they are there for them, and are no part of the public interface.
+_HOMES |= dict.fromkeys(("_tool_executor", "apply_patches", "resize_tool_pool"), "hermes_rl.env.tool_pool")
 
 
 def __getattr__(name: str) -> Any:

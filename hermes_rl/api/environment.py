@@ -40,7 +40,7 @@ from hermes_rl.runs.opening import budget_of, open_records, require_machine
 from hermes_rl.runs.player import Opening, encoder_with
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.provenance import moment, provenance
-from hermes_rl.runs.run import Plan, RowSource, Run
+from hermes_rl.runs.run import Plan, RowSource, Run, RunBudget
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.runs.workers import Workers, WorkersUsing, open_workers, require_shares
 from hermes_rl.servers.client import ModelClient
@@ -65,6 +65,7 @@ def open_env(
     record: str | Path | None = None,
     workers: int | None = None,
     ray: str | RayConnection | None = None,
+    repeatable: bool = False,
 ) -> Env:
     """Return an environment from a spec; use it with `async with`, or call `open` and `close`.
 
@@ -77,6 +78,9 @@ def open_env(
             plays; with `ray`, as many as the cluster has room for.
         ray: plays on a Ray cluster: HOST:PORT of its head, `auto`, or `local` for one that is started here; or what
             `connect_ray` gives, where several environments play on it.
+        repeatable: plays have the same ids and sampling seeds in each run of the program that asks for the same ones
+            in the same order. Otherwise a play has a seed of its own each time, so that processes which play the same
+            rows for one trainer sample differently. With a record, a play without `group` is answered from it too.
 
     Raises:
         UserError: the spec has problems, or code that it names cannot be loaded.
@@ -85,7 +89,13 @@ def open_env(
     if workers is not None and workers < 1:
         raise UserError(f"workers is at least 1, not {workers}")
     played_by = PlayedBy(1 if workers is None and ray is None else workers, ray)
-    return Env(loaded, environ=environ, record=None if record is None else Path(record), played_by=played_by)
+    return Env(
+        loaded,
+        environ=environ,
+        record=None if record is None else Path(record),
+        played_by=played_by,
+        repeatable=repeatable,
+    )
 
 
 def connect_ray(
@@ -140,7 +150,13 @@ class Env:
     """
 
     def __init__(
-        self, spec: Spec, *, environ: Mapping[str, str] | None, record: Path | None, played_by: PlayedBy
+        self,
+        spec: Spec,
+        *,
+        environ: Mapping[str, str] | None,
+        record: Path | None,
+        played_by: PlayedBy,
+        repeatable: bool = False,
     ) -> None:
         self.spec = spec
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -161,6 +177,9 @@ class Env:
         self._preparing = asyncio.Lock()
         self._members: WeakValueDictionary[tuple[str, int | None], asyncio.Lock] = WeakValueDictionary()
         self._busy: set[asyncio.Task[Any]] = set()
+        self._repeatable = repeatable
+        self._plays: Counter[str] = Counter()
+        """Plays so far by row or group, which are numbered where runs of a program are to be alike."""
         self._batches = 0
         """Calls of `groups` so far; they find their record by their number."""
         self._groups: WeakSet[Groups] = WeakSet()
@@ -448,7 +467,8 @@ class Env:
         `dropped` and without scores. With a record, the same call in the same place of the program, or with the same
         `batch`, hands out what is there without playing it again, and goes on.
 
-        Groups that are not handed out are counted in `left_out` of the returned object: "uniform" and "stale".
+        Groups that are not handed out are counted in `left_out` of the returned object: "uniform" and "stale". One that
+        a record has, and that is stale by now, is played anew under another name, after the others.
 
         Args:
             n: rollouts of a group.
@@ -476,32 +496,42 @@ class Env:
         mark = self._batch(batch)
         self._options(policy, split, sampling)
 
-        async def run() -> Run:
+        budgets: list[RunBudget] = []
+
+        async def run(again: Sequence[Row] | None, number: int) -> Run:
+            if not budgets:
+                budgets.append(budget_of(self.spec, "serve"))
             runner = await self._runner(policy, n, split, sampling, replays, "", concurrency)
             plan = Plan(
                 size=n,
                 split=split,
-                repeat=rows is None,
+                repeat=rows is None and again is None,
                 keep_lost=self._keeps_lost,
                 drop_uniform=drop_uniform,
                 prefer_differing=self.spec.dataset.sampling == "differing",
                 concurrency=concurrency,
-                mark=mark,
+                mark=mark + "+" * number,
             )
             return Run(
                 runner.environment,
-                self.rows(split) if rows is None else self._given(rows),
+                again or (self.rows(split) if rows is None else self._given(rows)),
                 plan,
                 store=self._store,
                 encoder=await self._encoder(policy),
-                budget=budget_of(self.spec, "serve"),
+                budget=budgets[0],
                 progress=_Logged(quiet=True),
                 policy=self._role(policy),
                 runner=runner,
                 workers=self._elsewhere(policy, runner.options),
             )
 
-        made = Groups(run, ahead=ahead, weights=lambda: self._role(policy).weights(), max_staleness=max_staleness)
+        made = Groups(
+            run,
+            ahead=ahead,
+            weights=lambda: self._role(policy).weights(),
+            max_staleness=max_staleness,
+            endless=rows is None,
+        )
         self._groups.add(made)
         return made
 
@@ -647,13 +677,20 @@ class Env:
     def _named(self, row: Row, group: str | None) -> tuple[str, str]:
         """Return the id of a group, and what tells this play of it from others; a record finds it by the id alone."""
         if group is None:
-            return f"{row.key}~{_fresh()}", ""
-        return group, "" if self._directory is not None else f"~{_fresh()}"
+            return f"{row.key}~{self._fresh(row.key)}", ""
+        return group, "" if self._directory is not None else f"~{self._fresh(group)}"
+
+    def _fresh(self, name: str) -> str:
+        """Return what tells a play from the others of its row or group, by chance or by their number."""
+        if not self._repeatable:
+            return uuid.uuid4().hex[:8]
+        self._plays[name] += 1
+        return str(self._plays[name])
 
     def _batch(self, name: str | None) -> str:
         """Return the ending of the ids of the groups that one call of `groups` plays."""
         if self._directory is None:
-            return f"~{_fresh()}"
+            return f"~groups{self._fresh('groups')}"
         if name is not None:
             return f"@{name}"
         self._batches += 1
@@ -692,7 +729,3 @@ class _Logged(Progress):
 def _require_size(n: int) -> None:
     if n < 1:
         raise UserError(f"a group has at least 1 rollout, not {n}")
-
-
-def _fresh() -> str:
-    return uuid.uuid4().hex[:8]

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from math import ceil
 from types import TracebackType
 from typing import Self
 
+from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.run import Run
@@ -32,16 +33,22 @@ class Groups:
 
     def __init__(
         self,
-        make: Callable[[], Awaitable[Run]],
+        make: Callable[[Sequence[Row] | None, int], Awaitable[Run]],
         *,
         ahead: int,
         weights: Callable[[], Awaitable[int | None]],
         max_staleness: int | None,
+        endless: bool = False,
     ) -> None:
         self.left_out: Counter[str] = Counter()
+        self._endless = endless
+        self._again: list[Row] = []
+        self._fresh: set[str] = set()
+        """Groups that were played just now, and not taken from a record, until the next one is asked for."""
+        self._handed: str = ""
         self._made = _once(make)
         self._weights, self._max_staleness = weights, max_staleness
-        self._playing = _played(self._made, ahead)
+        self._playing = _played(self._made, make, self._again, self._fresh, ahead)
         self._asking: asyncio.Task[Group | None] | None = None
         self._closing = asyncio.Lock()
 
@@ -69,6 +76,17 @@ class Groups:
             raise StopAsyncIteration
         return group
 
+    def play_again(self, group: Group) -> bool:
+        """Have the row of the latest group played anew, after the others, where the group came from the record.
+
+        A group that has grown too old is answered from the record under its name for ever, so that its row is played
+        under another name. One that was played just now is not: the weights have moved meanwhile, and may again.
+        """
+        if self._endless or group.id in self._fresh:
+            return False  # where rows come over and over, that row comes again
+        self._again.append(group.row)
+        return True
+
     async def close(self) -> None:
         """End the iteration and wait until everything in flight is released; may be called twice, also at once."""
         if self._asking is not None:
@@ -87,9 +105,13 @@ class Groups:
 
     async def _next(self) -> Group | None:
         async for run, group in self._playing:
+            self._fresh.discard(self._handed)
+            self._handed = group.id
             reason = await self._held_back(run, group)
             if reason is None:
                 return group
+            if reason == "stale" and self.play_again(group):
+                continue
             self.left_out[reason] += 1
         return None
 
@@ -110,22 +132,41 @@ class Groups:
         return "stale" if now - oldest > self._max_staleness else None
 
 
-def _once(make: Callable[[], Awaitable[Run]]) -> Callable[[], Awaitable[Run]]:
+def _once(make: Callable[[Sequence[Row] | None, int], Awaitable[Run]]) -> Callable[[], Awaitable[Run]]:
     """Return what makes the run with its first call; a closure, so that an iteration that is left is free at once."""
     making, made = asyncio.Lock(), list[Run]()
 
     async def run() -> Run:
         async with making:
             if not made:
-                made.append(await make())
+                made.append(await make(None, 0))
             return made[0]
 
     return run
 
 
-async def _played(make: Callable[[], Awaitable[Run]], ahead: int) -> AsyncGenerator[tuple[Run, Group], None]:
-    run = await make()
+async def _played(
+    first: Callable[[], Awaitable[Run]],
+    make: Callable[[Sequence[Row] | None, int], Awaitable[Run]],
+    again: list[Row],
+    fresh: set[str],
+    ahead: int,
+) -> AsyncGenerator[tuple[Run, Group], None]:
+    """Yield the groups of the first run, and then those of further runs on the rows that are to be played again."""
+    run, number = await first(), 0
+    while True:
+        run.on_played.append(lambda rollout: fresh.add(rollout.key.group))
+        async with aclosing(_groups_of(run, ahead)) as playing:
+            async for group in playing:
+                yield run, group
+        if not again:
+            return
+        rows, number = list(again), number + 1
+        again.clear()
+        run = await make(rows, number)
 
+
+async def _groups_of(run: Run, ahead: int) -> AsyncGenerator[Group, None]:
     class Wanted:
         """Groups until a budget of the spec is used up, and none while too many have ended that nobody has."""
 
@@ -139,11 +180,11 @@ async def _played(make: Callable[[], Awaitable[Run]], ahead: int) -> AsyncGenera
     async with aclosing(run.groups(demand=Wanted())) as playing:
         if not ahead:
             async for group in playing:
-                yield run, group
+                yield group
             return
         async with aclosing(_ahead(playing, ahead)) as waiting:
             async for group in waiting:
-                yield run, group
+                yield group
 
 
 async def _ahead(playing: AsyncGenerator[Group, None], most: int) -> AsyncGenerator[Group, None]:

@@ -270,7 +270,9 @@ def report(run_directory: RunArgument) -> None:
 @app.command()
 def push(
     run_directory: RunArgument,
-    address: Annotated[str, typer.Argument(metavar="hf://datasets/OWNER/NAME", help="The dataset on the hub.")],
+    address: Annotated[
+        str, typer.Argument(metavar="hf://datasets/OWNER/NAME", help="The dataset on the hub; ./NAME for a folder.")
+    ],
     public: Annotated[bool, typer.Option("--public/--private", help="Who may see the dataset.")] = False,
     token_env: Annotated[str | None, typer.Option(help="Variable that holds the hub's token.")] = None,
     endpoint: Annotated[str | None, typer.Option(help="URL of another hub of the same API.")] = None,

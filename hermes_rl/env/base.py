@@ -47,7 +47,7 @@ from hermes_rl.scoring.value import interpret
 from hermes_rl.servers.base import ReasoningOptions
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tools.base import CLOUD, Toolkit, ToolRuntime
-from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution, toolkit_of
+from hermes_rl.tools.catalogue import drawable, resolve_toolsets, sample_distribution, toolkit_of
 from hermes_rl.tools.context import ToolContext
 
 # ------------------ A hand-written environment as the core sees it: its hooks behind the `Environment` interface
@@ -357,11 +357,15 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
     def _require_toolsets(self) -> None:
         """Resolve the toolsets that the configuration names, before data is loaded and models are asked.
 
+        Of a distribution these are all that a group may draw: a rare one would end the program hours later.
+
         Raises:
             UserError: one is not there, or lacks a key or a program.
         """
-        if self.config.distribution is None and self.config.enabled_toolsets is not None:
-            resolve_toolsets(self.config.enabled_toolsets, self.config.disabled_toolsets or ())
+        config = self.config
+        named = config.enabled_toolsets if config.distribution is None else drawable(config.distribution)
+        if named is not None:
+            resolve_toolsets(named, config.disabled_toolsets or ())
 
     def _state_at_step(self) -> Any:
         """Return what is to be restored with the trainer's step, as JSON."""

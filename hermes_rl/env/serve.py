@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,9 @@ class EnvHooks:
             counts.dropped[cause] += 1
         logger.warning("group %s was not sent (%s): %s", group.id, cause, detail)
         await call(self._env.cleanup)
+
+    async def arrived(self, ages: Sequence[int], stale: int) -> None:
+        self._env._training_counts.add_arrivals(ages, stale)
 
     def state(self) -> Any:
         return self._env._state_at_step()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import shutil
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,13 +66,57 @@ def dataset_at(address: str) -> str:
 
     match = ADDRESS.fullmatch(address)
     if match is None or match[1] in ("datasets", "models", "spaces", "buckets"):
-        raise UserError(f"{address} is no dataset of a hub: write hf://datasets/OWNER/NAME")
+        raise UserError(
+            f"{address} is no dataset of a hub: write hf://datasets/OWNER/NAME, or ./NAME for a folder of this machine"
+        )
     dataset = f"{match[1]}/{match[2]}"
     try:
         validate_repo_id(dataset)
     except HFValidationError as error:
         raise UserError(f"{address} is no dataset of a hub: {first_line(error)}") from error
     return dataset
+
+
+def folder_at(address: str) -> Path | None:
+    """Return the folder that an address such as ``./NAME`` names; None where it names none.
+
+    A path has to begin as one: ``NAME`` or ``OWNER/NAME`` is more likely the address of a dataset, written in part.
+    """
+    if address in (".", "..") or address.startswith(("./", "../", "/", "~")):
+        return Path(address).expanduser()
+    return None
+
+
+def require_folder(folder: Path, run: Path) -> None:
+    """Refuse a folder in which a publication would replace what is not one.
+
+    Raises:
+        UserError: it is a file or the run's own folder, or holds files of these names that no push has written.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; name a folder that is new, empty, or of an earlier push")
+    if folder.resolve() == run.resolve():
+        raise UserError(f"{folder} is the run itself; name a folder beside it")
+    others = [name for name in OURS if (folder / name).exists()]
+    if others and TABLE not in others:
+        raise UserError(f"{folder} holds {others[0]}, which no push has written; name a folder that is new or empty")
+
+
+def copy_to_folder(files: Mapping[str, Path], folder: Path) -> None:
+    """Copy a publication into a folder, in place of an earlier one; other files in it stay.
+
+    Raises:
+        UserError: the folder cannot be made or written to.
+    """
+    try:
+        (folder / TABLE).parent.mkdir(parents=True, exist_ok=True)
+        for name in OURS:
+            if name in files:
+                shutil.copyfile(files[name], folder / name)
+            else:
+                (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written to: {error.strerror or error}") from error
 
 
 def token_of(environ: Mapping[str, str], name: str | None) -> str | None:

@@ -377,15 +377,19 @@ def prompt_of(messages: Iterable[Any]) -> str:
     return text_of(next(asked, {}).get("content"))
 
 
+PART = 200
+"""Characters that are shown of a part of a message that is no text; a picture may have millions."""
+
+
 def text_of(content: Any) -> str:
-    """Return what a message says as one text; parts that are no text as JSON."""
+    """Return what a message says as one text; of a part that is no text, such as a picture, the beginning as JSON."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
         return "\n".join(
-            str(part["text"]) if isinstance(part, dict) and isinstance(part.get("text"), str) else text_of(part)
+            str(part["text"]) if isinstance(part, dict) and isinstance(part.get("text"), str) else text_of(part)[:PART]
             for part in content
         )
     return json.dumps(content, ensure_ascii=False, indent=1, default=str)

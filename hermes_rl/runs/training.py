@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from hermes_rl.rollouts.rollout import Group, Rollout
@@ -23,6 +24,8 @@ class TrainingMetrics:
         self.dropped: Counter[str] = Counter()
         self.sequences: Counter[str] = Counter()
         self._rewards: dict[str, list[float]] = {}
+        self._ages: list[int] = []
+        self._stale = 0
 
     def add_rollout(self, rollout: Rollout) -> None:
         """Count a finished rollout."""
@@ -50,6 +53,11 @@ class TrainingMetrics:
         if group.dropped is not None:
             self.dropped[str(group.dropped)] += 1
 
+    def add_arrivals(self, ages: Sequence[int], stale: int) -> None:
+        """Count groups that the trainer took, each so many versions behind, and how many were older than allowed."""
+        self._ages += ages
+        self._stale += stale
+
     def take(self) -> dict[str, Any]:
         """Return the metrics, which begin anew."""
         metrics: dict[str, Any] = {}
@@ -65,5 +73,9 @@ class TrainingMetrics:
             metrics[f"train/groups_dropped/{cause}"] = count
         for what, count in self.sequences.items():
             metrics[f"train/sequences_{what}"] = count
+        if self._ages:
+            metrics["train/staleness_mean"] = sum(self._ages) / len(self._ages)
+            metrics["train/staleness_max"] = max(self._ages)
+            metrics["train/groups_stale_on_arrival"] = self._stale
         self._clear()
         return metrics

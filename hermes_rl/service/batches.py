@@ -96,6 +96,8 @@ class Batch:
         try:
             while (group := await self._next()) is not None:
                 cause, detail = await self._dropped(group)
+                if cause == STALE and self._groups.play_again(group):
+                    continue
                 line = await asyncio.to_thread(_line, group, cause, detail)
                 yield line
                 groups, dropped = groups + 1, dropped + (cause is not None)

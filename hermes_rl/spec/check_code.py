@@ -320,26 +320,31 @@ def _exists(name: str, reward: Reward, findings: Findings) -> bool:
 def _check_arguments(spec: Spec, name: str, reward: Reward, signature: Function, findings: Findings) -> None:
     known = [argument.name for argument in signature.arguments() if argument.name not in spec.servers]
     path: NodePath = ("rewards", name, "args")
-    given = {*reward.args, *spec.servers}
-    for argument in reward.args:
-        if argument not in known and not signature.open:
-            hint = choices(argument, known) if known else "; it takes none"
-            findings.problem((*path, argument), f"`{signature.name}` has no argument `{argument}`{hint}", at="key")
-            given |= {meant for meant in [closest(argument, known)] if meant}  # which needs no second line
+    unknown = [argument for argument in reward.args if argument not in known and not signature.open]
+    meant = {alike for argument in unknown if (alike := closest(argument, known))}
+    given = {*reward.args, *spec.servers, *meant}
     missing = [argument.name for argument in signature.arguments() if argument.required and argument.name not in given]
-    if missing:
-        own = ":" in reward.fn
-        findings.problem(("rewards", name), _missing(signature, missing, spec, own=own), at="key")
+    needs, hint = _missing(missing, spec, own=":" in reward.fn) if missing else ("", "")
+    for argument in unknown:
+        message = f"`{signature.name}` has no argument `{argument}`"
+        choice = choices(argument, known) if known else "; it takes none"
+        if len(unknown) == 1 and missing:  # the wrong argument is why another one is missing: one mistake, one line
+            message, choice = f"{message} and needs {needs}", choice + hint
+        findings.problem((*path, argument), message + choice, at="key")
+    if missing and len(unknown) != 1:
+        message = f"`{signature.name}` needs {needs}, as an argument or as a server role{hint}"
+        findings.problem(("rewards", name), message, at="key")
     _check_values(path, reward, signature, findings)
     _check_roles(spec, path, reward, signature, findings)
 
 
-def _missing(signature: Function, missing: list[str], spec: Spec, *, own: bool) -> str:
-    """`own`: the function is the user's, who may have named what the run does not give."""
+def _missing(missing: list[str], spec: Spec, *, own: bool) -> tuple[str, str]:
+    """Return the arguments that are missing, in words, and a hint at what may have been meant by one of them.
+
+    `own`: the function is the user's, who may have named what the run does not give.
+    """
     role = next((hint for name in missing if (hint := did_you_mean(name, spec.servers))), "")
-    needed = ", ".join(f"`{name}`" for name in missing)
-    hint = role or (parameters_of_rewards(missing) if own else "")
-    return f"`{signature.name}` needs {needed}, as an argument or as a server role{hint}"
+    return ", ".join(f"`{name}`" for name in missing), role or (parameters_of_rewards(missing) if own else "")
 
 
 def _check_values(path: NodePath, reward: Reward, signature: Function, findings: Findings) -> None:

@@ -218,6 +218,15 @@ def _hermes_of_process() -> HermesToolsets:
 
 def sample_distribution(distribution: str | Mapping[str, float], seed: int | str) -> tuple[str, ...]:
     """Return the toolsets of one draw from a named distribution or one of the user's own; see `draw`."""
-    chances = find_distribution(distribution) if isinstance(distribution, str) else distribution
+    chances = _chances(distribution)
     check_toolsets(tuple(chances))
     return draw(chances, seed)
+
+
+def drawable(distribution: str | Mapping[str, float]) -> list[str]:
+    """Return the toolsets that a draw may have; raises `UserError` where no distribution has the name."""
+    return [name for name, chance in _chances(distribution).items() if chance > 0]
+
+
+def _chances(distribution: str | Mapping[str, float]) -> Mapping[str, float]:
+    return find_distribution(distribution) if isinstance(distribution, str) else distribution

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
 from typing import Any, Protocol
 
 from hermes_rl.data.rows import Row
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 LOOK = 0.1
 """Seconds between two looks at the trainer."""
+ASKING = 10.0
+"""Seconds for a server to say which weights it has, when groups have arrived."""
 LAST_EVALUATIONS = 600.0
 """Seconds that evaluations may still take when the trainer has had its last step."""
 
@@ -55,6 +57,15 @@ class Hooks(Protocol):
 
     async def left_out(self, group: Group, cause: str, detail: str) -> None:
         """Take note that a group is not sent."""
+        ...
+
+    async def arrived(self, ages: Sequence[int], stale: int) -> None:
+        """Take note of groups that the trainer has taken out of its queue.
+
+        Args:
+            ages: how many versions behind the oldest weights of each are at this moment, where both are known.
+            stale: how many of them are older than may be sent.
+        """
         ...
 
     def state(self) -> Any:
@@ -107,6 +118,8 @@ class Serving:
         """Groups that have ended since this start; sequences whose beginning the others know of."""
         self._outbox: asyncio.Queue[Group] = asyncio.Queue()
         self._lines: dict[str, list[dict[str, Any]]] = {}
+        self._oldest: dict[str, int] = {}
+        """The oldest weights of each group that the trainer has and has not been seen to take."""
         self._written = set() if file is None else {line["group"] for line in file.journal.read("group")}
         self._evaluation: asyncio.Task[None] | None = None
         self._due: int | None = None
@@ -227,6 +240,7 @@ class Serving:
             self.looked, self.state, self.unseen = now, state, 0
             if self.state.step != before:
                 self._mark()
+                await self._look_at_arrivals()
                 await self._stepped(before, self.state.step)
             self._begin_evaluation()
             self.together.wake()
@@ -235,6 +249,38 @@ class Serving:
         """Record what the trainer has used by this step."""
         state = {"quarantined": self.run.quarantine.record(), "environment": self.hooks.state()}
         self.log.step(self.state.step, self.state.queued, state)
+
+    async def _look_at_arrivals(self) -> None:
+        """See how old the groups are that the trainer has just taken, and say so where they are too old.
+
+        They were fresh enough when they were sent. Weights may have moved while they waited in the trainer's queue, out
+        of which nothing can be taken back.
+        """
+        waiting = set(self.log.delivered[self.log.marks[-1].taken :])
+        oldest = [self._oldest.pop(group) for group in list(self._oldest) if group not in waiting]
+        now = None
+        if oldest:
+            with suppress(TimeoutError):  # a server that loads weights is not waited for
+                async with asyncio.timeout(ASKING):
+                    now = await self._newest()
+        if now is None:
+            return
+        ages, bound = [max(0, now - version) for version in oldest], self.checks.max_staleness
+        stale = 0 if bound is None else sum(age > bound for age in ages)
+        if stale:
+            logger.warning(
+                "%d of %d groups were too old when the trainer took them at step %d: up to %d versions behind, where "
+                "serve.max_staleness allows %s. They were fresh when they were sent, and have waited in the trainer's "
+                "queue: let fewer wait there (env.max_batches_offpolicy), or bound the importance ratio in the trainer",
+                stale, len(ages), self.state.step, max(ages), bound,
+            )  # fmt: skip
+        await self.hooks.arrived(ages, stale)
+
+    async def _newest(self) -> int | None:
+        """Return the version of the newest weights, as the trainer or the policy's server tells it."""
+        if self.state.version is not None or self.version is None:
+            return self.state.version
+        return await self.version()
 
     async def _stepped(self, before: int, now: int) -> None:
         """Evaluate once, even if the step jumped over several multiples of `evaluate_every`."""
@@ -310,9 +356,7 @@ class Serving:
     async def _send(self, group: Group, lines: list[dict[str, Any]]) -> None:
         if not lines:
             raise GroupRefused("no_lines", "the environment's own code has made nothing of it")
-        version = self.state.version
-        if version is None and self.version is not None and self.checks.max_staleness is not None:
-            version = await self.version()
+        version = self.state.version if self.checks.max_staleness is None else await self._newest()
         usable = self.checks.usable(lines, version)
         await self.hooks.sending(group, usable)
         if self.file is not None and group.id not in self._written:
@@ -323,6 +367,9 @@ class Serving:
             self.log.sending(group.id, content)
             await self.trainer.send(group, usable)
             self.log.has(group.id)
+        oldest = [line["certificate"]["oldest"] for line in usable if line.get("certificate")]
+        if oldest and None not in oldest:
+            self._oldest[group.id] = min(oldest)
         self.sent += 1
         self.run.progress.show(f"step {self.state.step} · {self.sent} groups sent", usable[0]["scores"])
 
@@ -347,6 +394,9 @@ class NoHooks:
 
     async def left_out(self, group: Group, cause: str, detail: str) -> None:
         logger.warning("group %s was not sent (%s): %s", group.id, cause, detail)
+
+    async def arrived(self, ages: Sequence[int], stale: int) -> None:
+        """Nothing is logged."""
 
     def state(self) -> Any:
         return None

@@ -97,6 +97,33 @@ async def test_a_path_and_a_shipped_name_are_specs_too(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- one rollout
 
 
+async def test_plays_have_the_same_seeds_in_each_run_of_a_program_where_that_is_asked_for(tmp_path: Path) -> None:
+    async def program(**how: Any) -> list[tuple[str, int | None]]:
+        async with open_env(spec_in(tmp_path), **how) as env:
+            row, policy = env.rows()[0], Sampler().policy()
+            played = [await env.play(row, policy), await env.play(row, policy), await env.play(row, policy, "g")]
+            played += [await env.play(row, policy, "g")]
+            for _ in range(2):
+                group = await anext(env.groups(2, policy, rows=[row]))
+                played += group.rollouts
+            return [(rollout.id, rollout.seed) for rollout in played]
+
+    first, second = await program(repeatable=True), await program(repeatable=True)
+    assert first == second
+    assert len(set(first)) == len({seed for _, seed in first}) == len(first), "no play is another one's copy"
+    assert not set(first) & set(await program()), "processes of one trainer sample differently otherwise"
+
+
+async def test_a_repeatable_program_is_answered_from_its_record(tmp_path: Path) -> None:
+    samplers = Sampler(), Sampler()
+    for sampler in samplers:
+        async with open_env(spec_in(tmp_path), record=tmp_path / "run", repeatable=True) as env:
+            rollouts = [await env.play(row, sampler.policy()) for row in list(env.rows())[:2] for _ in range(2)]
+            assert len({rollout.id for rollout in rollouts}) == 4
+    assert samplers[0].asked
+    assert not samplers[1].asked
+
+
 async def test_a_rollout_has_score_messages_and_exact_tokens(tmp_path: Path) -> None:
     sampler = Sampler(version=3)
     async with open_env(spec_in(tmp_path)) as env:

@@ -139,6 +139,28 @@ async def test_staleness_holds_when_a_group_is_handed_out(tmp_path: Path) -> Non
             await anext(unknown)
 
 
+async def test_a_recorded_group_that_is_stale_by_now_is_played_anew_under_its_batch(tmp_path: Path) -> None:
+    async def asked(version: int, sampler: Sampler) -> tuple[list[str], int]:
+        async with open_env(spec_in(tmp_path), record=tmp_path / "run") as env:
+            rows = list(env.rows())[:3]
+            groups = env.groups(
+                2, sampler.policy(version=version), rows=rows, max_staleness=1, batch="step-12", ahead=1
+            )
+            return sorted([group.id async for group in groups]), groups.left_out["stale"]
+
+    first = await asked(0, Sampler())
+    assert len(first[0]) == 3
+    second = Sampler()
+    assert await asked(1, second) == first, "one version behind is allowed"
+    assert not second.asked
+    anew = await asked(5, Sampler())
+    assert anew[1] == 0
+    assert len(anew[0]) == 3 and not set(anew[0]) & set(first[0])
+    last = Sampler()
+    assert await asked(5, last) == anew, "what was played anew is in the record too"
+    assert not last.asked
+
+
 async def test_a_group_that_failed_for_good_is_handed_out_as_dropped(tmp_path: Path) -> None:
     async with open_env(spec_in(tmp_path)) as env:
         rows = list(env.rows())

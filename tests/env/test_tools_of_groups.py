@@ -65,6 +65,43 @@ async def test_rollouts_have_the_tools_that_an_override_chose_for_their_group(
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("distribution", "said"),
+    [
+        ({"terminal": 1.0, "memory": 0.001}, "toolset memory cannot be used in a rollout"),
+        ({"terminal": 1.0, "terminl": 0.001}, "no toolset is named 'terminl'"),
+        ("tereminal_only", "no distribution is named 'tereminal_only'"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["process_manager", "env_manager", "_run_evaluate"])
+async def test_every_toolset_that_a_group_may_draw_is_asked_for_before_anything_is_played(
+    distribution: Any, said: str, mode: str, model: WriterModel, tmp_path: Path
+) -> None:
+    class Loads(Greetings):
+        loaded = False
+
+        async def setup(self) -> None:
+            self.loaded = True
+            await super().setup()
+
+    path = str(tmp_path / "groups.jsonl")
+    env: Any = make(model, Loads, distribution=distribution, total_steps=1, data_path_to_save_groups=path)
+    with pytest.raises(UserError, match=said):
+        await getattr(env, mode)()
+    assert not env.loaded
+    assert model.bodies == []
+
+
+async def test_a_toolset_that_no_group_can_draw_may_be_missing(model: WriterModel, tmp_path: Path) -> None:
+    path = str(tmp_path / "groups.jsonl")
+    chances = {"terminal": 1.0, "memory": 0.0, "clarify": 0.5}
+    env: Any = make(
+        model, distribution=chances, disabled_toolsets=["clarify"], total_steps=1, data_path_to_save_groups=path
+    )
+    await env.process_manager()
+    assert {"terminal"} <= set.union(*offered(model))
+
+
 async def test_collect_trajectories_of_ones_own_may_set_the_tools_of_its_group(model: WriterModel) -> None:
     class Sets(Greetings):
         async def collect_trajectories(self, item: Any) -> tuple[Any, list[Any]]:

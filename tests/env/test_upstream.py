@@ -21,6 +21,7 @@ import pytest
 from aiohttp import web
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
+import hermes_rl
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.tokens.hub import HubTokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
@@ -404,3 +405,41 @@ def test_a_module_of_ones_own_that_hands_on_hermes_rl_is_taken_for_what_it_has(
     (folder / "agent_loop.py").write_text("from hermes_rl import AgentResult, HermesAgentLoop\n_tool_executor = None\n")
     monkeypatch.delitem(sys.modules, "environments.agent_loop")
     shimmed.Shimmed(config, [APIServerConfig(base_url="http://127.0.0.1:9/v1")])
+
+
+POOLED = """
+import asyncio
+from hermes_rl import HermesAgentBaseEnv, HermesAgentLoop, _tool_executor, apply_patches, resize_tool_pool
+import hermes_rl
+
+apply_patches()
+hermes_rl._tool_executor = _tool_executor
+
+
+class Pooled(HermesAgentBaseEnv):
+    async def setup(self):
+        resize_tool_pool(self.config.tool_pool_size)
+        self.scores = []
+
+    async def get_next_item(self): ...
+
+    async def evaluate(self, *args, **kwargs):
+        score = await asyncio.get_running_loop().run_in_executor(_tool_executor, lambda: 0.5)
+        self.scores.append(score)
+        _tool_executor.shutdown(wait=False, cancel_futures=True)
+"""
+
+
+async def test_the_pool_of_threads_of_the_reference_is_accepted_and_has_no_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pooled.py").write_text(textwrap.dedent(POOLED))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import pooled  # type: ignore[import-not-found]
+
+    config = pooled.Pooled.env_config_cls(tokenizer_name=str(small_tokenizer_path()), use_wandb=False)
+    env = pooled.Pooled(config, [APIServerConfig(base_url="http://127.0.0.1:9/v1")])
+    await env._run_evaluate()
+    await env.evaluate()
+    assert env.scores == [0.5, 0.5], "a pool that was shut down takes work again"
+    assert not {"_tool_executor", "apply_patches", "resize_tool_pool"} & set(hermes_rl.__all__)

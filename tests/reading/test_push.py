@@ -329,3 +329,59 @@ def test_what_is_no_dataset_of_a_hub_is_refused(address: str) -> None:
 
 def test_addresses_name_datasets_with_and_without_their_kind() -> None:
     assert dataset_at("hf://datasets/org/na.me_1") == dataset_at("hf://org/na.me_1/") == "org/na.me_1"
+
+
+def test_a_folder_gets_what_a_hub_would_and_is_loaded_as_a_dataset(
+    run: Path, hub: WritableHub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+    folder = tmp_path / "kept" / "played"
+    assert status(["push", str(run), str(folder)]) == 0
+    assert f'load_dataset("{folder}", split="train")' in capsys.readouterr().out
+    assert hub.asked == [], "no hub is asked"
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == FILES
+    assert 'load_dataset("./played", split="train")' in (folder / "README.md").read_text()
+    import datasets
+
+    rows = datasets.load_dataset(str(folder), split="train", cache_dir=str(tmp_path / "cache"))
+    assert sorted(rows["score"]) == [0.0, 0.0, 1.0, 1.0]
+    (folder / "own.txt").write_text("mine")
+    (folder / "metrics.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert status(["push", str(run), "./kept/played"]) == 0
+    assert {path.name for path in folder.iterdir()} == {"own.txt", "data", *FILES} - {"data/rollouts.parquet"}
+
+
+def test_a_folder_that_is_listed_is_not_made(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["push", str(run), str(tmp_path / "new"), "--dry-run"]) == 0
+    assert "would write to" in capsys.readouterr().out
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_with_files_that_no_push_has_written_is_left_alone(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "README.md").write_text("my own")
+    (tmp_path / "file").write_text("x")
+    for folder, said in (
+        ("mine", "holds README.md, which no push has written"), ("file", "is a file"), ("run", "is the run itself"),
+        ("file/below", "cannot be written to"),
+    ):  # fmt: skip
+        before = sorted(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+        assert status(["push", str(run), str(tmp_path / folder)]) == 2
+        assert said in capsys.readouterr().err
+        assert sorted(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()) == before
+    for option in (["--public"], ["--token-env", "T"], ["--endpoint", "http://127.0.0.1:9"]):
+        assert status(["push", str(run), str(tmp_path / "new"), *option]) == 2
+        assert f"{option[0]} is about a hub" in capsys.readouterr().err
+
+
+def test_a_folder_gets_no_secret_either(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_API_KEY", "sk-a-secret-of-mine")
+    (run / "spec.yaml").write_text(json.dumps({"name": "n", "header": "Bearer sk-a-secret-of-mine"}))
+    assert status(["push", str(run), str(tmp_path / "new")]) == 2
+    assert "MY_API_KEY" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

@@ -192,12 +192,19 @@ async def test_weights_that_move_are_told_and_what_is_too_old_is_dropped(tmp_pat
             assert "version 1" in line["detail"]
             assert all(one["score"] is None and one["sequences"] == [] for one in line["rollouts"])
         assert {one["model"] for one in model.asked} == {"tiny", "tiny-3"}, "calls after it go to the new weights"
-        again = {**asked, "batch": "c", "policy": {**name, "version": 1}}
+        again = {**asked, "policy": {**name, "version": 1}}
+        fresh, end = await asyncio.to_thread(lambda: service.batch(**again))
+        assert (end["groups"], end["dropped"]) == (3, 0), "what the record has is too old, and is played anew"
+        asked_so_far = len(model.asked)
+        recorded, _ = await asyncio.to_thread(lambda: service.batch(**again))
+        assert {line["group"] for line in recorded} == {line["group"] for line in fresh}
+        assert len(model.asked) == asked_so_far, "answered from the record"
+        again = {**again, "batch": "c"}
         fresh, end = await asyncio.to_thread(lambda: service.batch(**again))
         assert end["dropped"] == 0
         assert {tuple(line["weights"]) for line in fresh} == {(3, 3)}, "a late word does not take the weights back"
         metrics = await asyncio.to_thread(service.get, "/v1/metrics")
-        assert (metrics["groups"]["stale"], metrics["groups"]["handed_out"], metrics["version"]) == (3, 3, 3)
+        assert (metrics["groups"]["stale"], metrics["groups"]["handed_out"], metrics["version"]) == (3, 9, 3)
 
 
 async def test_a_server_tells_its_version_by_its_own_path(tmp_path: Path) -> None:

@@ -68,6 +68,14 @@ def test_a_key_or_value_in_the_wrong_form_is_told_the_right_one(written: str, li
         ("dataset: {items: [{x: 1}]}\nprompt: {usr: '{{ x }}'}\n", ["2:10: unknown key `usr`; did you mean `user`?"]),
         (f"{BASE}rewards: {{exact_match: {{arg: {{target: '{{{{ q }}}}'}}}}}}\n", ["3:25: unknown key `arg`; did you"]),
         (f"{BASE}rewards: {{exact_match: {{args: {{taget: x}}}}}}\n", ["3:32: `exact_match` has no argument `taget`"]),
+        (
+            f"{BASE}rewards: {{exact_match: {{args: {{answer: x}}}}}}\n",
+            ["3:32: `exact_match` has no argument `answer` and needs `target`; choices: target, ignore_case, strip"],
+        ),
+        (
+            f"{BASE}rewards: {{command_output: {{args: {{run: x, timeout: 3}}}}}}\n",
+            ["3:35: `command_output` has no argument `run` and needs `command`, `expected`; choices: command, "],
+        ),
         (f"{BASE}servers: {{judge: {{type: scripted, templat: '{{{{ q }}}}'}}}}\n", ["3:35: unknown key `templat`"]),
         (f"{BASE}my_notes: {{text: '{{{{ q }}}}'}}\n", ["3:1: unknown key `my_notes`"]),
     ],

@@ -16,6 +16,7 @@ from hermes_rl.runs.deliveries import DELIVERIES, DeliveryLog
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.run import Plan, Run
 from hermes_rl.runs.store import RolloutStore
+from hermes_rl.runs.training import TrainingMetrics
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.trainers.base import Registration, TrainerState
 from hermes_rl.trainers.checks import Checks
@@ -29,7 +30,14 @@ def by_index(key: RolloutKey) -> float:
 
 
 async def serve(
-    trainer: Any, folder: Path, world: World | None = None, *, hooks: Any = None, count: int = 5, **checks: Any
+    trainer: Any,
+    folder: Path,
+    world: World | None = None,
+    *,
+    hooks: Any = None,
+    count: int = 5,
+    made: type[Serving] = Serving,
+    **checks: Any,
 ) -> World:
     """Serve a stub world of so many rows to a trainer, with its record in a folder."""
     world = world or World(on_grade=by_index)
@@ -41,7 +49,7 @@ async def serve(
         encoder = Encoder(load_tokenizer(None))
         run = Run(world, rows(count), Plan(size=2, concurrency=8), store=store, encoder=encoder)
         registration = Registration("world", 2, 100)
-        await Serving(run, trainer, registration, log, Checks(2, **checks), hooks or NoHooks()).play()
+        await made(run, trainer, registration, log, Checks(2, **checks), hooks or NoHooks()).play()
     return world
 
 
@@ -119,6 +127,43 @@ async def test_stale_groups_are_left_out_counted_and_not_sent_later(tmp_path: Pa
     log = RunDirectory(tmp_path).journal(DELIVERIES)
     with closing(DeliveryLog(log, "collects")) as recorded:
         assert set(recorded.left_out.values()) == {"stale"}
+
+
+async def test_a_group_that_grew_old_in_the_trainers_queue_is_counted_when_it_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The weights are at version 3 while groups are sent, and twelve versions further when a batch is full."""
+
+    class Waits(Collects):
+        async def state(self) -> TrainerState:
+            step, queued = divmod(len(self.groups), 4)
+            return TrainerState(step, 8, queued, finished=step >= 1, version=3 + 12 * step)
+
+        async def send(self, group: Any, lines: list[dict[str, Any]]) -> None:
+            await super().send(group, lines)
+            await asyncio.sleep(0.02)
+
+    class Certified(Serving):
+        async def _prepare(self, group: Any) -> None:
+            await super()._prepare(group)
+            for line in self._lines[group.id]:
+                line["certificate"] = {"exact": True, "problems": [], "oldest": self.state.version}
+
+    class Hooks(NoHooks):
+        def __init__(self) -> None:
+            self.counts = TrainingMetrics()
+
+        async def arrived(self, ages: Any, stale: int) -> None:
+            self.counts.add_arrivals(ages, stale)
+
+    hooks, trainer = Hooks(), Waits(steps=1)
+    await serve(trainer, tmp_path, hooks=hooks, made=Certified, max_staleness=2)
+    metrics = hooks.counts.take()
+    assert metrics["train/staleness_max"] == 12
+    assert 0 < metrics["train/staleness_mean"] <= 12
+    assert metrics["train/groups_stale_on_arrival"] >= 3, "the last one may be on its way at that moment"
+    assert "groups were too old when the trainer took them at step 1: up to 12 versions behind" in caplog.text
+    assert "train/staleness_max" not in hooks.counts.take(), "each group is counted once"
 
 
 async def test_no_more_groups_are_played_than_the_trainer_wants(tmp_path: Path) -> None:

@@ -1,0 +1,69 @@
+"""docs/trainers.md: its programs run, and its commands do what the page says."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.cli.main import status
+
+PAGE = (Path(__file__).parents[1] / "docs" / "trainers.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+PROGRAMS = [block for block in BLOCKS if "asyncio.run(main())" in block]
+
+
+def run(program: str, folder: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_advantages_of_rloo_are_those_against_the_others(tmp_path: Path) -> None:
+    (program,) = (block for block in PROGRAMS if "n / (n - 1)" in block)
+    groups: dict[str, list[float]] = {}
+    for line in run(program, tmp_path):
+        rollout, advantage, trained = line.split()
+        assert int(trained) > 0
+        groups.setdefault(rollout.rpartition("-")[0], []).append(float(advantage))
+    assert groups
+    for advantages in groups.values():
+        assert len(advantages) == 4
+        assert sum(advantages) == pytest.approx(0)
+        # Scores are 1 and 0.1 here: each right one is above the others by their distance from it.
+        assert max(advantages) - min(advantages) == pytest.approx(0.9 * 4 / 3)
+
+
+def test_rows_for_kto_have_prompt_answer_and_label(tmp_path: Path) -> None:
+    (program,) = (block for block in PROGRAMS if "kto.jsonl" in block)
+    (said,) = run(program, tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "kto.jsonl").read_text().splitlines()]
+    assert said.startswith(f"{len(rows)} rows")
+    assert {row["label"] for row in rows} == {True, False}
+    assert len(rows) == 12
+    for row in rows:
+        assert [message["role"] for message in row["completion"]] == ["assistant"]
+        assert row["prompt"][-1]["role"] == "user"
+
+
+@pytest.mark.timeout(300)
+def test_rejection_sampling_keeps_one_right_rollout_of_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (command,) = re.findall(r"^hermes-rl (run terminal-files process .*)$", PAGE, re.MULTILINE)
+    words = [*shlex.split(command), "--quiet"]
+    assert status(words) == 0
+    path = tmp_path / "outputs" / "round-1" / "sft.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert 0 < len(rows) <= 12
+    assert {row["score"] for row in rows} == {1.0}
+    played = (path.parent / "rollouts.jsonl").read_bytes()
+    assert status([word.replace("process.best=1", "process.best=2") for word in words]) == 0
+    assert len(path.read_text().splitlines()) > len(rows)
+    assert (path.parent / "rollouts.jsonl").read_bytes() == played, "nothing is played again"

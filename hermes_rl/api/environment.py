@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
@@ -182,7 +181,9 @@ class Env:
         try:
             require_machine(self._compiled, logger.warning)
             await self._stack.enter_async_context(self._compiled)
-            await asyncio.to_thread(self._load_rows)
+            splits: tuple[Split, ...] = ("train",) if self.spec.dataset.eval is None else ("train", "eval")
+            for split in splits:
+                self._rows[split] = await asyncio.to_thread(load_rows, self.spec, split, notify=logger.warning)
             await asyncio.to_thread(require_same_tokenizer, self.spec)
             if self._record is not None:
                 self._directory = self._stack.enter_context(RunDirectory.choose(self.spec, "process", self._record))
@@ -225,9 +226,7 @@ class Env:
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _open_workers(self) -> None:
@@ -240,11 +239,6 @@ class Env:
         self._workers = await self._stack.enter_async_context(
             open_workers(opening, number, self._compiled, artifacts, logger.warning, ray)
         )
-
-    def _load_rows(self) -> None:
-        splits: list[Split] = ["train"] if self.spec.dataset.eval is None else ["train", "eval"]
-        for split in splits:
-            self._rows[split] = load_rows(self.spec, split, notify=logger.warning)
 
     def _require_open(self) -> None:
         if self.loop is None or self._closed:
@@ -478,8 +472,10 @@ class Env:
         if (concurrency is not None and concurrency < 1) or ahead < 0:
             raise UserError("`concurrency` is at least 1, and `ahead` at least 0")
 
-        mark = self._batch(batch)
-        self._options(policy, split, sampling)
+        mark, role = self._batch(batch), self._role(policy)
+        # What is wrong with what is asked for is said now, and not when the first group is.
+        world = self._compiled if policy is None else self._compiled.played_by(role)
+        self._elsewhere(policy, world.options(split, sampling))
 
         async def run() -> Run:
             runner = await self._runner(policy, n, split, sampling, replays, "", concurrency)
@@ -501,12 +497,12 @@ class Env:
                 encoder=await self._encoder(policy),
                 budget=budget_of(self.spec, "serve"),
                 progress=_Logged(quiet=True),
-                policy=self._role(policy),
+                policy=role,
                 runner=runner,
                 workers=self._elsewhere(policy, runner.options),
             )
 
-        made = Groups(run, ahead=ahead, weights=lambda: self._role(policy).weights(), max_staleness=max_staleness)
+        made = Groups(run, ahead=ahead, weights=role.weights, max_staleness=max_staleness)
         self._groups.add(made)
         return made
 
@@ -587,13 +583,6 @@ class Env:
     def _elsewhere(self, policy: Policy | None, options: LoopOptions) -> WorkersUsing | None:
         """Return the workers, which play with this policy; None where this process plays."""
         return self._workers.using(policy, options) if self._workers is not None else None
-
-    def _options(self, policy: Policy | None, split: str, sampling: Settings | None) -> LoopOptions:
-        """Return what bounds and steers a rollout; raises UserError where what is asked for is wrong."""
-        role = self._role(policy)
-        options = (self._compiled if policy is None else self._compiled.played_by(role)).options(split, sampling)
-        self._elsewhere(policy, options)
-        return options
 
     def _role(self, policy: Policy | None) -> ModelClient:
         if policy is not None and not isinstance(policy, Policy):

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from math import ceil
-from types import TracebackType
 from typing import Self
 
 from hermes_rl.errors import UserError
@@ -21,7 +20,7 @@ ENDED = 4
 """Groups whose members have all ended and whose tokens are being made: with so many of them no other group begins."""
 
 
-class Groups:
+class Groups(AbstractAsyncContextManager["Groups"]):
     """Groups as they end; close it, or leave its `async with`, to end what is in flight.
 
     Cancelling the wait for a group ends the iteration and releases all that is in flight.
@@ -77,12 +76,7 @@ class Groups:
         async with self._closing:  # whoever waits for a group closes too, once that wait was cancelled
             await self._playing.aclose()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _next(self) -> Group | None:

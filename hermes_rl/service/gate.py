@@ -81,7 +81,9 @@ class Gate:
             same = hmac.compare_digest(token.strip(), self._token)
             if scheme.lower() != b"bearer" or not same:
                 raise Refused(401, "unauthorized", "send the service's token: `Authorization: Bearer …`")
-        if self._closed() and not _goes_on(scope):
+        path, method = scope["path"], scope["method"]
+        begun = path.startswith("/v1/sessions/") and method in ("GET", "POST", "DELETE")
+        if self._closed() and not begun and path != "/v1/metrics":
             raise ending()
 
 
@@ -95,12 +97,6 @@ def _require_local(headers: dict[bytes, bytes]) -> None:
         local = False
     if not local:
         raise Refused(403, "foreign_host", "without a token the service answers to localhost alone: use --token-env")
-
-
-def _goes_on(scope: Scope) -> bool:
-    """Whether a request belongs to what was begun: a session that is stepped or ended, or numbers."""
-    path, method = scope["path"], scope["method"]
-    return path == "/v1/metrics" or (path.startswith("/v1/sessions/") and method in ("GET", "POST", "DELETE"))
 
 
 async def _body(scope: Scope, receive: Receive) -> bytes:

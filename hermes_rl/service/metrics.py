@@ -11,6 +11,15 @@ INEXACT = "inexact"
 STALE = "stale"
 
 
+def unproven(group: Group) -> str | None:
+    """Why the tokens of a group are not proven to be those that were sampled; None where they are."""
+    certificate = group.certificate
+    if certificate is not None and certificate.exact:
+        return None
+    problems = certificate.problems if certificate is not None else ("it has no certificate",)
+    return f"its tokens are not proven to be those that were sampled: {problems[0]}"
+
+
 class Metrics:
     """Counts what was handed out, and what was not to be trained on."""
 

@@ -16,7 +16,7 @@ from typing import Any
 from hermes_rl import Group, Policy, Rollout
 from hermes_rl.errors import UserError
 from hermes_rl.service.bodies import RunAsked
-from hermes_rl.service.metrics import INEXACT
+from hermes_rl.service.metrics import INEXACT, unproven
 from hermes_rl.service.refusals import wrong
 from hermes_rl.service.state import Service
 from hermes_rl.values import is_number
@@ -72,10 +72,9 @@ def _failure(group: Group, rollout: Rollout | None, *, allow_inexact: bool) -> t
             "credit",
             "rewards give credit to its turns, or overrides, and a row has one score: see POST /v1/rollouts",
         )
-    certificate = group.certificate
-    if not allow_inexact and (certificate is None or not certificate.exact):
-        problems = certificate.problems if certificate is not None else ("it has no certificate",)
-        return INEXACT, f"its tokens are not proven to be those that were sampled: {problems[0]}"
+    problem = None if allow_inexact else unproven(group)
+    if problem is not None:
+        return INEXACT, problem
     return None
 
 
@@ -84,18 +83,17 @@ def _tokens(rollout: Rollout) -> list[dict[str, Any]]:
     tokens = []
     for sequence in rollout.sequences or ():
         ids, before = sequence.ids.tolist(), 0
+        if sequence.sampled is None:
+            continue
         for span in sequence.spans:
             count = span.stop - span.start
-            known = sequence.sampled is not None
-            logprobs = sequence.sampled[before : before + count].tolist() if sequence.sampled is not None else []
-            if known:
-                tokens.append(
-                    {
-                        "prompt_token_ids": ids[: span.start],
-                        "generation_token_ids": ids[span.start : span.stop],
-                        "generation_log_probs": logprobs,
-                    }
-                )
+            tokens.append(
+                {
+                    "prompt_token_ids": ids[: span.start],
+                    "generation_token_ids": ids[span.start : span.stop],
+                    "generation_log_probs": sequence.sampled[before : before + count].tolist(),
+                }
+            )
             before += count
     return tokens
 

@@ -130,19 +130,14 @@ class Sessions:
         (row,) = service.require_rows([asked.row], asked.split, "row")
         if len(self._held) >= MOST:
             raise Refused(429, "too_many", f"{MOST} sessions are held: delete those that have ended")
-        place = service.place()
-        place.take(1)
-        try:
-            session = await service.env.session(
-                row, split=asked.split, sampling=asked.sampling, tokenizer=asked.tokenizer
-            )
-        except UserError as error:
-            place.leave()
-            where = "tokenizer" if asked.tokenizer is not None else "sampling" if asked.sampling else "row"
-            raise wrong("session", where, str(error)) from error
-        except BaseException:  # a cancellation too: nobody else knows of the place
-            place.leave()
-            raise
+        given = {"split": asked.split, "sampling": asked.sampling, "tokenizer": asked.tokenizer}
+        with service.place() as place:
+            place.take(1)
+            try:
+                session = await service.env.session(row, **given)  # type: ignore[arg-type]
+            except UserError as error:
+                where = "tokenizer" if asked.tokenizer is not None else "sampling" if asked.sampling else "row"
+                raise wrong("session", where, str(error)) from error
         held = HeldSession(session, place)
         self._held[held.id] = held
         try:

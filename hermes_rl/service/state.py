@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Self
 
 from hermes_rl import Env, Policy, Row
 from hermes_rl.errors import UserError
@@ -114,22 +114,40 @@ class Service:
         """Return a place for what a request asks for; nothing is taken yet."""
         return Place(self)
 
-    def require_open(self) -> None:
-        """Refuse what is new while the service ends."""
-        if self.draining.is_set():
-            raise ending()
+
+async def first_of(*work: Coroutine[Any, Any, Any]) -> list[asyncio.Task[Any]]:
+    """Return all of it as tasks once one of them is done; the others were cancelled, and have ended."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return tasks
 
 
 class Place:
-    """Rollouts that one request asks for, among those that may be asked for at a time."""
+    """Rollouts that one request asks for, among those that may be asked for at a time.
+
+    What leaves its `with` by an exception, a cancellation too, gives them back: nobody else knows of the place.
+    """
 
     def __init__(self, service: Service) -> None:
         self._service, self._count = service, 0
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.leave()
+
     def take(self, count: int) -> None:
         """Take so many; raises Refused where there are not as many left."""
         service = self._service
-        service.require_open()
+        if service.draining.is_set():
+            raise ending()
         if service.taken + count > service.most:
             raise Refused(
                 429,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.tools.base import Tool, ToolRuntime
+from hermes_rl.tools.base import DescribedTool, Tool, ToolRuntime
 
 _TEXT = {"type": "string"}
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -16,22 +16,15 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 """Of the tools that models know best; any other takes whatever it is given."""
 
 
-class Canned(Tool):
+class Canned(DescribedTool):
     """One tool with one answer."""
 
     outside = True
 
     def __init__(self, name: str, answer: str) -> None:
-        self.name = name
+        accepted = {"type": "object", "properties": PARAMETERS.get(name, {}), "additionalProperties": True}
+        super().__init__(name, f"A stand-in for {name}: it always gives the same answer.", accepted)
         self._answer = answer
-
-    @property
-    def description(self) -> str:
-        return f"A stand-in for {self.name}: it always gives the same answer."
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return {"type": "object", "properties": PARAMETERS.get(self.name, {}), "additionalProperties": True}
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         return self._answer

@@ -23,7 +23,7 @@ from typing import Any
 
 from hermes_rl.errors import ToolServerFailure, UserError
 from hermes_rl.threads import done_in_thread
-from hermes_rl.tools.base import Tool, ToolInputError, ToolRuntime
+from hermes_rl.tools.base import DescribedTool, Tool, ToolInputError, ToolRuntime
 from hermes_rl.tools.hermes_worker import HOME
 from hermes_rl.tools.host_process import HostProcess
 from hermes_rl.values import read_json
@@ -31,27 +31,10 @@ from hermes_rl.values import read_json
 log = logging.getLogger(__name__)
 
 NAMES = (
-    "browser",
-    "clarify",
-    "computer_use",
-    "cronjob",
-    "delegation",
-    "discord",
-    "discord_admin",
-    "homeassistant",
-    "image_gen",
-    "memory",
-    "search",
-    "session_search",
-    "skills",
-    "spotify",
-    "tts",
-    "video",
-    "video_gen",
-    "vision",
-    "web",
-    "x_search",
-)
+    "browser", "clarify", "computer_use", "cronjob", "delegation", "discord", "discord_admin", "homeassistant",
+    "image_gen", "memory", "search", "session_search", "skills", "spotify", "tts", "video", "video_gen", "vision",
+    "web", "x_search",
+)  # fmt: skip
 """Toolsets of hermes-agent that a spec may name."""
 REFUSED = {
     "clarify": "it asks a person, and there is none; a simulated user answers questions",
@@ -77,23 +60,15 @@ LINE_LIMIT = 64 << 20
 """Bytes of one answer."""
 
 
-class HermesTool(Tool):
+class HermesTool(DescribedTool):
     """One tool of hermes-agent."""
 
     outside = True
 
     def __init__(self, toolsets: HermesToolsets, schema: Mapping[str, Any]) -> None:
-        self.name = schema["name"]
+        accepted = {"type": "object", "properties": {}, **schema.get("parameters", {})}
+        super().__init__(schema["name"], str(schema.get("description", "")), accepted)
         self._toolsets = toolsets
-        self._schema = schema
-
-    @property
-    def description(self) -> str:
-        return str(self._schema.get("description", ""))
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return {"type": "object", "properties": {}, **self._schema.get("parameters", {})}
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         answer = await self._toolsets.session(runtime).call(self.name, args)

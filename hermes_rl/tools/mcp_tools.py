@@ -16,7 +16,7 @@ from typing import Any
 from hermes_rl.errors import RunError, ToolServerFailure, UserError
 from hermes_rl.plugins import did_you_mean
 from hermes_rl.sandbox.base import SandboxConfig
-from hermes_rl.tools.base import Tool, ToolRuntime
+from hermes_rl.tools.base import DescribedTool, ToolRuntime
 from hermes_rl.tools.mcp_client import Listed, fingerprint, require_mcp
 from hermes_rl.tools.mcp_server import HostServer, HttpServer, McpServer, McpSettings, SandboxServer
 from hermes_rl.tools.python_tools import NAME
@@ -25,25 +25,16 @@ SCHEMA_LIMIT = 100_000
 """Characters of one tool's schema."""
 
 
-class McpTool(Tool):
+class McpTool(DescribedTool):
     """One tool of a server. Not parallel where the server is the rollout's own: its calls may depend on each other."""
 
     def __init__(self, source: McpSource, listed: Listed, name: str) -> None:
-        self.name = name
-        self.listed = listed
+        accepted = {"type": "object", "properties": {}, **_without_patterns(listed.parameters)}
+        super().__init__(name, listed.description, accepted)
+        self.listed, self._source = listed, source
         self.parallel = source.settings.shared
         self.on_sandbox = source.settings.in_sandbox
         self.outside = not source.settings.in_sandbox
-        self._source = source
-        self._parameters = {"type": "object", "properties": {}, **_without_patterns(listed.parameters)}
-
-    @property
-    def description(self) -> str:
-        return self.listed.description
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return self._parameters
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         return await self._source.server(runtime).call(self.listed.name, args)

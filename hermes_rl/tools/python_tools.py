@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean, load_object
 from hermes_rl.threads import Turns
-from hermes_rl.tools.base import Tool, ToolInputError, ToolRuntime, as_json
+from hermes_rl.tools.base import DescribedTool, Tool, ToolInputError, ToolRuntime, as_json
 
 # ---------------------------------------------------- From a signature to a schema, and from arguments to values
 # Owns `Signature`. Types are pydantic's business: whatever pydantic can describe may be annotated, so str,
@@ -137,24 +137,17 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What OpenAI's API takes as the name of a tool."""
 
 
-class PythonTool(Tool):
+class PythonTool(DescribedTool):
     """One function. The text that it returns is the answer; anything else is answered as JSON."""
 
     def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
         self.function = function
-        self.name = name or str(getattr(function, "__name__", ""))
-        if not NAME.fullmatch(self.name):
-            raise UserError(f"{self.name!r} cannot be the name of a tool; use letters, digits, _ and -")
-        self.signature = Signature.of(function, self.name)
+        name = name or str(getattr(function, "__name__", ""))
+        if not NAME.fullmatch(name):
+            raise UserError(f"{name!r} cannot be the name of a tool; use letters, digits, _ and -")
+        self.signature = Signature.of(function, name)
+        super().__init__(name, self.signature.description, self.signature.parameters)
         self._turns = Turns()
-
-    @property
-    def description(self) -> str:
-        return self.signature.description
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return self.signature.parameters
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         return answer_of(await call_function(self.function, self.signature.values(args), self._turns))
@@ -188,24 +181,16 @@ def answer_of(result: Any) -> str:
 # simulated user. Without a name, all public methods of the state are tools.
 
 
-class StateTool(Tool):
+class StateTool(DescribedTool):
     """One method, looked up on `runtime.state` at each call. Not parallel: calls may depend on each other."""
 
     parallel = False
 
     def __init__(self, attribute: str | None, method: Callable[..., Any], name: str) -> None:
-        self.name = name
         self._attribute = attribute
         self.signature = Signature.of(method, name)
+        super().__init__(name, self.signature.description, self.signature.parameters)
         self._turns = Turns()
-
-    @property
-    def description(self) -> str:
-        return self.signature.description
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return self.signature.parameters
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         return answer_of(await call_function(self.method_of(runtime.state), self.signature.values(args), self._turns))

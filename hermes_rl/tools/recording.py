@@ -18,7 +18,7 @@ from typing import Any
 
 from hermes_rl.errors import UserError
 from hermes_rl.threads import in_thread
-from hermes_rl.tools.base import Held, Tool, ToolInputError, ToolRuntime
+from hermes_rl.tools.base import DescribedTool, Held, Tool, ToolInputError, ToolRuntime
 from hermes_rl.values import read_own_json, write_json
 from hermes_rl.visible import visible
 
@@ -112,24 +112,15 @@ class _Given(Held):
         return
 
 
-class _Recorded(Tool):
+class _Recorded(DescribedTool):
     """A tool whose answers are kept."""
 
     outside = True
 
     def __init__(self, tool: Tool, recorder: Recorder) -> None:
-        self.name, self.parallel, self.timeout = tool.name, tool.parallel, tool.timeout
-        self.on_sandbox = tool.on_sandbox
-        self._tool = tool
-        self._recorder = recorder
-
-    @property
-    def description(self) -> str:
-        return self._tool.description
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return self._tool.parameters
+        super().__init__(tool.name, tool.description, tool.parameters)
+        self.parallel, self.timeout, self.on_sandbox = tool.parallel, tool.timeout, tool.on_sandbox
+        self._tool, self._recorder = tool, recorder
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         try:
@@ -141,24 +132,14 @@ class _Recorded(Tool):
         return answer
 
 
-class _Replayed(Tool):
+class _Replayed(DescribedTool):
     """A tool that answers from a recording."""
 
     outside = True
 
     def __init__(self, function: Mapping[str, Any], replay: Replay) -> None:
-        self._function = function
-        self.name = function["name"]
+        super().__init__(function["name"], str(function["description"]), function["parameters"])
         self._replay = replay
-
-    @property
-    def description(self) -> str:
-        return str(self._function["description"])
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        parameters: dict[str, Any] = self._function["parameters"]
-        return parameters
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         return self._replay.answer(self.name, args, runtime)

@@ -15,7 +15,7 @@ from hermes_rl.foreign.pool import POOL, EndedError, ForeignError, OwnProcess
 from hermes_rl.foreign.process import current_runner
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.plugins import Code
-from hermes_rl.tools.base import Tool, ToolFailedError, ToolInputError, ToolRuntime, describe
+from hermes_rl.tools.base import DescribedTool, Tool, ToolFailedError, ToolInputError, ToolRuntime, describe
 from hermes_rl.tools.python_tools import PythonTool, StateTool, answer_of, state_tools
 
 HERE = "hermes_rl.tools.rollout_process"
@@ -74,13 +74,12 @@ class RolloutProcess:
         await self.held.close()
 
 
-class RolloutTool(Tool):
+class RolloutTool(DescribedTool):
     """A function of the spec, or a method of its state, that is called in the rollout's process."""
 
     def __init__(self, tool: Tool, function: str, **arguments: Any) -> None:
-        self.name, self.parallel = tool.name, tool.parallel
-        self._description, self._parameters = tool.description, tool.parameters
-        self._function, self._arguments = function, arguments
+        super().__init__(tool.name, tool.description, tool.parameters)
+        self.parallel, self._function, self._arguments = tool.parallel, function, arguments
 
     @classmethod
     def of_function(cls, reference: str) -> RolloutTool:
@@ -88,14 +87,6 @@ class RolloutTool(Tool):
         from hermes_rl.tools.python_tools import python_tool
 
         return cls(python_tool(reference), "call_function", code=Code.of(reference))
-
-    @property
-    def description(self) -> str:
-        return self._description
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return self._parameters
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         process: RolloutProcess = runtime.process

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from hermes_rl.sandbox.base import Sandbox
 from hermes_rl.threads import one_at_a_time
 from hermes_rl.tools import editing
-from hermes_rl.tools.base import OUTPUT_LIMIT, Tool, ToolInputError, ToolRuntime, as_json, capped
+from hermes_rl.tools.base import OUTPUT_LIMIT, Tool, ToolInputError, ToolRuntime, arguments, as_json, capped, typed
 from hermes_rl.tools.editing import NoMatchError, replace
 
 T = TypeVar("T")
@@ -36,44 +36,30 @@ class Patch(Tool):
     on_sandbox = True
     parallel = False
 
-    @property
-    def description(self) -> str:
-        return (
-            "Change parts of files and answer with the diff. mode='replace' (default) needs path, old_string "
-            "and new_string: the passage must be in the file once, unless replace_all=true; small differences "
-            "in white space are forgiven. mode='patch' needs patch, in V4A form, for several changes or files."
-        )
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        text = {"type": "string"}
-        return {
-            "type": "object",
-            "properties": {
-                "mode": {
-                    "type": "string",
-                    "enum": ["replace", "patch"],
-                    "description": "replace: path, old_string, new_string; patch: patch",
-                    "default": "replace",
-                },
-                "path": text | {"description": "For replace: the file"},
-                "old_string": text | {"description": "For replace: the passage as it is, with lines around it"},
-                "new_string": text | {"description": "For replace: what to put there; '' deletes the passage"},
-                "replace_all": {
-                    "type": "boolean",
-                    "description": "Replace the passage wherever it is",
-                    "default": False,
-                },
-                "patch": text
-                | {
-                    "description": "For patch, for example:\n*** Begin Patch\n*** Update File: path/to/file\n"
-                    "@@ line above the change @@\n context\n-removed\n+added\n*** End Patch"
-                },
-                "cross_profile": {"type": "boolean", "description": "Has no effect here", "default": False},
-            },
-            # hermes-agent lists mode as required and has a default for it: calls of both kinds are taken.
-            "required": [],
-        }
+    description = (
+        "Change parts of files and answer with the diff. mode='replace' (default) needs path, old_string "
+        "and new_string: the passage must be in the file once, unless replace_all=true; small differences "
+        "in white space are forgiven. mode='patch' needs patch, in V4A form, for several changes or files."
+    )
+    # hermes-agent lists mode as required and has a default for it: calls of both kinds are taken.
+    parameters = arguments(
+        mode={
+            "type": "string",
+            "enum": ["replace", "patch"],
+            "description": "replace: path, old_string, new_string; patch: patch",
+            "default": "replace",
+        },
+        path=typed("string", "For replace: the file"),
+        old_string=typed("string", "For replace: the passage as it is, with lines around it"),
+        new_string=typed("string", "For replace: what to put there; '' deletes the passage"),
+        replace_all=typed("boolean", "Replace the passage wherever it is", default=False),
+        patch=typed(
+            "string",
+            "For patch, for example:\n*** Begin Patch\n*** Update File: path/to/file\n@@ line above the change @@\n"
+            " context\n-removed\n+added\n*** End Patch",
+        ),
+        cross_profile=typed("boolean", "Has no effect here", default=False),
+    )
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         sandbox = await runtime.sandbox()

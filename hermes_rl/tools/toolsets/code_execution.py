@@ -25,10 +25,12 @@ from hermes_rl.tools.base import (
     ToolInputError,
     ToolRuntime,
     Toolset,
+    arguments,
     as_json,
     capped,
     error_json,
     readable,
+    typed,
 )
 from hermes_rl.tools.execute import checked_arguments, run_tool
 from hermes_rl.tools.lines import LineTooLongError, lines_of
@@ -58,29 +60,18 @@ class ExecuteCode(Tool):
     parallel = False
     timeout = SECONDS
 
-    @property
-    def description(self) -> str:
-        return (
-            "Run a Python script in the sandbox. It can call your other tools: `from hermes_tools import NAME`, then "
-            "NAME(...) with the parameters that you know; each call gives the tool's answer, parsed where it is "
-            "JSON. Use it for several calls with logic between them: loops, conditions, filtering long output "
-            "before you read it. Print what you want to see; nothing else comes back. hermes_tools also has "
-            "json_parse(text), shell_quote(text) and retry(fn, max_attempts=3, delay=2). Limits: 5 minutes, "
-            f"50 KB of output, {MOST_CALLS} tool calls."
-        )
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return {
-            "type": "object",
-            "properties": {
-                "code": {
-                    "type": "string",
-                    "description": "Python code. Import tools with `from hermes_tools import ...`, print the result.",
-                }
-            },
-            "required": ["code"],
-        }
+    description = (
+        "Run a Python script in the sandbox. It can call your other tools: `from hermes_tools import NAME`, then "
+        "NAME(...) with the parameters that you know; each call gives the tool's answer, parsed where it is "
+        "JSON. Use it for several calls with logic between them: loops, conditions, filtering long output "
+        "before you read it. Print what you want to see; nothing else comes back. hermes_tools also has "
+        "json_parse(text), shell_quote(text) and retry(fn, max_attempts=3, delay=2). Limits: 5 minutes, "
+        f"50 KB of output, {MOST_CALLS} tool calls."
+    )
+    parameters = arguments(
+        ["code"],
+        code=typed("string", "Python code. Import tools with `from hermes_tools import ...`, print the result."),
+    )
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         sandbox = await runtime.sandbox()

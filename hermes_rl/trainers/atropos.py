@@ -246,13 +246,8 @@ class _UnknownEnvironmentError(Exception):
 
 
 def queue_was_lost(log: DeliveryLog, step: int, queued: int | None) -> bool:
-    """Whether the API has forgotten what it was sent.
-
-    Args:
-        log: what it was sent.
-        step: at which the trainer goes on.
-        queued: of our groups the API has so many in its queue now; None: it does not know us.
-    """
+    """Whether the API has forgotten what it was sent: the trainer goes on at `step`, and so many of our groups are
+    `queued` there now (None: it does not know us)."""
     if queued is None:
         return bool(log.delivered)
     last = log.marks[-1] if log.marks else StepMark(step, 0, {})

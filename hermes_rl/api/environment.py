@@ -1,8 +1,6 @@
 """`open_env`: a spec as something to play from Python, without a command line and without a trainer.
 
-Owns what is played with what: the policy, the sampling and the record of each play, and the release of everything
-when the environment closes. Playing itself is `rollouts.runner` and `runs.run`; iterating over groups is `groups`, a
-rollout whose turns come from the caller is `session`.
+Playing itself is `rollouts.runner` and `runs.run`; here is what is played with what: policy, sampling and record.
 """
 
 from __future__ import annotations

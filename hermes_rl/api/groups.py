@@ -1,7 +1,5 @@
-"""`Groups`: iterating over the groups of a run, and what is held back from the one who iterates.
-
-Owns how far ahead is played, and which groups are not handed out. What is played next, and when, is `runs.run`.
-"""
+"""`Groups`: iterating over the groups of a run, how far ahead is played, and what is held back from the one who
+iterates."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""`sync`: the blocking twin of an environment, for callers without an event loop of their own.
-
-The environment lives on a loop in a thread of its own, and every call waits for its answer. Several threads may call at
-the same time.
-"""
+"""`sync`: the blocking twin of an environment, on a loop in a thread of its own; several threads may call at a time."""
 
 from __future__ import annotations
 

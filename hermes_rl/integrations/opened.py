@@ -1,8 +1,4 @@
-"""What the doors to trainers share; those whose trainer samples the tokens itself have more of it in `pull`.
-
-Owns the one environment of a spec in a process, whichever one a trainer calls; the play of a rollout at an endpoint
-where the trainer captures the tokens; and what of a spec or a rollout is refused because a trainer has no place for it.
-"""
+"""What the doors to trainers share; those whose trainer samples the tokens itself have more of it in `pull`."""
 
 from __future__ import annotations
 
@@ -71,11 +67,8 @@ def tasks_of(spec: str, split: str, rows: int | None, trainer: str) -> list[tupl
 
 
 def require_no_comparing(env: hermes_rl.Env, trainer: str, instead: str = BY_OTHERS) -> None:
-    """Refuse a spec whose rewards compare rollouts that the trainer plays apart from each other.
-
-    Raises:
-        UserError: there are such rewards, or lost members are to count in their group.
-    """
+    """Refuse a spec whose rewards compare rollouts that the trainer plays apart from each other, or that counts lost
+    ones."""
     require_own_baseline(env, trainer)
     if env.comparing:
         raise UserError(
@@ -85,11 +78,7 @@ def require_no_comparing(env: hermes_rl.Env, trainer: str, instead: str = BY_OTH
 
 
 def require_own_baseline(env: hermes_rl.Env, trainer: str) -> None:
-    """Refuse a spec that counts lost members as the worst of their group, where the trainer compares scores itself.
-
-    Raises:
-        UserError: the spec does so.
-    """
+    """Refuse a spec that counts lost members as the worst of their group, where the trainer compares scores itself."""
     if env.spec.endings.get("lost") == "worst":
         raise UserError(
             f"endings.lost is worst, and {trainer} compares the scores of a group itself, without those that have "
@@ -133,11 +122,7 @@ async def play_at_endpoint(
 
 
 def require_carried(rollout: hermes_rl.Rollout, trainer: str) -> hermes_rl.Rollout:
-    """Return the rollout; refuse one of which its rewards say more than a score, where a trainer takes no more.
-
-    Raises:
-        UserError: a reward gives credit to turns, or has `overrides`.
-    """
+    """Return the rollout; refuse one of which its rewards say more than a score, where a trainer takes no more."""
     said = ["credit to its turns"] if rollout.credit else []
     said += [f"overrides ({', '.join(rollout.overrides)})"] if rollout.overrides else []
     if said:

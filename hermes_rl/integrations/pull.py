@@ -189,11 +189,8 @@ def own_settings(sampling: Mapping[str, Any] | None, trainer: str, where: str) -
 
 
 def row_named(given: Any, problem: str, door: str) -> tuple[str, str]:
-    """Return the split and the key of the row that a trainer's data name, in a mapping or as JSON.
-
-    Raises:
-        UserError: the `problem`, and the page that shows how the data are written: they name none.
-    """
+    """Return the split and the key of the row that a trainer's data name, in a mapping or as JSON; UserError says the
+    `problem`, and which page shows how the data are written."""
     try:
         row = json.loads(given) if isinstance(given, str) else given
         return str(row["split"]), str(row["key"])

@@ -255,11 +255,7 @@ def places_of(prompts: Sequence[str], size: int, first: int) -> list[tuple[str, 
 
 
 def require_whole(places: Sequence[tuple[str, int, int]], size: int, comparing: Sequence[str]) -> None:
-    """Refuse a batch of this process that has parts of groups.
-
-    Raises:
-        UserError: rewards compare the members of a group, and other processes have some of them.
-    """
+    """Refuse a batch of which other processes have some members of a group, where rewards compare these."""
     members = Counter(number for _, number, _ in places)
     if set(members.values()) != {size}:
         raise UserError(

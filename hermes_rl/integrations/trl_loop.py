@@ -1,7 +1,4 @@
-"""A spec's tools, sandbox and rewards for TRL's own loop of tool calls: `HermesEnvironments` of the door to TRL.
-
-Owns how a tool becomes a method that TRL reads, and how a rollout is stepped by calls of such methods.
-"""
+"""A spec's tools, sandbox and rewards for TRL's own loop of tool calls: `HermesEnvironments` of the door to TRL."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Does a token-level server sample from the distribution that it was asked for? Thousands of draws of one token tell.
 
-This module owns the draws and the statistics of `hermes-rl doctor SPEC --sampling`; `hermes_rl.servers.exactness` has
-the questions that a few tokens answer. Every draw is a request as a rollout makes it, with the seed that a rollout
-would give it. So the draws show what the server's settings, the model's own `generation_config.json`, and the
-parameters of the request make of the distribution together.
+Every draw is a request as a rollout makes it, with the seed that a rollout would give it. So the draws of `hermes-rl
+doctor SPEC --sampling` show what the server's settings, the model's own `generation_config.json`, and the parameters of
+the request make of the distribution together.
 """
 
 from __future__ import annotations
@@ -83,10 +82,8 @@ async def measure(server: TokenServer, temperature: float, top_p: float | None, 
 
 
 async def _telling(server: TokenServer, sampling: Sampling, wanted: float) -> tuple[array[int], Finding]:
-    """Sample a few answers, and return the context in one of them whose token came nearest to a log-probability.
-
-    Whether an answer that stopped ends with a stop token is found out on the way.
-    """
+    """Sample a few answers; return the context in one of them whose token came nearest to a log-probability, and
+    whether an answer that stopped ends with a stop token."""
     walks = [await server.sample(replace(sampling, seed=drawn_seed(number, "walk"))) for number in range(_WALKS)]
     places = [(abs(value - wanted), walk.ids[:i]) for walk in walks for i, value in enumerate(walk.logprobs)]
     if not places:

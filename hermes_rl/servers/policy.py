@@ -1,8 +1,5 @@
-"""`Policy`: the model that acts, named in Python instead of in a spec.
-
-Owns the ways to name one. Every policy answers through a `ModelClient` like any other, over a server (`factory`) or
-over the caller's own function (`calling`).
-"""
+"""`Policy`: the model that acts, named in Python instead of in a spec; a `ModelClient` answers for it like for any
+other."""
 
 from __future__ import annotations
 
@@ -275,11 +272,8 @@ class Policy:
     # ------------------------------------------------------------------ the way to another process
 
     def described(self) -> PolicyDescription:
-        """Return what another process makes the same policy of (`of_description`).
-
-        Raises:
-            UserError: a function of this process answers.
-        """
+        """Return what another process makes the same policy of (`of_description`); UserError where a function here
+        answers."""
         configs = self.role.configs
         if any(config.type == CALLABLE for config in configs):
             raise UserError(

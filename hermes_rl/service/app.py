@@ -109,14 +109,8 @@ def metrics_of(service: Service, sessions: Sessions) -> dict[str, Any]:
 
 
 def make_app(service: Service, sessions: Sessions, *, token: bool, below: str = "") -> FastAPI:  # noqa: C901 - a path each
-    """Return the application of one environment.
-
-    Args:
-        service: what is served.
-        sessions: its sessions.
-        token: whether requests bring one; the description says so.
-        below: the path below which clients find it.
-    """
+    """Return the application of one environment. Whether requests bring a `token` is in its description, and the path
+    `below` which clients find it."""
     app = bare_app("Rollouts of one spec, for trainers.", token=token, below=below)
 
     @app.get("/v1/health", response_model=HealthTold)

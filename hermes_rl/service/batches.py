@@ -1,8 +1,7 @@
 """POST /v1/rollouts: a batch of groups, a line for each as it ends.
 
-Owns what is asked of the environment, what a line says, and the end of a batch: all of it was read, its reader went
-away, or the service ends. Nothing begins faster than lines are read: `Env.groups` begins nothing while nobody asks for
-a group, and nobody asks while a line waits to be taken.
+Nothing begins faster than lines are read: `Env.groups` begins nothing while nobody asks for a group, and nobody asks
+while a line waits to be taken.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from starlette.types import Receive, Scope, Send
 from hermes_rl import Example, Group, Policy, Rollout
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.service.bodies import RolloutsAsked
-from hermes_rl.service.metrics import INEXACT, STALE, unproven
 from hermes_rl.service.refusals import wrong
-from hermes_rl.service.state import Place, Service, first_of
+from hermes_rl.service.state import INEXACT, STALE, Place, Service, first_of, unproven
 from hermes_rl.values import write_json
 
 STALLED = 3600.0
@@ -57,11 +55,8 @@ class Batch:
 
     @classmethod
     async def asked(cls, service: Service, asked: RolloutsAsked) -> Batch:
-        """Return the batch, once all is known that can be wrong with it.
-
-        Raises:
-            Refused: what is wrong, or there is no room.
-        """
+        """Return the batch, once all is known that can be wrong with it; Refused says what is, or that there is no
+        room."""
         policy = await service.policy(asked.policy)
         where = "sampling"
         with service.place() as place:

@@ -1,7 +1,6 @@
 """What every request has to pass before anything looks at it: the token, the bounds, and whether the service takes any.
 
-Owns the ASGI layer around the application, and the bound on the time in which a client has to say what it wants. A body
-is read here, as far as its bound allows; the application gets it whole.
+A body is read here, as far as its bound allows; the application gets it whole.
 """
 
 from __future__ import annotations
@@ -28,13 +27,8 @@ PATIENCE = 30.0
 
 
 class Gate:
-    """Lets requests through to the application.
-
-    Args:
-        app: the application.
-        token: that every request has to bring; None: anybody on this machine may ask.
-        closed: whether only what was begun may go on.
-    """
+    """Lets requests through to the application where they bring the token (None: anybody on this machine may ask); once
+    it is `closed`, only what was begun may go on."""
 
     def __init__(self, app: ASGIApp, token: str | None, closed: Callable[[], bool]) -> None:
         self._app, self._closed = app, closed

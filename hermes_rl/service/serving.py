@@ -1,7 +1,7 @@
 """The process of `hermes-rl rollouts`: its address, its token, and its end.
 
-Owns listening, and what SIGTERM means: nothing new is taken, what was begun is played to its end within a bound, what
-is left is cut with a line that says so, sandboxes are released, and the status is 0.
+After SIGTERM nothing new is taken, what was begun is played to its end within a bound, what is left is cut with a line
+that says so, sandboxes are released, and the status is 0.
 """
 
 from __future__ import annotations
@@ -69,13 +69,8 @@ class ServiceOptions:
 
 
 class ToServe(NamedTuple):
-    """A spec that is to be served.
-
-    Attributes:
-        spec: the spec.
-        record: the run directory that rollouts are recorded in.
-        workers: processes that play; None: as many as the Ray cluster has room for.
-    """
+    """A spec that is to be served, the run directory that rollouts are recorded in, and the processes that play (None:
+    as many as the Ray cluster has room for)."""
 
     spec: Spec
     record: Path
@@ -92,10 +87,8 @@ class _Served(NamedTuple):
 async def serve(
     specs: Sequence[ToServe], options: ServiceOptions, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> int:
-    """Serve one spec at the top of the address, or several below their names, until the process is told to end.
-
-    Returns:
-        Its exit status.
+    """Serve one spec at the top of the address, or several below their names, until told to end; return the exit
+    status.
 
     Raises:
         UserError: the address, the token, the record or the spec is wrong.
@@ -153,11 +146,8 @@ def _gated(one: _Served, token: str | None, below: str = "") -> Gate:
 async def serve_app(
     app: ASGIApp, listen: str, token_env: str | None, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> int:
-    """Serve an application of others, WebSockets included, until the process is told to end; returns its exit status.
-
-    Raises:
-        UserError: the address or the token is wrong.
-    """
+    """Serve an application of others, WebSockets included, until told to end; return the exit status of the process.
+    UserError: the address or the token is wrong."""
     token = _token(token_env, environ)
     with contextlib.closing(listening(listen, token)) as listener:
         return await serve_until_told(

@@ -1,9 +1,8 @@
 """What is kept of a rollout's sandbox: taken when the agent has ended, and put into the fresh sandboxes of rewards.
 
-This module takes a file, a folder, or what a command prints, computes the digest, and writes it elsewhere. The
-processes of a command are killed when it ends, so that nothing of the agent runs while rewards look. Symlinks inside of
-a folder are left out: what they point at would be somebody else's file elsewhere. What cannot be taken is the agent's
-doing: the artifact has a `problem`, which rewards that need it see.
+The processes of a command are killed when it ends, so that nothing of the agent runs while rewards look. Symlinks
+inside of a folder are left out: what they point at would be somebody else's file elsewhere. What cannot be taken is the
+agent's doing: the artifact has a `problem`, which rewards that need it see.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Tools, the toolkit of a group, and the runtime of a rollout that they act on.
 
-`Tool` and `Toolset` are the interface. A `Toolkit` has the tools that one group of rollouts may use, by name. A
-`ToolRuntime` holds what the tools of one rollout keep between calls (sandbox, working directory, background processes,
-to-do list), so that a tool itself has no state and two rollouts never meet. Which toolsets there are is in
-`hermes_rl.tools.catalogue`; how a model's calls are checked, run and answered is in `hermes_rl.tools.execute`.
+A `ToolRuntime` holds what the tools of one rollout keep between calls (sandbox, working directory, background
+processes, to-do list), so that a tool itself has no state and two rollouts never meet.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ class ToolFailedError(Exception):
 
 
 # ------------------------------------------------------------------------- Answers: JSON texts of a bounded size
-# Owns the form of answers and errors, and the limits. Nothing of the host (paths, tracebacks) may be in them.
+# Nothing of the host (paths, tracebacks) may be in them.
 
 RESULT_LIMIT = 100_000
 """Characters that the model is told for one call; of more, head and tail are kept."""
@@ -180,9 +178,8 @@ class ProcessTable:
 
 
 # -------------------------------------------------------------------- What a terminal remembers between commands
-# Owns the script around a command that takes up this state and reports it back. Every command gets a shell of
-# its own, so that commands can run side by side and one that hangs harms no other; the state is kept on the
-# host, where nothing in the sandbox can change it behind the model's back.
+# Every command gets a shell of its own, so that commands can run side by side and one that hangs harms no other; the
+# state is kept on the host, where nothing in the sandbox can change it behind the model's back.
 
 STATE_LIMIT = 100_000
 """Bytes of exported variables that are remembered; a shell that exports more keeps its former state."""
@@ -321,12 +318,10 @@ def function_schema(name: str, description: str, parameters: dict[str, Any]) -> 
 
 
 # ---------------------------------------------------------------------------------------- The toolkit of a group
-# Owns `Toolkit`: names without collisions, and the list of schemas that servers are given. The list carries
-# its tools along, so that code which only passes schemas on (as hand-written environments do) loses nothing.
 
 
 class Schemas(list[dict[str, Any]]):
-    """OpenAI tool schemas, with the toolkit that they describe."""
+    """OpenAI tool schemas, with the toolkit that they describe: code which only passes schemas on loses nothing."""
 
     def __init__(self, toolkit: Toolkit, schemas: Iterable[dict[str, Any]]) -> None:
         self.toolkit = toolkit
@@ -366,9 +361,6 @@ class Toolkit:
 
 
 # -------------------------------------------------------------------------------------- The runtime of a rollout
-# Owns the life of a rollout's sandbox: it is started when something first uses it, once, and released by
-# `close`. What the tools keep between calls (to-do list, background processes, working directory of the
-# shell) lives here, so that a tool itself has no state and two rollouts never meet.
 
 T = TypeVar("T")
 SandboxFactory = Callable[[SandboxConfig], Sandbox]

@@ -1,8 +1,7 @@
 """The toolsets of hermes-agent that reach outside of a rollout's machine: web, browser, vision, ….
 
-Owns what of them can work here and why not, and the connection of each rollout to its own process of
-`hermes_rl.tools.hermes_worker`. A toolset that lacks a key never vanishes: asking for it is an error that names
-the variable.
+Each rollout has its own process of `hermes_rl.tools.hermes_worker`. A toolset that lacks a key never vanishes: asking
+for it is an error that names the variable.
 """
 
 from __future__ import annotations
@@ -79,11 +78,8 @@ class HermesTool(DescribedTool):
 
 
 class HermesToolsets:
-    """hermes-agent as a run has it: one process, forked for each rollout that calls one of its tools.
-
-    Args:
-        environ: variables that its tools look at for keys and addresses.
-    """
+    """hermes-agent as a run has it: one process, forked for each rollout that calls one of its tools, with the
+    variables of `environ` for keys and addresses."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = {name: value for name, value in environ.items() if name != "HERMES_HOME"}
@@ -93,11 +89,8 @@ class HermesToolsets:
         self._starting = asyncio.Lock()
 
     def tools(self, source: str) -> tuple[Tool, ...]:
-        """Return the tools of one toolset. Takes a second the first time: call it off the event loop.
-
-        Raises:
-            UserError: it cannot work here, with the variable or extra that it lacks.
-        """
+        """Return the tools of one toolset; UserError names what it lacks. Takes a second the first time: call it off
+        the event loop."""
         problem = self.problem(source)
         if problem is not None:
             raise UserError(problem)

@@ -1,8 +1,7 @@
 """Tools of an MCP server: ``tools: [{mcp: {…}}]``.
 
-Owns what the model sees of a server (which tools, under which names, with which schemas) and which running
-server answers which rollout. The tools are listed once, before the first rollout, so that every rollout is
-offered the same; a server that later lists others is refused.
+The tools are listed once, before the first rollout, so that every rollout is offered the same; a server that later
+lists others is refused.
 """
 
 from __future__ import annotations
@@ -41,11 +40,7 @@ class McpTool(DescribedTool):
 
 
 class McpSource:
-    """The server of one entry of `tools`.
-
-    Attributes:
-        fingerprint: SHA-256 of the names, descriptions and schemas that it listed; None before `list_tools`.
-    """
+    """The server of one entry of `tools`; `fingerprint` is SHA-256 of what it listed, None before `list_tools`."""
 
     def __init__(self, settings: McpSettings) -> None:
         require_mcp()

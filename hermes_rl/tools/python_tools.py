@@ -25,8 +25,7 @@ from hermes_rl.threads import Turns
 from hermes_rl.tools.base import DescribedTool, Tool, ToolInputError, ToolRuntime, as_json
 
 # ---------------------------------------------------- From a signature to a schema, and from arguments to values
-# Owns `Signature`. Types are pydantic's business: whatever pydantic can describe may be annotated, so str,
-# int, float, bool, list, dict, Optional, Literal, Enum, dataclasses and pydantic models.
+# Whatever pydantic can describe may be annotated: str, int, list, Optional, Literal, Enum, dataclasses, models, ….
 
 _SECTION = re.compile(r"^\s*(args|arguments|parameters|returns|raises|yields|examples?|notes?):?\s*$", re.I)
 _ARGUMENT = re.compile(r"^\s*(?::param\s+(?:\w+\s+)?)?\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.+)$")
@@ -175,10 +174,8 @@ def answer_of(result: Any) -> str:
 
 
 # ------------------------------------------------------- Methods of the state object: ``tools: [{state: NAME}]``
-# Owns finding the methods and calling them on the state of the rollout at hand. NAME is an attribute of the
-# state; its public methods are the tools. It may also be a method of the state itself, which is then the one
-# tool, or a list of names of such methods, so that one class offers some to the agent and others to a
-# simulated user. Without a name, all public methods of the state are tools.
+# NAME is an attribute of the state, whose public methods are the tools; or a method of the state itself, which is then
+# the one tool; or a list of names of such methods. Without a name, all public methods of the state are tools.
 
 
 class StateTool(DescribedTool):

@@ -1,9 +1,9 @@
 """Recording what tools that reach outside answer, and giving it again: so that an evaluation can be repeated.
 
-Owns the format: a folder with ``tools.jsonl``, one tool a line as the model saw it, with the toolset or server
-it came from as ``source``, and ``answers.jsonl``, one answered call a line: ``{"tool", "arguments", "answer",
-"error"}``. With both, a replay needs neither key nor network. In a rollout, the n-th call of a tool with the same
-arguments gets the n-th answer that was recorded for it, or the last one where fewer were.
+A folder has ``tools.jsonl``, one tool a line as the model saw it, with the toolset or server it came from as
+``source``, and ``answers.jsonl``, one answered call a line: ``{"tool", "arguments", "answer", "error"}``. In a rollout,
+the n-th call of a tool with the same arguments gets the n-th answer that was recorded for it, or the last one where
+fewer were.
 """
 
 from __future__ import annotations
@@ -28,11 +28,7 @@ TOOLS, ANSWERS = "tools.jsonl", "answers.jsonl"
 
 
 class Recorder:
-    """Keeps the answers of tools in a folder; what is there already stays.
-
-    Raises:
-        UserError: the folder cannot be written.
-    """
+    """Keeps the answers of tools in a folder; what is there already stays. UserError: the folder cannot be written."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -61,11 +57,7 @@ class Recorder:
 
 
 class Replay:
-    """The tools of a recording, which answer from it.
-
-    Raises:
-        UserError: there is no recording.
-    """
+    """The tools of a recording, which answer from it. UserError: there is no recording."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -154,3 +146,37 @@ def _lines(path: Path) -> Iterable[dict[str, Any]]:
 
 def _key(tool: str, arguments: Mapping[str, Any]) -> str:
     return f"{tool}({json.dumps(arguments, sort_keys=True, ensure_ascii=False)})"
+
+
+# --------------------------------------- Tools that reach outside, as a demo has them: one answer each, of the spec's
+
+_TEXT = {"type": "string"}
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "web_search": {"query": _TEXT, "limit": {"type": "integer"}},
+    "web_extract": {"urls": {"type": "array", "items": _TEXT}},
+}
+"""Of the tools that models know best; any other takes whatever it is given."""
+
+
+class Canned(DescribedTool):
+    """One tool with one answer."""
+
+    outside = True
+
+    def __init__(self, name: str, answer: str) -> None:
+        accepted = {"type": "object", "properties": PARAMETERS.get(name, {}), "additionalProperties": True}
+        super().__init__(name, f"A stand-in for {name}: it always gives the same answer.", accepted)
+        self._answer = answer
+
+    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        return self._answer
+
+
+def canned_tools(toolset: str, answers: Mapping[str, str]) -> tuple[Tool, ...]:
+    """Return the stand-ins; raises `UserError` where the spec wrote none down."""
+    if not answers:
+        raise UserError(
+            f"toolset {toolset} reaches outside, which --demo does not: give its tools answers in toolsets.canned, "
+            'such as {web_search: \'{"data": {"web": []}}\'}'
+        )
+    return tuple(Canned(name, answer) for name, answer in answers.items())

@@ -1,7 +1,7 @@
 """The process of one rollout, in which its state lives and those of the spec's own tools run that say `process: true`.
 
-What such code keeps in its modules is then the rollout's own, and what it does can hold up nobody else: a call that
-takes too long ends the process, and with it the state. The second half of this module is what runs there.
+What such code keeps in its modules is then the rollout's own, and a call that takes too long ends the process, and with
+it the state. The second half of this module is what runs there.
 """
 
 from __future__ import annotations
@@ -34,11 +34,7 @@ class RolloutProcess:
 
     @classmethod
     async def start(cls, state: Code | None, item: Mapping[str, Any], where: str) -> RolloutProcess:
-        """Begin a process, and make the state of a row in it.
-
-        Raises:
-            UserError: the state cannot be made; `where` names it.
-        """
+        """Begin a process, and make the state of a row in it; UserError, with `where` it is, if it cannot be made."""
         process = cls(await POOL.hold(state or Code.of(f"{HERE}:begin")))
         if state is not None:
             try:

@@ -6,6 +6,7 @@ import asyncio
 import difflib
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from io import StringIO
 from typing import Any, TypeVar
@@ -146,7 +147,9 @@ class _Files:
         return await _edited(size, self._answer, changed)
 
     def _answer(self, changed: dict[str, str | None]) -> dict[str, Any]:
-        diff = "".join(self._diff(full, text) for full, text in changed.items())
+        named_texts = [(self._names[full], self._before[full] or "", text or "") for full, text in changed.items()]
+        diffs = [line for name, old, new in named_texts for line in _unified(old, new, f"a/{name}", f"b/{name}")]
+        diff = "".join(diffs).encode("utf-8", "replace").decode("utf-8")
         kinds = {
             "files_modified": [f for f, text in changed.items() if text is not None and self._before[f] is not None],
             "files_created": [f for f, text in changed.items() if text is not None and self._before[f] is None],
@@ -154,11 +157,6 @@ class _Files:
         }
         named = {kind: [self._names[full] for full in paths] for kind, paths in kinds.items() if paths}
         return {"success": True, "diff": capped(diff, OUTPUT_LIMIT), **named}
-
-    def _diff(self, full: str, text: str | None) -> str:
-        name = self._names[full]
-        shown = "".join(_unified(self._before[full] or "", text or "", f"a/{name}", f"b/{name}"))
-        return shown.encode("utf-8", "replace").decode("utf-8")
 
     async def _text(self, path: str) -> str | None:
         """Return the text as it is by now; None where there is no file."""
@@ -194,7 +192,8 @@ def _unified(before: str, after: str, name: str, new_name: str) -> Iterator[str]
     first = before.count("\n", 0, start)
     if (old.count("\n") + 1) * (new.count("\n") + 1) <= COMPARED_LINES:  # before they are split, which takes longer
         before_lines, after_lines = (StringIO(part, newline="\n").readlines() for part in (old, new))
-        if _comparable(before_lines, after_lines):
+        with suppress(_TooAlikeError):
+            _Comparison(before_lines, after_lines).get_matching_blocks()
             for line in difflib.unified_diff(before_lines, after_lines, name, new_name):
                 moved = HEAD.sub(lambda head: f"{head[1]}{int(head[2]) + first}", line) if line[:2] == "@@" else line
                 yield moved if moved.endswith("\n") else moved + "\n"
@@ -203,15 +202,6 @@ def _unified(before: str, after: str, name: str, new_name: str) -> Iterator[str]
     yield f"@@ -{first + 1},{_count(old)} +{first + 1},{_count(new)} @@\n"
     for sign, part in (("-", old), ("+", new)):
         yield from (f"{sign}{line}\n" for line in part[:OUTPUT_LIMIT].splitlines())
-
-
-def _comparable(before: list[str], after: list[str]) -> bool:
-    """Whether two texts can be compared soon: where many lines are equal, each match looks at all pairs of them."""
-    try:
-        _Comparison(before, after).get_matching_blocks()
-    except _TooAlikeError:
-        return False
-    return True
 
 
 class _TooAlikeError(Exception):

@@ -1,8 +1,7 @@
 """Toolset ``code_execution``: a Python script in the sandbox that may call the rollout's other tools.
 
-Owns the tool `execute_code`, with the name, parameter and form of answer that models know from hermes-agent.
-The script runs in the rollout's sandbox, whatever the backend; each of its calls is checked and made here
-like one of the model's own, so that it can use no tool that the rollout does not have.
+Name, parameter and form of answer are those that models know from hermes-agent. Each call of a script is checked and
+made here like one of the model's own, so that it can use no tool that the rollout does not have.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from hermes_rl.tools.base import (
     typed,
 )
 from hermes_rl.tools.execute import checked_arguments, run_tool
-from hermes_rl.tools.lines import LineTooLongError, lines_of
+from hermes_rl.tools.host_process import LineTooLongError, lines_of
 from hermes_rl.values import read_bounded
 
 SECONDS = 300.0

@@ -1,7 +1,6 @@
 """Toolset ``file``: reading, writing, editing and searching the files of the rollout's sandbox.
 
-Owns the tools and what they answer. Names are paths and nothing else: no shell sees them. Relative paths
-start where the terminal is.
+Names are paths and nothing else: no shell sees them. Relative paths start where the terminal is.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""Toolset ``terminal``: commands in the rollout's sandbox, in the foreground and in the background.
-
-Owns the tools `terminal` and `process`, with the names and parameters that models know from hermes-agent.
-"""
+"""Toolset ``terminal``: commands in the rollout's sandbox, with names and parameters that models know from
+hermes-agent."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from hermes_rl.sandbox.base import CommandResult, Sandbox
+from hermes_rl.sandbox.base import Sandbox
 from hermes_rl.tools.base import (
     CALL_TIMEOUT,
     LISTED_OUTPUT,
@@ -77,10 +75,6 @@ async def _foreground(sandbox: Sandbox, runtime: ToolRuntime, args: dict[str, An
     script = runtime.shell.script(args["command"], workdir)
     result = await sandbox.run_reporting(script, runtime.shell.exports, timeout=timeout, output_limit=OUTPUT_BYTES)
     runtime.shell.learn(result.stderr, keep_cwd=workdir is not None)
-    return _answer(result, timeout)
-
-
-def _answer(result: CommandResult, timeout: float) -> dict[str, Any]:
     error = f"Command timed out after {timeout:g} seconds" if result.timed_out else None
     return {"output": readable(result.stdout), "exit_code": result.exit_code, "error": error}
 

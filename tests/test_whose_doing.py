@@ -62,7 +62,7 @@ BEFORE: Places = {
     "tools/catalogue.py": "find_distribution draw _loaded find_tool check_toolsets",
     "tools/hermes_toolsets.py": "HermesToolsets.tools HermesToolsets._describe",
     "tools/mcp_client.py": "require_mcp",
-    "tools/mcp_tools.py": "McpSource.list_tools McpSource._allowed McpSource._tool _check_schema",
+    "tools/mcp_tools.py": "McpSource.list_tools McpSource._allowed McpSource._tool",
     "tools/python_tools.py": "Signature.of _parameters PythonTool.__init__ python_tool state_tools _attribute _method",
     "tools/recording.py": "Recorder.__init__ Replay.__init__ Replay.tools canned_tools",
 }

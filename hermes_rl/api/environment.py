@@ -618,7 +618,11 @@ class Env:
                     f"groups of {size} need a record of their own"
                 )
             if self._store is None:
-                rows, progress = self._all_rows(), _Logged(quiet=True)
+                # Of both splits, in which a reward that has changed finds the rows of what was recorded.
+                rows, progress = self._rows["train"], _Logged(quiet=True)
+                if rows.length is not None:
+                    finite = [each for each in self._rows.values() if each.length is not None]
+                    rows = Rows.of(list(chain.from_iterable(finite)), fingerprint=rows.fingerprint)
                 # As for evaluate, there is no groups.jsonl: groups are handed to the caller instead.
                 opening = open_records(directory, self._compiled, rows, "evaluate", size, progress)
                 records = await self._stack.enter_async_context(opening)
@@ -628,13 +632,6 @@ class Env:
                 directory.describe(self.spec, {**made_with, "grading": records.grading.record(), "group_size": size})
                 self._store = records.store
             return self._store
-
-    def _all_rows(self) -> Rows:
-        """Of both splits, in which a reward that has changed finds the rows of what was recorded."""
-        train, rest = self._rows["train"], [rows for rows in self._rows.values() if rows.length is not None]
-        if train.length is None:
-            return train
-        return Rows.of(list(chain.from_iterable(rest)), fingerprint=train.fingerprint)
 
     def _named(self, row: Row, group: str | None) -> tuple[str, str]:
         """Return the id of a group, and what tells this play of it from others; a record finds it by the id alone."""

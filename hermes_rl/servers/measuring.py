@@ -56,6 +56,19 @@ class Distribution:
     def ok(self) -> bool:
         return self.variation <= max(VARIATION, 3 * self.noise)
 
+    def finding(self, how: str) -> Finding:
+        """Return whether tokens were drawn as asked for, in words; `how` is what was asked."""
+        detail = (
+            f"{self.draws} draws of one token with {how}: total variation {self.variation:.3f} from the "
+            f"log-probabilities that came with them (chance alone: {self.noise:.3f}; {self.tokens} different tokens)"
+        )
+        remedy = (
+            "the server samples from another distribution: look at its sampling options, at the generation_config.json "
+            "of the model (vLLM: --generation-config vllm), and at --logprobs-mode where temperature is not 1 or more "
+            "is set"
+        )
+        return Finding(self.ok, detail, None if self.ok else remedy)
+
 
 async def measure(server: TokenServer, temperature: float, top_p: float | None, draws: int = DRAWS) -> list[Finding]:
     """Measure the server's sampling; a server that does not answer is one finding."""
@@ -72,7 +85,7 @@ async def measure(server: TokenServer, temperature: float, top_p: float | None, 
         limit = await server.context_length()
         told = f"{limit} tokens" if limit is not None else "not told; a longer conversation ends by the server's error"
         return [
-            _as_asked(distribution([*first, *second]), shaping or "temperature 1"),
+            distribution([*first, *second]).finding(shaping or "temperature 1"),
             *_independent(first, second),
             stopped,
             Finding(True, f"longest conversation: {told}"),
@@ -126,21 +139,6 @@ def distribution(answers: Sequence[Sampled]) -> Distribution:
     variation = sum(abs(share - value) for share, value in pairs) / 2
     noise = sum(math.sqrt(2 * value * max(0.0, 1 - value) / (math.pi * count)) for _, value in pairs) / 2
     return Distribution(count, variation, noise, len(seen))
-
-
-def _as_asked(found: Distribution, how: str) -> Finding:
-    detail = (
-        f"{found.draws} draws of one token with {how}: total variation {found.variation:.3f} from the "
-        f"log-probabilities that came with them (chance alone: {found.noise:.3f}; {found.tokens} different tokens)"
-    )
-    if found.ok:
-        return Finding(True, detail)
-    return Finding(
-        False,
-        detail,
-        "the server samples from another distribution: look at its sampling options, at the generation_config.json of "
-        "the model (vLLM: --generation-config vllm), and at --logprobs-mode where temperature is not 1 or more is set",
-    )
 
 
 def _independent(first: Sequence[Sampled], second: Sequence[Sampled]) -> list[Finding]:

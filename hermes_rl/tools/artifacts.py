@@ -160,18 +160,15 @@ async def take(sandbox: Sandbox, requests: Sequence[ArtifactRequest], timeout: f
             files = [file async for file in _files(sandbox, request, budget, timeout)]
             taken[request.name] = TakenArtifact(request.name, target, tuple(files))
         except (OSError, _TooMuchError) as error:
-            taken[request.name] = TakenArtifact(request.name, target, problem=_said(error))
+            said = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            too_much = isinstance(error, OSError) and error.errno == errno.E2BIG
+            problem = str(_TooMuchError()) if too_much else said
+            taken[request.name] = TakenArtifact(request.name, target, problem=problem)
         except SandboxFailure as failure:
             if not failure.ending.graded:
                 raise
             taken[request.name] = TakenArtifact(request.name, target, problem=failure.detail)
     return taken
-
-
-def _said(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno == errno.E2BIG:
-        return str(_TooMuchError())
-    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
 async def _files(

@@ -45,22 +45,8 @@ DISTRIBUTIONS: dict[str, dict[str, float]] = {
     "browser_use": {"browser": 1, "web": 0.8, "vision": 0.7},
     "browser_only": {"browser": 1},
     "browser_tasks": {"browser": 0.97, "vision": 0.12, "terminal": 0.15},
-    "terminal_tasks": {
-        "terminal": 0.97,
-        "file": 0.97,
-        "web": 0.97,
-        "browser": 0.75,
-        "vision": 0.5,
-        "image_gen": 0.1,
-    },
-    "mixed_tasks": {
-        "browser": 0.92,
-        "terminal": 0.92,
-        "file": 0.92,
-        "web": 0.35,
-        "vision": 0.15,
-        "image_gen": 0.15,
-    },
+    "terminal_tasks": {"terminal": 0.97, "file": 0.97, "web": 0.97, "browser": 0.75, "vision": 0.5, "image_gen": 0.1},
+    "mixed_tasks": {"browser": 0.92, "terminal": 0.92, "file": 0.92, "web": 0.35, "vision": 0.15, "image_gen": 0.15},
 }
 """Name → toolset → probability, as hermes-agent has them."""
 

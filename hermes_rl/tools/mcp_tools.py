@@ -112,18 +112,16 @@ class McpSource:
         where = f"tool {listed.name!r} of the MCP server {self.settings.name}"
         if not NAME.fullmatch(name):
             raise UserError(f"{where} cannot be offered as {name!r}: a name has 1 to 64 letters, digits, _ and -")
-        _check_schema(listed.parameters, where)
+        schema = listed.parameters
+        if schema.get("type", "object") != "object":
+            raise UserError(
+                f"{where} has parameters of type {schema['type']!r}; only objects can be offered to a model"
+            )
+        if not isinstance(schema.get("properties", {}), Mapping):
+            raise UserError(f"{where} has no JSON Schema for its parameters: properties are no mapping")
+        if len(json.dumps(schema)) > SCHEMA_LIMIT:
+            raise UserError(f"{where} has a schema of more than {SCHEMA_LIMIT} characters")
         return McpTool(self, listed, name)
-
-
-def _check_schema(schema: Mapping[str, Any], where: str) -> None:
-    """Refuse what no model could be offered, rather than show it something else than the server said."""
-    if schema.get("type", "object") != "object":
-        raise UserError(f"{where} has parameters of type {schema['type']!r}; only objects can be offered to a model")
-    if not isinstance(schema.get("properties", {}), Mapping):
-        raise UserError(f"{where} has no JSON Schema for its parameters: properties are no mapping")
-    if len(json.dumps(schema)) > SCHEMA_LIMIT:
-        raise UserError(f"{where} has a schema of more than {SCHEMA_LIMIT} characters")
 
 
 def _without_patterns(schema: Any) -> Any:

@@ -57,7 +57,9 @@ class Signature:
             schema = adapter.json_schema()
         except Exception as error:
             raise UserError(f"tool {name!r}: the types cannot be described to a model: {error}") from error
-        return cls(_summary(text), _tidy(schema), adapter)
+        lines = text.split("\n")
+        sections = (n for n, line in enumerate(lines) if _SECTION.match(line) or line.strip().startswith(":param"))
+        return cls("\n".join(lines[: next(sections, len(lines))]).strip(), _tidy(schema), adapter)
 
     def values(self, args: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments as the annotated types; raises `ToolInputError`."""
@@ -102,15 +104,6 @@ def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
         for inner in part.get("properties", {}).values():
             inner.pop("title", None)
     return schema
-
-
-def _summary(text: str) -> str:
-    """Return the docstring up to the section that describes the arguments."""
-    lines = text.split("\n")
-    for number, line in enumerate(lines):
-        if _SECTION.match(line) or line.strip().startswith(":param"):
-            return "\n".join(lines[:number]).strip()
-    return text.strip()
 
 
 def _argument_texts(text: str) -> dict[str, str]:

@@ -110,8 +110,7 @@ def own_state(number: int) -> Any:
 
 async def call_method(source: str | None, method: str, args: dict[str, Any]) -> dict[str, str]:
     """Call a method of the state as a tool."""
-    tools = {tool.name: tool for tool in state_tools(current_runner().objects[STATE], source)}
-    tool = tools[method]
+    tool = next(tool for tool in state_tools(current_runner().objects[STATE], source) if tool.name == method)
     assert isinstance(tool, StateTool)
     return await _answered(tool.method_of(current_runner().objects[STATE]), tool, args)
 

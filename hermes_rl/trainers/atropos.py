@@ -197,9 +197,7 @@ class AtroposTrainer:
         """Return what the API says of an environment; None where it does not know it."""
         try:
             return await self._request("GET", "status-env", attempts=3, json={"env_id": env_id})
-        except GroupRefused:
-            return None
-        except _UnknownEnvironmentError:
+        except (GroupRefused, _UnknownEnvironmentError):
             return None
 
     async def _get(self, path: str) -> dict[str, Any]:

@@ -66,7 +66,9 @@ class ReadFile(Tool):
 
 def _page(data: bytes, offset: int, limit: int) -> dict[str, Any]:
     """Return the lines from `offset` on; only these are decoded, to save memory."""
-    total = _lines_in(data)
+    # In pieces, between which other threads get their turn.
+    breaks = sum(data.count(b"\n", at, at + PIECE) for at in range(0, len(data), PIECE))
+    total = breaks + (len(data) > 0 and not data.endswith(b"\n"))
     at = _start_of(data, offset)
     shown: list[str] = []
     size = 0
@@ -90,12 +92,6 @@ def _page(data: bytes, offset: int, limit: int) -> dict[str, Any]:
     if last < total:
         answer["hint"] = f"Use offset={last + 1} to continue (showing {offset}-{last} of {total} lines)"
     return answer
-
-
-def _lines_in(data: bytes) -> int:
-    # In pieces, between which other threads get their turn.
-    breaks = sum(data.count(b"\n", at, at + PIECE) for at in range(0, len(data), PIECE))
-    return breaks + (len(data) > 0 and not data.endswith(b"\n"))
 
 
 def _start_of(data: bytes, number: int) -> int:

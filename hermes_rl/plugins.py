@@ -15,7 +15,7 @@ import inspect
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -197,10 +197,19 @@ LONGEST = 100
 """Characters of a name up to which one like it is looked for; comparing two takes their lengths times each other."""
 
 
-def did_you_mean(name: str, choices: list[str] | tuple[str, ...] | set[str] | frozenset[str]) -> str:
-    """``; did you mean 'x'?`` where one of `choices` is close to `name`, else nothing."""
-    close = difflib.get_close_matches(name, sorted(choices), n=1, cutoff=0.6) if len(name) <= LONGEST else []
-    return f"; did you mean {close[0]!r}?" if close else ""
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that this one is a misspelling of, if it is like one."""
+    return (
+        next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)
+        if len(name) <= LONGEST
+        else None
+    )
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``; did you mean `x`?`` where one of the known names is close to this one, else nothing."""
+    meant = closest(name, known)
+    return f"; did you mean `{meant}`?" if meant else ""
 
 
 def _there(names: list[str]) -> str:

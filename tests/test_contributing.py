@@ -7,15 +7,19 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
+from hermes_rl import Sampled
+from hermes_rl.errors import UserError
 from hermes_rl.servers.scripted.server import ScriptedServer
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.cli.test_run import hermes, lines
+from tests.integrations.doors import COMPARED, SCORES, TOKENIZER, doors_spec, sample, tokens_of
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
 EXAMPLES = dict(re.findall(r"^### An? ([\w ]+)\n(.*?)(?=^##)", TEXT, re.MULTILINE | re.DOTALL))
@@ -46,7 +50,7 @@ async def play(example: str, mode: str, install: Callable[..., Path], folder: Pa
 
 
 def test_there_is_an_example_of_each() -> None:
-    assert list(EXAMPLES) == ["reward", "toolset", "server type", "sandbox backend", "trainer"]
+    assert list(EXAMPLES) == ["reward", "toolset", "server type", "sandbox backend", "trainer", "pull door"]
 
 
 @pytest.mark.parametrize("example", ["reward", "toolset", "sandbox backend"])
@@ -82,3 +86,21 @@ async def test_an_added_type_of_server_is_asked_in_its_own_way(install: Callable
 async def test_an_added_trainer_is_served(install: Callable[..., Path], tmp_path: Path) -> None:
     _, said = await play("trainer", "serve", install, tmp_path)
     assert len(re.findall(r"a group with 2 sequences and the scores \[(?:0.0, 1.0|1.0, 0.0)\]", said)) == 2
+
+
+async def test_an_added_pull_door_plays_what_every_door_plays(tmp_path: Path) -> None:
+    class Engine:
+        async def generate(self, ids: list[int], **asked: Any) -> Sampled:
+            assert (asked["temperature"], asked["max_tokens"]) == (0.5, 200)
+            return await sample(ids, SimpleNamespace())  # type: ignore[arg-type]
+
+    namespace: dict[str, Any] = {}
+    exec(compile(block("pull door", "python"), "mine.py", "exec"), namespace)
+    door = namespace["Mine"](doors_spec(tmp_path), Engine(), TOKENIZER)
+    batch = await door.batch(list(SCORES), 2, temperature=0.5)
+    with pytest.raises(UserError, match="top_k=5 of Mine is not applied"):
+        await door.batch(list(SCORES), 2, top_k=5)
+    await door.close()
+    assert [score for score, _ in batch] == [SCORES[key] + COMPARED for key in SCORES for _ in range(2)]
+    trained = [sum(example.mask) for _, (example,) in batch]
+    assert trained == [tokens_of(key) for key in SCORES for _ in range(2)]

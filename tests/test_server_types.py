@@ -69,7 +69,7 @@ def test_a_type_of_a_package_is_known_like_ours(install: Install) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ("type: mytyp", "there is no type mytyp; did you mean 'mytype'"),
+        ("type: mytyp", "there is no type mytyp; did you mean `mytype`"),
         ("type: nothing", r"the type of server 'nothing' \(mypackage:NOTHING\) is no .*ServerType, but str"),
         ("deviate: 0.5, type: mytype", "`deviate` has no meaning for type mytype"),
     ],

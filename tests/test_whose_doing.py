@@ -59,14 +59,13 @@ BEFORE: Places = {
     "tokens/hub.py": "_load _with_template",
     "tokens/load.py": "as_tokenizer",
     "tokens/parsers/table.py": "load_parser parser_for",
-    "tools/base.py": "Toolkit.__init__ register_task_env_overrides _require_image _register",
-    "tools/canned.py": "canned_tools",
+    "tools/base.py": "Toolkit.__init__ ToolRuntime.__init__ register_task_env_overrides _require_image",
     "tools/catalogue.py": "find_distribution draw _loaded find_tool check_toolsets",
     "tools/hermes_toolsets.py": "HermesToolsets.tools HermesToolsets._describe",
     "tools/mcp_client.py": "require_mcp",
-    "tools/mcp_tools.py": "McpSource.list_tools McpSource._allowed McpSource._tool _check_schema",
+    "tools/mcp_tools.py": "McpSource.list_tools McpSource._allowed McpSource._tool",
     "tools/python_tools.py": "Signature.of _parameters PythonTool.__init__ python_tool state_tools _attribute _method",
-    "tools/recording.py": "Recorder.__init__ Replay.__init__ Replay.tools",
+    "tools/recording.py": "Recorder.__init__ Replay.__init__ Replay.tools canned_tools",
 }
 OF_A_ROW: Places = {
     # Made of a row and the spec alone. Once a rollout was graded, such an error is of its own rollout.

@@ -1,8 +1,6 @@
 """`open_env`: a spec as something to play from Python, without a command line and without a trainer.
 
-Owns what is played with what: the policy, the sampling and the record of each play, and the release of everything
-when the environment closes. Playing itself is `rollouts.runner` and `runs.run`; iterating over groups is `groups`, a
-rollout whose turns come from the caller is `session`.
+Playing itself is `rollouts.runner` and `runs.run`; here is what is played with what: policy, sampling and record.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
@@ -201,7 +198,9 @@ class Env:
         try:
             require_machine(self._compiled, logger.warning)
             await self._stack.enter_async_context(self._compiled)
-            await asyncio.to_thread(self._load_rows)
+            splits: tuple[Split, ...] = ("train",) if self.spec.dataset.eval is None else ("train", "eval")
+            for split in splits:
+                self._rows[split] = await asyncio.to_thread(load_rows, self.spec, split, notify=logger.warning)
             await asyncio.to_thread(require_same_tokenizer, self.spec)
             if self._record is not None:
                 self._directory = self._stack.enter_context(RunDirectory.choose(self.spec, "process", self._record))
@@ -244,9 +243,7 @@ class Env:
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _open_workers(self) -> None:
@@ -259,11 +256,6 @@ class Env:
         self._workers = await self._stack.enter_async_context(
             open_workers(opening, number, self._compiled, artifacts, logger.warning, ray)
         )
-
-    def _load_rows(self) -> None:
-        splits: list[Split] = ["train"] if self.spec.dataset.eval is None else ["train", "eval"]
-        for split in splits:
-            self._rows[split] = load_rows(self.spec, split, notify=logger.warning)
 
     def _require_open(self) -> None:
         if self.loop is None or self._closed:
@@ -493,8 +485,10 @@ class Env:
         if (concurrency is not None and concurrency < 1) or ahead < 0:
             raise UserError("`concurrency` is at least 1, and `ahead` at least 0")
 
-        mark = self._batch(batch)
-        self._options(policy, split, sampling)
+        mark, role = self._batch(batch), self._role(policy)
+        # What is wrong with what is asked for is said now, and not when the first group is.
+        world = self._compiled if policy is None else self._compiled.played_by(role)
+        self._elsewhere(policy, world.options(split, sampling))
 
         budgets: list[RunBudget] = []
 
@@ -520,7 +514,7 @@ class Env:
                 encoder=await self._encoder(policy),
                 budget=budgets[0],
                 progress=_Logged(quiet=True),
-                policy=self._role(policy),
+                policy=role,
                 runner=runner,
                 workers=self._elsewhere(policy, runner.options),
             )
@@ -528,7 +522,7 @@ class Env:
         made = Groups(
             run,
             ahead=ahead,
-            weights=lambda: self._role(policy).weights(),
+            weights=role.weights,
             max_staleness=max_staleness,
             endless=rows is None,
         )
@@ -613,13 +607,6 @@ class Env:
         """Return the workers, which play with this policy; None where this process plays."""
         return self._workers.using(policy, options) if self._workers is not None else None
 
-    def _options(self, policy: Policy | None, split: str, sampling: Settings | None) -> LoopOptions:
-        """Return what bounds and steers a rollout; raises UserError where what is asked for is wrong."""
-        role = self._role(policy)
-        options = (self._compiled if policy is None else self._compiled.played_by(role)).options(split, sampling)
-        self._elsewhere(policy, options)
-        return options
-
     def _role(self, policy: Policy | None) -> ModelClient:
         if policy is not None and not isinstance(policy, Policy):
             raise UserError(
@@ -656,7 +643,11 @@ class Env:
                     f"groups of {size} need a record of their own"
                 )
             if self._store is None:
-                rows, progress = self._all_rows(), _Logged(quiet=True)
+                # Of both splits, in which a reward that has changed finds the rows of what was recorded.
+                rows, progress = self._rows["train"], _Logged(quiet=True)
+                if rows.length is not None:
+                    finite = [each for each in self._rows.values() if each.length is not None]
+                    rows = Rows.of(list(chain.from_iterable(finite)), fingerprint=rows.fingerprint)
                 # As for evaluate, there is no groups.jsonl: groups are handed to the caller instead.
                 opening = open_records(directory, self._compiled, rows, "evaluate", size, progress)
                 records = await self._stack.enter_async_context(opening)
@@ -666,13 +657,6 @@ class Env:
                 directory.describe(self.spec, {**made_with, "grading": records.grading.record(), "group_size": size})
                 self._store = records.store
             return self._store
-
-    def _all_rows(self) -> Rows:
-        """Of both splits, in which a reward that has changed finds the rows of what was recorded."""
-        train, rest = self._rows["train"], [rows for rows in self._rows.values() if rows.length is not None]
-        if train.length is None:
-            return train
-        return Rows.of(list(chain.from_iterable(rest)), fingerprint=train.fingerprint)
 
     def _named(self, row: Row, group: str | None) -> tuple[str, str]:
         """Return the id of a group, and what tells this play of it from others; a record finds it by the id alone."""

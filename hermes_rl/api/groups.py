@@ -1,16 +1,13 @@
-"""`Groups`: iterating over the groups of a run, and what is held back from the one who iterates.
-
-Owns how far ahead is played, and which groups are not handed out. What is played next, and when, is `runs.run`.
-"""
+"""`Groups`: iterating over the groups of a run, how far ahead is played, and what is held back from the one who
+iterates."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from math import ceil
-from types import TracebackType
 from typing import Self
 
 from hermes_rl.data.rows import Row
@@ -22,7 +19,7 @@ ENDED = 4
 """Groups whose members have all ended and whose tokens are being made: with so many of them no other group begins."""
 
 
-class Groups:
+class Groups(AbstractAsyncContextManager["Groups"]):
     """Groups as they end; close it, or leave its `async with`, to end what is in flight.
 
     Cancelling the wait for a group ends the iteration and releases all that is in flight.
@@ -95,12 +92,7 @@ class Groups:
         async with self._closing:  # whoever waits for a group closes too, once that wait was cancelled
             await self._playing.aclose()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _next(self) -> Group | None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import Encoder, Rollout
@@ -184,10 +184,10 @@ class Stepped:
         """There is nothing to close."""
 
 
-class Session:
+class Session(AbstractAsyncContextManager["Session"]):
     """One rollout that is stepped from outside; close it, or leave its `async with`, to release its sandbox."""
 
-    def __init__(self, stepped: Stepped, play: Callable[[], Awaitable[Rollout]]) -> None:
+    def __init__(self, stepped: Stepped, play: Callable[[], Coroutine[Any, Any, Rollout]]) -> None:
         self._stepped, self._play = stepped, play
         self._task: asyncio.Task[Rollout] | None = None
         self._stop_ids: tuple[int, ...] = ()
@@ -205,7 +205,7 @@ class Session:
         """
         if self._task is not None or self._closed:
             raise UserError("a session is started once; env.session gives another one")
-        self._task = asyncio.ensure_future(self._played())
+        self._task = asyncio.create_task(self._play())
         return await self._next(self._task)
 
     async def step(
@@ -251,16 +251,8 @@ class Session:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    async def _played(self) -> Rollout:
-        return await self._play()
 
     def _sampled(
         self, answer: Any, logprobs: Sequence[float] | None, finish: str | None, version: int | None

@@ -1,17 +1,12 @@
-"""`sync`: the blocking twin of an environment, for callers without an event loop of their own.
-
-The environment lives on a loop in a thread of its own, and every call waits for its answer. Several threads may call at
-the same time.
-"""
+"""`sync`: the blocking twin of an environment, on a loop in a thread of its own; several threads may call at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Coroutine, Iterator
-from contextlib import suppress
-from types import TracebackType
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Self, TypeVar
 
 from hermes_rl.api.environment import Env, EnvStatus
@@ -53,9 +48,7 @@ class SyncEnv:
                 raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._thread is None:
             return  # whoever opened it closes it
         try:
@@ -86,7 +79,7 @@ class SyncEnv:
 
     def status(self) -> EnvStatus:
         """See `Env.status`."""
-        return self._call(_status(self._env))
+        return self._call(_called(self._env.status))
 
     def announce(self) -> None:
         """See `Env.announce`."""
@@ -102,7 +95,7 @@ class SyncEnv:
 
     def groups(self, n: int, *args: Any, **kwargs: Any) -> SyncGroups:
         """See `Env.groups`, which has the same arguments; a plain iterator."""
-        return SyncGroups(self, self._call(_made(self._env, n, *args, **kwargs)))
+        return SyncGroups(self, self._call(_called(self._env.groups, n, *args, **kwargs)))
 
     def session(self, row: Row | str, **kwargs: Any) -> SyncSession:
         """See `Env.session`, which has the same arguments."""
@@ -139,7 +132,7 @@ class SyncEnv:
         loop.close()
 
 
-class SyncGroups(Iterator[Group]):
+class SyncGroups(Iterator[Group], AbstractContextManager["SyncGroups"]):
     """See `groups.Groups`."""
 
     def __init__(self, env: SyncEnv, groups: Groups) -> None:
@@ -156,16 +149,11 @@ class SyncGroups(Iterator[Group]):
         """See `Groups.close`."""
         self._env._call(self._groups.close())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class SyncSession:
+class SyncSession(AbstractContextManager["SyncSession"]):
     """See `session.Session`."""
 
     def __init__(self, env: SyncEnv, session: Session) -> None:
@@ -192,21 +180,12 @@ class SyncSession:
         """See `Session.close`."""
         self._env._call(self._session.close())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
-async def _status(env: Env) -> EnvStatus:
-    return env.status()
-
-
-async def _made(env: Env, *args: Any, **kwargs: Any) -> Groups:
-    return env.groups(*args, **kwargs)
+async def _called(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    return call(*args, **kwargs)
 
 
 async def _following(groups: Groups) -> Group | None:

@@ -6,9 +6,8 @@ import asyncio
 import hashlib
 import itertools
 import logging
-import math
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from hermes_rl.runs.run import Plan, Run
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB
 from hermes_rl.trainers.base import GroupRefused
-from hermes_rl.trainers.checks import Checks
+from hermes_rl.trainers.checks import Checks, completed
 
 # --------------------------- Putting the rollouts of a group together for Atropos: whole, aligned, or not at all
 # atroposlib's own `collect_trajectories` drops the logprobs and misaligns optional lists; this keeps every list either
@@ -52,14 +51,12 @@ def assemble(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for name in _OPTIONAL:
         values = [item.get(name) for item in items]
         group[name] = values if all(value is not None for value in values) else None
-    if group["inference_logprobs"] is None:
-        group["inference_logprobs"] = []  # trainers take its length
     overrides = [item["group_overrides"] for item in items if item.get("group_overrides")]
     group["group_overrides"] = {key: value for part in overrides for key, value in part.items()}
     if any("layer" in item for item in items):
         group["layer"] = max(item.get("layer", 0) for item in items)
     group["generation_params"] = next((i["generation_params"] for i in items if i.get("generation_params")), None)
-    return with_content(group)
+    return completed(group)
 
 
 def layered(items: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -76,30 +73,6 @@ def _further(item: dict[str, Any], number: int) -> dict[str, Any]:
     filler = {"tokens": item["tokens"][:1], "masks": [MASKED], "inference_logprobs": [MASKED_LOGPROB]}
     filler |= {name: [value] for name, value in OF_TEACHER.items() if item.get(name) is not None}
     return {**filler, "scores": item["scores"], "overrides": dict(FILLER_OVERRIDE), "layer": number + 1}
-
-
-def with_content(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the group with a `content` key in every message; run-api refuses a group without, and drops it."""
-    if group.get("messages"):
-        group["messages"] = [
-            [{**message, "content": message.get("content")} for message in conversation]
-            for conversation in group["messages"]
-        ]
-    return group
-
-
-def checked(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the item, if it can be part of a group.
-
-    Raises:
-        ValueError: it lacks tokens, masks or a score; or its score is not finite, which makes a whole batch fail.
-    """
-    missing = [name for name in ("tokens", "masks", "scores") if item.get(name) is None]
-    if missing:
-        raise ValueError(f"collect_trajectory returned an item without {missing[0]!r}")
-    if not math.isfinite(float(item["scores"])):
-        raise ValueError(f"collect_trajectory returned the score {item['scores']}, which is not finite")
-    return dict(item)
 
 
 # An environment's own code as the conductor meets it: its items as rows, its collected groups, its changed lines
@@ -350,7 +323,8 @@ class Collecting:
             try:
                 scored, backlog = await self.collect_trajectory(item)
                 if scored is not None:
-                    return checked(scored), list(backlog)
+                    Checks(group_size=1).usable([assemble([scored])], None)
+                    return dict(scored), list(backlog)
             except Exception:  # a user's code may raise anything, and costs its own group at most; the log says what
                 logger.exception("collect_trajectory failed (attempt %d of %d)", attempt + 1, REPLAYS + 1)
         return None, []

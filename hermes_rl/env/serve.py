@@ -24,9 +24,8 @@ from hermes_rl.spec.model import Spec
 from hermes_rl.tokens.transcript import MASKED
 from hermes_rl.trainers.atropos import AtroposTrainer
 from hermes_rl.trainers.base import Registered, Registration, Trainer
-from hermes_rl.trainers.checks import Checks
-from hermes_rl.trainers.serving import Serving
-from hermes_rl.trainers.too_long import TooLong
+from hermes_rl.trainers.checks import Checks, TooLong
+from hermes_rl.trainers.serving import Hooks, Serving
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +89,7 @@ def registration(env: ConductedEnv) -> Registration:
     )
 
 
-class EnvHooks:
+class EnvHooks(Hooks):
     """Calls the hooks of an environment while it serves: `evaluate`, `wandb_log`, `save_checkpoint` and the like."""
 
     def __init__(self, env: ConductedEnv) -> None:

@@ -48,11 +48,9 @@ from hermes_rl.spec.overrides import parse_extra_args
 from hermes_rl.tools.base import Toolkit
 from hermes_rl.trainers.atropos import AtroposTrainer
 from hermes_rl.trainers.base import Trainer
-from hermes_rl.trainers.checks import Checks
+from hermes_rl.trainers.checks import Checks, TooLong
 from hermes_rl.trainers.find import own_trainer
-from hermes_rl.trainers.serving import Serving
-from hermes_rl.trainers.together import Together
-from hermes_rl.trainers.too_long import TooLong
+from hermes_rl.trainers.serving import Serving, Together
 
 logger = logging.getLogger(__name__)
 

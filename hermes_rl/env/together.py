@@ -17,7 +17,7 @@ from hermes_rl.runs.run import Run
 from hermes_rl.several import ENVIRONMENT
 from hermes_rl.spec.model import Spec
 from hermes_rl.trainers.find import ATROPOS
-from hermes_rl.trainers.together import Together
+from hermes_rl.trainers.serving import Together
 
 
 class _Environment:

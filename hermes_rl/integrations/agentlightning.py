@@ -11,7 +11,6 @@ from typing import Any
 
 import agentlightning as agl
 
-import hermes_rl
 from hermes_rl.integrations.opened import play_at_endpoint, tasks_of
 
 TRAINER = "agent-lightning"
@@ -59,15 +58,11 @@ class HermesAgent(agl.LitAgent):  # type: ignore[type-arg, unused-ignore]
             split=task.get("split", "train"),
             sampling={**self._sampling, **model.sampling_parameters},
         )
-        return _score(played)
-
-
-def _score(played: hermes_rl.Rollout) -> float:
-    if played.score is None:
-        raise AttemptWithoutScore(f"{played.ending}: {played.error}")
-    if played.masked:
-        raise AttemptWithoutScore(
-            f"the spec masks the ending {played.ending}, and agent-lightning trains on all that it has captured: give "
-            "it a score under `endings`"
-        )
-    return played.score
+        if played.score is None:
+            raise AttemptWithoutScore(f"{played.ending}: {played.error}")
+        if played.masked:
+            raise AttemptWithoutScore(
+                f"the spec masks the ending {played.ending}, and agent-lightning trains on all that it has captured: "
+                "give it a score under `endings`"
+            )
+        return played.score

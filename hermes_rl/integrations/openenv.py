@@ -156,11 +156,8 @@ class HermesEnvironment(Environment):
 
 
 def make_app(env: hermes_rl.Env, most: int) -> Any:
-    """Return OpenEnv's application for an environment that is open; so many sessions at a time.
-
-    Raises:
-        UserError: rewards compare the members of a group, which sessions are not.
-    """
+    """Return OpenEnv's application for an environment that is open, with at `most` so many sessions at a time.
+    UserError: rewards compare the members of a group, which sessions are not."""
     require_no_comparing(env, "OpenEnv")
     numbers, sync = count(), hermes_rl.sync(env)
     sync.__enter__()  # the environment is open, so this opens nothing

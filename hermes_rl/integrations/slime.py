@@ -15,17 +15,11 @@ from typing import Any
 
 import hermes_rl
 from hermes_rl.errors import UserError
-from hermes_rl.integrations.opened import (
-    NEUTRAL,
-    is_scored,
-    require_carried,
-    require_neutral,
-    require_own_baseline,
-    without_trainers,
-)
+from hermes_rl.integrations.opened import require_no_comparing
+from hermes_rl.integrations.pull import CUT, NEUTRAL, BatchPlace, Pull, is_scored, row_named
 
 REWARDS = "hermes_rl.integrations.slime.rewards"
-_OPENED: dict[tuple[Any, ...], asyncio.Task[tuple[hermes_rl.Env, hermes_rl.Policy]]] = {}
+_OPENED: dict[tuple[Any, ...], Pull] = {}
 """By event loop and settings: what a process of slime's shares between its rollouts."""
 
 
@@ -38,21 +32,12 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     Raises:
         UserError: settings exclude each other, or the rollout is none that slime can take.
     """
-    env, policy = await _opened(args)
-    require_own_baseline(env, "slime")
-    if env.comparing:
-        raise UserError(f"{', '.join(env.comparing)} compares the members of a group, which slime plays one by one")
-    key = (sample.metadata or {}).get("key")
-    if key is None:
-        raise UserError("a sample has no `key` in its metadata: write the data as docs/integrations/slime.md shows")
-    rollout = await env.play(
-        key,
-        policy,
-        f"{key}@{sample.group_index}",
-        split="eval" if evaluation else "train",
-        sampling=_sampling(args, env, sampling_params),
-        replays=getattr(args, "hermes_replays", 2),
-    )
+    pull = _pull(args)
+    require_no_comparing(await pull.open(), "slime")
+    named = {**(sample.metadata or {}), "split": "eval" if evaluation else "train"}
+    split, key = row_named(named, "a sample has no `key` in its metadata", "slime")
+    place = BatchPlace(key, f"{key}@{sample.group_index}", 0, 1)
+    rollout = await pull.play(place, split, _sampling(args, pull, sampling_params))
     # slime wants one shape from all rollouts: lists, where its reward hook knows how to count them.
     several = getattr(args, "custom_reward_post_process_path", None) == REWARDS and not evaluation
     sample.metadata = {**sample.metadata, "ending": str(rollout.ending), "error": rollout.error}
@@ -61,9 +46,7 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
         sample.status, sample.remove_sample = type(sample).Status.ABORTED, True
         sample.reward = math.nan if evaluation else None
         return [sample] if several else sample
-    examples = await asyncio.to_thread(
-        require_carried(rollout, "slime").examples, exact=not getattr(args, "hermes_allow_inexact", False)
-    )
+    examples = await asyncio.to_thread(pull.examples, rollout)
     if several:
         return [_sample(sample, rollout, example) for example in examples]
     if len(examples) > 1 and not evaluation:
@@ -81,8 +64,7 @@ def _sample(given: Any, rollout: hermes_rl.Rollout, example: hermes_rl.Example) 
     one.response = str(rollout.messages[-1].get("content") or "")
     one.reward, one.remove_sample, one.metadata = rollout.score, False, dict(given.metadata)
     one.weight_versions = [str(version) for version in dict.fromkeys(example.weights) if version is not None]
-    cut = rollout.ending in ("length", "token_budget")
-    one.status = type(given).Status.TRUNCATED if cut else type(given).Status.COMPLETED
+    one.status = type(given).Status.TRUNCATED if rollout.ending in CUT else type(given).Status.COMPLETED
     return one
 
 
@@ -122,41 +104,42 @@ def _flat(samples: Sequence[Any]) -> list[Any]:
     return [one for given in samples for one in (_flat(given) if isinstance(given, list) else [given])]
 
 
-def _sampling(args: Any, env: hermes_rl.Env, given: dict[str, Any]) -> dict[str, Any]:
+def _sampling(args: Any, pull: Pull, given: dict[str, Any]) -> dict[str, Any]:
     """Return the agent's settings with slime's temperature and lengths; refuse what rollouts do not apply."""
-    require_neutral(given, "slime", {**NEUTRAL, "top_p": (1.0,)})
-    own = without_trainers(getattr(args, "hermes_sampling", None), "slime", "--rollout-temperature")
+    settings = pull.sampling(given, neutral={**NEUTRAL, "top_p": (1.0,)})
     bounds = {
         "max_tokens": given.get("max_new_tokens"),
         "max_trajectory_tokens": getattr(args, "rollout_max_context_len", None),
     }
     for name, bound in bounds.items():
-        known = [one for one in (bound, own.get(name, getattr(env.spec.agent, name))) if one is not None]
-        own.update({name: min(known)} if known else {})
-    return {**own, "temperature": float(given["temperature"]), "top_p": 1.0}
+        known = [one for one in (bound, settings.get(name, getattr(pull.env.spec.agent, name))) if one is not None]
+        settings.update({name: min(known)} if known else {})
+    return settings
 
 
-async def _opened(args: Any) -> tuple[hermes_rl.Env, hermes_rl.Policy]:
-    spec = getattr(args, "hermes_spec", None)
+def _pull(args: Any) -> Pull:
+    names = ("spec", "renderer", "sampling", "replays", "allow_inexact", "workers")
+    spec, renderer, sampling, replays, inexact, workers = (getattr(args, f"hermes_{name}", None) for name in names)
     if spec is None:
         raise UserError("name the spec as `hermes_spec` in the file of --custom-config-path")
-    url, renderer = f"http://{args.sglang_router_ip}:{args.sglang_router_port}", getattr(args, "hermes_renderer", None)
-    workers = getattr(args, "hermes_workers", None)
-
-    async def open_both() -> tuple[hermes_rl.Env, hermes_rl.Policy]:
-        policy = hermes_rl.Policy.server("sglang", url, None, tokenizer=args.hf_checkpoint, renderer=renderer)
-        return await hermes_rl.open_env(spec, workers=workers).open(), policy
-
-    key = asyncio.get_running_loop(), spec, url, str(renderer), workers
+    url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
+    key = asyncio.get_running_loop(), spec, url, workers, replays, inexact, str((renderer, sampling))
     if key not in _OPENED:
-        _OPENED[key] = asyncio.create_task(open_both())
-    return await asyncio.shield(_OPENED[key])
+        _OPENED[key] = Pull(
+            "slime",
+            hermes_rl.open_env(spec, workers=workers),
+            hermes_rl.Policy.server("sglang", url, None, tokenizer=args.hf_checkpoint, renderer=renderer),
+            sampling=sampling,
+            where="--rollout-temperature",
+            replays=2 if replays is None else replays,
+            allow_inexact=bool(inexact),
+        )
+    return _OPENED[key]
 
 
 async def close() -> None:
     """End what is played in this process and release everything."""
     opened = list(_OPENED.values())
     _OPENED.clear()
-    for one in opened:
-        env, _ = await one
-        await env.close()
+    for pull in opened:
+        await pull.close()

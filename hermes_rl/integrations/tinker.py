@@ -183,12 +183,7 @@ class HermesGroup(EnvGroupBuilder):
 
 
 class HermesDataset(RLDataset):
-    """Batches of groups, each row once.
-
-    Args:
-        groups: one for each row.
-        per_batch: groups of a batch; those that make no whole batch are left out.
-    """
+    """Batches of so many groups, each row once; groups that make no whole batch are left out."""
 
     def __init__(self, groups: Sequence[HermesGroup], per_batch: int) -> None:
         self._groups, self._per_batch = groups, per_batch

@@ -9,103 +9,42 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import inspect
-import json
 import logging
-import os
 import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
 from functools import cached_property
 from itertools import count, islice
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any, Self
+from typing import Any
 
 import hermes_rl
 from hermes_rl.errors import RunError, UserError
-from hermes_rl.integrations.opened import (
+from hermes_rl.integrations.beside import Beside, Call, ModelCalls, dataset
+from hermes_rl.integrations.opened import logprobs_of, require_own_baseline, values_of
+from hermes_rl.integrations.pull import (
     FAILURES,
-    Played,
+    BatchPlace,
+    BatchResult,
+    Pull,
     is_scored,
-    logprobs_of,
+    parameters,
     require_a_score,
-    require_carried,
-    require_neutral,
-    require_own_baseline,
-    values_of,
-    without_trainers,
+    sampled_by_vllm,
 )
+from hermes_rl.integrations.trl_loop import HermesEnvironments as HermesEnvironments
 
 logger = logging.getLogger(__name__)
-
-Call = tuple[list[int], hermes_rl.Sampling]
-"""One model call: the ids of its prompt, and how to sample."""
-Place = tuple[str, int, int]
-"""Where a rollout belongs in a batch: the key of its row, the number of its group, and which of its members it is."""
+SETTINGS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""What the trainers sample with."""
+WHERE = "the configuration of TRL"
 DIFFERENCE = "sampling/sampling_logp_difference"
 """Begins the names under which TRL logs it, with vLLM."""
 SIDES = ("chosen", "rejected")
 MASKED = -100
 """The label of a token that nothing is learned from."""
-GATHERING = 0.005
-"""Seconds without a further model call after which those that wait become one batch."""
-_TYPES = {"integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
-
-
-class _Opened:
-    """A spec that opens when something of it is first used, on a loop in a thread of its own.
-
-    Each start writes a run directory of its own below `record`. Rollouts of an earlier start are never played into a
-    later one: TRL begins at its checkpoint, and the weights that sampled them may be gone.
-    """
-
-    def __init__(
-        self,
-        spec: hermes_rl.Spec | str | Path,
-        rows: int | Iterable[str] | None = None,
-        environ: Mapping[str, str] | None = None,
-        record: str | Path | None = None,
-        workers: int | None = None,
-    ) -> None:
-        self._given, self._workers = (spec, environ), workers
-        self._record = None if record is None else Path(record) / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-        self._chosen = rows if rows is None or isinstance(rows, int) else list(rows)
-        self._splits: dict[str, dict[str, Any]] = {}
-        self._stack = ExitStack()
-
-    @cached_property
-    def env(self) -> Any:
-        """The environment, for what runs on its loop."""
-        spec, environ = self._given
-        return hermes_rl.open_env(spec, environ=environ, record=self._record, workers=self._workers)
-
-    @cached_property
-    def sync(self) -> Any:
-        """The environment, open, for other threads than that of its loop."""
-        return self._stack.enter_context(hermes_rl.sync(self.env))
-
-    def rows(self, split: str) -> dict[str, Any]:
-        """Return the rows of a split by their keys: those that were chosen, of the split that is trained on."""
-        if split not in self._splits:
-            rows, chosen = self.sync.rows(split), self._chosen if split == "train" else None
-            if chosen is None and rows.length is None:
-                raise UserError("the spec's rows may be without end, and TRL wants to know how many: say `rows=1000`")
-            found = map(self.sync.row, chosen) if isinstance(chosen, list) else islice(rows, chosen)
-            self._splits[split] = {row.key: row for row in found}
-        return self._splits[split]
-
-    def close(self) -> None:
-        """End what is played and release everything; may be called twice."""
-        self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 # ------------------------------------------------------------------------------------------------ DPOTrainer
@@ -151,23 +90,16 @@ def pairs_collator(pad_token_id: int, max_length: int | None = None) -> Callable
 # ------------------------------------------------------------------------------------------------ GRPOTrainer
 
 
-class HermesRollouts(_Opened):
+class HermesRollouts(Beside):
     """A spec for TRL's `GRPOTrainer`, which then trains on the very tokens that were sampled.
 
     They are sampled by what the trainer has: its model, its vLLM in the same process, or its vLLM server.
 
     Args:
-        spec: a loaded spec, a path, or the name of a shipped one.
-        rows: how many rows to train on, or the keys of those; default: all.
+        spec, rows, environ, record: as for `Beside`.
         policy: a model that acts in place of the trainer's. Unless it has the trainer's weights at every step, tokens
             of another model are trained on: a warning says so, and the log has `hermes_rl/other_policy`.
-        renderer: as `renderer` of a server in a spec; its name is enough.
-        sampling: settings of the spec's `agent`, such as `{"max_turns": 4}`. Temperature and top_p are the trainer's.
-        concurrency: rollouts at a time, or groups where a reward compares their members; default: all of a batch.
-        replays: how often a rollout is played again after a failure that was not the policy's doing.
-        allow_inexact: train also on tokens that are not proven to be those that were sampled.
-        environ: where `${VAR}` and the keys of servers are looked up.
-        record: a folder that every start of the trainer writes a run directory into.
+        renderer, sampling, concurrency, replays, allow_inexact: as for `Pull`.
         workers: processes that play, where a server samples: the trainer's vLLM server, or that of a `policy`.
     """
 
@@ -187,11 +119,12 @@ class HermesRollouts(_Opened):
         workers: int | None = None,
     ) -> None:
         super().__init__(spec, rows, environ, record, workers)
-        self._policy, self._renderer, self._sampling = policy, renderer, dict(sampling or {})
-        self._other_policy = policy is not None
+        self._policy, self._renderer = policy, renderer
+        self._settings: dict[str, Any] = {"sampling": sampling, "concurrency": concurrency}
+        self._settings |= {"replays": replays, "allow_inexact": allow_inexact}
+        self._pull: Pull | None = None
         self._trainer: Any = None
         """Whose logs are listened to."""
-        self._concurrency, self._replays, self._allow_inexact = concurrency, replays, allow_inexact
         self._generate: Generate | None = None
         """What samples for the calls in this process; None where another process does."""
         self._calls = ModelCalls()
@@ -200,12 +133,12 @@ class HermesRollouts(_Opened):
     @cached_property
     def train_dataset(self) -> Any:
         """A `datasets.Dataset` whose prompts are the keys of the rows."""
-        return _dataset(prompt=list(self.rows("train")))
+        return dataset(prompt=list(self.rows("train")))
 
     @cached_property
     def eval_dataset(self) -> Any:
         """The same for the rows that the spec keeps for evaluation."""
-        return _dataset(prompt=list(self.rows("eval")))
+        return dataset(prompt=list(self.rows("eval")))
 
     @property
     def reward_funcs(self) -> list[Callable[..., list[float | None]]]:
@@ -224,64 +157,37 @@ class HermesRollouts(_Opened):
         """
         if trainer.tools:
             raise UserError("the trainer's `tools` would run TRL's own loop behind each rollout: name them in the spec")
-        self._policy = policy = self._policy or self._policy_of(trainer)
+        if self._pull is None:
+            policy = self._policy or self._policy_of(trainer)
+            self._pull = Pull("TRL", self.env, policy, where=WHERE, **self._settings)
+        pull = self._pull
+        assert pull.policy is not None
         if self._trainer is not trainer:
             self._trainer = trainer
-            if self._other_policy:
+            if self._policy is not None:
                 logger.warning(
                     "policy=… acts in place of the trainer's model: unless it has the trainer's weights at every step, "
                     "tokens of another model are trained on. Leave `policy` out to sample with what the trainer has"
                 )
-            trainer.add_callback(_difference_told_to(policy))
-        policy.version = int(trainer.state.global_step)
+            trainer.add_callback(_difference_told_to(pull.policy))
+        pull.policy.version = int(trainer.state.global_step)
         training = trainer.model.training
         size = int(trainer.num_generations if training else trainer.num_generations_eval)
-        places = places_of(prompts, size, trainer.accelerator.process_index * len(prompts))
-        given = {
-            "policy": policy,
-            "split": "train" if training else "eval",
-            "sampling": _sampling(trainer, self._sampling),
-            "replays": self._replays,
-        }
+        numbered = places_of(prompts, size, trainer.accelerator.process_index * len(prompts))
+        require_own_baseline(self.env, "TRL")
+        if size > 1 and self.sync.comparing:
+            require_whole(numbered, size, self.sync.comparing)
+        split, batch = "train" if training else "eval", next(self._batches)
+        rows = self.rows(split)
+        places = [
+            BatchPlace(rows[key], f"{key}@{split}{batch}.{number}", member, size) for key, number, member in numbered
+        ]
+        sampling = pull.sampling({name: getattr(trainer, name) for name in SETTINGS})
         self._calls = ModelCalls()
-        playing = self.sync.submit(self._play(places, size, given))
+        playing = self.sync.submit(pull.play_all(places, split, sampling))
         self._calls.answer_until(playing, lambda calls: self._generate(trainer, calls) if self._generate else [])
-        columns = columns_of(playing.result(), _tokenizer(trainer).eos_token_id)
-        return {**columns, "other_policy": [self._other_policy] * len(prompts)}
-
-    async def _play(self, places: Sequence[Place], size: int, given: Mapping[str, Any]) -> list[Played]:
-        """Play every place; the members of groups that are compared are played together."""
-        require_own_baseline(self.env, "TRL's GRPOTrainer")
-        rows, env, batch = self.rows(given["split"]), self.env, next(self._batches)
-        room = nullcontext() if self._concurrency is None else asyncio.Semaphore(self._concurrency)
-
-        async def one(key: str, number: int, index: int) -> list[Played]:
-            async with room:
-                group = f"{key}@{given['split']}{batch}.{number}"
-                rollout = await env.play(rows[key], group=group, index=index, size=size, **given)
-                return [(rollout, rollout.ending, rollout.error)]
-
-        async def all_of(key: str, number: int, _: int) -> list[Played]:
-            async with room:
-                group = await env.play_group(rows[key], size, group=f"{key}@{given['split']}{batch}.{number}", **given)
-                if group.dropped is not None:
-                    return [(None, group.dropped, group.detail)] * size
-                members = sorted(group.rollouts, key=lambda member: member.key.index)
-                return [(member, member.ending, member.error) for member in members]
-
-        if env.comparing and size > 1:
-            require_whole(places, size, env.comparing)
-            work = [asyncio.create_task(all_of(*place)) for place in places if place[2] == 0]
-        else:
-            work = [asyncio.create_task(one(*place)) for place in places]
-        try:
-            ended = [played for found in await asyncio.gather(*work) for played in found]
-        finally:
-            for task in work:
-                task.cancel()
-        if not self._allow_inexact:
-            await asyncio.to_thread(_require_exact, [one[0] for one in ended if is_scored(one[0])])
-        return ended
+        columns = columns_of(playing.result(), _tokenizer(trainer).eos_token_id, pull)
+        return {**columns, "other_policy": [self._policy is not None] * len(prompts)}
 
     def _policy_of(self, trainer: Any) -> hermes_rl.Policy:
         """Make the policy that asks what the trainer samples with."""
@@ -329,8 +235,8 @@ def hermes_rl_score(
     return score
 
 
-def places_of(prompts: Sequence[str], size: int, first: int) -> list[Place]:
-    """Return where each rollout of this process belongs.
+def places_of(prompts: Sequence[str], size: int, first: int) -> list[tuple[str, int, int]]:
+    """Return where each rollout of this process belongs: the key of its row, its group's number, which member it is.
 
     Args:
         prompts: keys of rows, each `size` times in a row over the batches of all processes.
@@ -348,12 +254,8 @@ def places_of(prompts: Sequence[str], size: int, first: int) -> list[Place]:
     return places
 
 
-def require_whole(places: Sequence[Place], size: int, comparing: Sequence[str]) -> None:
-    """Refuse a batch of this process that has parts of groups.
-
-    Raises:
-        UserError: rewards compare the members of a group, and other processes have some of them.
-    """
+def require_whole(places: Sequence[tuple[str, int, int]], size: int, comparing: Sequence[str]) -> None:
+    """Refuse a batch of which other processes have some members of a group, where rewards compare these."""
     members = Counter(number for _, number, _ in places)
     if set(members.values()) != {size}:
         raise UserError(
@@ -363,16 +265,25 @@ def require_whole(places: Sequence[Place], size: int, comparing: Sequence[str]) 
         )
 
 
-def columns_of(ended: Sequence[Played], end: int) -> dict[str, Any]:
+def columns_of(ended: Sequence[BatchResult], end: int, pull: Pull) -> dict[str, Any]:
     """Return rollouts as TRL takes them. One without a score is a single token, `end`, that is not trained on.
 
     Raises:
-        UserError: a rollout has several sequences.
+        UserError: a rollout has several sequences, or one that is not proven.
         RunError: not one rollout could be scored, and that was not the policy's doing.
     """
     require_a_score(ended)
-    nothing = hermes_rl.Example([end], [end], [0], [0.0], (None, None))
-    examples = [_example(rollout) if is_scored(rollout) else nothing for rollout, _, _ in ended]
+    examples = [hermes_rl.Example([end], [end], [0], [0.0], (None, None)) for _ in ended]
+    for place, (rollout, _, _) in enumerate(ended):
+        if is_scored(rollout):
+            several = pull.examples(rollout)
+            if len(several) != 1:
+                raise UserError(
+                    f"rollout {rollout.id} has {len(several)} sequences, as the policy did not see all of it in one "
+                    "context, and TRL's rollout_func takes one: choose a renderer that keeps earlier turns (renderer="
+                    "{'thinking_retention': 'all'}), or train with AsyncGRPOTrainer and HermesWorker, which take all"
+                )
+            examples[place] = several[0]
     known = all(example.logprobs is not None for example in examples)
     return {
         "prompt_ids": [example.prompt_ids for example in examples],
@@ -386,96 +297,10 @@ def columns_of(ended: Sequence[Played], end: int) -> dict[str, Any]:
     }
 
 
-def _example(rollout: hermes_rl.Rollout) -> hermes_rl.Example:
-    examples = require_carried(rollout, "TRL's GRPOTrainer").examples()
-    if len(examples) != 1:
-        raise UserError(
-            f"rollout {rollout.id} has {len(examples)} sequences, as the policy did not see all of it in one context, "
-            "and TRL's rollout_func takes one: choose a renderer that keeps earlier turns "
-            "(renderer={'thinking_retention': 'all'}), or train with AsyncGRPOTrainer and HermesWorker, which take all"
-        )
-    return examples[0]
-
-
-def _require_exact(rollouts: list[hermes_rl.Rollout]) -> None:
-    if rollouts:
-        certificate = hermes_rl.certify(hermes_rl.Group("batch", rollouts[0].key.row, rollouts))
-        _require_certified(certificate.problems)
-
-
-def _require_certified(problems: Sequence[str]) -> None:
-    if problems:
-        raise UserError(
-            f"tokens are not proven to be those that were sampled, so they are not trained on ({len(problems)} "
-            f"problems, the first: {problems[0]}). allow_inexact=True trains on them all the same"
-        )
-
-
-def _dataset(**columns: list[Any]) -> Any:
-    from datasets import Dataset
-
-    return Dataset.from_dict(columns)
-
-
 # ------------------------------------------------------------------------------------ who samples for GRPOTrainer
 
 Generate = Callable[[Any, Sequence[Call]], Sequence[hermes_rl.Sampled]]
 """What the trainer samples with: the trainer, and calls to answer together."""
-
-
-class ModelCalls:
-    """Model calls of rollouts, which play on another thread; the thread that owns the model answers them in batches."""
-
-    def __init__(self) -> None:
-        self._waiting: queue.SimpleQueue[tuple[Call, concurrent.futures.Future[hermes_rl.Sampled]] | None] = (
-            queue.SimpleQueue()
-        )
-
-    async def sample(self, ids: list[int], sampling: hermes_rl.Sampling) -> hermes_rl.Sampled:
-        """Wait for the answer of the other thread."""
-        answer: concurrent.futures.Future[hermes_rl.Sampled] = concurrent.futures.Future()
-        self._waiting.put(((ids, sampling), answer))
-        return await asyncio.wrap_future(answer)
-
-    def answer_until(
-        self,
-        playing: concurrent.futures.Future[Any],
-        generate: Callable[[Sequence[Call]], Sequence[hermes_rl.Sampled]],
-    ) -> None:
-        """Answer calls until `playing` has ended; what ends this sooner ends `playing` as well."""
-        playing.add_done_callback(lambda _: self._waiting.put(None))
-        try:
-            while (first := self._waiting.get()) is not None:
-                batch, ended = [first], False
-                while not ended:
-                    try:
-                        further = self._waiting.get(timeout=GATHERING)
-                    except queue.Empty:
-                        break
-                    ended = further is None
-                    batch += [further] if further is not None else []
-                self._answer([one for one in batch if one[1].set_running_or_notify_cancel()], generate)
-                if ended:
-                    return
-        except BaseException:  # Ctrl-C too: what is played on another thread would go on
-            playing.cancel()
-            raise
-
-    def _answer(
-        self,
-        batch: Sequence[tuple[Call, concurrent.futures.Future[hermes_rl.Sampled]]],
-        generate: Callable[[Sequence[Call]], Sequence[hermes_rl.Sampled]],
-    ) -> None:
-        if not batch:
-            return
-        try:
-            answers = generate([call for call, _ in batch])
-        except Exception as error:  # noqa: BLE001 - a failed attempt of each rollout that asked
-            for _, answer in batch:
-                answer.set_exception(error)
-            return
-        for (_, answer), sampled in zip(batch, answers, strict=True):
-            answer.set_result(sampled)
 
 
 def generate_with_model(trainer: Any, calls: Sequence[Call]) -> list[hermes_rl.Sampled]:
@@ -551,30 +376,12 @@ def generate_with_vllm(trainer: Any, calls: Sequence[Call]) -> list[hermes_rl.Sa
     """Sample with the vLLM that the trainer has in this process."""
     from vllm import SamplingParams
 
-    asked = [
-        SamplingParams(
-            temperature=1.0 if sampling.temperature is None else sampling.temperature,
-            top_p=1.0 if sampling.top_p is None else sampling.top_p,
-            max_tokens=sampling.max_tokens,
-            stop_token_ids=list(sampling.stop_ids),
-            seed=sampling.seed,
-            logprobs=0,
-            detokenize=False,
-        )
-        for _, sampling in calls
-    ]
+    fixed: dict[str, Any] = {"logprobs": 0, "detokenize": False}
+    asked = [SamplingParams(**parameters(sampling), seed=sampling.seed, **fixed) for _, sampling in calls]
     answers = trainer.vllm_generation.llm.generate(
         [{"prompt_token_ids": ids} for ids, _ in calls], sampling_params=asked, use_tqdm=False
     )
-    outputs = [answer.outputs[0] for answer in answers]
-    return [
-        hermes_rl.Sampled(
-            list(one.token_ids),
-            [step[token].logprob for token, step in zip(one.token_ids, one.logprobs, strict=True)],
-            "length" if one.finish_reason == "length" else "stop",
-        )
-        for one in outputs
-    ]
+    return [sampled_by_vllm(answer) for answer in answers]
 
 
 def _tokenizer(trainer: Any) -> Any:
@@ -596,17 +403,6 @@ def _difference_told_to(policy: hermes_rl.Policy) -> Any:
                 policy.logprob_difference.tell(float(mean), None if largest is None else float(largest))
 
     return Listener()
-
-
-def _sampling(args: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the agent's settings with the temperature that the trainer computes its log-probabilities with.
-
-    Raises:
-        UserError: the trainer is to sample in a way that rollouts do not.
-    """
-    own = without_trainers(given, "the trainer", "the configuration of TRL")
-    require_neutral({name: getattr(args, name) for name in ("top_k", "min_p", "repetition_penalty")}, "the trainer")
-    return {**own, "temperature": args.temperature, "top_p": args.top_p}
 
 
 def _require_one_vllm(args: Any) -> None:
@@ -642,24 +438,19 @@ def _require_own_model(trainer: Any) -> None:
 # ------------------------------------------------------------------------------------------- AsyncGRPOTrainer
 
 
-class HermesWorker(_Opened):
+class HermesWorker(Beside):
     """A spec as the `rollout_worker` of TRL's `AsyncGRPOTrainer`: groups are played while the trainer trains.
 
     Args:
-        spec: a loaded spec, a path, or the name of a shipped one.
+        spec, environ, record, workers: as for `Beside`.
         args: the trainer's AsyncGRPOConfig.
         model: the name of the model at the trainer's vLLM server, and of its tokenizer.
         tokenizer: a hub name or a folder, where the model's name is none.
         adapter: where the trainer trains an adapter: what it calls it at the server; its versions get names of theirs.
         policy: a model that acts in place of that at the trainer's server.
-        renderer: as `renderer` of a server in a spec; its name is enough.
-        sampling: settings of the spec's `agent`, such as `{"max_turns": 4}`. Temperature and top_p are the trainer's.
+        renderer, sampling, allow_inexact: as for `Pull`.
         drop_uniform: groups with equal scores are not trained on.
         normalise: how scores become advantages: "std", "mean" or "none".
-        allow_inexact: train also on tokens that are not proven to be those that were sampled.
-        environ: where `${VAR}` and the keys of servers are looked up.
-        record: a folder that every start of the trainer writes a run directory into.
-        workers: processes that play.
 
     Attributes:
         rollout_buffer, metrics_queue: what TRL takes rollouts and metrics from.
@@ -694,8 +485,9 @@ class HermesWorker(_Opened):
             raise UserError("name the `model` that the trainer's vLLM server serves, or give a `policy`")
         name = model if adapter is None else lambda: f"{adapter}-v{self._version}"
         self._policy = policy or _vllm(args.vllm_server_base_url, name, tokenizer or str(model), renderer)
-        self._sampling, self._drop_uniform, self._normalise = _sampling(args, sampling or {}), drop_uniform, normalise
-        self._allow_inexact = allow_inexact
+        self._pull = Pull("TRL", self.env, self._policy, sampling=sampling, where=WHERE, allow_inexact=allow_inexact)
+        self._sampling = self._pull.sampling({name: getattr(args, name) for name in SETTINGS})
+        self._drop_uniform, self._normalise = drop_uniform, normalise
         self.rollout_buffer: queue.Queue[Any] = queue.Queue(maxsize=args.queue_maxsize)
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
         self._left_out: Counter[str] = Counter()
@@ -706,7 +498,7 @@ class HermesWorker(_Opened):
     def train_dataset(self) -> Any:
         """A `datasets.Dataset` of the rows' keys, for TRL to count epochs by; of endless rows, one."""
         rows = self.sync.rows()
-        return _dataset(prompt=[row.key for row in islice(rows, 1 if rows.length is None else None)])
+        return dataset(prompt=[row.key for row in islice(rows, 1 if rows.length is None else None)])
 
     def start(self) -> None:
         """Begin to play; TRL calls it once the server has the trainer's weights."""
@@ -750,7 +542,7 @@ class HermesWorker(_Opened):
                 if group is None:
                     return
                 self.metrics_queue.put(self._metrics(group, groups.left_out))
-                for sample in self._samples(group, number):
+                for sample in await asyncio.to_thread(self._samples, group, number):
                     while self.rollout_buffer.full():  # noqa: ASYNC110 - another thread empties it, and none fills it
                         await asyncio.sleep(0.05)
                     sample.enqueued_at = time.time()
@@ -763,18 +555,15 @@ class HermesWorker(_Opened):
         if group.dropped is not None:
             return []
         assert group.certificate is not None
-        if not self._allow_inexact:
-            _require_certified(group.certificate.problems)
         samples, prompt = [], self.env.prompt(group.row)
         oldest = group.certificate.oldest
         for rollout, advantage in zip(group.rollouts, group.advantages(self._normalise), strict=True):
             values = {f"rewards/{name}": value for name, value in values_of(rollout).items()}
-            require_carried(rollout, "TRL's AsyncGRPOTrainer")
-            for example in rollout.examples() if advantage is not None else []:
+            for example in self._pull.examples(rollout) if advantage is not None else []:
                 if not any(example.mask):
                     continue
                 before = [0] * len(example.prompt_ids)
-                logprobs = [*before, *logprobs_of(example, "TRL's AsyncGRPOTrainer")]
+                logprobs = [*before, *logprobs_of(example, "TRL")]
                 samples.append(
                     self._sample_of(
                         prompt=prompt,
@@ -808,123 +597,3 @@ class HermesWorker(_Opened):
         if group.certificate.oldest is not None and group.certificate.newest is not None:
             metrics["hermes_rl/versions_spread_max"] = float(group.certificate.newest - group.certificate.oldest)
         return metrics
-
-
-# ------------------------------------------------------------------------------------- TRL's own loop of tool calls
-
-
-class HermesEnvironments(_Opened):
-    """A spec's tools, sandbox and rewards for the loop of TRL: `GRPOTrainer(environment_factory=…)`.
-
-    TRL renders, samples and stops; budgets of the spec hold, and its endings. A spec with a simulated user, with tools
-    that differ between rows, or with rewards that compare is refused: `HermesRollouts` plays it.
-
-    Args:
-        spec, rows, environ, record: as for `HermesRollouts`.
-    """
-
-    def __init__(
-        self,
-        spec: hermes_rl.Spec | str | Path,
-        *,
-        rows: int | Iterable[str] | None = None,
-        environ: Mapping[str, str] | None = None,
-        record: str | Path | None = None,
-    ) -> None:
-        super().__init__(spec, rows, environ, record)
-
-    @cached_property
-    def train_dataset(self) -> Any:
-        """A `datasets.Dataset` with the messages of each row, and its key."""
-        rows = self.rows("train")
-        return _dataset(prompt=[self.sync.prompt(row) for row in rows.values()], key=list(rows))
-
-    @cached_property
-    def environment_factory(self) -> type[Any]:
-        """A class whose methods are the spec's tools."""
-        if self.env.spec.user is not None:
-            raise UserError("the spec has a simulated user, and TRL's own loop knows none: use HermesRollouts")
-        require_own_baseline(self.env, "TRL's own loop")
-        if self.env.comparing:
-            raise UserError(
-                f"{', '.join(self.env.comparing)} compares the members of a group, and TRL's own loop plays each "
-                "rollout by itself: use HermesRollouts"
-            )
-        tools = [self.sync.tools(row) for row in self.rows("train").values()]
-        if any(tool != tools[0] for tool in tools):
-            raise UserError("the tools differ between rows, and TRL's own loop has one set: use HermesRollouts")
-        methods = {tool["function"]["name"]: _method(tool["function"]) for tool in tools[0]}
-        return type("HermesEnvironment", (_Stepped,), {"_opened": self, **methods})
-
-    @property
-    def reward_funcs(self) -> list[Callable[..., list[float | None]]]:
-        """The function that ends each rollout with the model's last words, and says its score."""
-
-        def hermes_rl_score(completions: Any, environments: Any, **_: Any) -> list[float | None]:
-            return [one._ended(turns) for one, turns in zip(environments, completions, strict=True)]
-
-        return [hermes_rl_score]
-
-
-class _Stepped:
-    """One rollout that TRL steps; a subclass has a method for each tool. TRL takes every public method for a tool."""
-
-    _opened: HermesEnvironments
-
-    def __init__(self) -> None:
-        self._session: Any = None
-        self._numbers = count(1)
-
-    def reset(self, key: str, **_: Any) -> None:
-        """Begin the rollout of a row."""
-        self._close()
-        self._session = self._opened.sync.session(self._opened.rows("train")[key])
-        self._session.start()
-
-    def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        function = {"name": name, "arguments": json.dumps(arguments)}
-        call = {"id": f"call{next(self._numbers)}", "type": "function", "function": function}
-        turn = None if self._session.done else self._session.step({"content": "", "tool_calls": [call]})
-        if turn is None:  # TRL shows the model what a tool raises
-            raise ValueError(f"the episode is over: {self._session.rollout.ending}")
-        return str(turn.messages[-1]["content"])
-
-    def _ended(self, completion: Sequence[Mapping[str, Any]]) -> float | None:
-        """Answer with the model's last words; None where the rollout has no score, or does not end with them."""
-        last = completion[-1] if completion else {}
-        if not self._session.done:
-            self._session.step(last.get("content") or "" if last.get("role") == "assistant" else "")
-        rollout = self._session.rollout
-        self._close()
-        return None if rollout is None else require_carried(rollout, "TRL's own loop").score
-
-    def _close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-
-
-def _method(tool: Mapping[str, Any]) -> Callable[..., str]:
-    """Return a tool as a method, from whose signature and docstring TRL makes the schema again."""
-    wanted = tool["parameters"].get("properties", {})
-    required = tool["parameters"].get("required", ())
-
-    def call(self: _Stepped, **arguments: Any) -> str:
-        return self._call(tool["name"], arguments)
-
-    types = {name: _TYPES.get(given.get("type", ""), str) for name, given in wanted.items()}
-    lines = [f"    {name}: {_one_line(given.get('description') or name)}" for name, given in wanted.items()]
-    call.__name__ = tool["name"]
-    call.__doc__ = "\n".join([_one_line(tool.get("description") or tool["name"]), "", "Args:", *lines])
-    call.__annotations__ = {**types, "return": str}
-    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-    for name, kind in sorted(types.items(), key=lambda one: one[0] not in required):
-        default = inspect.Parameter.empty if name in required else None
-        parameters.append(
-            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=kind)
-        )
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return call
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

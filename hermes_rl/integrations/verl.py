@@ -14,13 +14,7 @@ from typing import Any, ClassVar
 
 import hermes_rl
 from hermes_rl.errors import RunError, UserError
-from hermes_rl.integrations.opened import (
-    is_scored,
-    require_carried,
-    require_neutral,
-    require_own_baseline,
-    without_trainers,
-)
+from hermes_rl.integrations.pull import BatchPlace, Pull, own_settings, parameters, require_score, row_named
 
 GATHERING = 60.0
 """Seconds within which verl has to begin all members of a group that are compared; it begins them at once."""
@@ -32,13 +26,10 @@ class VerlAgentLoop:
     Args:
         trainer_config, server_manager, tokenizer: verl's own, as all that is not named below.
         spec: a path, or the name of a shipped spec.
-        renderer: as `renderer` of a server in a spec; its name is enough.
-        sampling: settings of the spec's `agent`, such as `{max_turns: 4}`. Temperature and top_p are verl's.
-        replays: how often a rollout is played again after a failure that was not the policy's doing.
-        allow_inexact: train also on tokens that are not proven to be those that were sampled.
+        renderer, sampling, replays, allow_inexact: as for `Pull`.
     """
 
-    _workers: ClassVar[dict[tuple[Any, ...], asyncio.Task[_Worker]]] = {}
+    _workers: ClassVar[dict[tuple[Any, ...], _Worker]] = {}
     """By server manager and settings: what a process of verl's shares between its rollouts."""
 
     def __init__(
@@ -61,9 +52,9 @@ class VerlAgentLoop:
     ) -> None:
         self._config = trainer_config.config.actor_rollout_ref.rollout
         _require(self._config)
-        self._made_of = spec, server_manager, tokenizer, renderer, self._config
-        self._sampling = without_trainers(sampling, "verl", "the configuration of verl")
-        self._replays, self._exact = replays, not allow_inexact
+        self._made_of = spec, server_manager, tokenizer, renderer
+        own = own_settings(sampling, "verl", "the configuration of verl")
+        self._settings: dict[str, Any] = {"sampling": own, "replays": replays, "allow_inexact": allow_inexact}
 
     async def run(self, sampling_params: dict[str, Any], **sample: Any) -> Any:
         """Play the row that a sample names: an AgentLoopOutput, or a list of them where verl says `session_id` (v1).
@@ -78,11 +69,7 @@ class VerlAgentLoop:
             raise UserError(f"VerlAgentLoop needs verl 0.9 ({error}): pip install 'hermes-rl[verl]'") from error
         worker = await self._worker()
         rollout, several = await self._play(worker, sampling_params, sample), "session_id" in sample
-        if not is_scored(rollout):
-            raise RunError(f"rollout {rollout.id} has no score ({rollout.ending}: {rollout.error})")
-        examples = await asyncio.to_thread(
-            require_carried(rollout, "verl").examples, one=not several, exact=self._exact
-        )
+        examples = await asyncio.to_thread(worker.examples, require_score(rollout), one=not several)
         longest = len(examples[0].prompt_ids)
         if not several and longest > self._config.prompt_length:
             raise UserError(f"a prompt has {longest} tokens: set data.max_prompt_length to at least that")
@@ -112,60 +99,47 @@ class VerlAgentLoop:
         return outputs if several else outputs[0]
 
     async def _play(self, worker: _Worker, given: Mapping[str, Any], sample: Mapping[str, Any]) -> hermes_rl.Rollout:
-        split, key = _row_of(sample)
-        require_own_baseline(worker.env, "verl")
-        require_neutral({"top_k": given.get("top_k")}, "verl")
-        settings = {**self._sampling, "temperature": float(given["temperature"]), "top_p": float(given["top_p"])}
-        asked: dict[str, Any] = {"split": split, "sampling": settings, "replays": self._replays}
+        problem = "a sample has no `split` and `key` in its extra_info"
+        split, key = row_named(sample.get("extra_info"), problem, "verl")
+        asked, uid = worker.sampling(given), str(sample["uid"]) if "uid" in sample else None
         size = int(self._config.n if split == "train" else self._config.val_kwargs.n)
-        uid = str(sample["uid"]) if "uid" in sample else None
+        compared = worker.env.comparing and size > 1
         if "session_id" not in sample:
-            if worker.env.comparing and size > 1:
+            if compared:
                 raise UserError(
                     f"{', '.join(worker.env.comparing)} compares the members of a group, and verl's older trainer does "
                     "not say which they are: set trainer.use_v1=true"
                 )
-            return await worker.env.play(key, worker.policy, uid, **asked)
-        index = int(sample["session_id"])
-        if worker.env.comparing and size > 1:
-            return await worker.together(key, str(uid), index, size, asked)
-        return await worker.env.play(key, worker.policy, uid, index, max(size, index + 1), **asked)
+            return await worker.play(BatchPlace(key, uid, 0, 1), split, asked)
+        place = BatchPlace(key, uid, int(sample["session_id"]), size)
+        if compared:
+            return await worker.together(place, split, asked)
+        return await worker.play(place._replace(size=max(size, place.member + 1)), split, asked)
 
     async def _worker(self) -> _Worker:
-        spec, manager, _, renderer, _ = self._made_of
-        key = asyncio.get_running_loop(), manager, spec, str(renderer)
+        spec, manager, _, renderer = self._made_of
+        key = asyncio.get_running_loop(), manager, spec, str(renderer), str(self._settings)
         if key not in self._workers:
-            self._workers[key] = asyncio.create_task(_Worker.open(*self._made_of))
-        return await asyncio.shield(self._workers[key])
+            self._workers[key] = _Worker(*self._made_of, self._config, self._settings)
+        await self._workers[key].open()
+        return self._workers[key]
 
     @classmethod
     async def close(cls) -> None:
         """End what is played in this process and release everything."""
         opened, cls._workers = cls._workers, {}
         for worker in opened.values():
-            await (await worker).env.close()
+            await worker.close()
 
 
-class _Worker:
+class _Worker(Pull):
     """What the rollouts of one process share: the environment, the policy, and groups whose members still arrive."""
 
-    def __init__(self, env: hermes_rl.Env, policy: hermes_rl.Policy) -> None:
-        self.env, self.policy = env, policy
-        self._groups: dict[str, tuple[asyncio.Queue[int], asyncio.Task[hermes_rl.Group]]] = {}
-        self._waiting: Counter[asyncio.Task[hermes_rl.Group]] = Counter()
-
-    @classmethod
-    async def open(cls, spec: str, manager: Any, tokenizer: Any, renderer: Any, config: Any) -> _Worker:
+    def __init__(
+        self, spec: str, manager: Any, tokenizer: Any, renderer: Any, config: Any, settings: Mapping[str, Any]
+    ) -> None:
         async def sample(ids: list[int], sampling: hermes_rl.Sampling) -> hermes_rl.Sampled:
-            asked = {
-                "temperature": sampling.temperature,
-                "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
-                "top_k": -1,
-                "repetition_penalty": 1.0,
-                "logprobs": True,
-                "max_tokens": sampling.max_tokens,
-                "stop_token_ids": list(sampling.stop_ids),
-            }
+            asked = {**parameters(sampling), "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
             answer = await manager.generate(sampling.rollout, prompt_ids=ids, sampling_params=asked)
             steps = answer.extra_fields
             cut = len(answer.token_ids) >= sampling.max_tokens and answer.token_ids[-1] not in sampling.stop_ids
@@ -181,17 +155,20 @@ class _Worker:
         policy = hermes_rl.Policy.sampling(
             sample, tokenizer, renderer=renderer, context=context, response=config.response_length
         )
-        return cls(await hermes_rl.open_env(spec).open(), policy)
+        super().__init__("verl", hermes_rl.open_env(spec), policy, **settings)
+        self._groups: dict[str, tuple[asyncio.Queue[int], asyncio.Task[hermes_rl.Group]]] = {}
+        self._waiting: Counter[asyncio.Task[hermes_rl.Group]] = Counter()
 
-    async def together(self, key: str, uid: str, index: int, size: int, asked: Mapping[str, Any]) -> hermes_rl.Rollout:
+    async def together(self, place: BatchPlace, split: str, sampling: Mapping[str, Any]) -> hermes_rl.Rollout:
         """Play a group once verl has begun all of its members, and return one of them."""
+        uid = str(place.group)
         if uid not in self._groups:
             arrived: asyncio.Queue[int] = asyncio.Queue()
-            playing = asyncio.create_task(self._whole(arrived, key, uid, size, asked))
+            playing = asyncio.create_task(self._whole(arrived, place, split, sampling))
             playing.add_done_callback(lambda _: self._groups.pop(uid))
             self._groups[uid] = arrived, playing
         arrived, playing = self._groups[uid]
-        arrived.put_nowait(index)
+        arrived.put_nowait(place.member)
         self._waiting[playing] += 1
         try:
             group = await asyncio.shield(playing)  # one that verl cancels leaves the others their group
@@ -202,33 +179,22 @@ class _Worker:
                 playing.cancel()
         if group.dropped is not None:
             raise RunError(f"group {group.id} has no scores ({group.dropped}: {group.detail})")
-        return next(member for member in group.rollouts if member.key.index == index)
+        return next(member for member in group.rollouts if member.key.index == place.member)
 
     async def _whole(
-        self, arrived: asyncio.Queue[int], key: str, uid: str, size: int, asked: Mapping[str, Any]
+        self, arrived: asyncio.Queue[int], place: BatchPlace, split: str, sampling: Mapping[str, Any]
     ) -> hermes_rl.Group:
         here: set[int] = set()
         try:
             async with asyncio.timeout(GATHERING):
-                while len(here) < size:
+                while len(here) < place.size:
                     here.add(await arrived.get())
         except TimeoutError:
             raise RunError(
                 f"{', '.join(self.env.comparing)} compares the members of a group, and verl has begun {len(here)} of "
-                f"{size} within {GATHERING:.0f} s: rollout.n (val_kwargs.n) has to be the size of every group"
+                f"{place.size} within {GATHERING:.0f} s: rollout.n (val_kwargs.n) has to be the size of every group"
             ) from None
-        return await self.env.play_group(key, size, self.policy, uid, **asked)
-
-
-def _row_of(sample: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the split and the key of the row that a sample of verl's dataset names."""
-    info = sample.get("extra_info")
-    try:
-        return str(info["split"]), str(info["key"])  # type: ignore[index]
-    except (KeyError, TypeError):
-        raise UserError(
-            "a sample has no `split` and `key` in its extra_info: write the data as docs/integrations/verl.md shows"
-        ) from None
+        return await self.play_group(place, split, sampling)
 
 
 def _require(config: Any) -> None:

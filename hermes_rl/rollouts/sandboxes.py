@@ -26,14 +26,13 @@ from hermes_rl.spec.templates import render, render_section
 from hermes_rl.threads import PerLoopSemaphore, in_thread
 from hermes_rl.tools.artifacts import ArtifactFile, ArtifactRequest, TakenArtifact, take
 from hermes_rl.tools.base import SandboxFactory, Tool, Toolkit, ToolRuntime, free_task_id
-from hermes_rl.tools.canned import canned_tools
 from hermes_rl.tools.catalogue import DISTRIBUTIONS, resolve_toolsets, sample_distribution
 from hermes_rl.tools.context import ToolContext
 from hermes_rl.tools.hermes_toolsets import NAMES, HermesToolsets
 from hermes_rl.tools.mcp_server import McpSettings
 from hermes_rl.tools.mcp_tools import McpSource
 from hermes_rl.tools.python_tools import python_tool, state_tools
-from hermes_rl.tools.recording import Recorder, Replay
+from hermes_rl.tools.recording import Recorder, Replay, canned_tools
 from hermes_rl.tools.rollout_process import RolloutTool, process_tools
 
 # ----------------------------------- Artifacts on the host: a folder per rollout, with a file or a folder per artifact

@@ -20,7 +20,7 @@ from hermes_rl.tokens.transcript import TokenLogprobs
 
 
 class LegacyGenerate:
-    """See `generation.Dialect`."""
+    """See `base.Dialect`."""
 
     path = "/generate"
     names: Mapping[str, str] = NAMES
@@ -60,11 +60,7 @@ class LegacyGenerate:
             raise Malformed("the answer is not a JSON object")
         positions = _first(data.get("logprobs"), "logprobs")
         given = data.get("token_ids")
-        ids = (
-            _first(given, "token_ids")
-            if given is not None
-            else [int(_entry(position, None)[0]) for position in positions]
-        )
+        ids = [int(_entry(one, None)[0]) for one in positions] if given is None else _first(given, "token_ids")
         if not isinstance(positions, list) or len(positions) != len(ids):
             raise Malformed(f"the answer has {len(ids)} tokens and {len(positions)} log-probabilities")
         values = [_entry(one, token)[1] for one, token in zip(positions, ids, strict=True)]

@@ -1,8 +1,5 @@
-"""A model server as the rest of the program sees it: a request, a reply, two protocols, a configuration.
-
-Owns the plain types that cross the room's door. Leaves sending to `transport`, repeating to `retry`, the choice among
-servers to `pool`, and the making of clients to `factory`. These types are dataclasses and not pydantic models because
-they are made for every model call."""
+"""A model server as the rest of the program sees it: a request, a reply, two protocols, a configuration; and the JSON
+of both APIs. These types are dataclasses and not pydantic models because they are made for every model call."""
 
 from __future__ import annotations
 
@@ -138,6 +135,10 @@ class ChatRequest:
     """Nothing is sampled: say how probable each id of `prompt` is, and which so many tokens are the most probable."""
 
 
+HeadersFor = Callable[[ChatRequest], Mapping[str, str]]
+"""Returns headers that a request is sent with beside those of the server's configuration."""
+
+
 @dataclass(frozen=True, slots=True)
 class Timing:
     """How one call spent its seconds. Only `generating` is working time of an agent."""
@@ -266,8 +267,6 @@ class Backend(Protocol):
 
 
 # -------------------------------------------------------------------------- A chat request and its reply as JSON
-# Owns the body of `POST /chat/completions` and the reading of its answer, with `Malformed` for an answer that cannot be
-# used. Leaves sending to `transport` and repeating to `retry`.
 
 _OPTIONAL = ("temperature", "top_p", "max_tokens", "seed", "stop")
 _DEFAULT_EFFORT = "medium"
@@ -392,8 +391,7 @@ def _logprobs(logprobs: Any) -> tuple[list[float] | None, list[str] | None]:
 
 
 # Token ids in, token ids and log-probabilities out: the common part of the dialects of token-level servers
-# Owns the types and the checks of an answer. A wrong answer is a failure: the call is repeated, and the answer is never
-# trained on. Leaves the JSON to the dialects.
+# A wrong answer is a failure: the call is repeated, and the answer is never trained on.
 
 LARGEST_ID = 2**31 - 1
 """Of a token; sequences keep ids in 32 bits."""
@@ -403,6 +401,11 @@ PROMPT = "@prompt ids@"
 """Stands for the ids of the prompt in a body, until `Sampling.written` puts them in."""
 NAMES = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max_tokens": "max_tokens"}
 """The names of the parameters of `Sampling` at most servers."""
+NEUTRAL: Mapping[str, float] = {
+    "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}  # fmt: skip
+"""Parameters that leave a model's distribution as it is, as vLLM has them; see `Dialect.neutral`."""
 ABORT = "abort"
 """The server broke off to take new weights; the tokens sampled so far are good."""
 _FINISH = {"stop": "stop", "eos": "stop", "length": "length", "abort": ABORT, "aborted": ABORT, "cancelled": ABORT}
@@ -434,17 +437,8 @@ class Sampling:
         stop_ids: tuple[int, ...],
         text: tuple[bytes, ...] = (),
     ) -> Sampling:
-        return cls(
-            prompt,
-            max_tokens,
-            stop_ids,
-            request.temperature,
-            request.top_p,
-            request.seed,
-            request.extra_body or {},
-            text,
-            request.rollout_id,
-        )
+        asked = request.temperature, request.top_p, request.seed, request.extra_body or {}
+        return cls(prompt, max_tokens, stop_ids, *asked, text, request.rollout_id)
 
     def after(self, ids: array[int]) -> Sampling:
         """Make the request for the rest, when some tokens are there already; it has a seed of its own."""
@@ -476,10 +470,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One answer; ids and log-probabilities have one length.
-
-    Where the model sampled the token that ends the turn, it is the last id.
-    """
+    """One answer; ids and log-probabilities have one length. A sampled token that ends the turn is the last id."""
 
     ids: Sequence[int]
     logprobs: Sequence[float]
@@ -565,19 +556,16 @@ def scores_of(places: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
 
 def scores_of_prompt(places: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
     """Read `prompt_logprobs` as vLLM writes it: at each place {id: {logprob, …}}, or {id: logprob}; the first is null.
-
-    Raises:
-        Malformed: as `scores_of`.
-    """
+    It raises as `scores_of`."""
     if not _is_list(places):
         raise Malformed("the answer has no prompt_logprobs")
-    return scores_of([_by_id(place) for place in places], prompt, top_k)
-
-
-def _by_id(place: Any) -> dict[int, Any] | None:
-    if not isinstance(place, Mapping):
-        return None
-    return {int(one): value["logprob"] if isinstance(value, Mapping) else value for one, value in place.items()}
+    by_id = [
+        {int(one): value["logprob"] if isinstance(value, Mapping) else value for one, value in place.items()}
+        if isinstance(place, Mapping)
+        else None
+        for place in places
+    ]
+    return scores_of(by_id, prompt, top_k)
 
 
 def generated(ids: Any, logprobs: Any, finish: Any, version: Any = None, model: Any = None) -> Sampled:

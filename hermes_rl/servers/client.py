@@ -1,8 +1,8 @@
 """The client of a model: one name behind which one or more servers answer.
 
-Owns the call as a whole: it asks `pool` for a server, repeats failed attempts (`retry`), and accounts for the time. A
-call from another thread (a reward's) runs on the client's own event loop, so that connections and the bound on requests
-in flight exist once."""
+It asks the pool for a server, repeats failed attempts, and accounts for the time. A call from another thread (a
+reward's) runs on the client's own event loop, so that connections and the bound on requests in flight exist once.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from array import array
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from hermes_rl.errors import UserError
@@ -26,6 +25,7 @@ from hermes_rl.servers.base import (
     ChatRequest,
     ContextLengthExceeded,
     Dialect,
+    HeadersFor,
     Malformed,
     Message,
     Sampled,
@@ -188,12 +188,8 @@ class ModelClient:
         return without_thinking(content) if isinstance(content, str) else "", reply
 
     async def scored(self, tokens: array[int], top_k: int, rollout_id: str | None = None) -> TokenLogprobs:
-        """Say how probable each token is, and which `top_k` are the most probable at its place.
-
-        Raises:
-            ServerFailure, ContextLengthExceeded: as `chat`.
-            UserError: a server is not token-level, or its type cannot say that.
-        """
+        """Say how probable each token is, and which `top_k` are the most probable at its place. Raises as `chat`, and
+        UserError where a server is not token-level, or its type cannot say that."""
         chatting = [config.type for config in self.configs if not config.kind.exact]
         if chatting:
             raise UserError(
@@ -206,7 +202,12 @@ class ModelClient:
     async def weights(self) -> int | None:
         """Return the newest version of the weights that any server has; None where no server tells one."""
         telling = [backend for backend in self._backends if isinstance(backend, Versioned)]
-        return await self._on_own_loop(_newest(telling))
+
+        async def newest() -> int | None:
+            versions = [version for backend in telling if (version := await backend.weights()) is not None]
+            return max(versions, default=None)
+
+        return await self._on_own_loop(newest())
 
     def hear(self, version: int) -> None:
         """Note a version of the weights that an answer has told in another process: the newest is at least that."""
@@ -238,9 +239,7 @@ class ModelClient:
         self.live_here()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @property
@@ -315,15 +314,8 @@ class ModelClient:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
 
 
-async def _newest(backends: Sequence[Versioned]) -> int | None:
-    versions = [version for backend in backends if (version := await backend.weights()) is not None]
-    return max(versions, default=None)
-
-
 # ------------------------ Functions of the caller as model servers: token ids in and out, or messages in and out
-# Owns what HTTP and a dialect do for a real server: it checks the answers, makes a failed attempt of every exception,
-# and notes the versions of the weights around each piece. Leaves repeating to `retry`, and the tokens of a
-# conversation to `token_level`.
+# Their answers are checked, and every exception is a failed attempt, as with a real server.
 
 SampleFunction = Callable[[list[int], Sampling], Awaitable[Sampled]]
 """Samples what follows the ids of a prompt."""
@@ -333,13 +325,8 @@ _MOST_ABORTS = 1000
 
 
 class SampledByFunction:
-    """Tokens that a function samples: a `TokenSource`.
-
-    Args:
-        function: the function.
-        context: tokens of the longest conversation; None: not known.
-        version: returns the version of the weights, for answers that do not tell it.
-    """
+    """Tokens that a function samples, a `TokenSource`; `version` returns that of the weights where answers do not tell
+    it."""
 
     def __init__(self, function: SampleFunction, context: int | None, version: Callable[[], int | None]) -> None:
         self._function, self._context, self._version = function, context, version
@@ -354,19 +341,13 @@ class SampledByFunction:
     async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:
         """Call the function, and again where it broke off for new weights; raises `AttemptFailed`."""
         generation = Generation(before=self._now())
-        generation.sampling = _asked(sampling)
-        for _ in range(_MOST_ABORTS):
-            piece, timing = await self._piece(sampling.after(generation.ids) if generation.ids else sampling)
-            generation.append(piece, timing)
+        given = {"temperature": sampling.temperature, "top_p": sampling.top_p, **sampling.further}
+        generation.sampling = {name: value for name, value in given.items() if value is not None}
+
+        async def note(piece: Sampled) -> None:
             self._note(piece.version, piece.oldest, generation)
-            if piece.finish != ABORT:
-                return generation
-            if len(generation.ids) >= sampling.max_tokens:
-                generation.finish = "length"
-                return generation
-            if not piece.ids:
-                await asyncio.sleep(0.1)
-        raise AttemptFailed(f"the policy's function broke off {_MOST_ABORTS} times")
+
+        return await generation.completed(sampling, self._piece, note, "the policy's function")
 
     async def weights(self) -> int | None:
         """Return the newest version that the trainer or an answer has told."""
@@ -453,11 +434,7 @@ class AnsweredByFunction:
 
 
 def assistant(given: Mapping[str, Any] | str) -> dict[str, Any]:
-    """Make an assistant message from a message or from its text.
-
-    Raises:
-        UserError: `given` is neither.
-    """
+    """Make an assistant message from a message or from its text; raises UserError where it is given neither."""
     if isinstance(given, str):
         return {"role": "assistant", "content": given}
     known = isinstance(given, Mapping) and given.get("role", "assistant") == "assistant"
@@ -485,18 +462,9 @@ def numbers_of(values: Any) -> list[Any]:
     return [value.item() if hasattr(value, "item") else value for value in listed]
 
 
-def _asked(sampling: Sampling) -> dict[str, Any]:
-    """Return the parameters that shape the distribution, for records."""
-    given = {"temperature": sampling.temperature, "top_p": sampling.top_p, **sampling.further}
-    return {name: value for name, value in given.items() if value is not None}
-
-
 # ----------------------------------------- One generation of a token-level server, in as many pieces as it takes
-# Owns asking a server: it finds the dialect that the server knows, notes the versions of the weights around each piece,
-# waits while the server is paused, and goes on from partial ids where the server aborts a generation for new weights.
-# Leaves rendering and messages to `token_level`, and the questions beside the calls to `weights`.
-
-HeadersFor = Callable[[ChatRequest], Mapping[str, str]]
+# The versions of the weights around each piece are noted, pauses of the server are waited for, and what it aborts for
+# new weights goes on from the ids that are there.
 
 
 @dataclass(slots=True)
@@ -522,6 +490,27 @@ class Generation:
             generating=self.timing.generating + timing.generating,
             paused=self.timing.paused + timing.paused,
         )
+
+    async def completed(
+        self,
+        sampling: Sampling,
+        ask: Callable[[Sampling], Awaitable[tuple[Sampled, Timing]]],
+        note: Callable[[Sampled], Awaitable[None]],
+        who: str,
+    ) -> Self:
+        """Ask for pieces until the generation is complete, and tell of each; raises `AttemptFailed`."""
+        for _ in range(_MOST_ABORTS):
+            piece, timing = await ask(sampling.after(self.ids) if self.ids else sampling)
+            self.append(piece, timing)
+            await note(piece)
+            if piece.finish != ABORT:
+                return self
+            if len(self.ids) >= sampling.max_tokens:
+                self.finish = "length"
+                return self
+            if not piece.ids:
+                await asyncio.sleep(0.1)
+        raise AttemptFailed(f"{who} broke a generation off {_MOST_ABORTS} times")
 
     def wait(self, seconds: float) -> None:
         self.timing = replace(self.timing, paused=self.timing.paused + seconds)
@@ -557,11 +546,7 @@ class ScoresTokens(Protocol):
 
 
 class Asker:
-    """Asks one token-level server: a `TokenSource` that is `ScoresTokens` too.
-
-    Args:
-        dialects: ways to ask it, tried in order until the server knows one.
-    """
+    """Asks one token-level server, a `TokenSource` and `ScoresTokens`; `dialects` are tried until it knows one."""
 
     def __init__(
         self, config: ServerConfig, dialects: Sequence[Dialect], headers_for: HeadersFor | None = None
@@ -599,23 +584,23 @@ class Asker:
     async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:
         """Sample until the generation is complete; raises `AttemptFailed`."""
         generation = Generation(before=await self._versions.before())
-        for _ in range(_MOST_ABORTS):
-            left = sampling.after(generation.ids) if generation.ids else sampling
-            piece, timing = await self._piece(left, request, generation)
-            generation.append(piece, timing)
+
+        async def ask(left: Sampling) -> tuple[Sampled, Timing]:
+            def body(dialect: Dialect) -> bytes:
+                return left.written(dialect.body(left, self._config.current()))
+
+            answer, timing = await self._answer(body, request, generation)
+            return self._read(answer, lambda data: self._dialect.read(data)), timing
+
+        async def note(piece: Sampled) -> None:
             generation.sampling = sampling.policy(self._dialect)
             generation.after = await self._versions.after(piece.version)
             if generation.before is None:
                 generation.before = piece.version
-            if piece.finish != ABORT:
-                return generation
-            if len(generation.ids) >= sampling.max_tokens:
-                generation.finish = "length"
-                return generation
-            generation.wait(await self._pauses.over())
-            if not piece.ids:
-                await asyncio.sleep(0.1)
-        raise AttemptFailed(f"the server aborted a generation {_MOST_ABORTS} times")
+            if piece.finish == ABORT and len(generation.ids) < sampling.max_tokens:
+                generation.wait(await self._pauses.over())
+
+        return await generation.completed(sampling, ask, note, "the server")
 
     async def score(self, prompt: array[int], top_k: int, request: ChatRequest) -> tuple[TokenLogprobs, Timing]:
         """Ask how probable each token of the prompt is; raises `AttemptFailed`."""
@@ -628,15 +613,6 @@ class Asker:
         answer, timing = await self._answer(body, request, waited)
         scores = self._read(answer, lambda data: _scoring(self._dialect, self._config).read_scores(data, prompt, top_k))
         return scores, replace(timing, paused=timing.paused + waited.timing.paused)
-
-    async def _piece(self, sampling: Sampling, request: ChatRequest, generation: Generation) -> tuple[Sampled, Timing]:
-        """Get one piece of a generation."""
-
-        def body(dialect: Dialect) -> bytes:
-            return sampling.written(dialect.body(sampling, self._config.current()))
-
-        answer, timing = await self._answer(body, request, generation)
-        return self._read(answer, lambda data: self._dialect.read(data)), timing
 
     async def _answer(
         self, body: Callable[[Dialect], bytes], request: ChatRequest, generation: Generation
@@ -666,16 +642,14 @@ class Asker:
         while True:
             dialect = self._dialect
             answer = await self._transport.post(dialect.path, body(dialect), headers)
-            if not _unknown_path(answer) or (dialect is self._dialect and not self._next()):
+            # A server without the model answers 404 too, but with an error in JSON.
+            if answer.status != 405 and (answer.status != 404 or b'"error"' in answer.raw):
                 return answer
-
-    def _next(self) -> bool:
-        """Go over to the next dialect; False where there is none."""
-        if len(self._dialects) < 2:
-            return False
-        del self._dialects[0]
-        self._use(self._dialects[0])
-        return True
+            if dialect is self._dialect:
+                if len(self._dialects) < 2:
+                    return answer
+                del self._dialects[0]
+                self._use(self._dialects[0])
 
     def _read(self, answer: HttpAnswer, read: Callable[[Any], T]) -> T:
         try:
@@ -691,8 +665,3 @@ def _scoring(dialect: Dialect, config: ServerConfig) -> ScoringDialect:
     if not isinstance(dialect, ScoringDialect):
         raise UserError(f"a server of type {config.type} does not say how probable given tokens are")
     return dialect
-
-
-def _unknown_path(answer: HttpAnswer) -> bool:
-    """Whether the server has no such path. A server without the model answers 404 too, but with an error in JSON."""
-    return answer.status == 405 or (answer.status == 404 and b'"error"' not in answer.raw)

@@ -20,11 +20,8 @@ from hermes_rl.servers.transport import is_context_overflow
 
 
 def as_chat_server(server: Any) -> ChatServer:
-    """Return `server` itself if it has `chat(ChatRequest)`, else an adapter around its `chat_completion`.
-
-    Raises:
-        TypeError: `server` has neither.
-    """
+    """Return `server` itself if it has `chat(ChatRequest)`, else an adapter around its `chat_completion`; TypeError
+    where it has neither."""
     if callable(getattr(server, "chat", None)):
         return cast(ChatServer, server)
     if callable(getattr(server, "chat_completion", None)):

@@ -1,7 +1,5 @@
-"""Whether a token-level server allows exact training: a few sampled tokens tell.
-
-Owns the questions and the meaning of their answers. It judges nothing that the answers do not show. Leaves sampling to
-`token_level`."""
+"""Whether a token-level server allows exact training: a few sampled tokens tell, and nothing is judged that they do not
+show."""
 
 from __future__ import annotations
 
@@ -106,8 +104,6 @@ def _by_token(answers: Sequence[Sampled]) -> dict[int, list[float]]:
 
 
 # The questions that a run asks its servers before it begins: does anything listen, and which release is the engine
-# Owns questions that cost nothing: a connection without a request, and an engine's own page about its version. Leaves
-# whether a server's answers are exact to `exactness`.
 
 CONNECT_SECONDS = 10.0
 """How long a connection may take."""
@@ -118,14 +114,16 @@ _PATHS = ("/version", "/get_server_info")
 
 
 async def require_reachable(role: str, configs: Sequence[ServerConfig]) -> None:
-    """Connect to each server once; one that answers is enough.
+    """Connect to each server once; one that answers is enough, and RunError is raised where none does.
 
     Without this check a wrong address would show only after all retries of the first rollouts.
-
-    Raises:
-        RunError: none of the servers can be reached.
     """
-    listening = [config for config in configs if config.base_url is not None and not _behind_proxy(config.base_url)]
+
+    def behind_proxy(base_url: str) -> bool:
+        parts = urlsplit(base_url)
+        return parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(parts.hostname or "")
+
+    listening = [config for config in configs if config.base_url is not None and not behind_proxy(config.base_url)]
     if len(listening) < len(configs):
         return
     problems = await asyncio.gather(*(_connect(str(config.base_url)) for config in listening))
@@ -152,11 +150,6 @@ async def _connect(base_url: str) -> str | None:
     with contextlib.suppress(OSError):
         await writer.wait_closed()
     return None
-
-
-def _behind_proxy(base_url: str) -> bool:
-    parts = urlsplit(base_url)
-    return parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(parts.hostname or "")
 
 
 async def engines(configs: Sequence[ServerConfig]) -> list[str | None]:

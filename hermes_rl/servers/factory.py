@@ -1,7 +1,4 @@
-"""From the servers of a spec to the clients of its roles.
-
-Owns making a server of its type (`hermes_rl.server_types` has the table) and the reading of keys from the environment.
-"""
+"""From the servers of a spec to the clients of its roles (`hermes_rl.server_types` has the table), with their keys."""
 
 from __future__ import annotations
 
@@ -31,8 +28,8 @@ def config_from_spec(
 ) -> ServerConfig:
     """Make the configuration of a server of the spec, with its keys taken from `environ`.
 
-    `api_key` comes from the command line and wins over `api_key_env`. `seed` is the spec's, for a server without its
-    own. Any other value of None in the spec leaves the default.
+    `api_key` comes from the command line and wins over `api_key_env`; `seed` is the spec's, for a server without its
+    own.
     """
     given = {"seed": seed} | {name: value for name in _PLAIN if (value := getattr(server, name, None)) is not None}
     key_env = getattr(server, "api_key_env", None)

@@ -1,9 +1,8 @@
 """Does a token-level server sample from the distribution that it was asked for? Thousands of draws of one token tell.
 
-This module owns the draws and the statistics of `hermes-rl doctor SPEC --sampling`; `hermes_rl.servers.exactness` has
-the questions that a few tokens answer. Every draw is a request as a rollout makes it, with the seed that a rollout
-would give it. So the draws show what the server's settings, the model's own `generation_config.json`, and the
-parameters of the request make of the distribution together.
+Every draw is a request as a rollout makes it, with the seed that a rollout would give it. So the draws of `hermes-rl
+doctor SPEC --sampling` show what the server's settings, the model's own `generation_config.json`, and the parameters of
+the request make of the distribution together.
 """
 
 from __future__ import annotations
@@ -57,6 +56,19 @@ class Distribution:
     def ok(self) -> bool:
         return self.variation <= max(VARIATION, 3 * self.noise)
 
+    def finding(self, how: str) -> Finding:
+        """Return whether tokens were drawn as asked for, in words; `how` is what was asked."""
+        detail = (
+            f"{self.draws} draws of one token with {how}: total variation {self.variation:.3f} from the "
+            f"log-probabilities that came with them (chance alone: {self.noise:.3f}; {self.tokens} different tokens)"
+        )
+        remedy = (
+            "the server samples from another distribution: look at its sampling options, at the generation_config.json "
+            "of the model (vLLM: --generation-config vllm), and at --logprobs-mode where temperature is not 1 or more "
+            "is set"
+        )
+        return Finding(self.ok, detail, None if self.ok else remedy)
+
 
 async def measure(server: TokenServer, temperature: float, top_p: float | None, draws: int = DRAWS) -> list[Finding]:
     """Measure the server's sampling; a server that does not answer is one finding."""
@@ -73,7 +85,7 @@ async def measure(server: TokenServer, temperature: float, top_p: float | None, 
         limit = await server.context_length()
         told = f"{limit} tokens" if limit is not None else "not told; a longer conversation ends by the server's error"
         return [
-            _as_asked(distribution([*first, *second]), shaping or "temperature 1"),
+            distribution([*first, *second]).finding(shaping or "temperature 1"),
             *_independent(first, second),
             stopped,
             Finding(True, f"longest conversation: {told}"),
@@ -83,10 +95,8 @@ async def measure(server: TokenServer, temperature: float, top_p: float | None, 
 
 
 async def _telling(server: TokenServer, sampling: Sampling, wanted: float) -> tuple[array[int], Finding]:
-    """Sample a few answers, and return the context in one of them whose token came nearest to a log-probability.
-
-    Whether an answer that stopped ends with a stop token is found out on the way.
-    """
+    """Sample a few answers; return the context in one of them whose token came nearest to a log-probability, and
+    whether an answer that stopped ends with a stop token."""
     walks = [await server.sample(replace(sampling, seed=drawn_seed(number, "walk"))) for number in range(_WALKS)]
     places = [(abs(value - wanted), walk.ids[:i]) for walk in walks for i, value in enumerate(walk.logprobs)]
     if not places:
@@ -129,21 +139,6 @@ def distribution(answers: Sequence[Sampled]) -> Distribution:
     variation = sum(abs(share - value) for share, value in pairs) / 2
     noise = sum(math.sqrt(2 * value * max(0.0, 1 - value) / (math.pi * count)) for _, value in pairs) / 2
     return Distribution(count, variation, noise, len(seen))
-
-
-def _as_asked(found: Distribution, how: str) -> Finding:
-    detail = (
-        f"{found.draws} draws of one token with {how}: total variation {found.variation:.3f} from the "
-        f"log-probabilities that came with them (chance alone: {found.noise:.3f}; {found.tokens} different tokens)"
-    )
-    if found.ok:
-        return Finding(True, detail)
-    return Finding(
-        False,
-        detail,
-        "the server samples from another distribution: look at its sampling options, at the generation_config.json of "
-        "the model (vLLM: --generation-config vllm), and at --logprobs-mode where temperature is not 1 or more is set",
-    )
 
 
 def _independent(first: Sequence[Sampled], second: Sequence[Sampled]) -> list[Finding]:

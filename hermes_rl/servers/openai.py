@@ -1,16 +1,12 @@
-"""`type: openai`: one chat-completions server.
-
-Owns the order of one attempt. Leaves the JSON to `wire`, the bytes to `transport`, and repeating to `retry`.
-"""
+"""`type: openai`: one chat-completions server."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Mapping
 
 from hermes_rl.servers.base import (
     ChatReply,
     ChatRequest,
     ErrorBody,
+    HeadersFor,
     Malformed,
     ServerConfig,
     Timing,
@@ -18,11 +14,9 @@ from hermes_rl.servers.base import (
     encode,
     read_reply,
 )
-from hermes_rl.servers.transport import HttpAnswer, Transport, excerpt
+from hermes_rl.servers.transport import Transport, excerpt
 
 PATH = "chat/completions"
-
-HeadersFor = Callable[[ChatRequest], Mapping[str, str]]
 
 
 class OpenAIServer:
@@ -42,20 +36,15 @@ class OpenAIServer:
         payload = encode(chat_body(request, self._config.current()))
         headers = self._headers_for(request) if self._headers_for is not None else None
         answer = await self._transport.post(PATH, payload, headers)
-        if answer.status == 200:
-            return self._reply(answer)
-        raise self._transport.refused(PATH, answer)
-
-    async def close(self) -> None:
-        await self._transport.close()
-
-    def _reply(self, answer: HttpAnswer) -> ChatReply:
+        if answer.status != 200:
+            raise self._transport.refused(PATH, answer)
         timing = Timing(queued=answer.sent - answer.asked, generating=answer.received - answer.sent)
         try:
             return read_reply(answer.raw, self._config, timing)
-        except ErrorBody as error:
-            if error.status is not None:
+        except Malformed as error:
+            if isinstance(error, ErrorBody) and error.status is not None:
                 raise self._transport.refused(PATH, answer, error.status) from None
             raise self._transport.failed(PATH, f"{error}: {excerpt(answer.raw)}") from None
-        except Malformed as error:
-            raise self._transport.failed(PATH, f"{error}: {excerpt(answer.raw)}") from None
+
+    async def close(self) -> None:
+        await self._transport.close()

@@ -1,8 +1,5 @@
-"""`Policy`: the model that acts, named in Python instead of in a spec.
-
-Owns the ways to name one. Every policy answers through a `ModelClient` like any other, over a server (`factory`) or
-over the caller's own function (`calling`).
-"""
+"""`Policy`: the model that acts, named in Python instead of in a spec; a `ModelClient` answers for it like for any
+other."""
 
 from __future__ import annotations
 
@@ -18,13 +15,7 @@ from typing import Any
 from hermes_rl.errors import UserError
 from hermes_rl.server_types import server_type
 from hermes_rl.servers.base import CALLABLE, Secret, ServerConfig
-from hermes_rl.servers.client import (
-    AnsweredByFunction,
-    ChatFunction,
-    ModelClient,
-    SampledByFunction,
-    SampleFunction,
-)
+from hermes_rl.servers.client import AnsweredByFunction, ChatFunction, ModelClient, SampledByFunction, SampleFunction
 from hermes_rl.servers.factory import config_from_spec, create_client
 from hermes_rl.servers.token_level import TokenServer
 from hermes_rl.servers.transport import RetryPolicy
@@ -275,11 +266,8 @@ class Policy:
     # ------------------------------------------------------------------ the way to another process
 
     def described(self) -> PolicyDescription:
-        """Return what another process makes the same policy of (`of_description`).
-
-        Raises:
-            UserError: a function of this process answers.
-        """
+        """Return what another process makes the same policy of (`of_description`); UserError where a function here
+        answers."""
         configs = self.role.configs
         if any(config.type == CALLABLE for config in configs):
             raise UserError(

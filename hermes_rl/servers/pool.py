@@ -1,9 +1,9 @@
 """The servers behind one client, and the choice among them.
 
-Owns which server takes a call: the one with the fewest requests in flight, always the same one for a rollout (that
-server has its prefix in the cache), and never one that keeps failing. Where all servers are down, calls wait, and one
-probe at a time finds out when the outage is over. Leaves how many calls a server gets at a time to `concurrency`, and
-sending to the servers."""
+A call goes to the server with the fewest requests in flight, always to the same one for a rollout (that server has its
+prefix in the cache), and never to one that keeps failing. Where all servers are down, calls wait, and one probe at a
+time finds out when the outage is over.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hermes_rl.servers.base import Backend, ChatReply, ChatRequest, ContextLengt
 from hermes_rl.servers.transport import AttemptFailed, public_url
 
 # ------------------------------ How many calls a server gets at a time: a bound that follows how the server does
-# Owns the bound and the queue in front of it. The bound doubles with every round trip while the server keeps up. A
+# The bound doubles with every round trip while the server keeps up. A
 # refusal because of load (429) tells how many calls the server has taken: the bound becomes that number, and then grows
 # again, first by one, and by twice as many after each round trip without a refusal, so that it soon finds capacity that
 # comes back. A server that queues instead of refusing shows it by its throughput: where a larger bound brings no more
@@ -37,12 +37,7 @@ HOLD = 16
 
 
 class Limiter:
-    """Places for calls; used from one event loop.
-
-    Args:
-        cap: the bound is never larger.
-        fixed: the bound is always the cap.
-    """
+    """Places for calls, at most `cap` of them, and always as many where it is `fixed`; used from one event loop."""
 
     def __init__(
         self, cap: int, *, start: int = START, fixed: bool = False, clock: Callable[[], float] = time.monotonic
@@ -135,9 +130,6 @@ class Limiter:
                 self.limit, self._hold, self._step, self._best = at, HOLD, 1, (0.0, 0)
                 return
             self._best = (rate, self.limit)
-        self._grow()
-
-    def _grow(self) -> None:
         step = self.limit if self._step == 0 else self._step
         self._step *= 2
         self.limit = min(self.cap, self.limit + step)
@@ -184,12 +176,12 @@ _REMEMBERED = 65_536
 class Health:
     """Whether one server deserves the next call: it is healthy, it rests, or a single call probes it after its rest."""
 
-    __slots__ = ("_failures", "_probing", "_rest", "_resting_until", "_unanswered", "down_since", "failing_since")
+    __slots__ = ("_failures", "_probing", "_rest", "_unanswered", "down_since", "failing_since", "resting_until")
 
     def __init__(self) -> None:
         self._failures = 0
         self._rest = _FIRST_REST
-        self._resting_until = 0.0
+        self.resting_until = 0.0
         self._probing = False
         self._unanswered = 0
         self.down_since: float | None = None
@@ -198,15 +190,11 @@ class Health:
         """When the first of the failures in a row came; None while calls succeed."""
 
     @property
-    def resting_until(self) -> float:
-        return self._resting_until
-
-    @property
     def healthy(self) -> bool:
         return self._failures < _THRESHOLD
 
     def available(self, now: float) -> bool:
-        return self.healthy or (now >= self._resting_until and not self._probing)
+        return self.healthy or (now >= self.resting_until and not self._probing)
 
     @property
     def down(self) -> bool:
@@ -237,9 +225,9 @@ class Health:
             self.down_since = now
         elif not unreachable:
             self.down_since = None  # something answers
-        if self.healthy or now < self._resting_until:
+        if self.healthy or now < self.resting_until:
             return
-        self._resting_until = now + max(self._rest, min(retry_after or 0.0, _LONGEST_REST))
+        self.resting_until = now + max(self._rest, min(retry_after or 0.0, _LONGEST_REST))
         self._rest = min(self._rest * 2, _LONGEST_REST)
 
 
@@ -302,9 +290,19 @@ class ServerPool:
         known = self._server_of.get(rollout_id) if rollout_id is not None else None
         if known is not None and known not in tried and known.health.available(self.clock()):
             return known
-        chosen = self._least_loaded(tried)
+        now = self.clock()
+        available = [server for server in self._servers if server.health.available(now)]
+        fresh = [server for server in available if server not in tried]
+        if available:
+            chosen = min(fresh or available, key=PooledServer.load)
+        else:
+            chosen = min(self._servers, key=lambda server: server.health.resting_until)
         if rollout_id is not None:
-            self._settle(rollout_id, chosen)
+            self.forget(rollout_id)
+            if len(self._server_of) >= _REMEMBERED:
+                self.forget(next(iter(self._server_of)))
+            self._server_of[rollout_id] = chosen
+            chosen.rollouts += 1
         return chosen
 
     def untried(self, tried: Collection[PooledServer]) -> bool:
@@ -386,18 +384,3 @@ class ServerPool:
         if self._changed is not None:
             self._changed.set()
             self._changed = None
-
-    def _least_loaded(self, tried: Collection[PooledServer]) -> PooledServer:
-        now = self.clock()
-        available = [server for server in self._servers if server.health.available(now)]
-        fresh = [server for server in available if server not in tried]
-        if fresh or available:
-            return min(fresh or available, key=PooledServer.load)
-        return min(self._servers, key=lambda server: server.health.resting_until)
-
-    def _settle(self, rollout_id: str, server: PooledServer) -> None:
-        self.forget(rollout_id)
-        if len(self._server_of) >= _REMEMBERED:
-            self.forget(next(iter(self._server_of)))
-        self._server_of[rollout_id] = server
-        server.rollouts += 1

@@ -6,24 +6,26 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes_rl.servers.base import NAMES, PROMPT, Malformed, Sampled, Sampling, ServerConfig, generated, scores_of
+from hermes_rl.servers.base import (
+    NAMES,
+    NEUTRAL,
+    PROMPT,
+    Malformed,
+    Sampled,
+    Sampling,
+    ServerConfig,
+    generated,
+    scores_of,
+)
 from hermes_rl.tokens.transcript import TokenLogprobs
 
 
 class Generate:
-    """See `generation.Dialect`."""
+    """See `base.Dialect`."""
 
     path = "/generate"
     names: Mapping[str, str] = {**NAMES, "seed": "sampling_seed", "max_tokens": "max_new_tokens"}
-    neutral: Mapping[str, float] = {
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "top_k": -1,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-    }
+    neutral: Mapping[str, float] = {**NEUTRAL, "top_k": -1}
     paused_path: str | None = None
     weights_paths: Sequence[str] = ("/get_weight_version", "/model_info")
     """The first until 0.5.20, the second since."""

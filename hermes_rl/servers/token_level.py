@@ -1,8 +1,7 @@
 """Token-level servers: the conversation is rendered here, and the server gets token ids and gives token ids.
 
-Owns one model call: its prompt extends what the rollout has sampled so far, and its answer is checked, parsed into a
-message and added to the rollout's transcript. Leaves asking to `asking`, the servers' JSON to their dialects, tokens to
-`hermes_rl.tokens`, and repeating to `retry`.
+The prompt of a call extends what the rollout has sampled so far, and its answer is checked, parsed into a message and
+added to the rollout's transcript.
 """
 
 from __future__ import annotations
@@ -48,12 +47,10 @@ class CannotRender(AttemptFailed):
 
 
 class TokenServer:
-    """One token-level server; used from one event loop at a time.
+    """One token-level server, whose `source` samples the tokens; used from one event loop at a time.
 
-    Args:
-        source: samples the tokens.
-        make_renderer: makes the renderer, in a thread; default: the one that the configuration names.
-        response: tokens of the longest response; None: no bound.
+    `make_renderer` makes the renderer, in a thread (default: the one that the configuration names); a response has at
+    most so many tokens as `response` says.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""HTTP to one model server: the connection, the headers, the bound on requests in flight, and what a failure may show.
+"""HTTP to one model server, the retries of its calls, and what a failure may show.
 
-Owns everything about sending and receiving bytes, and the removal of secrets from every text that leaves it: a failure
-ends up in exceptions, records and logs. Leaves the JSON to `wire` and the dialects, and repeating to `retry`. It polls
-no health: a server shows its health by answering."""
+Secrets are removed from every text that leaves this module: a failure ends up in exceptions, records and logs. It polls
+no health: a server shows its health by answering.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ from hermes_rl.servers.base import ContextLengthExceeded, ServerConfig
 from hermes_rl.values import read_json
 
 # ------------ The one retry policy of model calls: which failures are repeated, how often, and after which pause
-# Owns the reading of a failed answer (status, Retry-After, context length), the backoff, and the final `ServerFailure`
-# with all its causes. Leaves sending to `transport` and the choice of a server to `pool`. Nothing else in the program
-# repeats a model call.
+# Nothing else in the program repeats a model call.
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -180,22 +178,17 @@ async def with_retries(
 def exhausted(role: str, failures: Sequence[AttemptFailed]) -> ServerFailure:
     """Make the failure of a call, with the cause of each attempt in its text and in `__cause__`."""
     times = "1 attempt" if len(failures) == 1 else f"{len(failures)} attempts"
-    causes = "; ".join(f"[{place}] {failed}" for place, failed in _grouped(failures))
+    # Runs of equal causes are one entry: ``1-7`` instead of seven equal lines.
+    runs: list[tuple[int, int, AttemptFailed]] = []
+    for number, failed in enumerate(failures, 1):
+        first = runs.pop()[0] if runs and str(runs[-1][2]) == str(failed) else number
+        runs.append((first, number, failed))
+    places = [(f"{first}" if first == last else f"{first}-{last}", failed) for first, last, failed in runs]
+    causes = "; ".join(f"[{place}] {failed}" for place, failed in places)
     failure = ServerFailure(f"server {role!r} gave no usable answer in {times}: {causes}")
     failure.about_the_call, failure.refused = not failures[-1].outage, not failures[-1].retryable
     failure.__cause__ = failures[0] if len(failures) == 1 else ExceptionGroup("attempts", list(failures))
     return failure
-
-
-def _grouped(failures: Sequence[AttemptFailed]) -> list[tuple[str, AttemptFailed]]:
-    """Join runs of equal causes into one entry each: ``1-7`` instead of seven equal lines."""
-    runs: list[tuple[int, int, AttemptFailed]] = []
-    for number, failed in enumerate(failures, 1):
-        if runs and str(runs[-1][2]) == str(failed):
-            runs[-1] = (runs[-1][0], number, failed)
-        else:
-            runs.append((number, number, failed))
-    return [(f"{first}" if first == last else f"{first}-{last}", failed) for first, last, failed in runs]
 
 
 # -------------------------------------------------------------------------------- transport
@@ -416,7 +409,9 @@ class Scrubber:
     """Masks the given secrets in all their encodings, and whatever else looks like a key."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        variants = {form for secret in secrets for form in _variants(secret) if len(form) >= _SHORTEST}
+        bare = [secret.strip() for secret in secrets]
+        forms = [form for one in bare for form in (one, json.dumps(one)[1:-1], quote(one, safe=""))]
+        variants = {form for form in forms if len(form) >= _SHORTEST}
         longest_first = sorted(variants, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, longest_first))) if variants else None
 
@@ -430,11 +425,6 @@ class Scrubber:
         """Return one line of at most `EXCERPT` characters. It is scrubbed before it is cut, so no half secret stays."""
         line = " ".join(self.scrub(text).split())
         return line if len(line) <= EXCERPT else line[: EXCERPT - 1] + "…"
-
-
-def _variants(secret: str) -> set[str]:
-    bare = secret.strip()
-    return {bare, json.dumps(bare)[1:-1], quote(bare, safe="")}
 
 
 def public_url(url: str) -> str:

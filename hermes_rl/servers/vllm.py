@@ -8,6 +8,7 @@ from typing import Any
 
 from hermes_rl.servers.base import (
     NAMES,
+    NEUTRAL,
     PROMPT,
     Malformed,
     Sampled,
@@ -20,19 +21,11 @@ from hermes_rl.tokens.transcript import TokenLogprobs
 
 
 class Completions:
-    """See `generation.Dialect`."""
+    """See `base.Dialect`."""
 
     path = "completions"
     names: Mapping[str, str] = NAMES
-    neutral: Mapping[str, float] = {
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "top_k": 0,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-    }
+    neutral: Mapping[str, float] = NEUTRAL
     paused_path: str | None = "/is_paused"
     weights_paths: Sequence[str] = ()
     """vLLM's own version counts only weights loaded through its own interface; `weights_path` names a better source."""

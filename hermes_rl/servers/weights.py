@@ -1,8 +1,8 @@
 """The weights of a server: their version, and the pauses in which the server takes new ones.
 
-Owns the questions beside the calls. Versions only rise. So a version that was read before a call was sent is a lower
-bound of the one it was sampled with, and a version read after the answer is an upper bound. While calls are in flight,
-the server is asked now and then whether it is paused, so that a pause does not count as working time.
+Versions only rise. So a version that was read before a call was sent is a lower bound of the one it was sampled with,
+and a version read after the answer is an upper bound. While calls are in flight, the server is asked now and then
+whether it is paused, so that a pause does not count as working time.
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ _PAUSED = ("is_paused", "paused")
 class Versions:
     """The version of a server's weights; None where it does not tell.
 
-    Args:
-        paths: the paths that may tell it, in the order in which they are tried; a path that the server does not have is
-            tried once.
-        pushed: returns the version where a trainer tells it; then the server is not asked.
+    The paths that may tell it are tried in order, one that the server does not have once. Where a trainer tells the
+    version, which `pushed` returns, the server is not asked.
     """
 
     def __init__(
@@ -120,11 +118,8 @@ class Pauses:
         return _field(data, _PAUSED) is True
 
     async def over(self) -> float:
-        """Wait until the server is not paused; returns the seconds of waiting.
-
-        Raises:
-            AttemptFailed: the server was still paused after an hour, which no exchange of weights takes.
-        """
+        """Wait until the server is not paused; returns the seconds of waiting. AttemptFailed after an hour, which no
+        exchange of weights takes."""
         started = time.monotonic()
         while await self.now():
             if time.monotonic() - started > LONGEST_PAUSE:

@@ -33,7 +33,7 @@ from hermes_rl.service.bodies import (
 )
 from hermes_rl.service.refusals import Refused, ending, wrong
 from hermes_rl.service.sessions import Sessions
-from hermes_rl.service.state import Service
+from hermes_rl.service.state import Service, first_of
 from hermes_rl.values import read_json, write_json
 
 T = TypeVar("T")
@@ -109,14 +109,8 @@ def metrics_of(service: Service, sessions: Sessions) -> dict[str, Any]:
 
 
 def make_app(service: Service, sessions: Sessions, *, token: bool, below: str = "") -> FastAPI:  # noqa: C901 - a path each
-    """Return the application of one environment.
-
-    Args:
-        service: what is served.
-        sessions: its sessions.
-        token: whether requests bring one; the description says so.
-        below: the path below which clients find it.
-    """
+    """Return the application of one environment. Whether requests bring a `token` is in its description, and the path
+    `below` which clients find it."""
     app = bare_app("Rollouts of one spec, for trainers.", token=token, below=below)
 
     @app.get("/v1/health", response_model=HealthTold)
@@ -211,17 +205,10 @@ def add_aggregation(app: FastAPI) -> None:
 
 async def _unless_gone(request: Request, service: Service, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of the work; it ends where the one who asked goes away, or the service does not wait longer."""
-    working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(left(request.receive))
-    cut = asyncio.ensure_future(service.cut.wait())
-    try:
-        await asyncio.wait({working, gone, cut}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-    finally:
-        for task in (working, gone, cut):
-            task.cancel()
-        await asyncio.gather(working, gone, cut, return_exceptions=True)
+    working, *_ = await first_of(work, left(request.receive), service.cut.wait())
+    if not working.cancelled():
+        answer: T = working.result()
+        return answer
     if service.cut.is_set():
         raise ending()
     service.metrics.cancelled += 1

@@ -1,8 +1,7 @@
 """POST /v1/rollouts: a batch of groups, a line for each as it ends.
 
-Owns what is asked of the environment, what a line says, and the end of a batch: all of it was read, its reader went
-away, or the service ends. Nothing begins faster than lines are read: `Env.groups` begins nothing while nobody asks for
-a group, and nobody asks while a line waits to be taken.
+Nothing begins faster than lines are read: `Env.groups` begins nothing while nobody asks for a group, and nobody asks
+while a line waits to be taken.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from starlette.types import Receive, Scope, Send
 from hermes_rl import Example, Group, Policy, Rollout
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.service.bodies import RolloutsAsked
-from hermes_rl.service.metrics import INEXACT, STALE
 from hermes_rl.service.refusals import wrong
-from hermes_rl.service.state import Place, Service
+from hermes_rl.service.state import INEXACT, STALE, Place, Service, first_of, unproven
 from hermes_rl.values import write_json
 
 STALLED = 3600.0
@@ -57,24 +55,17 @@ class Batch:
 
     @classmethod
     async def asked(cls, service: Service, asked: RolloutsAsked) -> Batch:
-        """Return the batch, once all is known that can be wrong with it.
-
-        Raises:
-            Refused: what is wrong, or there is no room.
-        """
+        """Return the batch, once all is known that can be wrong with it; Refused says what is, or that there is no
+        room."""
         policy = await service.policy(asked.policy)
-        place = service.place()
         where = "sampling"
-        try:
-            batch = cls(service, asked, policy, place)
-            where = "n"  # the record of a spec that compares members has groups of one size
-            await batch._open()
-        except UserError as error:
-            place.leave()
-            raise wrong("request", where, str(error)) from error
-        except BaseException:  # a cancellation too: nobody else knows of the place
-            place.leave()
-            raise
+        with service.place() as place:
+            try:
+                batch = cls(service, asked, policy, place)
+                where = "n"  # the record of a spec that compares members has groups of one size
+                await batch._open()
+            except UserError as error:
+                raise wrong("request", where, str(error)) from error
         return batch
 
     async def _open(self) -> None:
@@ -98,8 +89,11 @@ class Batch:
                 cause, detail = await self._dropped(group)
                 if cause == STALE and self._groups.play_again(group):
                     continue
-                line = await asyncio.to_thread(_line, group, cause, detail)
-                yield line
+                # Readers of lines may end one at other separators than "\n" too, such as U+2028.
+                line = await asyncio.to_thread(
+                    lambda made: write_json(told(*made), default=str, ascii_only=True), (group, cause, detail)
+                )
+                yield line + b"\n"
                 groups, dropped = groups + 1, dropped + (cause is not None)
                 self._service.metrics.count(group, cause)
         except HermesRLError as error:
@@ -122,15 +116,8 @@ class Batch:
 
     async def _next(self) -> Group | None:
         """Return the next group that has ended; None at the end, and where the service does not wait any longer."""
-        cut = asyncio.create_task(self._service.cut.wait())
-        following = asyncio.create_task(self._following())
-        try:
-            await asyncio.wait({cut, following}, return_when=asyncio.FIRST_COMPLETED)
-            return following.result() if following.done() else None
-        finally:
-            cut.cancel()
-            following.cancel()
-            await asyncio.gather(cut, following, return_exceptions=True)
+        following, _ = await first_of(self._following(), self._service.cut.wait())
+        return None if following.cancelled() else following.result()
 
     async def _following(self) -> Group | None:
         return await anext(self._groups, None)
@@ -146,10 +133,9 @@ class Batch:
         """Why nothing of a group may be trained on, as things are now."""
         if group.dropped is not None:
             return str(group.dropped), group.detail
-        certificate = group.certificate
-        if (certificate is None or not certificate.exact) and not self._service.env.spec.serve.allow_inexact:
-            problems = certificate.problems if certificate is not None else ("it has no certificate",)
-            return INEXACT, f"its tokens are not proven to be those that were sampled: {problems[0]}"
+        certificate, problem = group.certificate, unproven(group)
+        if problem is not None and not self._service.env.spec.serve.allow_inexact:
+            return INEXACT, problem
         if self._asked.max_staleness is None:
             return None, None
         now, oldest = await self._now(), certificate.oldest if certificate is not None else None
@@ -171,17 +157,12 @@ class Lines(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writing = asyncio.create_task(self._write(send))
-        gone = asyncio.create_task(left(receive))
-        late = asyncio.create_task(self._late())
+        writing = None
         try:
-            await asyncio.wait({writing, gone, late}, return_when=asyncio.FIRST_COMPLETED)
+            writing, *_ = await first_of(self._write(send), left(receive), self._late())
         finally:
-            if not writing.done():
+            if writing is None or writing.cancelled():
                 self._service.metrics.cancelled += 1
-            for task in (writing, gone, late):
-                task.cancel()
-            await asyncio.gather(writing, gone, late, return_exceptions=True)
             await self._batch.close()
         if not writing.cancelled():
             writing.result()
@@ -211,11 +192,6 @@ async def left(receive: Receive) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ A line
-
-
-def _line(group: Group, dropped: str | None, detail: str | None) -> bytes:
-    # Readers of lines may end one at other separators too, such as U+2028.
-    return write_json(told(group, dropped, detail), default=str, ascii_only=True) + b"\n"
 
 
 def told(group: Group, dropped: str | None, detail: str | None) -> dict[str, Any]:

@@ -25,13 +25,8 @@ def below(name: str) -> str:
 
 
 class ByName:
-    """Gives a request below the name of an environment to its application, and every other to the one of all.
-
-    Args:
-        named: the applications by the names of the environments.
-        shared: the application of all.
-        top: the paths of that, also where an environment has the name that one of them begins with.
-    """
+    """Gives a request below the name of an environment to its application, and every other to the one of all; `top` are
+    the paths of that, also where an environment has the name that one of them begins with."""
 
     def __init__(self, named: Mapping[str, ASGIApp], shared: ASGIApp, top: Collection[str]) -> None:
         self._named, self._shared, self._top = named, shared, top
@@ -48,12 +43,8 @@ class ByName:
 
 
 def make_shared_app(environments: Mapping[str, tuple[Service, Sessions]], *, token: bool) -> FastAPI:
-    """Return the application of what several environments share.
-
-    Args:
-        environments: by their names.
-        token: whether requests bring one; the description says so.
-    """
+    """Return the application of what several environments share, by their names; whether requests bring a `token` is in
+    its description."""
     places = ", ".join(map(below, environments))
     app = bare_app(
         "What several environments share; each has its own description below its path.",

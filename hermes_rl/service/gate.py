@@ -1,7 +1,6 @@
 """What every request has to pass before anything looks at it: the token, the bounds, and whether the service takes any.
 
-Owns the ASGI layer around the application, and the bound on the time in which a client has to say what it wants. A body
-is read here, as far as its bound allows; the application gets it whole.
+A body is read here, as far as its bound allows; the application gets it whole.
 """
 
 from __future__ import annotations
@@ -28,13 +27,8 @@ PATIENCE = 30.0
 
 
 class Gate:
-    """Lets requests through to the application.
-
-    Args:
-        app: the application.
-        token: that every request has to bring; None: anybody on this machine may ask.
-        closed: whether only what was begun may go on.
-    """
+    """Lets requests through to the application where they bring the token (None: anybody on this machine may ask); once
+    it is `closed`, only what was begun may go on."""
 
     def __init__(self, app: ASGIApp, token: str | None, closed: Callable[[], bool]) -> None:
         self._app, self._closed = app, closed
@@ -81,7 +75,9 @@ class Gate:
             same = hmac.compare_digest(token.strip(), self._token)
             if scheme.lower() != b"bearer" or not same:
                 raise Refused(401, "unauthorized", "send the service's token: `Authorization: Bearer …`")
-        if self._closed() and not _goes_on(scope):
+        path, method = scope["path"], scope["method"]
+        begun = path.startswith("/v1/sessions/") and method in ("GET", "POST", "DELETE")
+        if self._closed() and not begun and path != "/v1/metrics":
             raise ending()
 
 
@@ -95,12 +91,6 @@ def _require_local(headers: dict[bytes, bytes]) -> None:
         local = False
     if not local:
         raise Refused(403, "foreign_host", "without a token the service answers to localhost alone: use --token-env")
-
-
-def _goes_on(scope: Scope) -> bool:
-    """Whether a request belongs to what was begun: a session that is stepped or ended, or numbers."""
-    path, method = scope["path"], scope["method"]
-    return path == "/v1/metrics" or (path.startswith("/v1/sessions/") and method in ("GET", "POST", "DELETE"))
 
 
 async def _body(scope: Scope, receive: Receive) -> bytes:

@@ -1,8 +1,8 @@
 """NeMo Gym's dialect: POST /run plays one rollout of a row, POST /aggregate_metrics sums up what /run has answered.
 
-Owns the Responses object that a rollout becomes. The last item of each turn carries the tokens of that model call; each
-prompt begins with all that came before it, as NeMo RL demands. A rollout that must not be trained on has no tokens, and
-`_ng_failure_class` says why: NeMo Gym keeps such rows apart, and never counts their reward.
+The last item of each turn carries the tokens of that model call; each prompt begins with all that came before it, as
+NeMo RL demands. A rollout that must not be trained on has no tokens, and `_ng_failure_class` says why: NeMo Gym keeps
+such rows apart, and never counts their reward.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import Any
 from hermes_rl import Group, Policy, Rollout
 from hermes_rl.errors import UserError
 from hermes_rl.service.bodies import RunAsked
-from hermes_rl.service.metrics import INEXACT
 from hermes_rl.service.refusals import wrong
-from hermes_rl.service.state import Service
+from hermes_rl.service.state import INEXACT, Service, unproven
 from hermes_rl.values import is_number
 
 FAILURE = "_ng_failure_class"
@@ -72,10 +71,9 @@ def _failure(group: Group, rollout: Rollout | None, *, allow_inexact: bool) -> t
             "credit",
             "rewards give credit to its turns, or overrides, and a row has one score: see POST /v1/rollouts",
         )
-    certificate = group.certificate
-    if not allow_inexact and (certificate is None or not certificate.exact):
-        problems = certificate.problems if certificate is not None else ("it has no certificate",)
-        return INEXACT, f"its tokens are not proven to be those that were sampled: {problems[0]}"
+    problem = None if allow_inexact else unproven(group)
+    if problem is not None:
+        return INEXACT, problem
     return None
 
 
@@ -84,18 +82,17 @@ def _tokens(rollout: Rollout) -> list[dict[str, Any]]:
     tokens = []
     for sequence in rollout.sequences or ():
         ids, before = sequence.ids.tolist(), 0
+        if sequence.sampled is None:
+            continue
         for span in sequence.spans:
             count = span.stop - span.start
-            known = sequence.sampled is not None
-            logprobs = sequence.sampled[before : before + count].tolist() if sequence.sampled is not None else []
-            if known:
-                tokens.append(
-                    {
-                        "prompt_token_ids": ids[: span.start],
-                        "generation_token_ids": ids[span.start : span.stop],
-                        "generation_log_probs": logprobs,
-                    }
-                )
+            tokens.append(
+                {
+                    "prompt_token_ids": ids[: span.start],
+                    "generation_token_ids": ids[span.start : span.stop],
+                    "generation_log_probs": sequence.sampled[before : before + count].tolist(),
+                }
+            )
             before += count
     return tokens
 
@@ -165,11 +162,8 @@ def _response(asked: RunAsked, rollout: str, output: list[dict[str, Any]]) -> di
 
 
 def aggregated(body: Any) -> dict[str, Any]:
-    """Return the means of what `/run` has answered; rows that failed are counted and are no part of them.
-
-    Raises:
-        Refused: the body is no list of rows.
-    """
+    """Return the means of what `/run` has answered; rows that failed are counted and are no part of them. Refused: the
+    body is no list of rows."""
     rows = body.get("verify_responses") if isinstance(body, Mapping) else None
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
         raise wrong("aggregate", "verify_responses", "give a list of the answers of /run")

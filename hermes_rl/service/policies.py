@@ -61,11 +61,7 @@ class Policies:
         return [weights.version for _, weights in self._known.values() if weights.version is not None]
 
     def tell(self, told: PolicyTold) -> None:
-        """Take up new weights, for every policy.
-
-        Raises:
-            Refused: the version is older than one that was told.
-        """
+        """Take up new weights, for every policy; Refused where the version is older than one that was told."""
         self.require_rise(told)
         for weights in (self._last, *(weights for _, weights in self._known.values())):
             weights.tell(told.version, told.model)
@@ -84,12 +80,10 @@ class Policies:
             )
 
     def named(self, asked: PolicyAsked | None, playing: Collection[Policy] = ()) -> Policy:
-        """Return the policy that a request names, the same object for the same server.
+        """Return the policy that a request names, the same object for the same server; Refused where its key may not be
+        used.
 
         A new one takes the place of the one that was named longest ago, where there are many; `playing` ones stay.
-
-        Raises:
-            Refused: there is none, or its key may not be used.
         """
         if asked is None:
             return self._own()

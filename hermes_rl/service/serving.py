@@ -1,7 +1,7 @@
 """The process of `hermes-rl rollouts`: its address, its token, and its end.
 
-Owns listening, and what SIGTERM means: nothing new is taken, what was begun is played to its end within a bound, what
-is left is cut with a line that says so, sandboxes are released, and the status is 0.
+After SIGTERM nothing new is taken, what was begun is played to its end within a bound, what is left is cut with a line
+that says so, sandboxes are released, and the status is 0.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import ipaddress
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import uvicorn
 from starlette.routing import Route
@@ -69,13 +69,8 @@ class ServiceOptions:
 
 
 class ToServe(NamedTuple):
-    """A spec that is to be served.
-
-    Attributes:
-        spec: the spec.
-        record: the run directory that rollouts are recorded in.
-        workers: processes that play; None: as many as the Ray cluster has room for.
-    """
+    """A spec that is to be served, the run directory that rollouts are recorded in, and the processes that play (None:
+    as many as the Ray cluster has room for)."""
 
     spec: Spec
     record: Path
@@ -92,10 +87,8 @@ class _Served(NamedTuple):
 async def serve(
     specs: Sequence[ToServe], options: ServiceOptions, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> int:
-    """Serve one spec at the top of the address, or several below their names, until the process is told to end.
-
-    Returns:
-        Its exit status.
+    """Serve one spec at the top of the address, or several below their names, until told to end; return the exit
+    status.
 
     Raises:
         UserError: the address, the token, the record or the spec is wrong.
@@ -117,21 +110,7 @@ async def serve(
                 shared = make_shared_app(served, token=token is not None)
                 gated = Gate(shared, token, first.service.draining.is_set)
                 app = ByName(named, gated, {route.path for route in shared.routes if isinstance(route, Route)})
-            return await _until_told(_Server(_config(app)), listener, list(served.values()), options, say)
-
-
-async def _opened(
-    one: ToServe,
-    options: ServiceOptions,
-    environ: Mapping[str, str],
-    env_of: Callable[..., Env],
-    stack: AsyncExitStack,
-) -> _Served:
-    env = await stack.enter_async_context(env_of(one.spec, record=one.record, workers=one.workers))
-    policies = Policies(one.spec, environ, frozenset(options.keys))
-    service = Service(env, policies, options.most, str(one.record))
-    await service.open()
-    return _Served(service, Sessions(service, options.idle))
+            return await _serve_all(app, listener, list(served.values()), options, say)
 
 
 async def _all_opened(
@@ -147,7 +126,11 @@ async def _all_opened(
         # What is begun here, and goes on beside, says this name.
         ENVIRONMENT.set(spec.spec.name if len(specs) > 1 else "")
         try:
-            served[spec.spec.name] = await _opened(spec, options, environ, env_of, stack)
+            env = await stack.enter_async_context(env_of(spec.spec, record=spec.record, workers=spec.workers))
+            policies = Policies(spec.spec, environ, frozenset(options.keys))
+            service = Service(env, policies, options.most, str(spec.record))
+            await service.open()
+            served[spec.spec.name] = _Served(service, Sessions(service, options.idle))
         except UserError as error:
             problems.append(with_environment(str(error)))
     ENVIRONMENT.set("")
@@ -163,11 +146,8 @@ def _gated(one: _Served, token: str | None, below: str = "") -> Gate:
 async def serve_app(
     app: ASGIApp, listen: str, token_env: str | None, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> int:
-    """Serve an application of others, WebSockets included, until the process is told to end; returns its exit status.
-
-    Raises:
-        UserError: the address or the token is wrong.
-    """
+    """Serve an application of others, WebSockets included, until told to end; return the exit status of the process.
+    UserError: the address or the token is wrong."""
     token = _token(token_env, environ)
     with contextlib.closing(listening(listen, token)) as listener:
         return await serve_until_told(
@@ -183,6 +163,10 @@ async def serve_until_told(
     listener: socket.socket,
     begun: Callable[[], None],
     ws: Literal["none", "auto"] = "none",
+    *,
+    beside: Sequence[Coroutine[Any, Any, None]] = (),
+    told: Callable[[bool], None] = lambda _: None,
+    ended: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> int:
     """Serve an application until SIGTERM or Ctrl-C; returns the exit status of the process.
 
@@ -191,82 +175,87 @@ async def serve_until_told(
         listener: where it listens; see `listening`.
         begun: called when it does.
         ws: whether WebSockets are understood.
+        beside: what goes on meanwhile; what ends any of it ends the service, and is raised.
+        told: called whenever the process is told to end; with True where it is to end at once.
+        ended: what is still to be done then, before the service stops listening.
     """
-    told, status = asyncio.Event(), 0
+    over, status, loop = asyncio.Event(), 0, asyncio.get_running_loop()
 
     def end(code: int) -> None:
         nonlocal status
         status = max(status, code)
-        told.set()
+        told(over.is_set() or code != 0)
+        over.set()
 
-    loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, end, 0)
     loop.add_signal_handler(signal.SIGINT, end, INTERRUPTED)
-    server = _Server(_config(gated(told.is_set), ws=ws))
+    server = _Server(
+        uvicorn.Config(
+            gated(over.is_set),
+            http=TimedProtocol,
+            ws=ws,
+            lifespan="off",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            h11_max_incomplete_event_size=HEADER_BYTES,
+            limit_concurrency=CONNECTIONS,
+            backlog=1024,
+            timeout_keep_alive=int(PATIENCE),
+            timeout_graceful_shutdown=5,
+        )
+    )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
+    others = [asyncio.create_task(work) for work in (over.wait(), *beside)]
     try:
         begun()
-        waiting = asyncio.create_task(told.wait())
-        await asyncio.wait({waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
+        await asyncio.wait([serving, *others], return_when=asyncio.FIRST_COMPLETED)
+        for task in others:
+            if task.done():
+                task.result()
+        if ended is not None:
+            await ended()
     finally:
+        for task in others:
+            task.cancel()
         server.should_exit = True
-        await asyncio.gather(serving, return_exceptions=True)
+        await asyncio.gather(serving, *others, return_exceptions=True)
         loop.remove_signal_handler(signal.SIGTERM)
         loop.remove_signal_handler(signal.SIGINT)
     return status
 
 
-async def _until_told(
-    server: uvicorn.Server,
+async def _serve_all(
+    app: ASGIApp,
     listener: socket.socket,
     served: Sequence[_Served],
     options: ServiceOptions,
     say: Callable[[str], None],
 ) -> int:
-    loop = asyncio.get_running_loop()
-    told = asyncio.Event()
-    status = 0
-
-    def end(code: int) -> None:
-        nonlocal status
-        status = max(status, code)
+    def begun() -> None:
         for service, _ in served:
-            if told.is_set() or code:
+            name = service.env.spec.name
+            where = "" if len(served) == 1 else f"{name}, below {below(name)}: "
+            say(f"{where}rollouts are recorded in {service.record}")
+        say(f"listening on {address_of(listener)}")
+
+    def told(at_once: bool) -> None:
+        for service, _ in served:
+            if at_once:
                 service.cut.set()
             service.draining.set()
-        told.set()
 
-    loop.add_signal_handler(signal.SIGTERM, end, 0)
-    loop.add_signal_handler(signal.SIGINT, end, INTERRUPTED)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    beside = [asyncio.create_task(sessions.end_idle()) for _, sessions in served]
-    beside += [asyncio.create_task(service.env.watch()) for service, _ in served]
-    try:
-        for service, _ in served:
-            alone = len(served) == 1
-            name = service.env.spec.name
-            say(f"{'' if alone else f'{name}, below {below(name)}: '}rollouts are recorded in {service.record}")
-        say(f"listening on {address_of(listener)}")
-        waiting = asyncio.create_task(told.wait())
-        await asyncio.wait({waiting, serving, *beside}, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        for task in beside:
-            if task.done():
-                task.result()
+    async def ended() -> None:
         await asyncio.gather(*(_drained(service, options.drain) for service, _ in served))
         for service, _ in served:
             service.cut.set()
         await asyncio.gather(*(sessions.close() for _, sessions in served))
         await asyncio.gather(*(_drained(service, CUT, until_cut=False) for service, _ in served))
-    finally:
-        for task in beside:
-            task.cancel()
-        server.should_exit = True
-        await asyncio.gather(serving, *beside, return_exceptions=True)
-        loop.remove_signal_handler(signal.SIGTERM)
-        loop.remove_signal_handler(signal.SIGINT)
-    return status
+
+    beside = [work for service, sessions in served for work in (sessions.end_idle(), service.env.watch())]
+    return await serve_until_told(lambda _: app, listener, begun, beside=beside, told=told, ended=ended)
 
 
 async def _drained(service: Service, seconds: float, *, until_cut: bool = True) -> None:
@@ -291,25 +280,6 @@ def address_of(listener: socket.socket) -> str:
     """Return the address of what listens there."""
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def _config(gate: ASGIApp, ws: Literal["none", "auto"] = "none") -> uvicorn.Config:
-    return uvicorn.Config(
-        gate,
-        http=TimedProtocol,
-        ws=ws,
-        lifespan="off",
-        log_config=None,
-        log_level="error",
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        h11_max_incomplete_event_size=HEADER_BYTES,
-        limit_concurrency=CONNECTIONS,
-        backlog=1024,
-        timeout_keep_alive=int(PATIENCE),
-        timeout_graceful_shutdown=5,
-    )
 
 
 def _token(variable: str | None, environ: Mapping[str, str]) -> str | None:

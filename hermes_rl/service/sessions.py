@@ -1,7 +1,4 @@
-"""POST /v1/sessions: rollouts whose turns come from the client, one request a turn.
-
-Owns who may step when, and the end of sessions that nobody steps.
-"""
+"""POST /v1/sessions: rollouts whose turns come from the client, one request a turn."""
 
 from __future__ import annotations
 
@@ -23,12 +20,7 @@ MOST = 4096
 
 
 class HeldSession:
-    """A session of a client.
-
-    Attributes:
-        answer: what the client was told last.
-        used: when it was told that.
-    """
+    """A session of a client; `answer` is what the client was told last, and `used` when that was."""
 
     def __init__(self, session: Session, place: Place) -> None:
         self.id = uuid.uuid4().hex
@@ -47,11 +39,8 @@ class HeldSession:
             self.used = time.monotonic()
 
     async def step(self, asked: StepAsked) -> dict[str, Any]:
-        """Answer the turn that waits, and return the next one, or how the rollout has ended.
-
-        Raises:
-            Refused: the step is wrong, or another one is being answered.
-        """
+        """Answer the turn that waits, and return the next one, or how the rollout has ended. Refused: the step is
+        wrong, or another one is being answered."""
         if self.stepping:
             raise Refused(409, "busy", "the step before is still being answered; wait for it")
         if (asked.message is None) == (asked.ids is None):
@@ -106,12 +95,7 @@ class HeldSession:
 
 
 class Sessions:
-    """The sessions of one service.
-
-    Args:
-        service: the service.
-        idle: seconds without a step after which a session ends.
-    """
+    """The sessions of one service; one that was not stepped for `idle` seconds ends."""
 
     def __init__(self, service: Service, idle: float = IDLE) -> None:
         self._service, self._idle = service, idle
@@ -121,28 +105,19 @@ class Sessions:
         return len(self._held)
 
     async def begin(self, asked: SessionAsked) -> dict[str, Any]:
-        """Begin a session, and return its first turn.
-
-        Raises:
-            Refused: something asked for is wrong, or there is no room.
-        """
+        """Begin a session, and return its first turn; Refused where there is no room, or something is wrong."""
         service = self._service
         (row,) = service.require_rows([asked.row], asked.split, "row")
         if len(self._held) >= MOST:
             raise Refused(429, "too_many", f"{MOST} sessions are held: delete those that have ended")
-        place = service.place()
-        place.take(1)
-        try:
-            session = await service.env.session(
-                row, split=asked.split, sampling=asked.sampling, tokenizer=asked.tokenizer
-            )
-        except UserError as error:
-            place.leave()
-            where = "tokenizer" if asked.tokenizer is not None else "sampling" if asked.sampling else "row"
-            raise wrong("session", where, str(error)) from error
-        except BaseException:  # a cancellation too: nobody else knows of the place
-            place.leave()
-            raise
+        given = {"split": asked.split, "sampling": asked.sampling, "tokenizer": asked.tokenizer}
+        with service.place() as place:
+            place.take(1)
+            try:
+                session = await service.env.session(row, **given)  # type: ignore[arg-type]
+            except UserError as error:
+                where = "tokenizer" if asked.tokenizer is not None else "sampling" if asked.sampling else "row"
+                raise wrong("session", where, str(error)) from error
         held = HeldSession(session, place)
         self._held[held.id] = held
         try:

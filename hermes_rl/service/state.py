@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Coroutine, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Self
 
-from hermes_rl import Env, Policy, Row
+from hermes_rl import Env, Group, Policy, Row
 from hermes_rl.errors import UserError
 from hermes_rl.service.bodies import PolicyAsked
-from hermes_rl.service.metrics import Metrics
 from hermes_rl.service.policies import Policies
 from hermes_rl.service.refusals import Refused, ending, wrong
 
@@ -20,15 +20,63 @@ SHOWN = 20
 """Unknown keys that a refusal repeats."""
 PAGE = 1000
 
+INEXACT = "inexact"
+STALE = "stale"
+
+
+def unproven(group: Group) -> str | None:
+    """Why the tokens of a group are not proven to be those that were sampled; None where they are."""
+    certificate = group.certificate
+    if certificate is not None and certificate.exact:
+        return None
+    problems = certificate.problems if certificate is not None else ("it has no certificate",)
+    return f"its tokens are not proven to be those that were sampled: {problems[0]}"
+
+
+class Metrics:
+    """Counts what was handed out, and what was not to be trained on."""
+
+    def __init__(self) -> None:
+        self.handed_out = self.uniform = 0
+        self.dropped: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        """Rollouts that were not scored for a reason of ours, by how they ended."""
+        self.cancelled = 0
+        """Answers whose reader went away."""
+
+    def count(self, group: Group, dropped: str | None) -> None:
+        """Take a group into account that a reader gets."""
+        for rollout in group.rollouts:
+            if rollout.error is not None and not rollout.ending.graded:
+                self.failures[str(rollout.ending)] += 1
+        if dropped is not None:
+            self.dropped[dropped] += 1
+            return
+        self.handed_out += 1
+        self.uniform += group.uniform
+
+    def record(self, **more: Any) -> dict[str, Any]:
+        """Return it as JSON has it, with what others know."""
+        return {
+            "groups": {
+                "handed_out": self.handed_out,
+                "dropped": self.dropped.total(),
+                "stale": self.dropped[STALE],
+                "inexact": self.dropped[INEXACT],
+                "by_cause": dict(self.dropped),
+            },
+            "zero_variance": self.uniform / self.handed_out if self.handed_out else None,
+            "failures": dict(self.failures),
+            "readers_gone": self.cancelled,
+            **more,
+        }
+
 
 class Service:
-    """One environment that is served.
+    """One environment that is served, open, with the models that act.
 
-    Args:
-        env: the environment, open.
-        policies: the models that act.
-        most: rollouts that may be asked for at a time, by all of its requests together.
-        record: where rollouts are recorded.
+    At `most` so many rollouts may be asked for at a time, by all of its requests together; `record` says where they
+    are.
     """
 
     def __init__(self, env: Env, policies: Policies, most: int, record: str) -> None:
@@ -59,11 +107,8 @@ class Service:
             self._places[split] = {row.key: place for place, row in enumerate(rows_read)}
 
     def page(self, split: str, after: str | None) -> tuple[list[Row], str | None]:
-        """Return rows behind the one with the key `after`, and the key after which the next page begins.
-
-        Raises:
-            Refused: there is no such split, or no such key.
-        """
+        """Return rows behind the one with the key `after`, and the key after which the next page begins; Refused where
+        there is no such key or split."""
         places = self._places_in(split)
         if after is not None and after not in places:
             raise wrong("unknown_row", "after", f"no row of the split {split!r} has this key", rows=[after])
@@ -89,11 +134,7 @@ class Service:
         return [self._rows[split][places[key]] for key in keys]
 
     async def policy(self, asked: PolicyAsked | None) -> Policy:
-        """Return the policy that a request names, ready to play.
-
-        Raises:
-            Refused: something is wrong with it.
-        """
+        """Return the policy that a request names, ready to play; Refused says what is wrong with it."""
         policy = self.policies.named(asked, {batch.policy for batch in self.batches})
         while self.policies.forgotten:
             await self.env.forget(self.policies.forgotten.pop())
@@ -114,22 +155,40 @@ class Service:
         """Return a place for what a request asks for; nothing is taken yet."""
         return Place(self)
 
-    def require_open(self) -> None:
-        """Refuse what is new while the service ends."""
-        if self.draining.is_set():
-            raise ending()
+
+async def first_of(*work: Coroutine[Any, Any, Any]) -> list[asyncio.Task[Any]]:
+    """Return all of it as tasks once one of them is done; the others were cancelled, and have ended."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return tasks
 
 
 class Place:
-    """Rollouts that one request asks for, among those that may be asked for at a time."""
+    """Rollouts that one request asks for, among those that may be asked for at a time.
+
+    What leaves its `with` by an exception, a cancellation too, gives them back: nobody else knows of the place.
+    """
 
     def __init__(self, service: Service) -> None:
         self._service, self._count = service, 0
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.leave()
+
     def take(self, count: int) -> None:
         """Take so many; raises Refused where there are not as many left."""
         service = self._service
-        service.require_open()
+        if service.draining.is_set():
+            raise ending()
         if service.taken + count > service.most:
             raise Refused(
                 429,

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
+from hermes_rl.plugins import closest as closest
+from hermes_rl.plugins import did_you_mean as did_you_mean
+
 _MOST_CHOICES = 24
-
-
-def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that this one is a misspelling of, if it is like one."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean x?` or nothing."""
-    meant = closest(name, known)
-    return f"; did you mean `{meant}`?" if meant else ""
 
 
 def choices(name: str, known: Iterable[str]) -> str:

@@ -1,16 +1,13 @@
 """Messages → sequences with a true assistant mask, for servers that speak text.
 
-Owns the cut between the tokens that a model wrote and those that it was given. Each sampled turn becomes a step (the
-rendered history and the rendered turn), and steps merge as those of a token-level server do: where the template
-rewrites earlier turns, there are several sequences, each as the model may have seen it. Nothing is invented: where a
-turn cannot be told from its context, there is a reason instead of a sequence. The ids are those of the rendered text,
-not the ones that the server sampled.
+Each sampled turn becomes a step (the rendered history and the rendered turn), and steps merge as those of a token-level
+server do. Nothing is invented: where a turn cannot be told from its context, there is a reason instead of a sequence.
+The ids are those of the rendered text, not the ones that the server sampled.
 """
 
 from __future__ import annotations
 
 import functools
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -89,7 +86,10 @@ def turn_ids(
         raise TemplateRefused("the chat template renders a turn otherwise than it asks for one")
     if guard.escaped(whole):
         raise TemplateRefused("the chat template escapes characters, so that control tokens cannot be told from text")
-    return guard.encode(prompt), guard.encode(_until_stop(whole[len(prompt) :], tokenizer.control))
+    ended = whole[len(prompt) :].rstrip()
+    if not ended.endswith(tuple(tokenizer.control)):
+        raise TemplateRefused("the chat template does not end a turn with a control token")
+    return guard.encode(prompt), guard.encode(ended)
 
 
 class _Steps:
@@ -104,7 +104,8 @@ class _Steps:
         """Add the last message as a turn, as far as there is room; False where a further turn has none."""
         history = messages[:-1]
         prompt = next_prompt(self._renderer, self._transcript, history, self._tools)
-        completion = self._completion(messages[-1])
+        # The turn is rendered alone: a later change of it by the template is no part of the sampled tokens.
+        completion = ids(turn_ids(self._tokenizer, _QUESTION, None, messages[-1])[1])
         if turn.finish_reason == "length":
             completion.pop()  # the end of a cut turn was not sampled
         logprobs = _fitting_logprobs(self._tokenizer, completion.tolist(), turn)
@@ -121,22 +122,10 @@ class _Steps:
         sequences = self._transcript.sequences()
         return sequences if told and self._logprobs else [replace(sequence, sampled=None) for sequence in sequences]
 
-    def _completion(self, message: Mapping[str, Any]) -> array[int]:
-        """Render a turn alone: a later change of it by the template is no part of the sampled tokens."""
-        return ids(turn_ids(self._tokenizer, _QUESTION, None, message)[1])
-
 
 @functools.lru_cache(maxsize=8)
 def _renderer(tokenizer: Tokenizer) -> Renderer:
     return TemplateRenderer(tokenizer)
-
-
-def _until_stop(completion: str, control: frozenset[str]) -> str:
-    """Cut the completion behind the token that ends the turn."""
-    ended = completion.rstrip()
-    if not ended.endswith(tuple(control)):
-        raise TemplateRefused("the chat template does not end a turn with a control token")
-    return ended
 
 
 def _fitting_logprobs(tokenizer: Tokenizer, completion: list[int], turn: SampledTurn) -> list[float] | None:

@@ -1,8 +1,7 @@
 """Hand-written renderers of model families: the only module that imports `renderers` (0.1.12).
 
-Owns everything that is particular to that package: its tokenizers, its names, its results. Messages are guarded before
-they reach it, so that control tokens in texts stay text. Our rules hold for its results too: arguments may be text, and
-a quoted passage calls nothing.
+Messages are guarded before they reach it, so that control tokens in texts stay text. Our rules hold for its results
+too: arguments may be text, and a quoted passage calls nothing.
 """
 
 from __future__ import annotations
@@ -70,21 +69,12 @@ def family_of(model: str) -> str | None:
 
 
 def family_renderer(name: str, tokenizer: Tokenizer, settings: RendererSettings) -> FamilyRenderer:
-    """Make the renderer of a family.
-
-    Raises:
-        UserError: there is no such family.
-        RendererRefused: the family needs tokens that the tokenizer does not have.
-    """
+    """Make the renderer of a family; UserError: there is none, RendererRefused: the tokenizer lacks tokens of it."""
     return FamilyRenderer(require_family(name), tokenizer, settings)
 
 
 def require_family(name: str) -> str:
-    """Return the family's own name for a name that people write with or without dots and dashes.
-
-    Raises:
-        UserError: there is no such family.
-    """
+    """Return the family's own name for a name that people write with or without dots and dashes, or raise UserError."""
     names = family_names()
     known = {name.replace(".", "").replace("-", ""): name for name in names}
     wanted = known.get(name.replace(".", "").replace("-", "").replace("_", ""))

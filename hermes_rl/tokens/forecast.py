@@ -1,8 +1,5 @@
-"""How many sequences a rollout will have with a template: a small one is played to find out.
-
-Owns that rollout: two tool calls, an answer, and a further question where a user is simulated; it is played once by a
-model that thinks and once by one that does not. Leaves merging to `transcript`.
-"""
+"""How many sequences a rollout will have with a template: a small one (two calls, an answer, a further question where a
+user is simulated) is played once by a model that thinks and once by one that does not."""
 
 from __future__ import annotations
 

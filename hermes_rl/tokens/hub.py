@@ -1,8 +1,4 @@
-"""Tokenizers of the Hugging Face hub or of a folder, through `transformers`.
-
-Owns everything that is particular to that library, and whether the hub can be reached. It never runs code of a
-repository. Leaves the choice of a tokenizer to `load`.
-"""
+"""Tokenizers of the Hugging Face hub or of a folder, through `transformers`; no code of a repository ever runs."""
 
 from __future__ import annotations
 
@@ -74,11 +70,8 @@ class HubTokenizer:
 
 
 def wrapped(tokenizer: Any) -> HubTokenizer:
-    """Wrap a copy of a tokenizer object of `transformers`; a copy, because its padding and truncation are switched off.
-
-    Raises:
-        TokenizerUnavailable: the tokenizer has no chat template.
-    """
+    """Wrap a copy of a tokenizer object of `transformers`, since its padding and truncation are switched off.
+    TokenizerUnavailable: it has no chat template."""
     name = str(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
     return HubTokenizer(name, _with_template(copy.deepcopy(tokenizer), name))
 

@@ -1,9 +1,7 @@
 """Where tokenizers and renderers come from: by name, from a folder, or from an object that the caller has.
 
-Owns the choice between the implementations. A tokenizer is the package's own (`small_tokenizer`) or one of the hub
-(`hub`); a renderer is a hand-written one of a model family (`families`) or works with any chat template
-(`template_renderer`). A tokenizer that cannot be had is refused, never replaced by another, and so is a template that
-does not allow exact tokens.
+A tokenizer that cannot be had is refused, never replaced by another, and so is a template that does not allow exact
+tokens.
 """
 
 from __future__ import annotations
@@ -47,12 +45,8 @@ def load_tokenizer(name_or_path: str | None = None, *, local: bool = False) -> T
 
 
 def as_tokenizer(given: Any) -> Tokenizer:
-    """Load a tokenizer by its hub name or folder, or the small one (None), or wrap one of `transformers`.
-
-    Raises:
-        TokenizerUnavailable: it cannot be had, or has no chat template.
-        UserError: `given` is none of these.
-    """
+    """Load a tokenizer by its hub name or folder, or the small one (None), or wrap one of `transformers`; UserError
+    where it is none of these, TokenizerUnavailable where it cannot be had or has no chat template."""
     if given is None or isinstance(given, str | Path):
         return load_tokenizer(None if given is None else str(given))
     if hasattr(given, "apply_chat_template"):
@@ -102,21 +96,13 @@ def _agrees(family: Renderer, tokenizer: Tokenizer) -> bool:
 
 def load_renderer(tokenizer: str | None, settings: RendererSettings) -> Renderer:
     """Return the renderer for a tokenizer by its name (None: the small one); it is made once. Call it in a thread.
-
-    Raises:
-        TokenizerUnavailable: the tokenizer cannot be had.
-        RendererRefused: its template does not allow exact tokens.
-    """
+    TokenizerUnavailable: the tokenizer cannot be had; RendererRefused: its template does not allow exact tokens."""
     with _LOADING:
         return _loaded(tokenizer, settings)
 
 
 def renderer_for(tokenizer: Any, settings: RendererSettings) -> Renderer:
-    """Return the renderer for any tokenizer that `as_tokenizer` takes.
-
-    Raises:
-        UserError: `tokenizer` is none of these; otherwise as `load_renderer`.
-    """
+    """Return the renderer for any tokenizer that `as_tokenizer` takes; it raises as that and as `load_renderer`."""
     if tokenizer is None or isinstance(tokenizer, str | Path):
         return load_renderer(None if tokenizer is None else str(tokenizer), settings)
     with _LOADING:

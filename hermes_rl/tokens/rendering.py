@@ -1,9 +1,5 @@
-"""From messages to tokens: the protocol of a renderer, and the one that works with any chat template.
-
-`Renderer` says how messages become a prompt and how a prompt extends what was sampled. `TemplateRenderer` finds out
-with small conversations what a template does. Renderers for families of models are in `hermes_rl.tokens.families`; the
-choice between the two is made in `hermes_rl.tokens.load`.
-"""
+"""From messages to tokens: the protocol of a renderer, and the one that works with any chat template, which finds out
+with small conversations what a template does."""
 
 from __future__ import annotations
 
@@ -22,7 +18,6 @@ from hermes_rl.tokens.transcript import Branch, Guard, RenderedPrompt, Transcrip
 from hermes_rl.values import read_bounded
 
 # -------------------------------------------------------------------------- Messages as chat templates want them
-# Owns the keys and values that templates read. Leaves rendering to the renderers.
 
 
 def for_template(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,22 +145,18 @@ class Renderer(Protocol):
 def next_prompt(renderer: Renderer, transcript: Transcript, messages: Messages, tools: Tools | None) -> RenderedPrompt:
     """Make the prompt for a conversation; it extends what was sampled where it can. Raises `TemplateRefused`."""
     branch = transcript.holding(messages)
-    further = None if branch is None else _further(renderer, branch, messages, tools)
-    if branch is None or further is None:
-        return RenderedPrompt(renderer.first(history_named(messages), tools))
-    return RenderedPrompt(branch.tokens + further, branch)
-
-
-def _further(renderer: Renderer, branch: Branch, messages: Messages, tools: Tools | None) -> array[int] | None:
-    new = messages[len(branch.history) :]
-    if any(one.get("role") == "assistant" for one in new):
-        return None
-    return renderer.following(branch, named(new, [name for name, _ in branch.history.snapshots[-1].calls]), tools)
+    if branch is not None:
+        new = messages[len(branch.history) :]
+        if not any(one.get("role") == "assistant" for one in new):
+            called = [name for name, _ in branch.history.snapshots[-1].calls]
+            further = renderer.following(branch, named(new, called), tools)
+            if further is not None:
+                return RenderedPrompt(branch.tokens + further, branch)
+    return RenderedPrompt(renderer.first(history_named(messages), tools))
 
 
 # ------------------------------------------------------------------------- Probes: what does a chat template do?
-# Owns the conversations and the questions about a whole template: does it show tools, and how does it end a turn. No
-# template writes their words itself, so that they can be found again in the rendered text.
+# Does it show tools, and how does it end a turn? No template writes these words itself, so that they are found again.
 
 ANCHOR = "ANCHORxq7z"
 RESULT = "resultxq7z"
@@ -240,7 +231,8 @@ def closers(tokenizer: Tokenizer) -> list[str]:
         ended = text.rpartition(ANCHOR)[2].partition(RESULT)[0]
         # Behind a call its own tokens come first; the turn ends as others do, or with what only calls end with.
         if not any(stop in ended for stop in stops):
-            stops += _first_control(ended, tokenizer)
+            places = [(ended.find(token), -len(token), token) for token in tokenizer.control if token in ended]
+            stops += [min(places)[2]] if places else []
     if not stops:
         why = f" ({refusals[0]})" if refusals else ""
         raise RendererRefused(
@@ -248,11 +240,6 @@ def closers(tokenizer: Tokenizer) -> list[str]:
             "told from the next message; use another tokenizer, or `type: openai`"
         )
     return list(dict.fromkeys(stops))
-
-
-def _first_control(text: str, tokenizer: Tokenizer) -> list[str]:
-    places = [(text.find(token), -len(token), token) for token in tokenizer.control if token in text]
-    return [min(places)[2]] if places else []
 
 
 # ------------------------------------------------------------------------------ A renderer for any chat template
@@ -288,7 +275,11 @@ class TemplateRenderer:
         self._allowed: dict[Join, bool] = {}
         self._needs_tools: dict[Join, bool] = {}
         self._stops = tuple(dict.fromkeys([*closers(tokenizer), *self._settings.stop]))
-        self.stop_ids = tuple(_single(tokenizer, stop) for stop in self._stops)
+        encoded = {stop: tokenizer.encode(stop) for stop in self._stops}
+        for stop, tokens in encoded.items():
+            if len(tokens) != 1:
+                raise RendererRefused(f"renderer.stop: {stop!r} is {len(tokens)} tokens of {tokenizer.name}, not one")
+        self.stop_ids = tuple(tokens[0] for tokens in encoded.values())
 
     @functools.cached_property
     def parser(self) -> Parser:
@@ -404,13 +395,6 @@ class TemplateRenderer:
         if place < 0 or not ends or guard.escaped(text):
             return None
         return ids(guard.encode(rest[min(ends) :]))
-
-
-def _single(tokenizer: Tokenizer, stop: str) -> int:
-    found = tokenizer.encode(stop)
-    if len(found) != 1:
-        raise RendererRefused(f"renderer.stop: {stop!r} is {len(found)} tokens of {tokenizer.name}, not one")
-    return found[0]
 
 
 def _conversation(join: Join) -> list[dict[str, Any]]:

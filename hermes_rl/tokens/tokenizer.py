@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -75,8 +75,7 @@ class Tokenizer(Protocol):
 
 
 # ------------------------------------------------------------------------------------------- The small tokenizer
-# Owns the loading of `small/`, and the rendering of its template in the environment that transformers gives to
-# templates. `scripts/train_small_tokenizer.py` makes the files.
+# `scripts/train_small_tokenizer.py` makes the files of `small/`. Its template has the environment of transformers'.
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -130,15 +129,10 @@ def small_tokenizer() -> SmallTokenizer:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
+    def raise_exception(message: str) -> NoReturn:
+        raise TemplateError(message)
+
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    environment.globals["raise_exception"] = raise_exception
     return environment
-
-
-def _tojson(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)

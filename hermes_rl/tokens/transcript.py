@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from hermes_rl.tokens.tokenizer import Messages, Tokenizer, Tools
 
 # ------------------------------------ Sequences: tokens, which of them were sampled, and their log-probabilities
-# Owns the compact form in memory, 4 bytes per token and 8 more per sampled one, and the form in files: at most 16 bytes
-# per token, usually 4 to 10. Masks and full-length lists of log-probabilities are views, made when they are asked for.
+# In memory 4 bytes per token and 8 more per sampled one, in files usually 4 to 10 per token, at most 16. Masks and
+# full-length lists of log-probabilities are views, made when they are asked for.
 
 MASKED = -100
 """The mask of a token that is not trained on."""
@@ -235,9 +235,8 @@ def _little(values: array[Number]) -> array[Number]:
 
 
 # ---------------------------------------------------------------- Text that looks like control tokens stays text
-# Owns the neutralising of strings such as ``<|im_end|>`` in tool output, dataset text and model text, so that only the
-# template makes control tokens. The text itself stays the same: each such string gets a break character before
-# rendering, and the rendered text is encoded piecewise between the breaks. Leaves rendering to the renderers.
+# Only the template makes control tokens. Each string such as ``<|im_end|>`` in tool output, dataset text and model text
+# gets a break character before rendering, and the rendered text is encoded piecewise between the breaks.
 
 _BREAKS = range(0xE000, 0xF8FF)
 """Private-use characters; the break is the first one that occurs nowhere in the texts."""
@@ -254,7 +253,8 @@ class Guard:
         of_model, of_others = _patterns(tokenizer)
         patterns = [of_model if message.get("role") == "assistant" else of_others for message in messages]
         if any(map(_found, patterns, messages)) or _found(of_others, tools):
-            self._break = _unused_character(messages, tools)
+            text = json.dumps([list(messages), tools], ensure_ascii=False, default=str).lower()
+            self._break = next(one for one in map(chr, _BREAKS) if one not in text and _escape(one) not in text)
             self.messages = [_mapped(message, self._breaker(p)) for message, p in zip(messages, patterns, strict=True)]
             self.tools = _mapped(tools, self._breaker(of_others)) or None
 
@@ -284,12 +284,6 @@ def _any_of(tokens: frozenset[str]) -> re.Pattern[str] | None:
     # Runs of blanks and single characters are tokens of some vocabularies, but control nothing.
     risky = sorted((t for t in tokens if len(t) > 1 and t.strip()), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, risky))) if risky else None
-
-
-def _unused_character(messages: Messages, tools: Tools | None) -> str:
-    text = json.dumps([list(messages), tools], ensure_ascii=False, default=str).lower()
-    unused = (one for one in map(chr, _BREAKS) if one not in text and _escape(one) not in text)
-    return next(unused)
 
 
 def _escape(character: str) -> str:
@@ -480,14 +474,6 @@ class Branch:
         size = len(self.tokens)
         return size <= len(prompt) and prompt[:size].tobytes() == self.tokens.tobytes()
 
-    def extend(self, context: array[int], completion: array[int]) -> None:
-        """Append tokens."""
-        self.tokens.extend(context)
-        self.tokens.extend(completion)
-
-    def sequence(self) -> TokenSequence:
-        return TokenSequence(self.tokens, tuple(self.spans), self.sampled)
-
 
 @dataclass(frozen=True)
 class RenderedPrompt:
@@ -525,7 +511,7 @@ class Transcript:
             self.branches.append(Branch())
         branch = self.branches[place]
         start = len(step.prompt)
-        branch.extend(step.prompt[len(branch.tokens) :], step.completion)
+        branch.tokens += step.prompt[len(branch.tokens) :] + step.completion
         if prompt is not None and "text" in vars(prompt):  # a request has used it
             branch.text, branch.listed = prompt.text, start
         branch.sampled.extend(step.logprobs)
@@ -556,7 +542,7 @@ class Transcript:
         """Return the merged sequences, in the order in which they were opened."""
         for branch in self.branches:
             branch.text, branch.listed = (), 0  # a rollout that goes on all the same makes it again
-        return [branch.sequence() for branch in self.branches]
+        return [TokenSequence(branch.tokens, tuple(branch.spans), branch.sampled) for branch in self.branches]
 
     def _longest_prefix(self, prompt: array[int]) -> int | None:
         by_length = sorted(range(len(self.branches)), key=lambda place: -len(self.branches[place].tokens))

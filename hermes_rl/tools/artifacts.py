@@ -1,9 +1,8 @@
 """What is kept of a rollout's sandbox: taken when the agent has ended, and put into the fresh sandboxes of rewards.
 
-This module takes a file, a folder, or what a command prints, computes the digest, and writes it elsewhere. The
-processes of a command are killed when it ends, so that nothing of the agent runs while rewards look. Symlinks inside of
-a folder are left out: what they point at would be somebody else's file elsewhere. What cannot be taken is the agent's
-doing: the artifact has a `problem`, which rewards that need it see.
+The processes of a command are killed when it ends, so that nothing of the agent runs while rewards look. Symlinks
+inside of a folder are left out: what they point at would be somebody else's file elsewhere. What cannot be taken is the
+agent's doing: the artifact has a `problem`, which rewards that need it see.
 """
 
 from __future__ import annotations
@@ -161,18 +160,15 @@ async def take(sandbox: Sandbox, requests: Sequence[ArtifactRequest], timeout: f
             files = [file async for file in _files(sandbox, request, budget, timeout)]
             taken[request.name] = TakenArtifact(request.name, target, tuple(files))
         except (OSError, _TooMuchError) as error:
-            taken[request.name] = TakenArtifact(request.name, target, problem=_said(error))
+            said = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            too_much = isinstance(error, OSError) and error.errno == errno.E2BIG
+            problem = str(_TooMuchError()) if too_much else said
+            taken[request.name] = TakenArtifact(request.name, target, problem=problem)
         except SandboxFailure as failure:
             if not failure.ending.graded:
                 raise
             taken[request.name] = TakenArtifact(request.name, target, problem=failure.detail)
     return taken
-
-
-def _said(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno == errno.E2BIG:
-        return str(_TooMuchError())
-    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
 async def _files(

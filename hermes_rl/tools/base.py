@@ -1,9 +1,7 @@
 """Tools, the toolkit of a group, and the runtime of a rollout that they act on.
 
-`Tool` and `Toolset` are the interface. A `Toolkit` has the tools that one group of rollouts may use, by name. A
-`ToolRuntime` holds what the tools of one rollout keep between calls (sandbox, working directory, background processes,
-to-do list), so that a tool itself has no state and two rollouts never meet. Which toolsets there are is in
-`hermes_rl.tools.catalogue`; how a model's calls are checked, run and answered is in `hermes_rl.tools.execute`.
+A `ToolRuntime` holds what the tools of one rollout keep between calls (sandbox, working directory, background
+processes, to-do list), so that a tool itself has no state and two rollouts never meet.
 """
 
 from __future__ import annotations
@@ -20,11 +18,10 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from hermes_rl.errors import SandboxFailure, UserError
@@ -49,7 +46,7 @@ class ToolFailedError(Exception):
 
 
 # ------------------------------------------------------------------------- Answers: JSON texts of a bounded size
-# Owns the form of answers and errors, and the limits. Nothing of the host (paths, tracebacks) may be in them.
+# Nothing of the host (paths, tracebacks) may be in them.
 
 RESULT_LIMIT = 100_000
 """Characters that the model is told for one call; of more, head and tail are kept."""
@@ -181,9 +178,8 @@ class ProcessTable:
 
 
 # -------------------------------------------------------------------- What a terminal remembers between commands
-# Owns the script around a command that takes up this state and reports it back. Every command gets a shell of
-# its own, so that commands can run side by side and one that hangs harms no other; the state is kept on the
-# host, where nothing in the sandbox can change it behind the model's back.
+# Every command gets a shell of its own, so that commands can run side by side and one that hangs harms no other; the
+# state is kept on the host, where nothing in the sandbox can change it behind the model's back.
 
 STATE_LIMIT = 100_000
 """Bytes of exported variables that are remembered; a shell that exports more keeps its former state."""
@@ -201,9 +197,13 @@ class ShellState:
 
         Without `report` it is to be run with `variables`, and tells nothing of how it ended.
         """
-        parts = [f'eval "${STATE}"; unset {STATE}', self._enter(workdir)]
-        parts.append(f"eval {shlex.quote(command)}" + (" 3>&-" if report else ""))
-        return "; ".join(part for part in parts if part)
+        parts = [f'eval "${STATE}"; unset {STATE}']
+        if workdir is not None:
+            parts.append(f"cd -- {shlex.quote(workdir)} || exit 126")
+        elif self.cwd is not None:
+            # A folder that was removed meanwhile is no reason to refuse every command from now on.
+            parts.append(f"cd -- {shlex.quote(self.cwd)} 2>/dev/null || true")
+        return "; ".join([*parts, f"eval {shlex.quote(command)}" + (" 3>&-" if report else "")])
 
     def variables(self) -> dict[str, str]:
         """Return what a script without report needs in its environment."""
@@ -218,14 +218,6 @@ class ShellState:
         self.exports = exports.removesuffix(".\n").rstrip("\n")
         if not keep_cwd:
             self.cwd = cwd
-
-    def _enter(self, workdir: str | None) -> str:
-        if workdir is not None:
-            return f"cd -- {shlex.quote(workdir)} || exit 126"
-        if self.cwd is None:
-            return ""
-        # A folder that was removed meanwhile is no reason to refuse every command from now on.
-        return f"cd -- {shlex.quote(self.cwd)} 2>/dev/null || true"
 
 
 # --------------------------------------------------------------------------------------- The interface of a tool
@@ -286,6 +278,31 @@ def _has_patterns(schema: object) -> bool:
     return isinstance(schema, list) and any(map(_has_patterns, schema))
 
 
+class DescribedTool(Tool):
+    """A tool whose description and parameters are found out when it is made."""
+
+    def __init__(self, name: str, description: str, parameters: dict[str, Any]) -> None:
+        self.name, self._description, self._parameters = name, description, parameters
+
+    @property
+    def description(self) -> str:
+        return self._description
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return self._parameters
+
+
+def arguments(required: Iterable[str] = (), **properties: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of a tool's arguments, from those of each."""
+    return {"type": "object", "properties": properties, "required": list(required)}
+
+
+def typed(kind: str, description: str, **more: Any) -> dict[str, Any]:
+    """Return the JSON Schema of one argument."""
+    return {"type": kind, "description": description, **more}
+
+
 @dataclass(frozen=True)
 class Toolset:
     """Tools that are switched on together by one name."""
@@ -297,19 +314,14 @@ class Toolset:
 
 def function_schema(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """Return a tool's schema in the form of OpenAI's chat API."""
-    return {
-        "type": "function",
-        "function": {"name": name, "description": description, "parameters": parameters},
-    }
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
 # ---------------------------------------------------------------------------------------- The toolkit of a group
-# Owns `Toolkit`: names without collisions, and the list of schemas that servers are given. The list carries
-# its tools along, so that code which only passes schemas on (as hand-written environments do) loses nothing.
 
 
 class Schemas(list[dict[str, Any]]):
-    """OpenAI tool schemas, with the toolkit that they describe."""
+    """OpenAI tool schemas, with the toolkit that they describe: code which only passes schemas on loses nothing."""
 
     def __init__(self, toolkit: Toolkit, schemas: Iterable[dict[str, Any]]) -> None:
         self.toolkit = toolkit
@@ -349,9 +361,6 @@ class Toolkit:
 
 
 # -------------------------------------------------------------------------------------- The runtime of a rollout
-# Owns the life of a rollout's sandbox: it is started when something first uses it, once, and released by
-# `close`. What the tools keep between calls (to-do list, background processes, working directory of the
-# shell) lives here, so that a tool itself has no state and two rollouts never meet.
 
 T = TypeVar("T")
 SandboxFactory = Callable[[SandboxConfig], Sandbox]
@@ -427,8 +436,11 @@ class ToolRuntime:
         """Seconds that starting the sandbox took; 0 where nothing used it."""
         self.phase: Phase = "model"
         """What the rollout is at, for those who watch the run."""
-        self.loop: asyncio.AbstractEventLoop | None = loop or _running_loop()
+        self.loop = loop
         """The loop that the sandbox lives on."""
+        if loop is None:
+            with suppress(RuntimeError):  # there is none here: the sandbox's first user says which
+                self.loop = asyncio.get_running_loop()
         self.factory = factory
         """Where its sandbox comes from, new or waiting."""
         self.of_a_run = run
@@ -436,7 +448,9 @@ class ToolRuntime:
         self._sandbox: Sandbox | None = None
         self._starting = asyncio.Lock()
         self._closed = False
-        _register(self)
+        if self.task_id in _live:
+            raise UserError(f"task id {self.task_id!r} is in use by another rollout")
+        _live[self.task_id] = self
 
     @property
     def started(self) -> bool:
@@ -531,9 +545,7 @@ class ToolRuntime:
         self.loop = asyncio.get_running_loop()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 
@@ -633,16 +645,3 @@ def _require_image(task_id: str, image: str, backend: str | None) -> None:
             f"task {task_id!r} has the image {image!r}, which the backend {backend} cannot have: set terminal_backend "
             "to docker, modal, daytona or singularity, or register an unpacked image for local"
         )
-
-
-def _register(runtime: ToolRuntime) -> None:
-    if runtime.task_id in _live:
-        raise UserError(f"task id {runtime.task_id!r} is in use by another rollout")
-    _live[runtime.task_id] = runtime
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

@@ -1,9 +1,8 @@
 """Which toolsets there are, and which tools a list of their names stands for.
 
-Owns the names. Each module of `hermes_rl.tools.toolsets` declares the toolset of its own name as ``TOOLSET``, so a new
-one is a new file; it is imported when its toolset is asked for. A package publishes a toolset of its own as an entry
-point of the group `hermes_rl.toolsets`: a `Toolset`. The toolsets of hermes-agent that act on the outside world are
-known by name too, so that a spec which names one is valid; see `hermes_rl.tools.hermes_toolsets`."""
+Each module of `hermes_rl.tools.toolsets` declares the toolset of its own name as ``TOOLSET``, and is imported when that
+is asked for. A package publishes a `Toolset` of its own as an entry point of the group `hermes_rl.toolsets`.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +23,6 @@ from hermes_rl.tools.base import Schemas, Tool, Toolkit, Toolset
 from hermes_rl.tools.hermes_toolsets import NAMES, HermesToolsets
 
 # --------------------------- Distributions: which toolsets a group of rollouts gets, drawn by chance from a seed
-# Owns the named distributions, with the probabilities that hermes-agent gives them, and the draw. What the
-# name of a toolset stands for is `catalogue`.
 
 logger = logging.getLogger(__name__)
 
@@ -48,31 +45,17 @@ DISTRIBUTIONS: dict[str, dict[str, float]] = {
     "browser_use": {"browser": 1, "web": 0.8, "vision": 0.7},
     "browser_only": {"browser": 1},
     "browser_tasks": {"browser": 0.97, "vision": 0.12, "terminal": 0.15},
-    "terminal_tasks": {
-        "terminal": 0.97,
-        "file": 0.97,
-        "web": 0.97,
-        "browser": 0.75,
-        "vision": 0.5,
-        "image_gen": 0.1,
-    },
-    "mixed_tasks": {
-        "browser": 0.92,
-        "terminal": 0.92,
-        "file": 0.92,
-        "web": 0.35,
-        "vision": 0.15,
-        "image_gen": 0.15,
-    },
+    "terminal_tasks": {"terminal": 0.97, "file": 0.97, "web": 0.97, "browser": 0.75, "vision": 0.5, "image_gen": 0.1},
+    "mixed_tasks": {"browser": 0.92, "terminal": 0.92, "file": 0.92, "web": 0.35, "vision": 0.15, "image_gen": 0.15},
 }
-"""Name → toolset → probability."""
+"""Name → toolset → probability, as hermes-agent has them."""
 
 
 def find_distribution(name: str) -> Mapping[str, float]:
     """Return a named distribution; raises `UserError` where there is none."""
     if name not in DISTRIBUTIONS:
         choices = ", ".join(sorted(DISTRIBUTIONS))
-        hint = did_you_mean(name, set(DISTRIBUTIONS))
+        hint = did_you_mean(name, DISTRIBUTIONS)
         raise UserError(f"no distribution is named {name!r}{hint} (there are {choices})")
     return DISTRIBUTIONS[name]
 
@@ -152,7 +135,7 @@ def find_tool(name: str) -> Tool:
     """Return a built-in tool by its name."""
     tools = {tool.name: tool for toolset in toolsets().values() for tool in toolset.tools}
     if name not in tools:
-        raise UserError(f"no built-in tool is named {name!r}{did_you_mean(name, set(tools))}")
+        raise UserError(f"no built-in tool is named {name!r}{did_you_mean(name, tools)}")
     return tools[name]
 
 

@@ -1,9 +1,8 @@
 """`ToolContext`: a rollout's sandbox as rewards see it, without await.
 
-Owns the bridge from the threads in which rewards run to the event loop that the sandbox belongs to, and
-the answers that rewards read. What the agent did wrong (a file that is not there, a command that fails) is
-in the answer, or an `OSError` that is an `AgentFault` too: a reward that does not expect it is 0, with the reason. What
-we did wrong is raised as a failure. A file is read whole, so only up to a bound."""
+What the agent did wrong (a file that is not there, a command that fails) is in the answer, or an `OSError` that is an
+`AgentFault` too: a reward that does not expect it is 0, with the reason. What we did wrong is raised as a failure.
+"""
 
 from __future__ import annotations
 
@@ -54,10 +53,8 @@ async def upload_tree(
 async def download_tree(
     sandbox: Sandbox, remote: str, local: Path, limit: int | None = None
 ) -> AsyncIterator[tuple[str, int]]:
-    """Copy a folder out of the sandbox, regular files and folders only; path there and size of each file.
-
-    `limit` are the bytes that all of it may have; None is no bound. Raises `OSError` (EFBIG) where it has more.
-    """
+    """Copy a folder out of the sandbox, regular files and folders only; path there and size of each file. Raises
+    `OSError` (EFBIG) where it has more than `limit` bytes in all."""
     left = limit
     pending = [(sandbox.resolve(remote), local)]
     while pending:
@@ -159,9 +156,8 @@ def agents_error(kind: type[OSError], number: int, problem: str, filename: str |
 class ToolContext:
     """The sandbox of the rollout `task_id`, for as long as that rollout lives.
 
-    Its methods block until the sandbox has answered, so call them where a reward runs: in a thread other
-    than the event loop's. Paths are the sandbox's; relative ones start in its working directory. Commands
-    have the sandbox's own environment, not what the agent exported.
+    Its methods block until the sandbox has answered, so call them where a reward runs: in a thread other than the event
+    loop's. Paths are the sandbox's; commands have the sandbox's own environment, not what the agent exported.
     """
 
     def __init__(self, task_id: str) -> None:
@@ -172,10 +168,8 @@ class ToolContext:
         return {"task_id": self.task_id}
 
     def terminal(self, command: str, timeout: float = 180) -> dict[str, Any]:
-        """Run a shell command: ``{"exit_code", "output"}``, and ``"timed_out"`` where it was killed.
-
-        It has no more time than `agent.task_timeout` leaves to the rewards of a rollout.
-        """
+        """Run a shell command: ``{"exit_code", "output"}``, and ``"timed_out"`` where it was killed. It has no more
+        time than `agent.task_timeout` leaves to the rewards of a rollout."""
         return self._run(timeout, lambda sandbox, seconds: sandbox.run(command, timeout=seconds), _answer)
 
     def terminal_heard(self, command: str, timeout: float = 180) -> dict[str, Any]:
@@ -234,10 +228,8 @@ class ToolContext:
             return {"exit_code": KILLED, "output": str(error)}
 
     def read_file(self, path: str, limit: int = READ_BYTES) -> dict[str, Any]:
-        """Return the text of a file as it is: ``{"content"}``; where it cannot be read, ``""`` and an ``"error"``.
-
-        One of more than `limit` bytes cannot be read.
-        """
+        """Return the text of a file: ``{"content"}``; where it cannot be read, or has more than `limit` bytes, an
+        ``"error"`` too."""
         try:
             return {"content": self.read_bytes(path, limit).decode("utf-8", "replace")}
         except OSError as error:
@@ -347,11 +339,8 @@ class ToolContext:
         return _uploaded(remote, written["bytes_written"])
 
     def upload(self, local: str | Path, remote: str) -> dict[str, Any]:
-        """Copy a file or a folder of this machine into the sandbox, in the place of whatever is there.
-
-        Raises:
-            OSError: this machine does not have it, or it cannot be read.
-        """
+        """Copy a file or a folder of this machine into the sandbox, in the place of whatever is there; OSError where
+        this machine does not have it, or it cannot be read."""
         source, staging = Path(local), self.runtime.staging
         if not source.is_dir():
             return self.write_file(remote, source.read_bytes(), source.stat().st_mode & 0o777)
@@ -388,10 +377,7 @@ class ToolContext:
         return done
 
     def download_file(self, remote: str, local: str | Path, limit: int = READ_BYTES) -> dict[str, Any]:
-        """Copy a file of the sandbox to this machine, byte by byte; ``"success"`` says whether it was there.
-
-        One of more than `limit` bytes is not copied.
-        """
+        """Copy a file of at most `limit` bytes to this machine; ``"success"`` says whether it was there."""
         try:
             data = self.read_bytes(remote, limit)
         except OSError as error:

@@ -97,10 +97,8 @@ def _require_room(added: int) -> None:
 
 
 def find_lines(text: str, old: str) -> list[LooseMatch]:
-    """Where the lines of `old` are, by the strictest lenient way that finds them.
-
-    Nothing is found in a text of more than `LENIENT_CHARACTERS` or `LENIENT_LINES`: each line is looked at three times.
-    """
+    """Where the lines of `old` are, by the strictest lenient way that finds them; nothing in a text that is too large
+    for it, since each line is looked at three times."""
     if len(text) > LENIENT_CHARACTERS or text.count("\n") > LENIENT_LINES:
         return []
     lines = text.split("\n")
@@ -167,10 +165,6 @@ def _nearest(text: str, old: str) -> str:
 
 
 # ----------------------------------------------- Patches of several files: the V4A form that coding models write
-# Owns reading the form and applying hunks to the text of a file. Reading and writing the files is the tool's.
-#
-# ::
-#
 #     *** Begin Patch
 #     *** Update File: path        hunks of lines that begin with " ", "-" or "+", each after an "@@" line
 #     *** Add File: path           lines that begin with "+"

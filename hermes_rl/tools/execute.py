@@ -1,8 +1,8 @@
 """Running the tool calls of one turn: checked, together where the tools allow it, answered in order.
 
-This module owns what happens between a model's call and the answer that it reads. Each call is made exactly once.
-Whatever the model wrote and whatever a tool does, the answer is a text, and a `ToolError` records what went wrong. Only
-what is neither the model's nor the tool's doing leaves it: a `Failure`, a mistake in the user's setup, cancellation.
+Each call is made exactly once. Whatever the model wrote and whatever a tool does, the answer is a text, and a
+`ToolError` records what went wrong. Only what is neither's doing leaves this module: a `Failure`, a mistake in the
+user's setup, cancellation.
 """
 
 from __future__ import annotations
@@ -38,12 +38,9 @@ from hermes_rl.tools.base import (
 from hermes_rl.values import NESTED, read_bounded, too_deep
 
 # ----------------------------------------------------------- Arguments: reading, checking, and a few conversions
-# Owns reading the JSON and checking it against the tool's JSON Schema. A whole float is an integer (3.0 → 3). Where the
-# spec allows it (`agent.repair_arguments`), a few conversions spare a model a wasted turn:
-#
-# - text that is a number or a boolean, where the schema wants that (``"3"`` → 3, ``"true"`` → true);
-# - text that is JSON of an array or object, where the schema wants that;
-# - null for a parameter that is not required and cannot be null: as if it was left out.
+# A whole float is an integer (3.0 → 3). Where the spec allows it (`agent.repair_arguments`), a few conversions spare a
+# model a wasted turn: text that is JSON of what the schema wants (``"3"`` → 3, ``"[1]"`` → [1]), and null, as if it was
+# left out, for what is not required and cannot be null.
 #
 # Superfluous parameters are errors, also where the schema does not say so. Of JSON Schema it knows what tool
 # schemas use: type, enum, const, properties, patternProperties, required, additionalProperties, items, prefixItems,
@@ -95,12 +92,9 @@ def read_arguments(raw: object) -> dict[str, Any]:
 
 
 async def checked_arguments(raw: object, tool: Tool, *, repair: bool = False) -> dict[str, Any]:
-    """Read and check arguments of a tool, beside the event loop where that may take long.
+    """Read and check arguments of a tool, beside the event loop where that may take long; raises `ToolInputError`.
 
     With `repair` those of another type that can stand for the right one are converted.
-
-    Raises:
-        ToolInputError: what is wrong with them.
     """
     schema = tool.parameters
     if tool.has_patterns:
@@ -240,7 +234,8 @@ class _Check:
             if key not in properties and matching:
                 checked[key] = self.value(item, {"allOf": matching}, place)
             elif key not in properties and not isinstance(extra, Mapping) and extra is not True:
-                self.problems.append(f"unknown parameter {place!r}{_choices_hint(key, properties)}")
+                hint = f"{did_you_mean(key, properties)} (there are: {', '.join(properties) or 'none'})"
+                self.problems.append(f"unknown parameter {place!r}{hint}")
             elif (
                 self.work.repair
                 and item is None
@@ -374,11 +369,6 @@ def _converted(value: Any, types: tuple[str, ...], repair: bool) -> Any:
 
 def _same(value: Any, choice: Any) -> bool:
     return bool(value == choice) and isinstance(value, bool) == isinstance(choice, bool)
-
-
-def _choices_hint(key: str, properties: Schema) -> str:
-    names = ", ".join(properties) or "none"
-    return f"{did_you_mean(key, set(properties))} (there are: {names})"
 
 
 def _kind(value: Any) -> str:
@@ -547,7 +537,9 @@ async def _answer(
         if call.problem is not None:
             raise ToolInputError(call.problem)
         if call.tool is None:
-            raise ToolInputError(_unknown(call.name, toolkit))
+            names = ", ".join(sorted(toolkit.names)) or "none"
+            hint = f"{did_you_mean(call.name, toolkit.names)} (there are: {names})"
+            raise ToolInputError(f"there is no tool named {call.name!r}{hint}")
         checked = await checked_arguments(call.raw, call.tool, repair=repair)
         arguments = checked
         content = await run_tool(call.tool, checked, runtime, tool_timeout)
@@ -599,11 +591,6 @@ def _outcome_of(task: asyncio.Task[str], tool: Tool) -> str:
     if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
         raise SandboxFailure(f"tool {tool.name!r}: this machine has no descriptors left ({error})") from error
     raise ToolFailedError(f"tool {tool.name!r} failed: {describe(error)}", f"{type(error).__name__}: {error}")
-
-
-def _unknown(name: str, toolkit: Toolkit) -> str:
-    names = ", ".join(sorted(toolkit.names)) or "none"
-    return f"there is no tool named {name!r}{did_you_mean(name, toolkit.names)} (there are: {names})"
 
 
 def _written(raw: object) -> str:

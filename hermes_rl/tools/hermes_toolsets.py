@@ -1,8 +1,7 @@
 """The toolsets of hermes-agent that reach outside of a rollout's machine: web, browser, vision, ….
 
-Owns what of them can work here and why not, and the connection of each rollout to its own process of
-`hermes_rl.tools.hermes_worker`. A toolset that lacks a key never vanishes: asking for it is an error that names
-the variable.
+Each rollout has its own process of `hermes_rl.tools.hermes_worker`. A toolset that lacks a key never vanishes: asking
+for it is an error that names the variable.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any
 
 from hermes_rl.errors import ToolServerFailure, UserError
 from hermes_rl.threads import done_in_thread
-from hermes_rl.tools.base import Tool, ToolInputError, ToolRuntime
+from hermes_rl.tools.base import DescribedTool, Tool, ToolInputError, ToolRuntime
 from hermes_rl.tools.hermes_worker import HOME
 from hermes_rl.tools.host_process import HostProcess
 from hermes_rl.values import read_json
@@ -31,27 +30,10 @@ from hermes_rl.values import read_json
 log = logging.getLogger(__name__)
 
 NAMES = (
-    "browser",
-    "clarify",
-    "computer_use",
-    "cronjob",
-    "delegation",
-    "discord",
-    "discord_admin",
-    "homeassistant",
-    "image_gen",
-    "memory",
-    "search",
-    "session_search",
-    "skills",
-    "spotify",
-    "tts",
-    "video",
-    "video_gen",
-    "vision",
-    "web",
-    "x_search",
-)
+    "browser", "clarify", "computer_use", "cronjob", "delegation", "discord", "discord_admin", "homeassistant",
+    "image_gen", "memory", "search", "session_search", "skills", "spotify", "tts", "video", "video_gen", "vision",
+    "web", "x_search",
+)  # fmt: skip
 """Toolsets of hermes-agent that a spec may name."""
 REFUSED = {
     "clarify": "it asks a person, and there is none; a simulated user answers questions",
@@ -77,23 +59,15 @@ LINE_LIMIT = 64 << 20
 """Bytes of one answer."""
 
 
-class HermesTool(Tool):
+class HermesTool(DescribedTool):
     """One tool of hermes-agent."""
 
     outside = True
 
     def __init__(self, toolsets: HermesToolsets, schema: Mapping[str, Any]) -> None:
-        self.name = schema["name"]
+        accepted = {"type": "object", "properties": {}, **schema.get("parameters", {})}
+        super().__init__(schema["name"], str(schema.get("description", "")), accepted)
         self._toolsets = toolsets
-        self._schema = schema
-
-    @property
-    def description(self) -> str:
-        return str(self._schema.get("description", ""))
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return {"type": "object", "properties": {}, **self._schema.get("parameters", {})}
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         answer = await self._toolsets.session(runtime).call(self.name, args)
@@ -104,11 +78,8 @@ class HermesTool(Tool):
 
 
 class HermesToolsets:
-    """hermes-agent as a run has it: one process, forked for each rollout that calls one of its tools.
-
-    Args:
-        environ: variables that its tools look at for keys and addresses.
-    """
+    """hermes-agent as a run has it: one process, forked for each rollout that calls one of its tools, with the
+    variables of `environ` for keys and addresses."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = {name: value for name, value in environ.items() if name != "HERMES_HOME"}
@@ -118,11 +89,8 @@ class HermesToolsets:
         self._starting = asyncio.Lock()
 
     def tools(self, source: str) -> tuple[Tool, ...]:
-        """Return the tools of one toolset. Takes a second the first time: call it off the event loop.
-
-        Raises:
-            UserError: it cannot work here, with the variable or extra that it lacks.
-        """
+        """Return the tools of one toolset; UserError names what it lacks. Takes a second the first time: call it off
+        the event loop."""
         problem = self.problem(source)
         if problem is not None:
             raise UserError(problem)

@@ -83,7 +83,10 @@ def serve_rollout(connection: socket.socket) -> None:
         with ThreadPoolExecutor(AT_ONCE) as pool, connection.makefile("rb") as lines:
             for line in lines:
                 pool.submit(_answer, json.loads(line), connection, answering)
-            _close_browsers()
+            if "tools.browser_tool" in sys.modules:
+                from tools.browser_tool import cleanup_all_browsers
+
+                cleanup_all_browsers()
     finally:
         shutil.rmtree(home, ignore_errors=True)
         os.killpg(0, signal.SIGKILL)
@@ -99,13 +102,6 @@ def _answer(call: dict[str, Any], connection: socket.socket, answering: threadin
     # The other side may be gone: then nobody waits for the answer.
     with answering, contextlib.suppress(OSError):
         connection.sendall(json.dumps({"id": call["id"], "answer": answer}).encode() + b"\n")
-
-
-def _close_browsers() -> None:
-    if "tools.browser_tool" in sys.modules:
-        from tools.browser_tool import cleanup_all_browsers
-
-        cleanup_all_browsers()
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""A program on the host that is talked to like one in a sandbox: for tool servers that a spec runs outside."""
+"""A program on the host that is talked to like one in a sandbox, for tool servers outside; and messages of one line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 from hermes_rl.sandbox.base import Conversation, OutputBuffer
@@ -71,3 +71,22 @@ class HostProcess(Conversation):
         assert self._process.stderr is not None
         while data := await self._process.stderr.read(CHUNK):
             self._errors.append(data)
+
+
+class LineTooLongError(Exception):
+    """A line has more bytes than it may."""
+
+
+async def lines_of(conversation: Conversation, limit: int) -> AsyncIterator[bytes]:
+    """Yield the lines that come, without their ends, until the process closes its output.
+
+    Raises `LineTooLongError` for one of more than `limit` bytes, which are never held in memory twice over.
+    """
+    rest = bytearray()
+    while data := await conversation.read():
+        rest += data
+        *lines, rest = rest.split(b"\n") if b"\n" in data else [rest]
+        if max(len(rest), *map(len, lines), 0) > limit:
+            raise LineTooLongError(f"a line of more than {limit} bytes")
+        for line in lines:
+            yield bytes(line)

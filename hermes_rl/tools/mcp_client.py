@@ -1,8 +1,7 @@
 """The Model Context Protocol: one session with one server. The only module that imports the SDK.
 
-Owns the transport over a process that the host talks to, and telling a server that is gone from one that
-says no. Sources: the MCP specification of 2025-11-25 (stdio: one JSON-RPC message a line) and the SDK
-`mcp` 2.3, whose client belongs to the task that opened it; so each session has a task of its own.
+Sources: the MCP specification of 2025-11-25 (stdio: one JSON-RPC message a line) and the SDK `mcp` 2.3, whose client
+belongs to the task that opened it; so each session has a task of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
 from hermes_rl.plugins import Code
 from hermes_rl.sandbox.base import Conversation
 from hermes_rl.threads import one_at_a_time
-from hermes_rl.tools.lines import LineTooLongError, lines_of
+from hermes_rl.tools.host_process import LineTooLongError, lines_of
 from hermes_rl.values import too_many_values
 
 if TYPE_CHECKING:
@@ -81,16 +80,6 @@ def require_mcp() -> None:
         raise UserError("MCP servers need the extra `mcp`: pip install 'hermes-rl[mcp]'") from error
 
 
-def over_process(conversation: Conversation) -> Transport:
-    """Return the transport to a server whose standard input and output are `conversation`, which it closes."""
-    return _over_process(conversation)
-
-
-def over_http(url: str, headers: Mapping[str, str]) -> Transport:
-    """Return the transport to a server at a streamable HTTP endpoint."""
-    return _over_http(url, headers)
-
-
 class McpSession:
     """A session that is open from `open` until `close` or until the server is gone."""
 
@@ -124,10 +113,8 @@ class McpSession:
         return self._client is not None
 
     async def call(self, name: str, arguments: Mapping[str, Any], seconds: float) -> tuple[str, bool]:
-        """Return the answer as text, and whether the tool calls it an error.
-
-        Raises `McpTimeoutError`, and `McpLostError` when the server is gone.
-        """
+        """Return the answer as text, and whether the tool calls it an error; raises `McpTimeoutError`, or
+        `McpLostError`."""
         from mcp.shared.exceptions import MCPError
         from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
         from pydantic import ValidationError
@@ -263,7 +250,8 @@ def _message(line: bytes) -> JSONRPCMessage | None:
 
 
 @contextlib.asynccontextmanager
-async def _over_http(url: str, headers: Mapping[str, str]) -> AsyncIterator[TransportStreams]:
+async def over_http(url: str, headers: Mapping[str, str]) -> AsyncIterator[TransportStreams]:
+    """Open the transport to a server at a streamable HTTP endpoint."""
     from mcp.client.streamable_http import streamable_http_client
     from mcp.shared._httpx_utils import create_mcp_http_client
 
@@ -275,7 +263,8 @@ async def _over_http(url: str, headers: Mapping[str, str]) -> AsyncIterator[Tran
 
 
 @contextlib.asynccontextmanager
-async def _over_process(conversation: Conversation) -> AsyncIterator[TransportStreams]:
+async def over_process(conversation: Conversation) -> AsyncIterator[TransportStreams]:
+    """Open the transport to a server whose standard input and output are `conversation`, which it closes."""
     import anyio
     from mcp.shared.message import SessionMessage
 

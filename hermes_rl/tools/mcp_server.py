@@ -1,9 +1,8 @@
 """One running MCP server: started when it is first needed, and again after it was lost.
 
-Owns the life of the process and of the session with it, and whose doing its loss is. A call that the server
-does not survive is a tool error: the model is told, and the next call finds a new server. A server of ours
-that cannot be started is a failure of ours; one inside the sandbox that started once and then cannot start
-again is the agent's doing, who shares that machine with it.
+A call that the server does not survive is a tool error: the model is told, and the next call finds a new server. A
+server that cannot be started is a failure of ours; one inside the sandbox that started once and then cannot start again
+is the agent's doing, who shares that machine with it.
 """
 
 from __future__ import annotations

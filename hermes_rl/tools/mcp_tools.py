@@ -1,8 +1,7 @@
 """Tools of an MCP server: ``tools: [{mcp: {…}}]``.
 
-Owns what the model sees of a server (which tools, under which names, with which schemas) and which running
-server answers which rollout. The tools are listed once, before the first rollout, so that every rollout is
-offered the same; a server that later lists others is refused.
+The tools are listed once, before the first rollout, so that every rollout is offered the same; a server that later
+lists others is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 from hermes_rl.errors import RunError, ToolServerFailure, UserError
 from hermes_rl.plugins import did_you_mean
 from hermes_rl.sandbox.base import SandboxConfig
-from hermes_rl.tools.base import Tool, ToolRuntime
+from hermes_rl.tools.base import DescribedTool, ToolRuntime
 from hermes_rl.tools.mcp_client import Listed, fingerprint, require_mcp
 from hermes_rl.tools.mcp_server import HostServer, HttpServer, McpServer, McpSettings, SandboxServer
 from hermes_rl.tools.python_tools import NAME
@@ -25,36 +24,23 @@ SCHEMA_LIMIT = 100_000
 """Characters of one tool's schema."""
 
 
-class McpTool(Tool):
+class McpTool(DescribedTool):
     """One tool of a server. Not parallel where the server is the rollout's own: its calls may depend on each other."""
 
     def __init__(self, source: McpSource, listed: Listed, name: str) -> None:
-        self.name = name
-        self.listed = listed
+        accepted = {"type": "object", "properties": {}, **_without_patterns(listed.parameters)}
+        super().__init__(name, listed.description, accepted)
+        self.listed, self._source = listed, source
         self.parallel = source.settings.shared
         self.on_sandbox = source.settings.in_sandbox
         self.outside = not source.settings.in_sandbox
-        self._source = source
-        self._parameters = {"type": "object", "properties": {}, **_without_patterns(listed.parameters)}
-
-    @property
-    def description(self) -> str:
-        return self.listed.description
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return self._parameters
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         return await self._source.server(runtime).call(self.listed.name, args)
 
 
 class McpSource:
-    """The server of one entry of `tools`.
-
-    Attributes:
-        fingerprint: SHA-256 of the names, descriptions and schemas that it listed; None before `list_tools`.
-    """
+    """The server of one entry of `tools`; `fingerprint` is SHA-256 of what it listed, None before `list_tools`."""
 
     def __init__(self, settings: McpSettings) -> None:
         require_mcp()
@@ -126,18 +112,16 @@ class McpSource:
         where = f"tool {listed.name!r} of the MCP server {self.settings.name}"
         if not NAME.fullmatch(name):
             raise UserError(f"{where} cannot be offered as {name!r}: a name has 1 to 64 letters, digits, _ and -")
-        _check_schema(listed.parameters, where)
+        schema = listed.parameters
+        if schema.get("type", "object") != "object":
+            raise UserError(
+                f"{where} has parameters of type {schema['type']!r}; only objects can be offered to a model"
+            )
+        if not isinstance(schema.get("properties", {}), Mapping):
+            raise UserError(f"{where} has no JSON Schema for its parameters: properties are no mapping")
+        if len(json.dumps(schema)) > SCHEMA_LIMIT:
+            raise UserError(f"{where} has a schema of more than {SCHEMA_LIMIT} characters")
         return McpTool(self, listed, name)
-
-
-def _check_schema(schema: Mapping[str, Any], where: str) -> None:
-    """Refuse what no model could be offered, rather than show it something else than the server said."""
-    if schema.get("type", "object") != "object":
-        raise UserError(f"{where} has parameters of type {schema['type']!r}; only objects can be offered to a model")
-    if not isinstance(schema.get("properties", {}), Mapping):
-        raise UserError(f"{where} has no JSON Schema for its parameters: properties are no mapping")
-    if len(json.dumps(schema)) > SCHEMA_LIMIT:
-        raise UserError(f"{where} has a schema of more than {SCHEMA_LIMIT} characters")
 
 
 def _without_patterns(schema: Any) -> Any:

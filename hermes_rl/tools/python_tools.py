@@ -22,11 +22,10 @@ from typing_extensions import TypedDict
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean, load_object
 from hermes_rl.threads import Turns
-from hermes_rl.tools.base import Tool, ToolInputError, ToolRuntime, as_json
+from hermes_rl.tools.base import DescribedTool, Tool, ToolInputError, ToolRuntime, as_json
 
 # ---------------------------------------------------- From a signature to a schema, and from arguments to values
-# Owns `Signature`. Types are pydantic's business: whatever pydantic can describe may be annotated, so str,
-# int, float, bool, list, dict, Optional, Literal, Enum, dataclasses and pydantic models.
+# Whatever pydantic can describe may be annotated: str, int, list, Optional, Literal, Enum, dataclasses, models, ….
 
 _SECTION = re.compile(r"^\s*(args|arguments|parameters|returns|raises|yields|examples?|notes?):?\s*$", re.I)
 _ARGUMENT = re.compile(r"^\s*(?::param\s+(?:\w+\s+)?)?\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.+)$")
@@ -58,7 +57,9 @@ class Signature:
             schema = adapter.json_schema()
         except Exception as error:
             raise UserError(f"tool {name!r}: the types cannot be described to a model: {error}") from error
-        return cls(_summary(text), _tidy(schema), adapter)
+        lines = text.split("\n")
+        sections = (n for n, line in enumerate(lines) if _SECTION.match(line) or line.strip().startswith(":param"))
+        return cls("\n".join(lines[: next(sections, len(lines))]).strip(), _tidy(schema), adapter)
 
     def values(self, args: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments as the annotated types; raises `ToolInputError`."""
@@ -105,15 +106,6 @@ def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _summary(text: str) -> str:
-    """Return the docstring up to the section that describes the arguments."""
-    lines = text.split("\n")
-    for number, line in enumerate(lines):
-        if _SECTION.match(line) or line.strip().startswith(":param"):
-            return "\n".join(lines[:number]).strip()
-    return text.strip()
-
-
 def _argument_texts(text: str) -> dict[str, str]:
     """Return what a docstring in Google's or Sphinx' style says about each parameter."""
     texts: dict[str, str] = {}
@@ -137,24 +129,17 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What OpenAI's API takes as the name of a tool."""
 
 
-class PythonTool(Tool):
+class PythonTool(DescribedTool):
     """One function. The text that it returns is the answer; anything else is answered as JSON."""
 
     def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
         self.function = function
-        self.name = name or str(getattr(function, "__name__", ""))
-        if not NAME.fullmatch(self.name):
-            raise UserError(f"{self.name!r} cannot be the name of a tool; use letters, digits, _ and -")
-        self.signature = Signature.of(function, self.name)
+        name = name or str(getattr(function, "__name__", ""))
+        if not NAME.fullmatch(name):
+            raise UserError(f"{name!r} cannot be the name of a tool; use letters, digits, _ and -")
+        self.signature = Signature.of(function, name)
+        super().__init__(name, self.signature.description, self.signature.parameters)
         self._turns = Turns()
-
-    @property
-    def description(self) -> str:
-        return self.signature.description
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return self.signature.parameters
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         return answer_of(await call_function(self.function, self.signature.values(args), self._turns))
@@ -182,30 +167,20 @@ def answer_of(result: Any) -> str:
 
 
 # ------------------------------------------------------- Methods of the state object: ``tools: [{state: NAME}]``
-# Owns finding the methods and calling them on the state of the rollout at hand. NAME is an attribute of the
-# state; its public methods are the tools. It may also be a method of the state itself, which is then the one
-# tool, or a list of names of such methods, so that one class offers some to the agent and others to a
-# simulated user. Without a name, all public methods of the state are tools.
+# NAME is an attribute of the state, whose public methods are the tools; or a method of the state itself, which is then
+# the one tool; or a list of names of such methods. Without a name, all public methods of the state are tools.
 
 
-class StateTool(Tool):
+class StateTool(DescribedTool):
     """One method, looked up on `runtime.state` at each call. Not parallel: calls may depend on each other."""
 
     parallel = False
 
     def __init__(self, attribute: str | None, method: Callable[..., Any], name: str) -> None:
-        self.name = name
         self._attribute = attribute
         self.signature = Signature.of(method, name)
+        super().__init__(name, self.signature.description, self.signature.parameters)
         self._turns = Turns()
-
-    @property
-    def description(self) -> str:
-        return self.signature.description
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return self.signature.parameters
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         return answer_of(await call_function(self.method_of(runtime.state), self.signature.values(args), self._turns))

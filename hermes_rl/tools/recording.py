@@ -1,9 +1,9 @@
 """Recording what tools that reach outside answer, and giving it again: so that an evaluation can be repeated.
 
-Owns the format: a folder with ``tools.jsonl``, one tool a line as the model saw it, with the toolset or server
-it came from as ``source``, and ``answers.jsonl``, one answered call a line: ``{"tool", "arguments", "answer",
-"error"}``. With both, a replay needs neither key nor network. In a rollout, the n-th call of a tool with the same
-arguments gets the n-th answer that was recorded for it, or the last one where fewer were.
+A folder has ``tools.jsonl``, one tool a line as the model saw it, with the toolset or server it came from as
+``source``, and ``answers.jsonl``, one answered call a line: ``{"tool", "arguments", "answer", "error"}``. In a rollout,
+the n-th call of a tool with the same arguments gets the n-th answer that was recorded for it, or the last one where
+fewer were.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from hermes_rl.errors import UserError
 from hermes_rl.threads import in_thread
-from hermes_rl.tools.base import Held, Tool, ToolInputError, ToolRuntime
+from hermes_rl.tools.base import DescribedTool, Held, Tool, ToolInputError, ToolRuntime
 from hermes_rl.values import read_own_json, write_json
 from hermes_rl.visible import visible
 
@@ -28,11 +28,7 @@ TOOLS, ANSWERS = "tools.jsonl", "answers.jsonl"
 
 
 class Recorder:
-    """Keeps the answers of tools in a folder; what is there already stays.
-
-    Raises:
-        UserError: the folder cannot be written.
-    """
+    """Keeps the answers of tools in a folder; what is there already stays. UserError: the folder cannot be written."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -61,11 +57,7 @@ class Recorder:
 
 
 class Replay:
-    """The tools of a recording, which answer from it.
-
-    Raises:
-        UserError: there is no recording.
-    """
+    """The tools of a recording, which answer from it. UserError: there is no recording."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -112,24 +104,15 @@ class _Given(Held):
         return
 
 
-class _Recorded(Tool):
+class _Recorded(DescribedTool):
     """A tool whose answers are kept."""
 
     outside = True
 
     def __init__(self, tool: Tool, recorder: Recorder) -> None:
-        self.name, self.parallel, self.timeout = tool.name, tool.parallel, tool.timeout
-        self.on_sandbox = tool.on_sandbox
-        self._tool = tool
-        self._recorder = recorder
-
-    @property
-    def description(self) -> str:
-        return self._tool.description
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return self._tool.parameters
+        super().__init__(tool.name, tool.description, tool.parameters)
+        self.parallel, self.timeout, self.on_sandbox = tool.parallel, tool.timeout, tool.on_sandbox
+        self._tool, self._recorder = tool, recorder
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         try:
@@ -141,24 +124,14 @@ class _Recorded(Tool):
         return answer
 
 
-class _Replayed(Tool):
+class _Replayed(DescribedTool):
     """A tool that answers from a recording."""
 
     outside = True
 
     def __init__(self, function: Mapping[str, Any], replay: Replay) -> None:
-        self._function = function
-        self.name = function["name"]
+        super().__init__(function["name"], str(function["description"]), function["parameters"])
         self._replay = replay
-
-    @property
-    def description(self) -> str:
-        return str(self._function["description"])
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        parameters: dict[str, Any] = self._function["parameters"]
-        return parameters
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         return self._replay.answer(self.name, args, runtime)
@@ -173,3 +146,37 @@ def _lines(path: Path) -> Iterable[dict[str, Any]]:
 
 def _key(tool: str, arguments: Mapping[str, Any]) -> str:
     return f"{tool}({json.dumps(arguments, sort_keys=True, ensure_ascii=False)})"
+
+
+# --------------------------------------- Tools that reach outside, as a demo has them: one answer each, of the spec's
+
+_TEXT = {"type": "string"}
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "web_search": {"query": _TEXT, "limit": {"type": "integer"}},
+    "web_extract": {"urls": {"type": "array", "items": _TEXT}},
+}
+"""Of the tools that models know best; any other takes whatever it is given."""
+
+
+class Canned(DescribedTool):
+    """One tool with one answer."""
+
+    outside = True
+
+    def __init__(self, name: str, answer: str) -> None:
+        accepted = {"type": "object", "properties": PARAMETERS.get(name, {}), "additionalProperties": True}
+        super().__init__(name, f"A stand-in for {name}: it always gives the same answer.", accepted)
+        self._answer = answer
+
+    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        return self._answer
+
+
+def canned_tools(toolset: str, answers: Mapping[str, str]) -> tuple[Tool, ...]:
+    """Return the stand-ins; raises `UserError` where the spec wrote none down."""
+    if not answers:
+        raise UserError(
+            f"toolset {toolset} reaches outside, which --demo does not: give its tools answers in toolsets.canned, "
+            'such as {web_search: \'{"data": {"web": []}}\'}'
+        )
+    return tuple(Canned(name, answer) for name, answer in answers.items())

@@ -1,7 +1,7 @@
 """The process of one rollout, in which its state lives and those of the spec's own tools run that say `process: true`.
 
-What such code keeps in its modules is then the rollout's own, and what it does can hold up nobody else: a call that
-takes too long ends the process, and with it the state. The second half of this module is what runs there.
+What such code keeps in its modules is then the rollout's own, and a call that takes too long ends the process, and with
+it the state. The second half of this module is what runs there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hermes_rl.foreign.pool import POOL, EndedError, ForeignError, OwnProcess
 from hermes_rl.foreign.process import current_runner
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.plugins import Code
-from hermes_rl.tools.base import Tool, ToolFailedError, ToolInputError, ToolRuntime, describe
+from hermes_rl.tools.base import DescribedTool, Tool, ToolFailedError, ToolInputError, ToolRuntime, describe
 from hermes_rl.tools.python_tools import PythonTool, StateTool, answer_of, state_tools
 
 HERE = "hermes_rl.tools.rollout_process"
@@ -34,11 +34,7 @@ class RolloutProcess:
 
     @classmethod
     async def start(cls, state: Code | None, item: Mapping[str, Any], where: str) -> RolloutProcess:
-        """Begin a process, and make the state of a row in it.
-
-        Raises:
-            UserError: the state cannot be made; `where` names it.
-        """
+        """Begin a process, and make the state of a row in it; UserError, with `where` it is, if it cannot be made."""
         process = cls(await POOL.hold(state or Code.of(f"{HERE}:begin")))
         if state is not None:
             try:
@@ -74,13 +70,12 @@ class RolloutProcess:
         await self.held.close()
 
 
-class RolloutTool(Tool):
+class RolloutTool(DescribedTool):
     """A function of the spec, or a method of its state, that is called in the rollout's process."""
 
     def __init__(self, tool: Tool, function: str, **arguments: Any) -> None:
-        self.name, self.parallel = tool.name, tool.parallel
-        self._description, self._parameters = tool.description, tool.parameters
-        self._function, self._arguments = function, arguments
+        super().__init__(tool.name, tool.description, tool.parameters)
+        self.parallel, self._function, self._arguments = tool.parallel, function, arguments
 
     @classmethod
     def of_function(cls, reference: str) -> RolloutTool:
@@ -88,14 +83,6 @@ class RolloutTool(Tool):
         from hermes_rl.tools.python_tools import python_tool
 
         return cls(python_tool(reference), "call_function", code=Code.of(reference))
-
-    @property
-    def description(self) -> str:
-        return self._description
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return self._parameters
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         process: RolloutProcess = runtime.process
@@ -123,8 +110,7 @@ def own_state(number: int) -> Any:
 
 async def call_method(source: str | None, method: str, args: dict[str, Any]) -> dict[str, str]:
     """Call a method of the state as a tool."""
-    tools = {tool.name: tool for tool in state_tools(current_runner().objects[STATE], source)}
-    tool = tools[method]
+    tool = next(tool for tool in state_tools(current_runner().objects[STATE], source) if tool.name == method)
     assert isinstance(tool, StateTool)
     return await _answered(tool.method_of(current_runner().objects[STATE]), tool, args)
 

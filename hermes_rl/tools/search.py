@@ -1,8 +1,5 @@
-"""Searching the sandbox's files: the program that does it there, and the call of it.
-
-Owns the search itself. It runs inside the sandbox, so that neither a huge tree nor a pattern that takes for
-ever is the host's to bear; it is handed over on standard input and imports nothing that lies about there.
-"""
+"""Searching the sandbox's files with a program that runs there, so that neither a huge tree nor a pattern that takes
+for ever is the host's to bear."""
 
 from __future__ import annotations
 

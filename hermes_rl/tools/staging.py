@@ -1,8 +1,7 @@
 """Files that a reward puts into the sandbox: what they replace is set aside, and comes back afterwards.
 
-Owns that nothing which the agent planted is written through or kept in place: a file, folder, FIFO or
-symlink at the target is moved away first, and so is a symlink among the folders above it, but for those that a
-system has of its own. Folders that the agent has closed are opened meanwhile.
+Nothing that the agent planted is written through or kept in place: a file, folder, FIFO or symlink at the target is
+moved away first, and so is a symlink among the folders above it, but for those that a system has of its own.
 """
 
 from __future__ import annotations
@@ -116,19 +115,16 @@ class Staging:
             return
         aside = None
         if info is not None:
-            aside = f"{await self._aside_folder(sandbox)}/{len(self._placed)}"
+            if self._aside is None:
+                # Beside the home: on its file system, so that renaming works, but not among the agent's files.
+                folder = posixpath.join(posixpath.dirname(sandbox.home), f".aside-{uuid.uuid4().hex[:12]}")
+                await sandbox.make_dir(folder)
+                self._aside = folder
+            aside = f"{self._aside}/{len(self._placed)}"
             if info.kind == "directory":
                 await self._open(sandbox, path, info)  # a closed folder cannot be moved
             await sandbox.rename(path, aside)
         self._placed.append(_Placed(path, aside))
-
-    async def _aside_folder(self, sandbox: Sandbox) -> str:
-        if self._aside is None:
-            # Beside the home: on its file system, so that renaming works, but not among the agent's files.
-            folder = posixpath.join(posixpath.dirname(sandbox.home), f".aside-{uuid.uuid4().hex[:12]}")
-            await sandbox.make_dir(folder)
-            self._aside = folder
-        return self._aside
 
 
 async def _there(sandbox: Sandbox, path: str) -> FileInfo | None:

@@ -197,9 +197,7 @@ class AtroposTrainer:
         """Return what the API says of an environment; None where it does not know it."""
         try:
             return await self._request("GET", "status-env", attempts=3, json={"env_id": env_id})
-        except GroupRefused:
-            return None
-        except _UnknownEnvironmentError:
+        except (GroupRefused, _UnknownEnvironmentError):
             return None
 
     async def _get(self, path: str) -> dict[str, Any]:
@@ -246,13 +244,8 @@ class _UnknownEnvironmentError(Exception):
 
 
 def queue_was_lost(log: DeliveryLog, step: int, queued: int | None) -> bool:
-    """Whether the API has forgotten what it was sent.
-
-    Args:
-        log: what it was sent.
-        step: at which the trainer goes on.
-        queued: of our groups the API has so many in its queue now; None: it does not know us.
-    """
+    """Whether the API has forgotten what it was sent: the trainer goes on at `step`, and so many of our groups are
+    `queued` there now (None: it does not know us)."""
     if queued is None:
         return bool(log.delivered)
     last = log.marks[-1] if log.marks else StepMark(step, 0, {})

@@ -1,8 +1,5 @@
-"""The seam for trainers: what a trainer's side does, whatever the trainer is.
-
-`hermes_rl.trainers.serving` feeds anything that answers `Trainer`; `hermes_rl.trainers.atropos` is one, a client of
-Atropos' trajectory API. Another trainer is one class with four methods.
-"""
+"""The seam for trainers: what a trainer's side does, whatever the trainer is. `hermes_rl.trainers.serving` feeds
+anything that answers `Trainer`: one class with four methods."""
 
 from __future__ import annotations
 

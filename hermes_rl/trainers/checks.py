@@ -8,17 +8,56 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from hermes_rl.endings import Ending
+from hermes_rl.runs.groups import FILLER_OVERRIDE, OF_TEACHER
+from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB
 from hermes_rl.trainers.base import GroupRefused
-from hermes_rl.trainers.too_long import PER_TOKEN, TooLong
+
+_FILLER = {"masks": MASKED, "inference_logprobs": MASKED_LOGPROB, "advantages": 0.0, **OF_TEACHER}
+PER_TOKEN = ("tokens", *_FILLER)
+"""Fields of a group with one value for each token of each member."""
+
 
 PER_MEMBER = (*PER_TOKEN, "scores", "messages", "overrides", "images")
 """Fields of a group with one entry for each member."""
+NO_CERTIFICATE = {"problems": ["it has no certificate"]}
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class TooLong:
+    """What becomes of a sequence that is longer than a trainer takes; `counts` are those that were cut or masked.
+
+    ``drop`` leaves the whole group out; ``truncate`` cuts the end of the sequence; ``mask`` puts a filler in its place,
+    so that the rollout stays for its group's baseline and is not trained on.
+    """
+
+    policy: Literal["drop", "truncate", "mask"]
+    counts: Counter[str]
+
+    def applied(self, group: dict[str, Any], longest: int | None) -> dict[str, Any]:
+        """Return the group with every sequence within `longest` tokens; with ``drop`` as it is, to be left out."""
+        if longest is None or self.policy == "drop":
+            return group
+        places = [place for place, tokens in enumerate(group.get("tokens") or []) if len(tokens) > longest]
+        if not places:
+            return group
+        cut = self.policy == "truncate"
+        changed = {key: list(group[key]) for key in PER_TOKEN if group.get(key)}
+        overrides = list(group.get("overrides") or [{} for _ in group["tokens"]])
+        for place in places:
+            size, what = len(group["tokens"][place]), "cut" if cut else "not trained on"
+            logger.warning("a sequence of %d tokens is %s: the trainer takes up to %d", size, what, longest)
+            for key, lines in changed.items():
+                filler = lines[place][:1] if key == "tokens" else [_FILLER.get(key)]
+                lines[place] = lines[place][:longest] if cut else filler
+            overrides[place] = {**overrides[place], **FILLER_OVERRIDE}
+        self.counts["truncated" if cut else "masked"] += len(places)
+        return {**group, **changed, "overrides": group.get("overrides") if cut else overrides}
 
 
 @dataclass
@@ -48,23 +87,13 @@ class Checks:
     counts: Counter[str] = field(default_factory=Counter)
 
     def usable(self, lines: list[dict[str, Any]], version: int | None) -> list[dict[str, Any]]:
-        """Return the lines of a group as a trainer can use them.
-
-        Args:
-            lines: all lines of one group.
-            version: of the newest weights; None where nobody tells it.
-
-        Raises:
-            GroupRefused: why the group is not to be sent.
-        """
+        """Return the lines of one group as a trainer can use them, or raise GroupRefused. `version` is of the newest
+        weights, None where nobody tells it."""
         usable: list[dict[str, Any]] = []
         refused = None
         for line in lines:
             try:
-                self._require_shape(line)
-                (fitting,) = self.too_long.applied([_completed(line)], self.longest)
-                self._require_usable(fitting, version)
-                usable.append(fitting)
+                usable.append(self._fitting(line, version))
             except GroupRefused as error:
                 if any("layer" in line for line in lines if isinstance(line, Mapping)):
                     raise  # a part of a rollout is not trained on without the rest
@@ -74,19 +103,24 @@ class Checks:
             raise refused
         return usable
 
-    def _require_shape(self, line: Any) -> None:
+    def _fitting(self, line: Any, version: int | None) -> dict[str, Any]:
         if not isinstance(line, Mapping):
             raise GroupRefused("malformed", f"it is a {type(line).__name__}")
         size = (line.get("group_overrides") or {}).get("group_size", self.group_size)
-        for cause, detail in _malformed(line, size, tokens=self.tokens):
-            raise GroupRefused(cause, detail)
-
-    def _require_usable(self, line: dict[str, Any], version: int | None) -> None:
-        for cause, detail in _faults(line, self.longest, exact=self.exact):
-            raise GroupRefused(cause, detail)
-        if not self.uniform and len(line["scores"]) > 1 and len(set(line["scores"])) == 1:
-            raise GroupRefused("uniform", f"all of its scores are the same, {line['scores'][0]}")
-        self._require_fresh(line, version)
+        _require_shape(line, size, tokens=self.tokens)
+        fitting = self.too_long.applied(completed(dict(line)), self.longest)
+        tokens, scores = fitting.get("tokens"), fitting["scores"]
+        length = max(map(len, tokens), default=0) if tokens is not None else 0
+        if self.longest is not None and length > self.longest:
+            raise GroupRefused(
+                "too_long", f"a sequence has {length} tokens, and the trainer takes up to {self.longest}"
+            )
+        if self.exact and (problems := (fitting.get("certificate") or NO_CERTIFICATE)["problems"]):
+            raise GroupRefused("uncertified", problems[0])
+        if not self.uniform and len(scores) > 1 and len(set(scores)) == 1:
+            raise GroupRefused("uniform", f"all of its scores are the same, {scores[0]}")
+        self._require_fresh(fitting, version)
+        return fitting
 
     def _require_fresh(self, line: dict[str, Any], version: int | None) -> None:
         if self.max_staleness is None:
@@ -104,7 +138,7 @@ class Checks:
         logger.warning("a group was sent all the same (stale): %s", words)
 
 
-def _completed(line: dict[str, Any]) -> dict[str, Any]:
+def completed(line: dict[str, Any]) -> dict[str, Any]:
     """Return a copy with what trajectory APIs and trainers take for granted, `content` in every message included."""
     made = {
         **line,
@@ -119,48 +153,36 @@ def _completed(line: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _malformed(group: Mapping[str, Any], size: int, *, tokens: bool) -> Iterator[tuple[str, str]]:
-    """Why a group is none, whoever takes it: a cause to count, and words."""
+def _require_shape(group: Mapping[str, Any], size: int, *, tokens: bool) -> None:
+    """Raise GroupRefused where a group is none, whoever takes it."""
     given = {name: group[name] for name in PER_MEMBER if group.get(name) is not None}
     known = {"tokens", "masks"} & set(given)
     if tokens and not known:
-        yield "no_tokens", "the tokens of its rollouts cannot be known"
+        raise GroupRefused("no_tokens", "the tokens of its rollouts cannot be known")
     required = {"scores", "tokens", "masks"} if known else {"scores"}
     if missing := sorted(required - set(given)):
-        yield "malformed", f"it has {', '.join(sorted(required - set(missing)))}, and no {missing[0]}"
+        raise GroupRefused("malformed", f"it has {', '.join(sorted(required - set(missing)))}, and no {missing[0]}")
     for name, value in given.items():
         if not isinstance(value, Sized) or isinstance(value, str):
-            yield "malformed", f"its {name} are a {type(value).__name__}"
-    yield from _wrong_lengths(given, {name: len(given[name]) for name in sorted(required, reverse=True)}, size)
+            raise GroupRefused("malformed", f"its {name} are a {type(value).__name__}")
+    _require_lengths(given, {name: len(given[name]) for name in sorted(required, reverse=True)}, size)
     for score in given["scores"]:
         try:
             finite = math.isfinite(score)
         except (TypeError, ValueError, ArithmeticError, RuntimeError):  # a text, a tensor of several values, 10**400
-            yield "malformed", f"a score is {score!r}"
+            raise GroupRefused("malformed", f"a score is {score!r}") from None
         if not finite:
-            yield "not_finite", f"its scores are {group['scores']}"
+            raise GroupRefused("not_finite", f"its scores are {group['scores']}")
 
 
-def _wrong_lengths(given: Mapping[str, Any], members: Mapping[str, int], size: int) -> Iterator[tuple[str, str]]:
-    """Which lists have not one entry for each member, or not one value for each token."""
+def _require_lengths(given: Mapping[str, Any], members: Mapping[str, int], size: int) -> None:
+    """Raise GroupRefused where a list has not one entry for each member, or not one value for each token."""
     if set(members.values()) != {size}:
-        yield "wrong_size", f"it has {dict(members)} instead of {size} members"
+        raise GroupRefused("wrong_size", f"it has {dict(members)} instead of {size} members")
     for name, entries in given.items():
         if len(entries) not in (0, size):
-            yield "wrong_size", f"its {name} are {len(entries)} instead of {size}"
+            raise GroupRefused("wrong_size", f"its {name} are {len(entries)} instead of {size}")
         for place, entry in enumerate(entries if name in PER_TOKEN and "tokens" in members else ()):
             length = len(given["tokens"][place])
             if isinstance(entry, Sized) and len(entry) != length:
-                yield "malformed", f"entry {place} of {name} has {len(entry)} values for {length} tokens"
-
-
-def _faults(group: dict[str, Any], longest: int | None, *, exact: bool) -> Iterator[tuple[str, str]]:
-    """Why a trainer could not use the group: a cause to count, and words."""
-    tokens = group.get("tokens")
-    length = max(map(len, tokens), default=0) if tokens is not None else 0
-    if longest is not None and length > longest:
-        yield "too_long", f"a sequence has {length} tokens, and the trainer takes up to {longest}"
-    if exact:
-        certificate = group.get("certificate") or {"problems": ["it has no certificate"]}
-        for problem in certificate["problems"][:1]:
-            yield "uncertified", problem
+                raise GroupRefused("malformed", f"entry {place} of {name} has {len(entry)} values for {length} tokens")

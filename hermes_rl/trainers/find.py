@@ -1,8 +1,5 @@
-"""Finding the trainer that a spec serves: Atropos' trajectory API, or somebody's own class behind the seam.
-
-A package brings a trainer as an entry point of the group `hermes_rl.trainers`: a callable that takes the spec and
-returns a `Trainer`.
-"""
+"""Finding the trainer that a spec serves: Atropos' trajectory API, or somebody's own class behind the seam, which a
+package brings as an entry point: a callable that takes the spec and returns a `Trainer`."""
 
 from __future__ import annotations
 
@@ -19,11 +16,8 @@ TRAINERS = "hermes_rl.trainers"
 
 
 def own_trainer(spec: Spec) -> Trainer | None:
-    """Return the trainer that `serve.trainer` names; None for Atropos' trajectory API.
-
-    Raises:
-        UserError: there is none of that name, it cannot be loaded, or it is no trainer.
-    """
+    """Return the trainer that `serve.trainer` names; None for Atropos' trajectory API. UserError: it is no trainer, or
+    cannot be loaded."""
     reference = spec.serve.trainer
     if reference == ATROPOS:
         return None

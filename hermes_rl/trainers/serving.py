@@ -7,7 +7,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, Protocol
+from math import inf
+from typing import Any
 
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import RunError
@@ -19,7 +20,6 @@ from hermes_rl.runs.run import Run
 from hermes_rl.threads import in_thread
 from hermes_rl.trainers.base import GroupRefused, Registered, Registration, Trainer, TrainerState
 from hermes_rl.trainers.checks import Checks
-from hermes_rl.trainers.together import Together
 
 logger = logging.getLogger(__name__)
 
@@ -31,33 +31,29 @@ LAST_EVALUATIONS = 600.0
 """Seconds that evaluations may still take when the trainer has had its last step."""
 
 
-class Hooks(Protocol):
-    """What an environment does beside sending groups; see `hermes_rl.env.serve.EnvHooks`."""
+class Hooks:
+    """What an environment does beside sending groups; this one does nothing. See `hermes_rl.env.serve.EnvHooks`."""
 
-    evaluate_every: int
+    evaluate_every = 0
     """Steps between two evaluations; 0 or less: never."""
-    evaluation_share: float
+    evaluation_share = 1.0
     """The share of the groups in flight that go on while an evaluation runs: 1 all, 0 none begins."""
 
     async def registered(self, answer: Registered, step: int) -> None:
         """Take note that the trainer has answered the registration."""
-        ...
 
     async def stepped(self, before: int, now: int) -> None:
         """Take note that the trainer is at another step."""
-        ...
 
     async def evaluate(self, step: int) -> None:
         """Evaluate with the weights of this step."""
-        ...
 
     async def sending(self, group: Group, lines: list[dict[str, Any]]) -> None:
         """Take note that a group is about to be sent."""
-        ...
 
     async def left_out(self, group: Group, cause: str, detail: str) -> None:
         """Take note that a group is not sent."""
-        ...
+        logger.warning("group %s was not sent (%s): %s", group.id, cause, detail)
 
     async def arrived(self, ages: Sequence[int], stale: int) -> None:
         """Take note of groups that the trainer has taken out of its queue.
@@ -66,25 +62,20 @@ class Hooks(Protocol):
             ages: how many versions behind the oldest weights of each are at this moment, where both are known.
             stale: how many of them are older than may be sent.
         """
-        ...
 
     def state(self) -> Any:
         """Return what is to be restored with the trainer's step, as JSON."""
-        ...
 
     def restore(self, state: Any) -> None:
         """Take up what `state` gave at the step at which the trainer goes on."""
-        ...
 
 
 class Serving:
     """Feeds a trainer until it has had its steps; it is the demand of the run's groups.
 
     Args:
-        run: what gives the groups.
-        trainer: what takes them.
-        registration: what the trainer is told about the environment.
-        log: what the trainer was sent.
+        run, trainer: what gives the groups, and what takes them.
+        registration, log: what the trainer is told about the environment, and what it was sent.
         checks: what the trainer can use; the longest sequence that it takes is added to them.
         hooks: what the environment does beside.
         file: where groups that are sent are written too.
@@ -112,7 +103,10 @@ class Serving:
         self.sent = 0
         """Groups that this start has sent."""
         self.stopped: str | None = None
-        self.weight, self.unseen, self.looked = registration.weight, 0, time.monotonic()
+        self.weight = registration.weight
+        """Its part of the sequences of all environments; below 0: it takes no part in the turns."""
+        self.unseen, self.looked = 0, time.monotonic()
+        """Sequences that were sent, by any of them, since it last looked at the trainer, and when that was."""
         self.together = together or Together()
         self._ended = self._told = 0
         """Groups that have ended since this start; sequences whose beginning the others know of."""
@@ -164,22 +158,26 @@ class Serving:
             self.together.wake()
         return self.able and self.room and self.together.turn(self)
 
-    # ------------------------------------------------------------------ beside others (`trainers.together.Feeds`)
+    # ------------------------------------------------------------------ beside others (`Together`)
 
     @property
     def begun(self) -> int:
+        """Sequences that it has begun to play."""
         return self.run.begun * self.run.plan.size
 
     @property
     def pending(self) -> int:
+        """Sequences that it has begun and that are not on their way to the trainer yet."""
         return (self._running + self._outbox.qsize()) * self.run.plan.size
 
     @property
     def able(self) -> bool:
+        """Whether nothing of its own keeps it from beginning another group."""
         return not self._held and not self._at_bound
 
     @property
     def full(self) -> bool:
+        """Whether it has as many groups in flight as it may, and begins another as soon as one of them ends."""
         return not self._held and self._at_bound
 
     @property
@@ -199,6 +197,7 @@ class Serving:
 
     @property
     def room(self) -> bool:
+        """Whether the trainer would take another group, as far as it has seen."""
         return self.together.pending + self.unseen < self.state.wants * self.run.plan.size
 
     @property
@@ -207,6 +206,7 @@ class Serving:
         return self.run.begun - self._ended
 
     def wake(self) -> None:
+        """Look again whether another group may begin."""
         self.run.wake()
 
     # ------------------------------------------------------------------ the trainer
@@ -239,16 +239,17 @@ class Serving:
             now, before, state = time.monotonic(), self.state.step, await self.trainer.state()
             self.looked, self.state, self.unseen = now, state, 0
             if self.state.step != before:
-                self._mark()
+                # What the trainer has used by this step.
+                state_then = {"quarantined": self.run.quarantine.record(), "environment": self.hooks.state()}
+                self.log.step(self.state.step, self.state.queued, state_then)
                 await self._look_at_arrivals()
-                await self._stepped(before, self.state.step)
+                # Once, even if the step jumped over several multiples of `evaluate_every`.
+                every = self.hooks.evaluate_every
+                if every > 0 and before // every < self.state.step // every:
+                    self._due = self.state.step
+                await self.hooks.stepped(before, self.state.step)
             self._begin_evaluation()
             self.together.wake()
-
-    def _mark(self) -> None:
-        """Record what the trainer has used by this step."""
-        state = {"quarantined": self.run.quarantine.record(), "environment": self.hooks.state()}
-        self.log.step(self.state.step, self.state.queued, state)
 
     async def _look_at_arrivals(self) -> None:
         """See how old the groups are that the trainer has just taken, and say so where they are too old.
@@ -281,13 +282,6 @@ class Serving:
         if self.state.version is not None or self.version is None:
             return self.state.version
         return await self.version()
-
-    async def _stepped(self, before: int, now: int) -> None:
-        """Evaluate once, even if the step jumped over several multiples of `evaluate_every`."""
-        every = self.hooks.evaluate_every
-        if every > 0 and before // every < now // every:
-            self._due = now
-        await self.hooks.stepped(before, now)
 
     # ------------------------------------------------------------------ evaluations
 
@@ -374,32 +368,52 @@ class Serving:
         self.run.progress.show(f"step {self.state.step} · {self.sent} groups sent", usable[0]["scores"])
 
 
-class NoHooks:
-    """An environment that does nothing but send groups."""
+class Together:
+    """The environments of one process, so many, that one trainer gets its groups from: whose turn it is, and who sends.
 
-    evaluate_every = 0
-    evaluation_share = 1.0
+    Their weights say which part of the sequences is whose. Of those that have something to begin, the one that has
+    begun least for its weight is next; one that cannot begin holds up no other, and catches up later.
+    """
 
-    async def registered(self, answer: Registered, step: int) -> None:
-        """Nothing follows from it."""
+    def __init__(self, number: int = 1) -> None:
+        self.feeding: list[Serving] = []
+        self.under_way = asyncio.Lock()
+        """Held while a group is sent, so that never more than one is in doubt."""
+        self.registered = asyncio.Barrier(number)
+        """None sends before all are registered: what the trainer has taken last tells which groups arrived."""
 
-    async def stepped(self, before: int, now: int) -> None:
-        """Nothing follows from it."""
+    def leave(self, one: Serving) -> None:
+        """Take note that it begins nothing more; may be called twice."""
+        if one in self.feeding:
+            self.feeding.remove(one)
+            self.wake()
 
-    async def evaluate(self, step: int) -> None:
-        """There is nothing to evaluate on."""
+    @property
+    def pending(self) -> int:
+        """Sequences of all of them that are not on their way to the trainer yet."""
+        return sum(one.pending for one in self.feeding)
 
-    async def sending(self, group: Group, lines: list[dict[str, Any]]) -> None:
-        """Nothing is logged."""
+    def sent(self, sequences: int) -> None:
+        """Take note that so many sequences are on their way, which nobody has seen at the trainer."""
+        for one in self.feeding:
+            one.unseen += sequences
 
-    async def left_out(self, group: Group, cause: str, detail: str) -> None:
-        logger.warning("group %s was not sent (%s): %s", group.id, cause, detail)
+    def turn(self, mine: Serving) -> bool:
+        """Whether it is this one's turn, where it could begin another group.
 
-    async def arrived(self, ages: Sequence[int], stale: int) -> None:
-        """Nothing is logged."""
+        One that is behind is waited for where it has not looked at the trainer since, as it may find the same room, and
+        where all that it may have in flight is: others would take its share for good, since it is always full.
+        """
+        behind = [one for one in self.feeding if one.weight >= 0 and _used(one) < _used(mine)]
+        return mine.weight < 0 or not any(
+            one.full or (one.able and (one.room or one.looked < mine.looked)) for one in behind
+        )
 
-    def state(self) -> Any:
-        return None
+    def wake(self) -> None:
+        """Let all of them look whether it is their turn: one has begun a group, or has looked at the trainer."""
+        for one in self.feeding:
+            one.wake()
 
-    def restore(self, state: Any) -> None:
-        """There is nothing to restore."""
+
+def _used(one: Serving) -> float:
+    return one.begun / one.weight if one.weight > 0 else inf

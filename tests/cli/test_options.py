@@ -172,8 +172,8 @@ def test_a_method_of_the_state_that_a_model_cannot_call_is_told(spec: Path, caps
 @pytest.mark.parametrize(
     ("renderer", "wrong", "message"),
     [
-        ("{tool_parser: hermess}", "hermess", "did you mean 'hermes'?"),
-        ("{name: qwen33}", "qwen33", "did you mean 'qwen3'?"),
+        ("{tool_parser: hermess}", "hermess", "did you mean `hermes`?"),
+        ("{name: qwen33}", "qwen33", "did you mean `qwen3`?"),
     ],
 )
 @pytest.mark.parametrize("kind", ["vllm", "openai"])

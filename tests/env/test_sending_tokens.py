@@ -17,7 +17,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
-from hermes_rl.trainers.too_long import TooLong
+from hermes_rl.trainers.checks import TooLong
 from tests.env.canned import Api, group, item, listening, make
 from tests.servers.token_policy import TokenPolicy
 
@@ -101,4 +101,4 @@ def test_what_cannot_be_exact_is_refused_with_the_way_out(kind: str, serve: str,
 
 
 def test_files_that_are_not_used_do_not_matter(tmp_path: Path) -> None:
-    assert TooLong("drop", Counter()).applied([group(1.0)], 1)[0]["tokens"] == [[1, 2, 3]]
+    assert TooLong("drop", Counter()).applied(group(1.0), 1)["tokens"] == [[1, 2, 3]]

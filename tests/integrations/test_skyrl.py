@@ -165,7 +165,7 @@ async def test_members_that_are_compared_are_played_together(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("sampling", "message"),
     [
-        ({"top_k": 5}, "top_k=5 of generator.sampling_params"),
+        ({"top_k": 5}, "top_k=5 of SkyRL"),
         ({"stop": ["x"]}, "is not applied"),
         ({"temperature": 0.7}, "logprobs_mode=processed_logprobs"),
     ],

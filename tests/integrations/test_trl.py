@@ -376,7 +376,7 @@ async def test_a_vllm_server_is_asked_in_token_ids_for_its_own_model(tmp_path: P
     ("given", "says"),
     [
         ({"tools": [len]}, "name them in the spec"),
-        ({"top_k": 20}, "top_k=20 of the trainer"),
+        ({"top_k": 20}, "top_k=20 of TRL"),
         ({"min_p": 0.1}, "min_p=0.1"),
         ({"repetition_penalty": 1.1}, "repetition_penalty=1.1"),
         ({"top_p": 0.9}, "top_p=0.9: .* use vLLM"),
@@ -397,7 +397,7 @@ def test_settings_that_exclude_rollouts_are_refused_with_the_way_out(
 
 def test_the_temperature_is_the_trainers(tmp_path: Path) -> None:
     given = HermesRollouts(spec_in(tmp_path), rows=1, policy=Sampler().policy(), sampling={"temperature": 0.5})
-    with given as rollouts, pytest.raises(UserError, match="temperature is the trainer's"):
+    with given as rollouts, pytest.raises(UserError, match="temperature is TRL's"):
         rollouts.rollout_func(prompts_of(rollouts), trainer())
 
 
@@ -490,7 +490,7 @@ def test_log_probabilities_that_do_not_exist_are_refused_and_never_made_up(tmp_p
     given = {"policy": Policy.chat(chat, tokenizer=TOKENIZER), "allow_inexact": True}
     with HermesWorker(spec_in(tmp_path), configuration(max_staleness=None), **given) as worker:
         worker.start()
-        with pytest.raises(UserError, match="no log-probabilities, and TRL's AsyncGRPOTrainer trains with those"):
+        with pytest.raises(UserError, match="no log-probabilities, and TRL trains with those"):
             worker._playing.result(30)  # type: ignore[union-attr]
         assert worker.rollout_buffer.empty()
 

@@ -106,7 +106,7 @@ def test_code_that_breaks_what_was_judged_changes_nothing(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("rewards.lang.weight=2", "there is no reward 'lang'; did you mean 'long'?\n"),
+        ("rewards.lang.weight=2", "there is no reward 'lang'; did you mean `long`?\n"),
         ("rewards.long.fn=other.py:long", "reward 'long' needs 'word': give it under args"),
         ("rewards.long.fn=numeric_close", "reward 'long' needs 'target': give it under args"),
         ("rewards.long.args.wrod=x", "reward 'long' takes no argument 'wrod'; its arguments: word\n"),

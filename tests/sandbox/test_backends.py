@@ -37,7 +37,7 @@ def test_none_cannot_limit_the_hosts() -> None:
 
 
 def test_unknown_backend() -> None:
-    with pytest.raises(UserError, match="did you mean 'bubblewrap'"):
+    with pytest.raises(UserError, match="did you mean `bubblewrap`"):
         create_sandbox(SandboxConfig(backend="bublewrap"))
 
 
@@ -250,7 +250,7 @@ def test_backend_that_cannot_be_loaded_or_is_there_twice(monkeypatch: pytest.Mon
     publish(monkeypatch, ("firecracker", "no_such_package:Sandbox"))
     with pytest.raises(UserError, match=r"'firecracker' .* cannot be loaded"):
         create_sandbox(SandboxConfig(backend="firecracker"))
-    with pytest.raises(UserError, match="did you mean 'firecracker'"):
+    with pytest.raises(UserError, match="did you mean `firecracker`"):
         create_sandbox(SandboxConfig(backend="firecraker"))
     publish(monkeypatch, ("firecracker", "a:A"), ("firecracker", "b:B"))
     with pytest.raises(UserError, match="two packages"):

@@ -89,7 +89,7 @@ def test_a_published_reward_that_cannot_be_imported_is_an_error_that_names_it(pu
 
 
 def test_an_unknown_name_is_an_error_with_a_suggestion_or_all_names() -> None:
-    with pytest.raises(UserError, match=r"no reward 'exact_mach'; did you mean 'exact_match'\?$"):
+    with pytest.raises(UserError, match=r"no reward 'exact_mach'; did you mean `exact_match`\?$"):
         find_reward("exact_mach", None)
     with pytest.raises(UserError, match=r"no reward 'zzz' \(there are: citations, command_output"):
         find_reward("zzz", None)
@@ -97,7 +97,7 @@ def test_an_unknown_name_is_an_error_with_a_suggestion_or_all_names() -> None:
 
 def test_a_missing_file_or_function_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def close(item): return 1\n")
-    with pytest.raises(UserError, match="did you mean 'close'"):
+    with pytest.raises(UserError, match="did you mean `close`"):
         find_reward("x", f"{tmp_path}/mine.py:clos")
     with pytest.raises(UserError, match=r"mime\.py: no such file"):
         find_reward("x", f"{tmp_path}/mime.py:close")
@@ -117,7 +117,7 @@ def test_what_is_no_function_is_an_error(tmp_path: Path) -> None:
 
 def test_atroposlibs_registry() -> None:
     assert find_reward("x", "atropos:format").group_level
-    with pytest.raises(UserError, match="atroposlib has no reward 'formt'; did you mean 'format'"):
+    with pytest.raises(UserError, match="atroposlib has no reward 'formt'; did you mean `format`"):
         find_reward("x", "atropos:formt")
     with pytest.raises(UserError, match=r"atropos:cosine_scaled cannot be loaded: "):
         find_reward("x", "atropos:cosine_scaled")

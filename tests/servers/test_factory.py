@@ -22,7 +22,7 @@ def test_token_level_servers_are_made_without_asking_them_anything(kind: str) ->
     ("config", "message"),
     [
         (ServerConfig("trl", "http://localhost:1"), "use `type: vllm`"),
-        (ServerConfig("opneai", "http://localhost:1"), "did you mean 'openai'"),
+        (ServerConfig("opneai", "http://localhost:1"), "did you mean `openai`"),
         (ServerConfig("openai"), "needs a base_url"),
         (ServerConfig("openai", "localhost:9001/v1"), "must begin with http"),
     ],

@@ -95,7 +95,7 @@ def test_a_whole_float_is_an_integer_of_json() -> None:
         ({"point": {"x": 1, "y": 2}}, "unknown parameter 'point.y'"),
         ({"maybe": []}, "must be"),
         ({"free": {"a": "x"}}, "'free.a' must be integer"),
-        ({"cuont": 1}, "did you mean 'count'"),
+        ({"cuont": 1}, "did you mean `count`"),
     ],
 )
 def test_refused(given_: dict[str, Any], why: str) -> None:

@@ -56,13 +56,13 @@ def test_none_is_all_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("arguments", [(["terminl"],), (["file"], ["terminl"])])
 def test_unknown_names(arguments: tuple[list[str], ...]) -> None:
-    with pytest.raises(UserError, match="did you mean 'terminal'"):
+    with pytest.raises(UserError, match="did you mean `terminal`"):
         resolve_toolsets(*arguments)
 
 
 def test_tools_by_name() -> None:
     assert find_tool("patch").name == "patch"
-    with pytest.raises(UserError, match="did you mean 'patch'"):
+    with pytest.raises(UserError, match="did you mean `patch`"):
         find_tool("pach")
 
 
@@ -100,13 +100,13 @@ def test_certain_and_impossible() -> None:
     for wrong in ({}, {"file": 0.0}, {"file": 2.0}):
         with pytest.raises(UserError):
             sample_distribution(wrong, 1)
-    with pytest.raises(UserError, match="did you mean 'file'"):
+    with pytest.raises(UserError, match="did you mean `file`"):
         sample_distribution({"fil": 1}, 1)
 
 
 def test_named_distributions() -> None:
     assert sample_distribution("terminal_only", 1) == ("terminal", "file")
-    with pytest.raises(UserError, match="did you mean 'terminal_only'"):
+    with pytest.raises(UserError, match="did you mean `terminal_only`"):
         sample_distribution("terminalonly", 1)
     for chances in DISTRIBUTIONS.values():
         assert set(chances) <= set(known_toolsets())
@@ -148,7 +148,7 @@ def test_a_toolset_of_a_package(install: Callable[..., Path]) -> None:
     install("lab", SOURCE, points)
     assert names(resolve_toolsets(["scales", "todo"])) == ["weigh", "todo"]
     assert {"scales", "todo", "web"} <= set(known_toolsets())
-    with pytest.raises(UserError, match="did you mean 'scales'"):
+    with pytest.raises(UserError, match="did you mean `scales`"):
         resolve_toolsets(["scale"])
     with pytest.raises(UserError, match=r"the toolset 'nothing' \(lab:Weigh\) is no .*Toolset"):
         resolve_toolsets(["nothing"])

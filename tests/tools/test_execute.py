@@ -89,7 +89,7 @@ async def test_arguments_that_are_no_object(raw: object) -> None:
     ("raw", "why"),
     [
         ({}, "missing parameter 'n'"),
-        ({"n": 1, "wrod": "x"}, "unknown parameter 'wrod'; did you mean 'word'?"),
+        ({"n": 1, "wrod": "x"}, "unknown parameter 'wrod'; did you mean `word`?"),
         ({"n": "three"}, "must be integer, not string"),
         ({"n": 1.5}, "must be integer, not number"),
         ({"n": True}, "must be integer, not boolean"),
@@ -118,7 +118,7 @@ async def test_unknown_tools(name: object) -> None:
     outcome = (await play(Scripted("terminal", echo), {"id": "a", "function": {"name": name, "arguments": "{}"}}))[0]
     assert outcome.error is not None
     assert "there are: terminal" in outcome.content
-    assert ("did you mean 'terminal'" in outcome.content) == (name == "teminal")
+    assert ("did you mean `terminal`" in outcome.content) == (name == "teminal")
 
 
 @pytest.mark.parametrize("broken", [{}, {"function": None}, {"function": "x"}, {"id": None, "function": {}}])

@@ -189,7 +189,7 @@ async def test_names() -> None:
     async with playing(McpSource(settings(allow=("add", "count"), prefix="my.")), ["my_add"]) as play:
         assert play.runtime.toolkit.names == {"bad_my_add", "my_count"}
         assert await said(play, "bad_my_add", a=1, b=2) == "3"
-    with pytest.raises(UserError, match="has no tool 'ad'; did you mean 'add'"):
+    with pytest.raises(UserError, match="has no tool 'ad'; did you mean `add`"):
         await McpSource(settings(allow=("ad",))).list_tools(CONFIG)
 
 

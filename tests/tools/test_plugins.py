@@ -69,14 +69,14 @@ def test_file_named_like_the_standard_library(tmp_path: Path) -> None:
     [
         ("no_colon", "write file.py:name"),
         ("code.py:", "write file.py:name"),
-        ("cod.py:f", r"cod\.py: no such file; did you mean 'code\.py'"),
-        ("code.py:funktion", r"has no 'funktion'; did you mean 'function'.*it has: function"),
+        ("cod.py:f", r"cod\.py: no such file; did you mean `code\.py`"),
+        ("code.py:funktion", r"has no 'funktion'; did you mean `function`.*it has: function"),
         ("broken.py:x", r"broken\.py:2: SyntaxError"),
         ("raises.py:x", r"raises\.py:2: ZeroDivisionError"),
         ("needs.py:x", r"needs\.py:1: ModuleNotFoundError: No module named 'not_there_'"),
         ("ends.py:x", r"ends\.py:1: SystemExit: 3"),
         ("not_there_.module:x", "no module named 'not_there_'; is its package installed"),
-        ("os.path:jion", "did you mean 'join'"),
+        ("os.path:jion", "did you mean `join`"),
     ],
 )
 def test_errors_name_the_place(tmp_path: Path, reference: str, why: str) -> None:

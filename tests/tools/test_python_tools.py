@@ -195,7 +195,7 @@ def test_functions_that_cannot_be_tools(function: Any, why: str) -> None:
 def test_by_reference(tmp_path: Path) -> None:
     (tmp_path / "calc.py").write_text('def add(a: int, b: int) -> int:\n    """Add."""\n    return a + b\n')
     assert python_tool("calc.py:add", base=tmp_path).name == "add"
-    with pytest.raises(UserError, match="did you mean 'add'"):
+    with pytest.raises(UserError, match="did you mean `add`"):
         python_tool("calc.py:ad", base=tmp_path)
 
 
@@ -255,7 +255,7 @@ async def test_named_parts_of_a_state() -> None:
     admin = state_tools(shop, "admin")
     assert [each.content for each in await play(admin, {"name": "apple"}, state=shop)] == ["filled"]
     assert shop.stock == {"apple": 100}
-    with pytest.raises(UserError, match="did you mean 'admin'"):
+    with pytest.raises(UserError, match="did you mean `admin`"):
         state_tools(shop, "admn")
     with pytest.raises(UserError, match="no public methods"):
         state_tools(object())

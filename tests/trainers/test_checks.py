@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.trainers.base import GroupRefused
-from hermes_rl.trainers.checks import Checks
-from hermes_rl.trainers.too_long import TooLong
+from hermes_rl.trainers.checks import Checks, TooLong
 from tests.env.canned import group
 
 EXACT = {"exact": True, "problems": [], "oldest": 3}

@@ -53,7 +53,7 @@ def test_it_takes_no_more_than_forty_lines() -> None:
 @pytest.mark.parametrize(
     ("trainer", "said"),
     [
-        ("atropoz", "no trainer is named 'atropoz'; did you mean 'atropos'"),
+        ("atropoz", "no trainer is named 'atropoz'; did you mean `atropos`"),
         ("counts.py:Missing", "Missing"),
         ("counts.py:Nothing", "gives no trainer: it has no 'name'"),
     ],

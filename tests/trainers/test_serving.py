@@ -20,7 +20,7 @@ from hermes_rl.runs.training import TrainingMetrics
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.trainers.base import Registration, TrainerState
 from hermes_rl.trainers.checks import Checks
-from hermes_rl.trainers.serving import NoHooks, Serving
+from hermes_rl.trainers.serving import Hooks, Serving
 from tests.rollouts.worlds import Policy, World, rows
 from tests.trainers.collects import Collects
 
@@ -49,7 +49,7 @@ async def serve(
         encoder = Encoder(load_tokenizer(None))
         run = Run(world, rows(count), Plan(size=2, concurrency=8), store=store, encoder=encoder)
         registration = Registration("world", 2, 100)
-        await made(run, trainer, registration, log, Checks(2, **checks), hooks or NoHooks()).play()
+        await made(run, trainer, registration, log, Checks(2, **checks), hooks or Hooks()).play()
     return world
 
 
@@ -114,14 +114,14 @@ async def test_another_trainer_on_the_same_run_gets_what_is_there_without_playin
 async def test_stale_groups_are_left_out_counted_and_not_sent_later(tmp_path: Path) -> None:
     left_out: list[str] = []
 
-    class Hooks(NoHooks):
+    class Stepping(Hooks):
         async def left_out(self, group: Any, cause: str, detail: str) -> None:
             left_out.append(cause)
 
     trainer = Collects(steps=1)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1):
-            await serve(trainer, tmp_path, hooks=Hooks(), max_staleness=1)
+            await serve(trainer, tmp_path, hooks=Stepping(), max_staleness=1)
     assert trainer.groups == [], "a stub server tells no version of its weights"
     assert set(left_out) == {"stale"}
     log = RunDirectory(tmp_path).journal(DELIVERIES)
@@ -149,14 +149,14 @@ async def test_a_group_that_grew_old_in_the_trainers_queue_is_counted_when_it_is
             for line in self._lines[group.id]:
                 line["certificate"] = {"exact": True, "problems": [], "oldest": self.state.version}
 
-    class Hooks(NoHooks):
+    class Noting(Hooks):
         def __init__(self) -> None:
             self.counts = TrainingMetrics()
 
         async def arrived(self, ages: Any, stale: int) -> None:
             self.counts.add_arrivals(ages, stale)
 
-    hooks, trainer = Hooks(), Waits(steps=1)
+    hooks, trainer = Noting(), Waits(steps=1)
     await serve(trainer, tmp_path, hooks=hooks, made=Certified, max_staleness=2)
     metrics = hooks.counts.take()
     assert metrics["train/staleness_max"] == 12
@@ -200,7 +200,7 @@ class Steps(Collects):
         return TrainerState(self.now, wants=0, finished=not self.left)
 
 
-class Evaluates(NoHooks):
+class Evaluates(Hooks):
     """Notes at which steps it was called; an evaluation takes as long as the gate is closed."""
 
     def __init__(self, every: int, gate: asyncio.Event | None = None) -> None:

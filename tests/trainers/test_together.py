@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from hermes_rl.trainers.together import Together
+from hermes_rl.trainers.serving import Together
 
 
 @dataclass

@@ -1,9 +1,9 @@
 """A scripted answer, in messages or in token ids.
 
-Owns which turn a prompt of token ids asks for (its assistant headers are counted; a prompt that already holds the
-beginning of the turn gets the rest of it), real token counts, the cut at `max_tokens`, and the JSON of the chat API and
-of the three dialects of token-level servers. In messages every log-probability is 0.0, as a script leaves no choice.
-Leaves HTTP to `server` and the turns to `script`."""
+Which turn a prompt of token ids asks for is told by its assistant headers, which are counted; a prompt that already
+holds the beginning of the turn gets the rest of it. In messages every log-probability is 0.0, as a script leaves no
+choice.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ from hermes_rl.tokens.chat import turn_ids
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
 
 # -------------------------------- The script of a scripted policy: turns that call tools, say something, or both
-# Owns the types, which turn is next in a conversation, and deviations: which rollouts of a group go wrong, and how a
-# script is made wrong. Both follow from the seed alone, on every machine. A wrong script differs in every text and
-# number that a reward could look at (tool arguments and the words of a turn), so that its score differs. Leaves the
-# rendering of a spec's `solution` over a row to the caller: the texts are final here.
+# Which rollouts of a group go wrong, and how, follows from the seed alone, on every machine. A wrong script differs in
+# every text and number that a reward could look at (tool arguments and words), so that its score differs.
 
 UNSCRIPTED = "This is a scripted server without a model; no solution is written for this conversation."
 FINISHED = "That was all."
@@ -137,10 +135,7 @@ def _wrong(value: Any, by: int, turned: int) -> Any:
 
 
 def _wrong_text(text: str, by: int, turned: int) -> str:
-    """Shift the digits and turn the letters around the alphabet; shape and punctuation stay.
-
-    A command becomes one that does not exist rather than one that does something else.
-    """
+    """Shift the digits and turn the letters around the alphabet: a command becomes one that does not exist."""
     changed = "".join(_wrong_character(character, by, turned) for character in text)
     return changed if changed != text else text + _ADDED
 
@@ -245,14 +240,12 @@ def scores(asked: Asked, logprob: LogprobOf | None) -> list[Scores]:
     The token that stands there is the most probable one, except where `logprob` says how probable it is.
     """
     assert asked.scored is not None
-    return [_scores(place, token, asked.scored, logprob) for place, token in enumerate(asked.prompt)]
-
-
-def _scores(place: int, token: int, top_k: int, logprob: LogprobOf | None) -> Scores:
-    half = math.log(0.5)
-    own = half if logprob is None else logprob(place, token)
-    others = [one for one in range(_RANGE) if one != token][: max(top_k - 1, 0)]
-    return {token: own, **{other: half * (number + 2) for number, other in enumerate(others)}}
+    half, made = math.log(0.5), list[Scores]()
+    for place, token in enumerate(asked.prompt):
+        others = [one for one in range(_RANGE) if one != token][: max(asked.scored - 1, 0)]
+        own = half if logprob is None else logprob(place, token)
+        made.append({token: own, **{other: half * (number + 2) for number, other in enumerate(others)}})
+    return made
 
 
 def play_tokens(script: Script, asked: Asked, tokenizer: Tokenizer, logprob: LogprobOf | None) -> PlayedTokens:

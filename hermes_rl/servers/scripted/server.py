@@ -1,20 +1,19 @@
-"""The HTTP server that plays scripts: it listens on loopback, on a port that the system chooses.
-
-Owns the routes, the registered scripts, and the pretence of weights that change, for those who try out a server whose
-weights change. Leaves the answers to `play`."""
+"""The HTTP server that plays scripts, on a port of loopback that the system chooses, with weights that seem to change
+for those who try out a server whose weights change; and the backend of `type: scripted`, which starts one."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
 from hermes_rl.errors import UserError
-from hermes_rl.servers.base import Backend, ChatReply, ChatRequest, ServerConfig
+from hermes_rl.servers.base import ChatReply, ChatRequest, ServerConfig
 from hermes_rl.servers.client import Asker
 from hermes_rl.servers.openai import OpenAIServer
 from hermes_rl.servers.scripted.play import (
@@ -35,8 +34,7 @@ from hermes_rl.tokens.rendering import RendererSettings
 from hermes_rl.tokens.tokenizer import Tokenizer
 
 # `type: scripted` as a backend: it starts a scripted server with the first call and closes it with the client
-# Owns the pair of the server and the client that speaks to it over HTTP like to any other: in token ids where the
-# tokenizer allows that, as the default one does, else in messages.
+# It is spoken to like any other: in token ids where the tokenizer allows that, else in messages.
 
 _MODEL = "scripted"
 
@@ -47,10 +45,7 @@ class ScriptedBackend:
     def __init__(self, config: ServerConfig) -> None:
         self._config = replace(config, model=config.model or _MODEL)
         self._scripts: dict[str, Script] = {}
-        self._server: ScriptedServer | None = None
-        self._client: Backend | None = None
-        self._chat: OpenAIServer | None = None
-        self._tokens: TokenServer | None = None
+        self._running: _Running | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = asyncio.Lock()
 
@@ -61,68 +56,64 @@ class ScriptedBackend:
     def register(self, rollout_id: str, script: Script) -> None:
         """Play this script for the rollout."""
         self._scripts[rollout_id] = script
-        if self._server is not None:
-            self._server.register(rollout_id, script)
 
     def forget(self, rollout_id: str) -> None:
         """Forget the script of a rollout that is over."""
         self._scripts.pop(rollout_id, None)
-        if self._server is not None:
-            self._server.forget(rollout_id)
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
-        client = await self._started()
+        running = await self._started()
         if request.scored is not None:
-            assert self._tokens is not None
-            return await self._tokens.attempt(request)
-        try:
-            return await client.attempt(request)
-        except CannotRender:
-            assert self._chat is not None
-            return await self._chat.attempt(request)  # messages with images, for example
+            return await running.tokens.attempt(request)
+        if running.exact:
+            with contextlib.suppress(CannotRender):  # messages with images, for example
+                return await running.tokens.attempt(request)
+        return await running.chat.attempt(request)
 
     async def weights(self) -> int | None:
         """Return the version that the server pretends to have; None where it speaks messages, which tell none."""
-        client = await self._started()
-        return await client.weights() if isinstance(client, TokenServer) else None
+        running = await self._started()
+        return await running.tokens.weights() if running.exact else None
 
     async def close(self) -> None:
-        tokens, self._tokens = self._tokens, None
-        chat, self._chat = self._chat, None
-        server, self._server, self._client = self._server, None, None
-        if tokens is not None:
-            await tokens.close()
-        if chat is not None:
-            await chat.close()
-        if server is not None:
-            await server.close()
+        running, self._running = self._running, None
+        if running is not None:
+            await running.tokens.close()
+            await running.chat.close()
+            await running.server.close()
 
-    async def _started(self) -> Backend:
-        """Return the client of a server that listens in the running loop; start it where there is none."""
+    async def _started(self) -> _Running:
+        """Return a server that listens in the running loop, with its clients; start it where there is none."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             # The server and clients of an earlier loop ended with that loop.
-            self._loop, self._client, self._chat, self._tokens, self._server = loop, None, None, None, None
-            self._starting = asyncio.Lock()
+            self._loop, self._running, self._starting = loop, None, asyncio.Lock()
         async with self._starting:
-            if self._client is None:
-                self._client = await self._start()
-            return self._client
+            if self._running is None:
+                self._running = await self._start()
+            return self._running
 
-    async def _start(self) -> Backend:
+    async def _start(self) -> _Running:
         tokenizer = await asyncio.to_thread(load_tokenizer, self._config.tokenizer)
-        self._server = ScriptedServer(self._config.model, tokenizer)
-        for rollout_id, script in self._scripts.items():
-            self._server.register(rollout_id, script)
-        base_url = await self._server.start()
-        config = replace(self._config, base_url=base_url, api_key=None, headers={})
-        self._chat = OpenAIServer(config, headers_for=_rollout_header)
-        self._tokens = TokenServer(config, Asker(config, [Completions()], headers_for=_rollout_header))
+        server = ScriptedServer(self._config.model, tokenizer)
+        server.scripts = self._scripts
+        config = replace(self._config, base_url=await server.start(), api_key=None, headers={})
+        chat = OpenAIServer(config, headers_for=_rollout_header)
+        tokens = TokenServer(config, Asker(config, [Completions()], headers_for=_rollout_header))
         try:
             await asyncio.to_thread(load_renderer, config.tokenizer, RendererSettings.of(config.renderer))
         except UserError:
-            return self._chat  # its template does not allow exact tokens
-        return self._tokens
+            return _Running(server, chat, tokens, exact=False)  # its template does not allow exact tokens
+        return _Running(server, chat, tokens, exact=True)
+
+
+class _Running(NamedTuple):
+    """A scripted server that listens, and the clients that ask it in messages and in token ids; `exact`: in ids."""
+
+    server: ScriptedServer
+    chat: OpenAIServer
+    tokens: TokenServer
+    exact: bool
 
 
 def _rollout_header(request: ChatRequest) -> Mapping[str, str]:
@@ -147,16 +138,17 @@ class ScriptedServer:
         self._tokenizer = tokenizer
         self._logprob = logprob
         self.weights = ScriptedWeights()
-        self._scripts: dict[str, Script] = {}
+        self.scripts: dict[str, Script] = {}
+        """By the ids of rollouts."""
         self._runner: web.AppRunner | None = None
 
     def register(self, rollout_id: str, script: Script) -> None:
         """Play this script for the rollout; call it before the first request."""
-        self._scripts[rollout_id] = script
+        self.scripts[rollout_id] = script
 
     def forget(self, rollout_id: str) -> None:
         """Forget the script of a rollout that is over."""
-        self._scripts.pop(rollout_id, None)
+        self.scripts.pop(rollout_id, None)
 
     async def start(self) -> str:
         """Listen; returns the base URL for clients."""
@@ -187,7 +179,7 @@ class ScriptedServer:
         problem = _problem(body)
         if problem is not None:
             return _refused(problem)
-        script = self._scripts.get(request.headers.get(ROLLOUT_HEADER, ""), Script())
+        script = self.scripts.get(request.headers.get(ROLLOUT_HEADER, ""), Script())
         return web.json_response(completion(script, body, self._model, self._tokenizer))
 
     async def _completions(self, request: web.Request) -> web.Response:
@@ -207,7 +199,7 @@ class ScriptedServer:
         cut = await self.weights.gate()
         if asked.scored is not None:
             return web.json_response(dialect.write_scores(asked, scores(asked, self._logprob), self._model))
-        script = self._scripts.get(request.headers.get(ROLLOUT_HEADER, ""), Script())
+        script = self.scripts.get(request.headers.get(ROLLOUT_HEADER, ""), Script())
         played = play_tokens(script, asked, self._tokenizer, self._logprob)
         answer = played.broken_off() if cut else played
         return web.json_response(dialect.write(answer, self._model, self.weights.version))

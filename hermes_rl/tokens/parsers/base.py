@@ -1,8 +1,7 @@
 """A turn of the model as a parser reads it: from token ids to text, reasoning and tool calls.
 
 In every format a call has a name and an object of arguments, whatever way the model wrote them. A parser never raises:
-each block that looks like a call becomes a `ParsedCall` with a status. The formats themselves are in the modules beside
-this one.
+each block that looks like a call becomes a `ParsedCall` with a status.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.values import UnwantedValueError, read_value, too_deep
 
 # ---------------------------------------------------------------------------- Reading that several formats share
-# Owns the reading that several formats share. A format in the style of XML has no types of its own, so the tool's
-# schema tells the type of a value.
 
 _THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 _QUOTES = ("`", '"', "'", "“", "‘", "«")
@@ -42,7 +39,10 @@ def without_reasoning(text: str, *, prefilled: bool = False) -> tuple[str | None
     """
     for opening, closing in _THINKING:
         opened = text.lstrip().startswith(opening)
-        if not opened and not prefilled and not _closes_first(text, opening, closing):
+        end = text.find(closing)
+        # A tag that is closed and was not opened here was opened by the prompt.
+        closes = end >= 0 and not 0 <= text.find(opening) < end and "`" not in text[:end]
+        if not opened and not prefilled and not closes:
             continue
         thought = text.lstrip()[len(opening) :] if opened else text
         if closing not in thought:
@@ -52,12 +52,6 @@ def without_reasoning(text: str, *, prefilled: bool = False) -> tuple[str | None
         thought, _, rest = thought.partition(closing)
         return thought.strip(), rest.lstrip("\n")
     return None, text
-
-
-def _closes_first(text: str, opening: str, closing: str) -> bool:
-    """Whether a tag is closed that was not opened here: the prompt opened it."""
-    end = text.find(closing)
-    return end >= 0 and not 0 <= text.find(opening) < end and "`" not in text[:end]
 
 
 class Quotes:
@@ -85,7 +79,11 @@ class Quotes:
             return True
         if start > self._begun and self._text[start - 1] in _QUOTES:
             return True
-        return bool(self._ticks % 2) and self._tick_follows(end)
+        if self._ticks % 2 == 0:
+            return False
+        # In code, where a backtick stands between the passage and the end of its line.
+        self._tick, self._line_end = self._next("`", self._tick, end), self._next("\n", self._line_end, end)
+        return self._tick < min(self._line_end, len(self._text))
 
     def _see(self, place: int) -> None:
         piece, self._seen = self._text[self._seen : place], place
@@ -97,11 +95,6 @@ class Quotes:
             self._ticks, self._first = 0, ""
         self._first = self._first or line.lstrip()[:1]
         self._ticks += line.count("`") - 3 * line.count("```")
-
-    def _tick_follows(self, place: int) -> bool:
-        """Whether a backtick stands between this place and the end of its line."""
-        self._tick, self._line_end = self._next("`", self._tick, place), self._next("\n", self._line_end, place)
-        return self._tick < min(self._line_end, len(self._text))
 
     def _next(self, sign: str, known: int, place: int) -> int:
         """Return the place of the next such sign, which is the known one unless that lies before `place`."""
@@ -129,7 +122,26 @@ def openings(text: str, opening: str, read: Callable[[int], tuple[ParsedCall, in
         done = looked = max(end, looked)
         quotes.begin(done)
     content.append(text[done:])
-    return tidy(content, bool(calls)), calls
+    # Without the blank lines that set calls apart; a text without calls stays as it is.
+    return "\n".join(piece.strip() for piece in content if piece.strip()) if calls else text, calls
+
+
+def section(
+    text: str, opening: str, begin: str, read: Callable[[int], tuple[ParsedCall, int]]
+) -> tuple[str, list[ParsedCall]]:
+    """Read the calls of a section that is not quoted, each from its `begin`; what follows the section is dropped.
+
+    `read` gets the place behind a beginning and returns the call and the place behind it.
+    """
+    start = min((place for place in (text.find(opening), text.find(begin)) if place >= 0), default=-1)
+    if start < 0 or Quotes(text).quoted(start, start + 1):
+        return text, []
+    calls: list[ParsedCall] = []
+    place = start
+    while (at := text.find(begin, place)) >= 0:
+        call, place = read(at + len(begin))
+        calls.append(call)
+    return text[:start].strip(), calls
 
 
 class Ends:
@@ -145,31 +157,19 @@ class Ends:
         return self._matches[number] if number < len(self._matches) else None
 
 
-def tidy(pieces: list[str], called: bool) -> str:
-    """Join the text around calls, without the blank lines that set them apart; a text without calls stays as it is."""
-    return "".join(pieces) if not called else "\n".join(piece.strip() for piece in pieces if piece.strip())
-
-
 def json_block(text: str, start: int, closing: str) -> tuple[ParsedCall, int]:
     """Read a call from ``{…}`` up to a closing tag; a closing tag inside of a JSON text does not end it."""
     try:
         value, end = decode(text, skip_blanks(text, start))
     except ValueError:
-        return _broken(text, start, closing)
+        value, end = None, start
     place = text.find(closing, end)
     if place < 0:
         return ParsedCall(text[start:].strip(), Status.UNCLOSED), len(text)
     raw = text[start:place].strip()
-    if text[end:place].strip():
+    if text[end:place].strip() or end == start:
         return ParsedCall(raw, Status.INVALID_JSON), place + len(closing)
     return of_object(raw, value), place + len(closing)
-
-
-def _broken(text: str, start: int, closing: str) -> tuple[ParsedCall, int]:
-    place = text.find(closing, start)
-    if place < 0:
-        return ParsedCall(text[start:].strip(), Status.UNCLOSED), len(text)
-    return ParsedCall(text[start:place].strip(), Status.INVALID_JSON), place + len(closing)
 
 
 Properties = Mapping[str, Mapping[str, Any]]
@@ -332,9 +332,9 @@ _BLANKS = re.compile(r"\s*+")
 
 
 # -------------------------------------------------------------------------------------- From token ids to a turn
-# Owns which token is a marker. A model may write the letters of ``<tool_call>`` without its token, for example in
+# A model may write the letters of ``<tool_call>`` without its token, for example in
 # prose about tools. Where the tokenizer has a token for a marker, the letters alone get a break before they are
-# parsed, and the result loses it again. Leaves the formats to their parsers.
+# parsed, and the result loses it again.
 
 _BREAK = "\ufdd0"
 """A code point that is no character, so that no text holds it."""
@@ -358,16 +358,12 @@ def parse_ids(
     model's generation_config.json can name several.
     """
     ended = list(completion)
-    while ended and (ended[-1] in stops or _ends(tokenizer.decode([ended[-1]]), tokenizer, parser)):
+    meaningless = tokenizer.control - {*parser.markers, *REASONING}
+    while ended and (ended[-1] in stops or tokenizer.decode([ended[-1]]) in meaningless):
         ended.pop()
     text, plain = marked_text(tokenizer, ended, parser.markers)
     parsed = parse_text(parser, text, tools, prefilled=opens_reasoning(tokenizer, prompt))
     return plain(parsed)
-
-
-def _ends(token: str, tokenizer: Tokenizer, parser: Parser) -> bool:
-    """Whether a token is a control token without a meaning for the parser."""
-    return token in tokenizer.control and token not in (*parser.markers, *REASONING)
 
 
 def parse_text(parser: Parser, text: str, tools: Tools | None = None, *, prefilled: bool = False) -> Parsed:
@@ -384,7 +380,7 @@ def marked_text(
     text = tokenizer.decode(ids)
     special = [marker for marker in (*markers, *REASONING) if marker in tokenizer.control or marker in tokenizer.markup]
     if not any(one in text for one in special):
-        return text, _as_it_is
+        return text, lambda parsed: parsed
     own = {tokenizer.encode(one)[0]: one for one in special}
     pieces: list[str] = []
     start = 0
@@ -394,7 +390,7 @@ def marked_text(
             start = place + 1
     pieces.append(_with_broken_markers(tokenizer.decode(ids[start:]), special))
     marked = "".join(pieces)
-    return (marked, _whole) if _BREAK in marked else (marked, _as_it_is)
+    return marked, _whole if _BREAK in marked else lambda parsed: parsed
 
 
 def opens_reasoning(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
@@ -408,17 +404,9 @@ def _with_broken_markers(text: str, markers: Sequence[str]) -> str:
     return text
 
 
-def _as_it_is(parsed: Parsed) -> Parsed:
-    return parsed
-
-
 def _whole(parsed: Parsed) -> Parsed:
-    calls = [
-        replace(
-            call, raw=_plain(call.raw), name=_plain(call.name), arguments=_plain(call.arguments), id=_plain(call.id)
-        )
-        for call in parsed.calls
-    ]
+    names = ("raw", "name", "arguments", "id")
+    calls = [replace(call, **{name: _plain(getattr(call, name)) for name in names}) for call in parsed.calls]
     return Parsed(_plain(parsed.content), _plain(parsed.reasoning), calls)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hermes_rl.tokens.parsers.base import ParsedCall, Quotes, Status, Tools, decode, loads, made, skip_blanks
+from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, loads, made, section, skip_blanks
 
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
@@ -24,20 +24,13 @@ class DeepSeek:
         self._read = read
 
     def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
-        start = min((place for place in (text.find(SECTION), text.find(CALL)) if place >= 0), default=-1)
-        if start < 0 or Quotes(text).quoted(start, start + 1):
-            return text, []
-        calls: list[ParsedCall] = []
-        place = start
-        while (at := text.find(CALL, place)) >= 0:
-            begin = at + len(CALL)
+        def read(begin: int) -> tuple[ParsedCall, int]:
             end = _end(text, begin)
             if end is None:
-                calls.append(ParsedCall(text[begin:].strip(), Status.UNCLOSED))
-                break
-            calls.append(self._read(text[begin:end]))
-            place = end + len(CALL_END)
-        return text[:start].strip(), calls
+                return ParsedCall(text[begin:].strip(), Status.UNCLOSED), len(text)
+            return self._read(text[begin:end]), end + len(CALL_END)
+
+        return section(text, SECTION, CALL, read)
 
 
 def _end(text: str, begin: int) -> int | None:

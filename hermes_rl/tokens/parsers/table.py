@@ -59,7 +59,7 @@ def load_parser(name: str) -> Parser:
     name = ALIASES.get(name, name)
     if name not in PARSERS:
         raise UserError(
-            f"there is no tool parser {name!r}{did_you_mean(name, list(PARSERS))} (there are: {', '.join(PARSERS)})"
+            f"there is no tool parser {name!r}{did_you_mean(name, PARSERS)} (there are: {', '.join(PARSERS)})"
         )
     return _FORMATS[name][1]
 

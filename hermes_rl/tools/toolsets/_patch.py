@@ -6,6 +6,7 @@ import asyncio
 import difflib
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from io import StringIO
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 from hermes_rl.sandbox.base import Sandbox
 from hermes_rl.threads import one_at_a_time
 from hermes_rl.tools import editing
-from hermes_rl.tools.base import OUTPUT_LIMIT, Tool, ToolInputError, ToolRuntime, as_json, capped
+from hermes_rl.tools.base import OUTPUT_LIMIT, Tool, ToolInputError, ToolRuntime, arguments, as_json, capped, typed
 from hermes_rl.tools.editing import NoMatchError, replace
 
 T = TypeVar("T")
@@ -36,44 +37,30 @@ class Patch(Tool):
     on_sandbox = True
     parallel = False
 
-    @property
-    def description(self) -> str:
-        return (
-            "Change parts of files and answer with the diff. mode='replace' (default) needs path, old_string "
-            "and new_string: the passage must be in the file once, unless replace_all=true; small differences "
-            "in white space are forgiven. mode='patch' needs patch, in V4A form, for several changes or files."
-        )
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        text = {"type": "string"}
-        return {
-            "type": "object",
-            "properties": {
-                "mode": {
-                    "type": "string",
-                    "enum": ["replace", "patch"],
-                    "description": "replace: path, old_string, new_string; patch: patch",
-                    "default": "replace",
-                },
-                "path": text | {"description": "For replace: the file"},
-                "old_string": text | {"description": "For replace: the passage as it is, with lines around it"},
-                "new_string": text | {"description": "For replace: what to put there; '' deletes the passage"},
-                "replace_all": {
-                    "type": "boolean",
-                    "description": "Replace the passage wherever it is",
-                    "default": False,
-                },
-                "patch": text
-                | {
-                    "description": "For patch, for example:\n*** Begin Patch\n*** Update File: path/to/file\n"
-                    "@@ line above the change @@\n context\n-removed\n+added\n*** End Patch"
-                },
-                "cross_profile": {"type": "boolean", "description": "Has no effect here", "default": False},
-            },
-            # hermes-agent lists mode as required and has a default for it: calls of both kinds are taken.
-            "required": [],
-        }
+    description = (
+        "Change parts of files and answer with the diff. mode='replace' (default) needs path, old_string "
+        "and new_string: the passage must be in the file once, unless replace_all=true; small differences "
+        "in white space are forgiven. mode='patch' needs patch, in V4A form, for several changes or files."
+    )
+    # hermes-agent lists mode as required and has a default for it: calls of both kinds are taken.
+    parameters = arguments(
+        mode={
+            "type": "string",
+            "enum": ["replace", "patch"],
+            "description": "replace: path, old_string, new_string; patch: patch",
+            "default": "replace",
+        },
+        path=typed("string", "For replace: the file"),
+        old_string=typed("string", "For replace: the passage as it is, with lines around it"),
+        new_string=typed("string", "For replace: what to put there; '' deletes the passage"),
+        replace_all=typed("boolean", "Replace the passage wherever it is", default=False),
+        patch=typed(
+            "string",
+            "For patch, for example:\n*** Begin Patch\n*** Update File: path/to/file\n@@ line above the change @@\n"
+            " context\n-removed\n+added\n*** End Patch",
+        ),
+        cross_profile=typed("boolean", "Has no effect here", default=False),
+    )
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         sandbox = await runtime.sandbox()
@@ -160,7 +147,9 @@ class _Files:
         return await _edited(size, self._answer, changed)
 
     def _answer(self, changed: dict[str, str | None]) -> dict[str, Any]:
-        diff = "".join(self._diff(full, text) for full, text in changed.items())
+        named_texts = [(self._names[full], self._before[full] or "", text or "") for full, text in changed.items()]
+        diffs = [line for name, old, new in named_texts for line in _unified(old, new, f"a/{name}", f"b/{name}")]
+        diff = "".join(diffs).encode("utf-8", "replace").decode("utf-8")
         kinds = {
             "files_modified": [f for f, text in changed.items() if text is not None and self._before[f] is not None],
             "files_created": [f for f, text in changed.items() if text is not None and self._before[f] is None],
@@ -168,11 +157,6 @@ class _Files:
         }
         named = {kind: [self._names[full] for full in paths] for kind, paths in kinds.items() if paths}
         return {"success": True, "diff": capped(diff, OUTPUT_LIMIT), **named}
-
-    def _diff(self, full: str, text: str | None) -> str:
-        name = self._names[full]
-        shown = "".join(_unified(self._before[full] or "", text or "", f"a/{name}", f"b/{name}"))
-        return shown.encode("utf-8", "replace").decode("utf-8")
 
     async def _text(self, path: str) -> str | None:
         """Return the text as it is by now; None where there is no file."""
@@ -208,7 +192,8 @@ def _unified(before: str, after: str, name: str, new_name: str) -> Iterator[str]
     first = before.count("\n", 0, start)
     if (old.count("\n") + 1) * (new.count("\n") + 1) <= COMPARED_LINES:  # before they are split, which takes longer
         before_lines, after_lines = (StringIO(part, newline="\n").readlines() for part in (old, new))
-        if _comparable(before_lines, after_lines):
+        with suppress(_TooAlikeError):
+            _Comparison(before_lines, after_lines).get_matching_blocks()
             for line in difflib.unified_diff(before_lines, after_lines, name, new_name):
                 moved = HEAD.sub(lambda head: f"{head[1]}{int(head[2]) + first}", line) if line[:2] == "@@" else line
                 yield moved if moved.endswith("\n") else moved + "\n"
@@ -217,15 +202,6 @@ def _unified(before: str, after: str, name: str, new_name: str) -> Iterator[str]
     yield f"@@ -{first + 1},{_count(old)} +{first + 1},{_count(new)} @@\n"
     for sign, part in (("-", old), ("+", new)):
         yield from (f"{sign}{line}\n" for line in part[:OUTPUT_LIMIT].splitlines())
-
-
-def _comparable(before: list[str], after: list[str]) -> bool:
-    """Whether two texts can be compared soon: where many lines are equal, each match looks at all pairs of them."""
-    try:
-        _Comparison(before, after).get_matching_blocks()
-    except _TooAlikeError:
-        return False
-    return True
 
 
 class _TooAlikeError(Exception):

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from hermes_rl.tools.base import CALL_TIMEOUT, ListedProcess, Tool, ToolInputError, ToolRuntime, as_json, readable
+from hermes_rl.tools.base import (
+    CALL_TIMEOUT,
+    ListedProcess,
+    Tool,
+    ToolInputError,
+    ToolRuntime,
+    arguments,
+    as_json,
+    readable,
+    typed,
+)
 
 PREVIEW = 1000
 """Characters of output that come with a process's status."""
@@ -16,59 +26,6 @@ SIGTERM = 15
 SIGKILL = 9
 KILL_SECONDS = 2.0
 """Time that a process has to end by itself after SIGTERM."""
-
-
-class ProcessTool(Tool):
-    """List, poll, read, wait for, kill and write to background processes of this rollout."""
-
-    name = "process"
-    parallel = False
-
-    @property
-    def description(self) -> str:
-        return (
-            "Look after background processes that terminal(background=true) started. Actions: list (all), "
-            "poll (status and latest output), log (output by lines), wait (until it ends, or timeout), kill, "
-            "write (text to its stdin), submit (text and Enter), close (end its stdin)."
-        )
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return {
-            "type": "object",
-            "properties": {
-                "action": {
-                    "type": "string",
-                    "enum": ["list", *ACTIONS],
-                    "description": "What to do",
-                },
-                "session_id": {
-                    "type": "string",
-                    "description": "The session_id from terminal; needed for every action but list",
-                },
-                "data": {"type": "string", "description": "Text for write and submit"},
-                "timeout": {
-                    "type": "integer",
-                    "description": "Seconds to wait at most, for wait",
-                    "minimum": 1,
-                },
-                "offset": {
-                    "type": "integer",
-                    "description": "Line to start from, for log; default: the last 200 lines",
-                },
-                "limit": {"type": "integer", "description": "Lines at most, for log", "minimum": 1},
-            },
-            "required": ["action"],
-        }
-
-    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
-        action = args["action"]
-        if action == "list":
-            return as_json({"processes": [_listed(entry) for entry in runtime.processes.all()]})
-        if not args.get("session_id"):
-            raise ToolInputError(f"session_id is required for {action}")
-        entry = runtime.processes.get(args["session_id"])
-        return as_json(await ACTIONS[action](entry, args))
 
 
 def _listed(entry: ListedProcess) -> dict[str, Any]:
@@ -138,14 +95,7 @@ async def _kill(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _write(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
-    return await _send(entry, args.get("data", ""))
-
-
-async def _submit(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
-    return await _send(entry, args.get("data", "") + "\n")
-
-
-async def _send(entry: ListedProcess, data: str) -> dict[str, Any]:
+    data = args.get("data", "") + ("\n" if args["action"] == "submit" else "")
     if entry.status == "exited":
         return {"status": "already_exited", "error": "Process has already finished"}
     try:
@@ -168,6 +118,37 @@ ACTIONS: dict[str, Callable[[ListedProcess, dict[str, Any]], Awaitable[dict[str,
     "wait": _wait,
     "kill": _kill,
     "write": _write,
-    "submit": _submit,
+    "submit": _write,
     "close": _close,
 }
+
+
+class ProcessTool(Tool):
+    """List, poll, read, wait for, kill and write to background processes of this rollout."""
+
+    name = "process"
+    parallel = False
+
+    description = (
+        "Look after background processes that terminal(background=true) started. Actions: list (all), "
+        "poll (status and latest output), log (output by lines), wait (until it ends, or timeout), kill, "
+        "write (text to its stdin), submit (text and Enter), close (end its stdin)."
+    )
+    parameters = arguments(
+        ["action"],
+        action={"type": "string", "enum": ["list", *ACTIONS], "description": "What to do"},
+        session_id=typed("string", "The session_id from terminal; needed for every action but list"),
+        data=typed("string", "Text for write and submit"),
+        timeout=typed("integer", "Seconds to wait at most, for wait", minimum=1),
+        offset=typed("integer", "Line to start from, for log; default: the last 200 lines"),
+        limit=typed("integer", "Lines at most, for log", minimum=1),
+    )
+
+    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        action = args["action"]
+        if action == "list":
+            return as_json({"processes": [_listed(entry) for entry in runtime.processes.all()]})
+        if not args.get("session_id"):
+            raise ToolInputError(f"session_id is required for {action}")
+        entry = runtime.processes.get(args["session_id"])
+        return as_json(await ACTIONS[action](entry, args))

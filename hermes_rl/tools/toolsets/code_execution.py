@@ -1,8 +1,7 @@
 """Toolset ``code_execution``: a Python script in the sandbox that may call the rollout's other tools.
 
-Owns the tool `execute_code`, with the name, parameter and form of answer that models know from hermes-agent.
-The script runs in the rollout's sandbox, whatever the backend; each of its calls is checked and made here
-like one of the model's own, so that it can use no tool that the rollout does not have.
+Name, parameter and form of answer are those that models know from hermes-agent. Each call of a script is checked and
+made here like one of the model's own, so that it can use no tool that the rollout does not have.
 """
 
 from __future__ import annotations
@@ -25,13 +24,15 @@ from hermes_rl.tools.base import (
     ToolInputError,
     ToolRuntime,
     Toolset,
+    arguments,
     as_json,
     capped,
     error_json,
     readable,
+    typed,
 )
 from hermes_rl.tools.execute import checked_arguments, run_tool
-from hermes_rl.tools.lines import LineTooLongError, lines_of
+from hermes_rl.tools.host_process import LineTooLongError, lines_of
 from hermes_rl.values import read_bounded
 
 SECONDS = 300.0
@@ -58,29 +59,18 @@ class ExecuteCode(Tool):
     parallel = False
     timeout = SECONDS
 
-    @property
-    def description(self) -> str:
-        return (
-            "Run a Python script in the sandbox. It can call your other tools: `from hermes_tools import NAME`, then "
-            "NAME(...) with the parameters that you know; each call gives the tool's answer, parsed where it is "
-            "JSON. Use it for several calls with logic between them: loops, conditions, filtering long output "
-            "before you read it. Print what you want to see; nothing else comes back. hermes_tools also has "
-            "json_parse(text), shell_quote(text) and retry(fn, max_attempts=3, delay=2). Limits: 5 minutes, "
-            f"50 KB of output, {MOST_CALLS} tool calls."
-        )
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return {
-            "type": "object",
-            "properties": {
-                "code": {
-                    "type": "string",
-                    "description": "Python code. Import tools with `from hermes_tools import ...`, print the result.",
-                }
-            },
-            "required": ["code"],
-        }
+    description = (
+        "Run a Python script in the sandbox. It can call your other tools: `from hermes_tools import NAME`, then "
+        "NAME(...) with the parameters that you know; each call gives the tool's answer, parsed where it is "
+        "JSON. Use it for several calls with logic between them: loops, conditions, filtering long output "
+        "before you read it. Print what you want to see; nothing else comes back. hermes_tools also has "
+        "json_parse(text), shell_quote(text) and retry(fn, max_attempts=3, delay=2). Limits: 5 minutes, "
+        f"50 KB of output, {MOST_CALLS} tool calls."
+    )
+    parameters = arguments(
+        ["code"],
+        code=typed("string", "Python code. Import tools with `from hermes_tools import ...`, print the result."),
+    )
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         sandbox = await runtime.sandbox()

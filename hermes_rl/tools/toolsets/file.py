@@ -1,7 +1,6 @@
 """Toolset ``file``: reading, writing, editing and searching the files of the rollout's sandbox.
 
-Owns the tools and what they answer. Names are paths and nothing else: no shell sees them. Relative paths
-start where the terminal is.
+Names are paths and nothing else: no shell sees them. Relative paths start where the terminal is.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 
 from hermes_rl.sandbox.base import Sandbox
 from hermes_rl.threads import one_at_a_time
-from hermes_rl.tools.base import CALL_TIMEOUT, Tool, ToolInputError, ToolRuntime, Toolset, as_json
+from hermes_rl.tools.base import CALL_TIMEOUT, Tool, ToolInputError, ToolRuntime, Toolset, arguments, as_json, typed
 from hermes_rl.tools.search import SEARCH_SECONDS, Query, search
 from hermes_rl.tools.toolsets._patch import Patch
 
@@ -34,34 +33,21 @@ class ReadFile(Tool):
     name = "read_file"
     on_sandbox = True
 
-    @property
-    def description(self) -> str:
-        return (
-            "Read a text file, with line numbers as LINE_NUM|CONTENT. Use offset and limit to read a large "
-            "file page by page. Binary files cannot be read."
-        )
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return {
-            "type": "object",
-            "properties": {
-                "path": {"type": "string", "description": "Path of the file (absolute, relative, or ~/path)"},
-                "offset": {
-                    "type": "integer",
-                    "description": "Line to start from, counting from 1",
-                    "default": 1,
-                    "minimum": 1,
-                },
-                "limit": {
-                    "type": "integer",
-                    "description": f"Lines at most (default {DEFAULT_LINES}, at most {MOST_LINES})",
-                    "default": DEFAULT_LINES,
-                    "maximum": MOST_LINES,
-                },
-            },
-            "required": ["path"],
-        }
+    description = (
+        "Read a text file, with line numbers as LINE_NUM|CONTENT. Use offset and limit to read a large "
+        "file page by page. Binary files cannot be read."
+    )
+    parameters = arguments(
+        ["path"],
+        path=typed("string", "Path of the file (absolute, relative, or ~/path)"),
+        offset=typed("integer", "Line to start from, counting from 1", default=1, minimum=1),
+        limit=typed(
+            "integer",
+            f"Lines at most (default {DEFAULT_LINES}, at most {MOST_LINES})",
+            default=DEFAULT_LINES,
+            maximum=MOST_LINES,
+        ),
+    )
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         sandbox = await runtime.sandbox()
@@ -80,7 +66,9 @@ class ReadFile(Tool):
 
 def _page(data: bytes, offset: int, limit: int) -> dict[str, Any]:
     """Return the lines from `offset` on; only these are decoded, to save memory."""
-    total = _lines_in(data)
+    # In pieces, between which other threads get their turn.
+    breaks = sum(data.count(b"\n", at, at + PIECE) for at in range(0, len(data), PIECE))
+    total = breaks + (len(data) > 0 and not data.endswith(b"\n"))
     at = _start_of(data, offset)
     shown: list[str] = []
     size = 0
@@ -104,12 +92,6 @@ def _page(data: bytes, offset: int, limit: int) -> dict[str, Any]:
     if last < total:
         answer["hint"] = f"Use offset={last + 1} to continue (showing {offset}-{last} of {total} lines)"
     return answer
-
-
-def _lines_in(data: bytes) -> int:
-    # In pieces, between which other threads get their turn.
-    breaks = sum(data.count(b"\n", at, at + PIECE) for at in range(0, len(data), PIECE))
-    return breaks + (len(data) > 0 and not data.endswith(b"\n"))
 
 
 def _start_of(data: bytes, number: int) -> int:
@@ -152,24 +134,15 @@ class WriteFile(Tool):
     on_sandbox = True
     parallel = False
 
-    @property
-    def description(self) -> str:
-        return (
-            "Write a file, replacing all that is in it. Folders above it are made. Use patch to change a part "
-            "of a file."
-        )
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return {
-            "type": "object",
-            "properties": {
-                "path": {"type": "string", "description": "Path of the file"},
-                "content": {"type": "string", "description": "All of its content"},
-                "cross_profile": {"type": "boolean", "description": "Has no effect here", "default": False},
-            },
-            "required": ["path", "content"],
-        }
+    description = (
+        "Write a file, replacing all that is in it. Folders above it are made. Use patch to change a part of a file."
+    )
+    parameters = arguments(
+        ("path", "content"),
+        path=typed("string", "Path of the file"),
+        content=typed("string", "All of its content"),
+        cross_profile=typed("boolean", "Has no effect here", default=False),
+    )
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         sandbox = await runtime.sandbox()
@@ -190,45 +163,32 @@ class SearchFiles(Tool):
     name = "search_files"
     on_sandbox = True
 
-    @property
-    def description(self) -> str:
-        return (
-            "Search files. target='content' finds lines that match a regular expression (Python's syntax) and "
-            "answers with matches, paths (files_only) or counts. target='files' finds files by a glob such as "
-            "'*.py', newest first. Hidden files and binary files are left out."
-        )
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return {
-            "type": "object",
-            "properties": {
-                "pattern": {"type": "string", "description": "Regular expression, or glob for target='files'"},
-                "target": {
-                    "type": "string",
-                    "enum": ["content", "files"],
-                    "description": "Search in files, or for files by name",
-                    "default": "content",
-                },
-                "path": {"type": "string", "description": "Folder or file to search in", "default": "."},
-                "file_glob": {"type": "string", "description": "Search only files whose name matches this"},
-                "limit": {"type": "integer", "description": "Results at most", "default": 50, "minimum": 1},
-                "offset": {"type": "integer", "description": "Results to skip", "default": 0, "minimum": 0},
-                "output_mode": {
-                    "type": "string",
-                    "enum": ["content", "files_only", "count"],
-                    "description": "Matching lines, paths only, or matches per file",
-                    "default": "content",
-                },
-                "context": {
-                    "type": "integer",
-                    "description": "Lines around each match",
-                    "default": 0,
-                    "minimum": 0,
-                },
-            },
-            "required": ["pattern"],
-        }
+    description = (
+        "Search files. target='content' finds lines that match a regular expression (Python's syntax) and "
+        "answers with matches, paths (files_only) or counts. target='files' finds files by a glob such as "
+        "'*.py', newest first. Hidden files and binary files are left out."
+    )
+    parameters = arguments(
+        ["pattern"],
+        pattern=typed("string", "Regular expression, or glob for target='files'"),
+        target={
+            "type": "string",
+            "enum": ["content", "files"],
+            "description": "Search in files, or for files by name",
+            "default": "content",
+        },
+        path=typed("string", "Folder or file to search in", default="."),
+        file_glob=typed("string", "Search only files whose name matches this"),
+        limit=typed("integer", "Results at most", default=50, minimum=1),
+        offset=typed("integer", "Results to skip", default=0, minimum=0),
+        output_mode={
+            "type": "string",
+            "enum": ["content", "files_only", "count"],
+            "description": "Matching lines, paths only, or matches per file",
+            "default": "content",
+        },
+        context=typed("integer", "Lines around each match", default=0, minimum=0),
+    )
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         sandbox = await runtime.sandbox()

@@ -1,13 +1,11 @@
-"""Toolset ``terminal``: commands in the rollout's sandbox, in the foreground and in the background.
-
-Owns the tools `terminal` and `process`, with the names and parameters that models know from hermes-agent.
-"""
+"""Toolset ``terminal``: commands in the rollout's sandbox, with names and parameters that models know from
+hermes-agent."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from hermes_rl.sandbox.base import CommandResult, Sandbox
+from hermes_rl.sandbox.base import Sandbox
 from hermes_rl.tools.base import (
     CALL_TIMEOUT,
     LISTED_OUTPUT,
@@ -16,8 +14,10 @@ from hermes_rl.tools.base import (
     Tool,
     ToolRuntime,
     Toolset,
+    arguments,
     as_json,
     readable,
+    typed,
 )
 from hermes_rl.tools.toolsets._process import ProcessTool
 
@@ -38,49 +38,28 @@ class Terminal(Tool):
     name = "terminal"
     on_sandbox = True
 
-    @property
-    def description(self) -> str:
-        return (
-            "Run a shell command in the sandbox. Files, the working directory and exported variables last "
-            "between calls. The answer has the output (stdout and stderr together) and the exit code; long "
-            "output keeps its head and tail. Use background=true for servers and other commands that do not "
-            "end by themselves, and the process tool to look after them. There is nobody to answer a prompt."
-        )
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return {
-            "type": "object",
-            "properties": {
-                "command": {"type": "string", "description": "The command to run"},
-                "background": {
-                    "type": "boolean",
-                    "description": "Start it and come back at once with a session_id for the process tool",
-                    "default": False,
-                },
-                "timeout": {
-                    "type": "integer",
-                    "description": "Seconds to wait at most; the sandbox has a limit of its own",
-                    "minimum": 1,
-                },
-                "workdir": {
-                    "type": "string",
-                    "description": "Directory for this command alone; default: where the last command ended",
-                },
-                "pty": {"type": "boolean", "description": "Has no effect here", "default": False},
-                "notify_on_complete": {
-                    "type": "boolean",
-                    "description": "Has no effect here; wait with the process tool",
-                    "default": False,
-                },
-                "watch_patterns": {
-                    "type": "array",
-                    "items": {"type": "string"},
-                    "description": "Has no effect here; poll with the process tool",
-                },
-            },
-            "required": ["command"],
-        }
+    description = (
+        "Run a shell command in the sandbox. Files, the working directory and exported variables last "
+        "between calls. The answer has the output (stdout and stderr together) and the exit code; long "
+        "output keeps its head and tail. Use background=true for servers and other commands that do not "
+        "end by themselves, and the process tool to look after them. There is nobody to answer a prompt."
+    )
+    parameters = arguments(
+        ["command"],
+        command=typed("string", "The command to run"),
+        background=typed(
+            "boolean", "Start it and come back at once with a session_id for the process tool", default=False
+        ),
+        timeout=typed("integer", "Seconds to wait at most; the sandbox has a limit of its own", minimum=1),
+        workdir=typed("string", "Directory for this command alone; default: where the last command ended"),
+        pty=typed("boolean", "Has no effect here", default=False),
+        notify_on_complete=typed("boolean", "Has no effect here; wait with the process tool", default=False),
+        watch_patterns={
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "Has no effect here; poll with the process tool",
+        },
+    )
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         sandbox = await runtime.sandbox()
@@ -96,10 +75,6 @@ async def _foreground(sandbox: Sandbox, runtime: ToolRuntime, args: dict[str, An
     script = runtime.shell.script(args["command"], workdir)
     result = await sandbox.run_reporting(script, runtime.shell.exports, timeout=timeout, output_limit=OUTPUT_BYTES)
     runtime.shell.learn(result.stderr, keep_cwd=workdir is not None)
-    return _answer(result, timeout)
-
-
-def _answer(result: CommandResult, timeout: float) -> dict[str, Any]:
     error = f"Command timed out after {timeout:g} seconds" if result.timed_out else None
     return {"output": readable(result.stdout), "exit_code": result.exit_code, "error": error}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from hermes_rl.tools.base import Tool, ToolInputError, ToolRuntime, Toolset, as_json
+from hermes_rl.tools.base import Tool, ToolInputError, ToolRuntime, Toolset, arguments, as_json, typed
 
 STATUSES = ("pending", "in_progress", "completed", "cancelled")
 MAX_ITEMS = 256
@@ -19,42 +19,25 @@ class Todo(Tool):
     name = "todo"
     parallel = False
 
-    @property
-    def description(self) -> str:
-        return (
-            "Keep a task list for work with several steps. Call it without parameters to read the list. "
-            "With todos, merge=false (the default) replaces the list, and merge=true updates items by id and "
-            "adds new ones. Order is priority; have at most one item in_progress, and mark items completed as "
-            "soon as they are done. The answer is always the whole list."
-        )
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        item = {
-            "type": "object",
-            "properties": {
-                "id": {"type": "string", "description": "Unique id of the item"},
-                "content": {"type": "string", "description": "What is to be done"},
-                "status": {"type": "string", "enum": list(STATUSES), "description": "Where it stands"},
-            },
-            "required": ["id", "content", "status"],
-        }
-        return {
-            "type": "object",
-            "properties": {
-                "todos": {
-                    "type": "array",
-                    "description": "Items to write. Leave out to read the list.",
-                    "items": item,
-                },
-                "merge": {
-                    "type": "boolean",
-                    "description": "true: update by id and add; false (default): replace the list",
-                    "default": False,
-                },
-            },
-            "required": [],
-        }
+    description = (
+        "Keep a task list for work with several steps. Call it without parameters to read the list. "
+        "With todos, merge=false (the default) replaces the list, and merge=true updates items by id and "
+        "adds new ones. Order is priority; have at most one item in_progress, and mark items completed as "
+        "soon as they are done. The answer is always the whole list."
+    )
+    parameters = arguments(
+        todos={
+            "type": "array",
+            "description": "Items to write. Leave out to read the list.",
+            "items": arguments(
+                ("id", "content", "status"),
+                id=typed("string", "Unique id of the item"),
+                content=typed("string", "What is to be done"),
+                status={"type": "string", "enum": list(STATUSES), "description": "Where it stands"},
+            ),
+        },
+        merge=typed("boolean", "true: update by id and add; false (default): replace the list", default=False),
+    )
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         if "todos" in args:

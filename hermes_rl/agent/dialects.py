@@ -20,7 +20,7 @@ SAMPLING = (
     "frequency_penalty", "reasoning_effort", "top_k", "min_p",
 )  # fmt: skip
 """What programs ask for of sampling. It is written down, and the spec's own is sent."""
-MOST_MESSAGES = 10_000
+MOST_MESSAGES = 5_000
 
 
 class RefusedRequestError(Exception):
@@ -36,7 +36,7 @@ class ProgramRequest:
     stream: bool
     usage_streamed: bool
     sampling: Mapping[str, Any]
-    """What it asks for of sampling, by name."""
+    """What it asks for of sampling, by name: numbers and short texts."""
 
 
 def read_request(body: Any) -> ProgramRequest:
@@ -66,8 +66,12 @@ def read_request(body: Any) -> ProgramRequest:
         [] if choice == "none" else _tools(body.get("tools")),
         bool(body.get("stream")),
         isinstance(options, dict) and bool(options.get("include_usage")),
-        {name: body[name] for name in SAMPLING if body.get(name) is not None},
+        {name: value for name in SAMPLING if isinstance(value := body.get(name), int | float | str) and _short(value)},
     )
+
+
+def _short(value: float | str) -> bool:
+    return not isinstance(value, str) or len(value) <= 100
 
 
 def _message(message: Any) -> Message:

@@ -9,9 +9,11 @@ bytes.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
@@ -34,7 +36,7 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import HermesRLError
 from hermes_rl.servers.base import ChatReply
 from hermes_rl.threads import one_at_a_time
-from hermes_rl.values import read_bounded
+from hermes_rl.values import read_bounded, write_message
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +45,10 @@ CONNECTIONS = 64
 """Open connections of one program."""
 MOST_REQUESTS = 10_000
 """Requests of one program, those included that are refused; then nobody answers any more."""
-LARGEST = 32 << 20
+LARGEST = 16 << 20
 """Bytes of a request."""
+HELD = 2 * LARGEST
+"""Bytes of all requests of one program that are being read."""
 IN_LOOP = 1 << 14
 """Bytes of a request up to which it is read on the event loop."""
 ACCEPT_PAUSE = 0.1
@@ -78,7 +82,15 @@ class Endpoint:
         self._recorder = recorder
         self._rollout_id = rollout_id
         self._kept = kept
-        self.calls: list[EndpointCall] = []
+        self.last: EndpointCall | None = None
+        self.main: EndpointCall | None = None
+        """The last call of the main conversation: of that with the most calls."""
+        self.counts: Counter[bytes] = Counter()
+        """Calls by how their conversation begins. The requests are not kept: each has all that was said before."""
+        self.sampling: dict[str, Any] = {}
+        """What was asked for of sampling at last, by name."""
+        self._held = 0
+        self._prompt: list[Message] = []
         self.requests = 0
         self.refused = 0
         """Requests that were told what is wrong with them."""
@@ -140,35 +152,40 @@ class Endpoint:
         if request.method != "POST" or not path.endswith("/chat/completions"):
             return _response(404, written_error(f"there is no {request.method} {path[:200]} here", "not_found"))
         try:
-            asked = read_request(await self._body(request))
+            body, size = await self._body(request)
+            asked = read_request(body)
         except RefusedRequestError as error:
             self.refused += 1
             return _response(400, written_error(str(error), "invalid_request"), close=True)
         async with self._turn:  # a rollout makes one model call at a time
-            return await self._answer(request, asked)
+            return await self._answer(request, asked, size)
 
-    async def _body(self, request: web.BaseRequest) -> Any:
+    async def _body(self, request: web.BaseRequest) -> tuple[Any, int]:
+        """Return what was sent, and its bytes."""
         if request.headers.get("Content-Encoding", "identity") != "identity":
             raise RefusedRequestError("the body must not be compressed")
         data = bytearray()
-        async for piece in request.content.iter_chunked(1 << 16):
-            data += piece
-            if len(data) > LARGEST:
-                raise RefusedRequestError(f"the body has more than {LARGEST} bytes")
         try:
+            async for piece in request.content.iter_chunked(1 << 16):
+                data += piece
+                self._held += len(piece)
+                if len(data) > LARGEST or self._held > HELD:
+                    raise RefusedRequestError(f"a request may have {LARGEST} bytes, all together {HELD}")
             if len(data) <= IN_LOOP:
-                return read_bounded(bytes(data), LARGEST)
-            return await one_at_a_time(read_bounded, bytes(data), LARGEST)
+                return read_bounded(bytes(data), LARGEST), len(data)
+            return await one_at_a_time(read_bounded, bytes(data), LARGEST), len(data)
         except ValueError as error:
             raise RefusedRequestError(f"what was sent {error}") from None
+        finally:
+            self._held -= len(data)
 
-    async def _answer(self, request: web.BaseRequest, asked: ProgramRequest) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest, asked: ProgramRequest, size: int) -> web.StreamResponse:
         if self.failure is not None:
             return _response(500, written_error("the model cannot be reached", "server_error"), close=True)
         if self.ending is None:
             self._since = time.monotonic()
             try:
-                answer = await self._ask(asked)
+                answer = await self._ask(asked, size)
             except OverError as over:
                 self.ending = over.ending
                 self.ended.set()
@@ -190,17 +207,18 @@ class Endpoint:
         await stream.write_eof()
         return stream
 
-    async def _ask(self, asked: ProgramRequest) -> ProgramAnswer:
+    async def _ask(self, asked: ProgramRequest, size: int) -> ProgramAnswer:
         recorder = self._recorder
-        prompt = asked.messages[: _first_answer(asked.messages)]
-        reply = await recorder.ask(asked.messages, asked.tools, prompt=prompt, rollout_id=self._rollout_id)
-        turn = recorder.result.turns_used
+        # What the server answered first tells whether it refuses this conversation alone, or everything.
+        prompt = self._prompt or asked.messages[: first_answer(asked.messages)]
+        reply = await recorder.ask(asked.messages, asked.tools, prompt=prompt, rollout_id=self._rollout_id, resent=size)
+        self._prompt, turn = prompt, recorder.result.turns_used
         message = self._kept(reply.message, turn)
         calls = message.get("tool_calls") or []
         for number, call in enumerate(calls):
             call["id"] = f"c{turn:04d}{number:04d}"  # no other call of the rollout has it
             call.pop("error", None)
-        self.calls.append(EndpointCall(asked, reply, message))
+        self._note(EndpointCall(asked, reply, message))
         finish = reply.finish_reason or ("tool_calls" if calls else "stop")
         prompted, written = (tokens_of(reply.usage, name) for name in ("prompt_tokens", "completion_tokens"))
         usage = {"prompt_tokens": prompted, "completion_tokens": written, "total_tokens": prompted + written}
@@ -208,12 +226,27 @@ class Endpoint:
             f"chatcmpl-{self._rollout_id}-{turn}", int(time.time()), reply.model, message, finish, usage
         )
 
+    def _note(self, call: EndpointCall) -> None:
+        """Take a call into account. A title or a sub-agent begins another conversation than the main one."""
+        self.last = call
+        self.sampling |= call.request.sampling
+        beginning = call.request.messages[: first_answer(call.request.messages)]
+        digest = hashlib.blake2b(write_message(beginning)).digest()
+        self.counts[digest] += 1
+        if self.counts[digest] == max(self.counts.values()):
+            self.main = call
+
+    @property
+    def side_calls(self) -> int:
+        """Calls of the model beside the main conversation."""
+        return self.counts.total() - max(self.counts.values(), default=0)
+
     @property
     def _model(self) -> str:
-        return self.calls[-1].reply.model if self.calls else "policy"
+        return self.last.reply.model if self.last is not None else "policy"
 
 
-def _first_answer(messages: list[Message]) -> int:
+def first_answer(messages: list[Message]) -> int:
     """Return how many messages stand before the first one of the model."""
     return next((place for place, each in enumerate(messages) if each["role"] == "assistant"), len(messages))
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from hermes_rl.agent.endpoint import PORT, Endpoint, EndpointCall
+from hermes_rl.agent.endpoint import PORT, Endpoint, first_answer
 from hermes_rl.agent.loop import kept_message
 from hermes_rl.agent.recorder import LoopOptions, PolicyRecorder
 from hermes_rl.agent.result import AgentResult, Message, ProgramRun, ToolCall, text_of
@@ -152,12 +151,11 @@ class ProgramDriver:
             return endpoint.ending
         if not in_time:
             return Ending.TIMEOUT
-        if not endpoint.calls:
+        if endpoint.last is None:
             if ended is not None and ended.exit_code in CANNOT_START:
                 raise UserError(f"agent.program cannot be started (status {ended.exit_code}): {run.output.strip()}")
             return Ending.GAVE_UP
-        last = endpoint.calls[-1]
-        return recorder.ended_by(last.reply, last.calls) or Ending.GAVE_UP
+        return recorder.ended_by(endpoint.last.reply, endpoint.last.calls) or Ending.GAVE_UP
 
 
 async def _first(running: asyncio.Task[Any], event: Awaitable[Any] | None, seconds: float) -> None:
@@ -172,43 +170,16 @@ async def _first(running: asyncio.Task[Any], event: Awaitable[Any] | None, secon
 
 
 def _write_down(endpoint: Endpoint, result: AgentResult) -> None:
-    """Write what the program's requests were into the result: its main line as the conversation, and the counts."""
-    run = result.program
+    """Write what the program's requests were into the result: its main conversation as the messages, and the counts."""
+    run, call = result.program, endpoint.main
     assert run is not None
-    run.requests, run.refused = endpoint.requests, endpoint.refused
-    for call in endpoint.calls:
-        run.sampling.update(call.request.sampling)
-    if not endpoint.calls:
-        return
-    line = main_line(endpoint.calls)
-    last = line[-1]
-    result.messages = [*last.request.messages, last.message]
-    result.prompt_length = next(
-        place for place, message in enumerate(result.messages) if message["role"] == "assistant"
-    )
-    result.tool_schemas = last.request.tools
-    run.side_calls = len(endpoint.calls) - len(line)
-    result.tool_calls = _tool_calls(result.messages[result.prompt_length :])
-
-
-def main_line(calls: Sequence[EndpointCall]) -> list[EndpointCall]:
-    """Return the calls of a program's main conversation: those that begin as its longest one does.
-
-    Titles and sub-agents begin otherwise. A history that was summed up begins as before, with the task.
-    """
-    begins = [_beginning(call) for call in calls]
-    longest = Counter(begins).most_common(1)[0][0]
-    return [call for call, begin in zip(calls, begins, strict=True) if begin == longest]
-
-
-def _beginning(call: EndpointCall) -> tuple[str, ...]:
-    """Return the texts before the first turn of the model or a tool: of a conversation the same in all of its calls."""
-    texts: list[str] = []
-    for message in call.request.messages:
-        if message["role"] not in ("system", "user"):
-            break
-        texts.append(f"{message['role']}: {text_of(message.get('content'))}")
-    return tuple(texts)
+    run.requests, run.refused, run.side_calls = endpoint.requests, endpoint.refused, endpoint.side_calls
+    run.sampling = endpoint.sampling
+    if call is not None:
+        result.messages = [*call.request.messages, call.message]
+        result.prompt_length = first_answer(result.messages)
+        result.tool_schemas = call.request.tools
+        result.tool_calls = _tool_calls(result.messages[result.prompt_length :])
 
 
 def _tool_calls(messages: Sequence[Message]) -> list[ToolCall]:

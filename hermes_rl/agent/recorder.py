@@ -161,11 +161,13 @@ class PolicyRecorder:
         *,
         prompt: Sequence[Message],
         rollout_id: str,
+        resent: int = 0,
     ) -> ChatReply:
         """Make one call of the policy and write its answer down.
 
         Args:
             prompt: the part of the conversation that neither the policy nor its tools have written.
+            resent: bytes of the request in which a program has sent all of this; 0: the messages are our own.
 
         Raises:
             OverError: there is no room for this call.
@@ -175,7 +177,7 @@ class PolicyRecorder:
         if (ending := self._spent()) is not None:
             raise OverError(ending)
         try:
-            request = await self._request(messages, tools, rollout_id)
+            request = await self._request(messages, tools, rollout_id, resent)
             reply: ChatReply = await self.server.chat(request)
             if result.turns_used == 0:
                 self._require_room(tokens_of(reply.usage, "prompt_tokens"))
@@ -216,7 +218,7 @@ class PolicyRecorder:
         return None
 
     async def _request(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, rollout_id: str
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, rollout_id: str, resent: int
     ) -> ChatRequest:
         options = self.options
         self._limit, bound = options.max_tokens, options.max_trajectory_tokens
@@ -237,6 +239,7 @@ class PolicyRecorder:
             extra_body=options.extra_body,
             logprobs=options.logprobs,
             rollout_id=rollout_id,
+            resent=resent,
             transcript=self.result.transcript,
         )
 

@@ -127,6 +127,8 @@ class ChatRequest:
     """Ask for the log-probability of each sampled token."""
     rollout_id: str | None = None
     """Calls with one id go to one server, because that server has the rollout's prefix in its cache."""
+    resent: int = 0
+    """Bytes of the request in which an agent program has sent the whole conversation; 0: it is our own."""
     transcript: Transcript | None = None
     """The tokens that the rollout has sampled so far; a token-level server extends them and adds its own."""
     prompt: str | Sequence[int] | None = None

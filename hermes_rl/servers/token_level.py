@@ -174,7 +174,8 @@ class TokenServer:
     async def _prompt(self, renderer: Renderer, transcript: Transcript, request: ChatRequest) -> RenderedPrompt:
         given = renderer, transcript, request.messages, request.tools
         try:
-            if not transcript.turns and _characters(request) > LARGE:
+            # Our own conversations only grow by what the tools have said; a program's may be another one each time.
+            if request.resent > LARGE or (not transcript.turns and _characters(request) > LARGE):
                 return await asyncio.to_thread(next_prompt, *given)
             return next_prompt(*given)
         except TemplateRefused as error:

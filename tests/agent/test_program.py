@@ -78,6 +78,16 @@ if MODE == "nasty":
     assert post("/chat/completions", whole, **{"Content-Encoding": "gzip"})[0] == 400
     assert post("/nothing", {})[0] == 404
     assert json.loads(urllib.request.urlopen(os.environ["OPENAI_BASE_URL"] + "/models").read())["data"]
+    halves = [socket.create_connection(("127.0.0.1", 8181)) for _ in range(3)]
+    try:
+        for half in halves:
+            half.sendall(b"POST /v1/chat/completions HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: 16000000\\r\\n\\r\\n")
+            half.sendall(b" " * 15_000_000)
+            time.sleep(0.5)
+        assert halves[2].recv(12).endswith(b"400")
+    except ConnectionError:
+        pass
+    for half in halves: half.close()
     held = [socket.create_connection(("127.0.0.1", 8181)) for _ in range(50)]
 
 messages = [{"role": "system", "content": "Use your tool."}, {"role": "user", "content": TASK}]
@@ -88,6 +98,8 @@ while True:
     if MODE == "hangs": time.sleep(1000)
     message = ask(messages, **more)
     if MODE == "crashes": os.abort()
+    if MODE == "pictures":
+        ask([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}])
     if MODE == "leaves": sys.exit(0)
     messages.append(resent(message))
     if MODE == "endless":
@@ -186,6 +198,7 @@ async def test_a_side_call_has_a_sequence_of_its_own_and_no_place_in_the_convers
     [
         ("crashes", Ending.GAVE_UP),
         ("leaves", Ending.GAVE_UP),
+        ("pictures", Ending.REFUSED),
         ("endless", Ending.MAX_TURNS),
         ("hangs", Ending.TIMEOUT),
     ],
@@ -200,7 +213,7 @@ async def test_requests_that_nobody_can_answer_are_refused_and_harm_nothing(tmp_
     assert rollout.result is not None
     assert rollout.result.program is not None
     assert (rollout.ending, rollout.score) == (Ending.FINISHED, 1.0), rollout.result.program
-    assert rollout.result.program.refused == 16
+    assert rollout.result.program.refused == 17
     assert rollout.turns == 2
 
 

@@ -107,12 +107,11 @@ class Endpoint:
         self._accepting: asyncio.Task[None] | None = None
         self._server = web.Server(self._handle, auto_decompress=False, access_log=None)
 
-    async def serve(self, listener: socket.socket) -> Self:
+    def serve(self, listener: socket.socket) -> None:
         """Serve what comes in at a listening socket, which is ours to close from now on."""
         listener.setblocking(False)
         self._listener = listener
         self._accepting = asyncio.create_task(self._accept(listener))
-        return self
 
     async def __aenter__(self) -> Self:
         return self

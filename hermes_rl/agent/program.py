@@ -101,9 +101,12 @@ class ProgramDriver:
                 f"agent.program: a sandbox of `backend: {self.runtime.config.backend}` has no network of its own, in "
                 "which the program could find the model; use bubblewrap or docker"
             )
-        endpoint = Endpoint(recorder, self.runtime.task_id, kept_message)
-        async with endpoint:
-            await endpoint.serve(await sandbox.listen(PORT))
+        try:
+            listener = await sandbox.listen(PORT)
+        except OSError as error:  # the sandbox's setup has begun something there
+            raise UserError(f"agent.program: port {PORT} of the sandbox cannot be opened: {error}") from error
+        async with Endpoint(recorder, self.runtime.task_id, kept_message) as endpoint:
+            endpoint.serve(listener)
             try:
                 ended, in_time = await self._watched(sandbox, endpoint, recorder)
             finally:

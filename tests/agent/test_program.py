@@ -227,6 +227,12 @@ async def test_a_program_that_is_not_there_is_a_mistake_of_the_spec(tmp_path: Pa
         await played(tmp_path, "verbatim", command="no-such-program")
 
 
+async def test_a_port_that_is_taken_is_a_mistake_of_the_spec(tmp_path: Path) -> None:
+    setup = 'setup: ["python3 -m http.server 8181 >/dev/null 2>&1 & sleep 2"], '
+    with pytest.raises(UserError, match="port 8181 of the sandbox cannot be opened"):
+        await played(tmp_path, "verbatim", sandbox=setup)
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [

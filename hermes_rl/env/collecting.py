@@ -6,8 +6,9 @@ import asyncio
 import hashlib
 import itertools
 import logging
+import math
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -73,6 +74,20 @@ def _further(item: dict[str, Any], number: int) -> dict[str, Any]:
     filler = {"tokens": item["tokens"][:1], "masks": [MASKED], "inference_logprobs": [MASKED_LOGPROB]}
     filler |= {name: [value] for name, value in OF_TEACHER.items() if item.get(name) is not None}
     return {**filler, "scores": item["scores"], "overrides": dict(FILLER_OVERRIDE), "layer": number + 1}
+
+
+def checked(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the item, if it can be part of a group.
+
+    Raises:
+        ValueError: it lacks tokens, masks or a score; or its score is not finite, which makes a whole batch fail.
+    """
+    missing = [name for name in ("tokens", "masks", "scores") if item.get(name) is None]
+    if missing:
+        raise ValueError(f"collect_trajectory returned an item without {missing[0]!r}")
+    if not math.isfinite(float(item["scores"])):
+        raise ValueError(f"collect_trajectory returned the score {item['scores']}, which is not finite")
+    return dict(item)
 
 
 # An environment's own code as the conductor meets it: its items as rows, its collected groups, its changed lines
@@ -323,8 +338,7 @@ class Collecting:
             try:
                 scored, backlog = await self.collect_trajectory(item)
                 if scored is not None:
-                    Checks(group_size=1).usable([assemble([scored])], None)
-                    return dict(scored), list(backlog)
+                    return checked(scored), list(backlog)
             except Exception:  # a user's code may raise anything, and costs its own group at most; the log says what
                 logger.exception("collect_trajectory failed (attempt %d of %d)", attempt + 1, REPLAYS + 1)
         return None, []

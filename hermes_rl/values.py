@@ -18,7 +18,7 @@ import math
 import os
 import re
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache
 from typing import Any, TypeGuard
 
 import orjson
@@ -33,7 +33,7 @@ LARGEST_COUNT = 2**53
 
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is a number that can be computed with; true and false are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
+    return isinstance(value, (int, float)) and value is not True and value is not False and abs(value) <= LARGEST_NUMBER
 
 
 def count_of(value: object) -> int:
@@ -115,12 +115,17 @@ def write_json(
     value: Any, indent: int | None = None, default: Callable[[Any], Any] | None = None, *, ascii_only: bool = False
 ) -> bytes:
     """Return a value as JSON in UTF-8; raises `TypeError` where it holds what neither JSON nor `default` can say."""
-    dumps = partial(json.dumps, ensure_ascii=ascii_only, allow_nan=False, indent=indent, default=default)
+    encode = _encoder(indent, default, ascii_only).encode
     try:
-        text = dumps(value)
+        text = encode(value)
     except ValueError:
-        text = dumps(_finite(value))
+        text = encode(_finite(value))
     return text.encode("utf-8", "backslashreplace")  # for a lone surrogate, its escape in JSON as well
+
+
+@lru_cache(maxsize=16)
+def _encoder(indent: int | None, default: Callable[[Any], Any] | None, ascii_only: bool) -> json.JSONEncoder:
+    return json.JSONEncoder(ensure_ascii=ascii_only, allow_nan=False, indent=indent, default=default)
 
 
 def _float(digits: str) -> float | None:

@@ -85,11 +85,11 @@ class Meter:
 
     def count(self, role: str, usage: Mapping[str, Any]) -> None:
         """Take an answered call into account."""
-        amounts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens", "cost")}
         with self._lock:
             counts = self.roles.setdefault(role, {})
-            for name, count in {"calls": 1, **amounts}.items():
-                if is_number(count) and count >= 0:
+            counts["calls"] = counts.get("calls", 0) + 1
+            for name in ("prompt_tokens", "completion_tokens", "cost"):
+                if is_number(count := usage.get(name)) and count >= 0:
                     counts[name] = counts.get(name, 0) + count
 
 

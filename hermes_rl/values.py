@@ -21,8 +21,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, TypeGuard
 
-import orjson
-
 # --------------------------------------------------------------------------------------------- Numbers and text
 
 LARGEST_NUMBER = 1e100
@@ -102,13 +100,13 @@ def write_message(value: Any, default: Callable[[Any], Any] | None = None) -> by
 
     It is several times as fast. Files keep their blanks: those who search in their lines know them.
     """
+    import orjson  # engines import this module in their own environments, and send nothing
+
+    plain = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
     try:
-        return orjson.dumps(value, default, _AS_JSON)
+        return orjson.dumps(value, default, plain)
     except orjson.JSONEncodeError:  # half of a character, a number without end, keys that are no text, or an error
         return write_json(value, default=default)
-
-
-_AS_JSON = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 
 
 def write_json(

@@ -128,8 +128,16 @@ class Pull:
     ) -> hermes_rl.Rollout:
         """Play one rollout by itself, with another policy where one is given. `Env.play` raises the same."""
         row, group, member, size = place
-        given: dict[str, Any] = {"split": split, "sampling": sampling, "replays": self._replays}
-        return await self.env.play(row, policy or self.policy, group, member, size, **given)
+        return await self.env.play(
+            row,
+            policy=policy or self.policy,
+            group=group,
+            index=member,
+            size=size,
+            split=split,
+            sampling=sampling,
+            replays=self._replays,
+        )
 
     async def play_group(self, place: BatchPlace, split: str, sampling: Mapping[str, Any]) -> hermes_rl.Group:
         """Play all members of a group. `Env.play_group` raises the same."""

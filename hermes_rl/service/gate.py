@@ -75,7 +75,7 @@ class Gate:
             same = hmac.compare_digest(token.strip(), self._token)
             if scheme.lower() != b"bearer" or not same:
                 raise Refused(401, "unauthorized", "send the service's token: `Authorization: Bearer …`")
-        path, method = scope["path"], scope["method"]
+        path, method = scope["path"], scope.get("method")  # a WebSocket has none
         begun = path.startswith("/v1/sessions/") and method in ("GET", "POST", "DELETE")
         if self._closed() and not begun and path != "/v1/metrics":
             raise ending()

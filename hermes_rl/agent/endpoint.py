@@ -14,7 +14,6 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -30,6 +29,7 @@ from hermes_rl.agent.dialects import (
     written_error,
     written_models,
 )
+from hermes_rl.agent.loop import kept_message
 from hermes_rl.agent.recorder import OverError, PolicyRecorder
 from hermes_rl.agent.result import Message, tokens_of
 from hermes_rl.endings import Ending
@@ -70,18 +70,11 @@ class EndpointCall:
 
 
 class Endpoint:
-    """Serves one program; see above. Use it as ``async with``.
+    """Serves one program; see above. Use it as ``async with``."""
 
-    Args:
-        kept: makes the message of the history of what a server has answered, and the number of its turn.
-    """
-
-    def __init__(
-        self, recorder: PolicyRecorder, rollout_id: str, kept: Callable[[dict[str, Any], int], Message]
-    ) -> None:
+    def __init__(self, recorder: PolicyRecorder, rollout_id: str) -> None:
         self._recorder = recorder
         self._rollout_id = rollout_id
-        self._kept = kept
         self.last: EndpointCall | None = None
         self.main: EndpointCall | None = None
         """The last call of the main conversation: of that with the most calls."""
@@ -212,7 +205,7 @@ class Endpoint:
         prompt = self._prompt or asked.messages[: first_answer(asked.messages)]
         reply = await recorder.ask(asked.messages, asked.tools, prompt=prompt, rollout_id=self._rollout_id, resent=size)
         self._prompt, turn = prompt, recorder.result.turns_used
-        message = self._kept(reply.message, turn)
+        message = kept_message(reply.message, turn)
         calls = message.get("tool_calls") or []
         for number, call in enumerate(calls):
             call["id"] = f"c{turn:04d}{number:04d}"  # no other call of the rollout has it

@@ -17,7 +17,6 @@ from typing import Any
 from urllib.parse import quote
 
 from hermes_rl.agent.endpoint import PORT, Endpoint, first_answer
-from hermes_rl.agent.loop import kept_message
 from hermes_rl.agent.recorder import LoopOptions, PolicyRecorder
 from hermes_rl.agent.result import AgentResult, Message, ProgramRun, ToolCall, text_of
 from hermes_rl.endings import Ending
@@ -105,7 +104,7 @@ class ProgramDriver:
             listener = await sandbox.listen(PORT)
         except OSError as error:  # the sandbox's setup has begun something there
             raise UserError(f"agent.program: port {PORT} of the sandbox cannot be opened: {error}") from error
-        async with Endpoint(recorder, self.runtime.task_id, kept_message) as endpoint:
+        async with Endpoint(recorder, self.runtime.task_id) as endpoint:
             endpoint.serve(listener)
             try:
                 ended, in_time = await self._watched(sandbox, endpoint, recorder)

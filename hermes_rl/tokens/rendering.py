@@ -144,15 +144,15 @@ class Renderer(Protocol):
 
 def next_prompt(renderer: Renderer, transcript: Transcript, messages: Messages, tools: Tools | None) -> RenderedPrompt:
     """Make the prompt for a conversation; it extends what was sampled where it can. Raises `TemplateRefused`."""
-    branch = transcript.holding(messages)
+    branch = transcript.holding(messages, tools)
     if branch is not None:
         new = messages[len(branch.history) :]
-        if not any(one.get("role") == "assistant" for one in new):
+        if not any(message.get("role") == "assistant" for message in new):
             called = [name for name, _ in branch.history.snapshots[-1].calls]
             further = renderer.following(branch, named(new, called), tools)
             if further is not None:
-                return RenderedPrompt(branch.tokens + further, branch)
-    return RenderedPrompt(renderer.first(history_named(messages), tools))
+                return RenderedPrompt(branch.tokens + further, branch, tools)
+    return RenderedPrompt(renderer.first(history_named(messages), tools), tools=tools)
 
 
 # ------------------------------------------------------------------------- Probes: what does a chat template do?

@@ -1,10 +1,11 @@
 """The transcript of a rollout: its sampled steps, merged into sequences as they happen.
 
 A step extends the longest sequence that is an exact prefix of its prompt; otherwise it opens a new one. So every
-sampled token lies in exactly one span of one sequence, in the context that the model saw. Servers, harnesses and
-templates rewrite a message without changing what it says (ids of calls, spaces in the JSON of arguments, None for an
-empty text, dropped reasoning); the transcript takes it for the same message. Renderers make the tokens of messages;
-`Guard` keeps text in them that looks like a control token from becoming one.
+sampled token lies in exactly one span of one sequence, in the context that the model saw. Servers, programs and
+templates rewrite an answer of the model without changing what it says (ids of calls, the JSON of arguments, blanks
+around the text, reasoning that is dropped); the transcript takes it for the same answer. All other messages have to be
+as they were. Renderers make the tokens of messages; `Guard` keeps text in them that looks like a control token from
+becoming one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 if TYPE_CHECKING:
@@ -315,8 +317,9 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
 # ------------------------------------------------------------------------------------------------ The transcript
 
 Call = tuple[str, Any]
-How = Literal["first", "extended", "anew"]
-"""How a prompt was made: it was the first of the rollout, it extended the tokens before it, or it was rendered anew."""
+How = Literal["first", "extended", "branched", "anew"]
+"""How a prompt was made: it was the first of the rollout, it extended the tokens before it, it extended an earlier
+answer that the conversation had already gone on from, or it was rendered anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,12 +329,21 @@ class Snapshot:
     role: str
     content: Any
     calls: tuple[Call, ...] = ()
-    thought: bool = False
-    """Whether the message has reasoning, which templates may drop later on."""
+    thought: str = ""
+    """The reasoning without blanks around it; templates may drop it later on."""
 
     def same(self, message: Mapping[str, Any]) -> bool:
-        """Whether the message says the same."""
-        if message.get("role") != self.role or (message.get("content") or "") != self.content:
+        """Whether the message says the same.
+
+        An answer of the model may come back without its reasoning and without the blanks around its text; a text of
+        anyone else is the same to the letter.
+        """
+        content = message.get("content") or ""
+        if message.get("role") != self.role:
+            return False
+        if content != self.content and not (self.role == "assistant" and _stripped(content) == _stripped(self.content)):
+            return False
+        if self.role == "assistant" and _thought(message) not in ("", self.thought):
             return False
         calls = _calls(message)
         return calls == self.calls or _canonical(calls) == _canonical(self.calls)
@@ -339,8 +351,16 @@ class Snapshot:
 
 def snapshot(message: Mapping[str, Any]) -> Snapshot:
     """Take the snapshot of a message."""
-    thought = bool(message.get("reasoning_content") or message.get("reasoning"))
-    return Snapshot(str(message.get("role")), message.get("content") or "", _calls(message), thought)
+    return Snapshot(str(message.get("role")), message.get("content") or "", _calls(message), _thought(message))
+
+
+def _stripped(content: Any) -> Any:
+    return content.strip() if isinstance(content, str) else content
+
+
+def _thought(message: Mapping[str, Any]) -> str:
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    return str(reasoning).strip() if reasoning else ""
 
 
 class History:
@@ -374,12 +394,12 @@ class History:
         self._messages, self._contents, self._calls = head, contents, calls
         return True
 
-    def follow(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Become this conversation: append its new messages, or begin anew where it is another conversation."""
-        if not self.begins(messages):
-            for column in (self.snapshots, self._messages, self._contents, self._calls):
-                column.clear()
-        self.extend(messages)
+    def same(self, messages: Sequence[Mapping[str, Any]]) -> int:
+        """Return how many messages at the beginning of a conversation are these."""
+        if self.begins(messages):
+            return len(self)
+        pairs = zip(self.snapshots, messages, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0].same(pair[1]), pairs))
 
     def extend(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Append the new messages of a conversation that is known to begin with these."""
@@ -402,12 +422,30 @@ def _canonical(calls: tuple[Call, ...]) -> list[tuple[str, str]]:
     return [(name, _canonical_arguments(arguments)) for name, arguments in calls]
 
 
+EXACT = 1 << 53
+"""Up to here a number without a fraction means the same with a point as without, in every language."""
+
+
 def _canonical_arguments(arguments: Any) -> str:
+    """Write arguments in one form. JSON with a name twice is left as it is: readers differ in what it means."""
     try:
-        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments  # NaN and null are not the same
-        return json.dumps(parsed, sort_keys=True, default=str)
+        text = (arguments or "{}") if isinstance(arguments, str) else json.dumps(arguments, default=str)
+        parsed = json.loads(text, parse_float=_number, object_pairs_hook=_named_once)
+        return json.dumps(parsed, sort_keys=True)  # NaN and null are not the same
     except (ValueError, RecursionError):
         return str(arguments)
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    return int(number) if number.is_integer() and abs(number) <= EXACT else number
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    named = dict(pairs)
+    if len(named) < len(pairs):
+        raise ValueError("a name stands there twice")
+    return named
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,6 +503,10 @@ class Branch:
     sampled: array[float] = field(default_factory=numbers)
     spans: list[SampledSpan] = field(default_factory=list)
     history: History = field(default_factory=History)
+    tools: Tools | None = None
+    """The tools that its prompt shows."""
+    answered: list[int] = field(default_factory=list)
+    """For each span, how many messages of the history there are up to and with its answer."""
     text: tuple[bytes, ...] = ()
     """The first tokens as parts of a JSON list; they are kept because each request of the rollout repeats them."""
     listed: int = 0
@@ -474,6 +516,13 @@ class Branch:
         size = len(self.tokens)
         return size <= len(prompt) and prompt[:size].tobytes() == self.tokens.tobytes()
 
+    def until(self, answer: int) -> Branch:
+        """Return this branch as it was when an answer had come."""
+        spans, size = self.spans[: answer + 1], self.answered[answer]
+        history = History()
+        history.snapshots = self.history.snapshots[:size]
+        return Branch(self.tokens[: spans[-1].stop], spans=spans, history=history, tools=self.tools)
+
 
 @dataclass(frozen=True)
 class RenderedPrompt:
@@ -481,6 +530,7 @@ class RenderedPrompt:
 
     ids: array[int]
     onto: Branch | None = None
+    tools: Tools | None = None
 
     @cached_property
     def text(self) -> tuple[bytes, ...]:
@@ -504,12 +554,14 @@ class Transcript:
         `prompt` is the step's own prompt: where it extends a branch, neither tokens nor messages are compared.
         """
         onto = None if prompt is None else prompt.onto
-        place = self._longest_prefix(step.prompt) if onto is None else self.branches.index(onto)
-        how: How = "first" if not self.turns else "extended" if place is not None else "anew"
+        place = self._place(onto, step.prompt)
+        how: How = "first" if not self.turns else "extended" if place is not None else "branched" if onto else "anew"
         if place is None:
             place = len(self.branches)
             self.branches.append(Branch())
         branch = self.branches[place]
+        if prompt is not None:
+            branch.tools = prompt.tools
         start = len(step.prompt)
         branch.tokens += step.prompt[len(branch.tokens) :] + step.completion
         if prompt is not None and "text" in vars(prompt):  # a request has used it
@@ -518,31 +570,55 @@ class Transcript:
         number = len(self.turns)
         branch.spans.append(SampledSpan(number, start, len(branch.tokens)))
         if messages is not None:
-            (branch.history.follow if onto is None else branch.history.extend)(messages)
+            if onto is not branch and not branch.history.begins(messages):
+                branch.history = History()  # the same tokens, and another conversation
+                branch.answered = [0] * len(branch.answered)
+            branch.history.extend(messages)
+        branch.answered.append(len(branch.history))
         turn = TranscriptTurn(number, place, start, len(branch.tokens), step.finish, step.weights, how)
         self.turns.append(turn)
         return turn
 
     def first_sampled(self, prompt: RenderedPrompt) -> int:
         """Return where the response begins in the sequence that a step with this prompt becomes part of."""
-        place = self._longest_prefix(prompt.ids) if prompt.onto is None else self.branches.index(prompt.onto)
+        place = self._place(prompt.onto, prompt.ids)
         return len(prompt.ids) if place is None else self.branches[place].spans[0].start
 
-    def holding(self, messages: Sequence[Any]) -> Branch | None:
-        """Find the branch that holds the longest beginning of a conversation, up to and with an answer of the model."""
-        found: Branch | None = None
-        for branch in self.branches:
-            size = len(branch.history)
-            longer = found is None or size > len(found.history)
-            if longer and 0 < size < len(messages) and branch.history.begins(messages):
-                found = branch
-        return found
+    def holding(self, messages: Sequence[Any], tools: Tools | None = None) -> Branch | None:
+        """Find what holds the longest beginning of a conversation, up to and with an answer of the model.
+
+        That is a branch, or one as it was at an earlier answer. Where several answers of other tokens say the same, and
+        nothing tells which one is meant, there is none.
+        """
+        deepest, candidates = 0, list[tuple[Branch, int]]()
+        for branch in sorted(self.branches, key=lambda branch: -len(branch.history)):
+            if len(branch.history) < max(deepest, 1) or (branch.tools or None) != (tools or None):
+                continue
+            same = min(branch.history.same(messages), len(messages) - 1)
+            answer = max((place for place, size in enumerate(branch.answered) if 0 < size <= same), default=None)
+            if answer is None or branch.answered[answer] < deepest:
+                continue
+            if branch.answered[answer] > deepest:
+                deepest, candidates = branch.answered[answer], []
+            candidates.append((branch, answer))
+        whole = [branch for branch, answer in candidates if answer == len(branch.spans) - 1]
+        beginnings = whole[-1:] or [branch.until(answer) for branch, answer in candidates[-1:]]
+        for branch, answer in candidates if len(candidates) > 1 else ():
+            if branch.tokens[: branch.spans[answer].stop] != beginnings[0].tokens:
+                return None
+        return beginnings[0] if beginnings else None
 
     def sequences(self) -> list[TokenSequence]:
         """Return the merged sequences, in the order in which they were opened."""
         for branch in self.branches:
             branch.text, branch.listed = (), 0  # a rollout that goes on all the same makes it again
         return [TokenSequence(branch.tokens, tuple(branch.spans), branch.sampled) for branch in self.branches]
+
+    def _place(self, onto: Branch | None, prompt: array[int]) -> int | None:
+        """Return the place of the branch that a prompt extends; None where it opens one."""
+        if onto is None:
+            return self._longest_prefix(prompt)
+        return self.branches.index(onto) if onto in self.branches else None
 
     def _longest_prefix(self, prompt: array[int]) -> int | None:
         by_length = sorted(range(len(self.branches)), key=lambda place: -len(self.branches[place].tokens))

@@ -9,16 +9,16 @@ bytes.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import socket
 import time
-from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from aiohttp import web
 
+from hermes_rl.agent.conversations import Conversations
 from hermes_rl.agent.dialects import (
     ProgramAnswer,
     ProgramRequest,
@@ -36,7 +36,7 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import HermesRLError
 from hermes_rl.servers.base import ChatReply
 from hermes_rl.threads import one_at_a_time
-from hermes_rl.values import read_bounded, write_message
+from hermes_rl.values import read_bounded
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +77,8 @@ class Endpoint:
         self._rollout_id = rollout_id
         self.last: EndpointCall | None = None
         self.main: EndpointCall | None = None
-        """The last call of the main conversation: of that with the most calls."""
-        self.counts: Counter[bytes] = Counter()
-        """Calls by how their conversation begins. The requests are not kept: each has all that was said before."""
+        """The last call of the main line. Other requests are not kept: each has all that was said before."""
+        self.conversations = Conversations()
         self.sampling: dict[str, Any] = {}
         """What was asked for of sampling at last, by name."""
         self._held = 0
@@ -190,13 +189,16 @@ class Endpoint:
         if self.ending is not None:
             said = f"the rollout is over ({self.ending}): no further request is answered"
             return _response(400, written_error(said, "rollout_over"), close=True)
+        call = self.conversations.calls[-1]
         if not asked.stream:
+            call.delivered = request.transport is not None
             return _response(200, written_answer(answer))
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await stream.prepare(request)
         for event in events(answer, with_usage=asked.usage_streamed):
             await stream.write(event)
         await stream.write_eof()
+        call.delivered = True
         return stream
 
     async def _ask(self, asked: ProgramRequest, size: int) -> ProgramAnswer:
@@ -210,7 +212,7 @@ class Endpoint:
         for number, call in enumerate(calls):
             call["id"] = f"c{turn:04d}{number:04d}"  # no other call of the rollout has it
             call.pop("error", None)
-        self._note(EndpointCall(asked, reply, message))
+        await self._note(EndpointCall(asked, reply, message), size)
         finish = reply.finish_reason or ("tool_calls" if calls else "stop")
         prompted, written = (tokens_of(reply.usage, name) for name in ("prompt_tokens", "completion_tokens"))
         usage = {"prompt_tokens": prompted, "completion_tokens": written, "total_tokens": prompted + written}
@@ -218,20 +220,14 @@ class Endpoint:
             f"chatcmpl-{self._rollout_id}-{turn}", int(time.time()), reply.model, message, finish, usage
         )
 
-    def _note(self, call: EndpointCall) -> None:
-        """Take a call into account. A title or a sub-agent begins another conversation than the main one."""
+    async def _note(self, call: EndpointCall, size: int) -> None:
+        """Take a call into account."""
         self.last = call
         self.sampling |= call.request.sampling
-        beginning = call.request.messages[: first_answer(call.request.messages)]
-        digest = hashlib.blake2b(write_message(beginning)).digest()
-        self.counts[digest] += 1
-        if self.counts[digest] == max(self.counts.values()):
+        add = partial(self.conversations.add, call.request.messages, call.request.tools, call.message)
+        noted = add() if size <= IN_LOOP else await one_at_a_time(add)
+        if noted.root == self.conversations.main and (noted.tools or not (self.main and self.main.request.tools)):
             self.main = call
-
-    @property
-    def side_calls(self) -> int:
-        """Calls of the model beside the main conversation."""
-        return self.counts.total() - max(self.counts.values(), default=0)
 
     @property
     def _model(self) -> str:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
+from hermes_rl.agent.conversations import Kind
 from hermes_rl.agent.endpoint import PORT, Endpoint, first_answer
 from hermes_rl.agent.recorder import LoopOptions, PolicyRecorder
 from hermes_rl.agent.result import AgentResult, Message, ProgramRun, ToolCall, text_of
@@ -48,10 +49,11 @@ def endpoint_of(rollout_id: str) -> str:
 
 @dataclass(frozen=True)
 class AgentProgram:
-    """How a program is started for one rollout."""
+    """How a program is started for one rollout, and which kinds of its calls are trained on."""
 
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    train: tuple[Kind, ...] = ("main", "subagents")
 
 
 class ProgramDriver:
@@ -109,7 +111,7 @@ class ProgramDriver:
             try:
                 ended, in_time = await self._watched(sandbox, endpoint, recorder)
             finally:
-                _write_down(endpoint, recorder.result)
+                _write_down(endpoint, recorder.result, self.program.train)
         return self._ending(endpoint, recorder, ended, in_time=in_time)
 
     async def _watched(
@@ -153,11 +155,11 @@ class ProgramDriver:
             return endpoint.ending
         if not in_time:
             return Ending.TIMEOUT
-        if endpoint.last is None:
+        if endpoint.main is None:
             if ended is not None and ended.exit_code in CANNOT_START:
                 raise UserError(f"agent.program cannot be started (status {ended.exit_code}): {run.output.strip()}")
             return Ending.GAVE_UP
-        return recorder.ended_by(endpoint.last.reply, endpoint.last.calls) or Ending.GAVE_UP
+        return recorder.ended_by(endpoint.main.reply, endpoint.main.calls) or Ending.GAVE_UP
 
 
 async def _first(running: asyncio.Task[Any], event: Awaitable[Any] | None, seconds: float) -> None:
@@ -171,11 +173,18 @@ async def _first(running: asyncio.Task[Any], event: Awaitable[Any] | None, secon
             await waiting
 
 
-def _write_down(endpoint: Endpoint, result: AgentResult) -> None:
-    """Write what the program's requests were into the result: its main conversation as the messages, and the counts."""
+def _write_down(endpoint: Endpoint, result: AgentResult, train: Sequence[Kind]) -> None:
+    """Write what the program's requests were into the result: its main line as the messages, the calls, the counts."""
     run, call = result.program, endpoint.main
     assert run is not None
-    run.requests, run.refused, run.side_calls = endpoint.requests, endpoint.refused, endpoint.side_calls
+    run.requests, run.refused = endpoint.requests, endpoint.refused
+    calls, kinds = endpoint.conversations.calls, endpoint.conversations.kinds()
+    run.calls = [{"kind": kind, "continues": each.continues} for kind, each in zip(kinds, calls, strict=True)]
+    for turn, kind in enumerate(kinds):
+        if kind not in train and result.transcript is not None and result.transcript.turns:
+            result.transcript.left_out[turn] = kind
+            place = result.transcript.turns[turn]
+            run.left_out[kind] = run.left_out.get(kind, 0) + place.stop - place.start
     run.sampling = endpoint.sampling
     if call is not None:
         result.messages = [*call.request.messages, call.message]

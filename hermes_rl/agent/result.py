@@ -96,8 +96,10 @@ class ProgramRun:
     requests: int = 0
     refused: int = 0
     """Requests that no answer could be given to, because of their form."""
-    side_calls: int = 0
-    """Calls of the model that are not part of the main conversation."""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    """One for each answer of the model: its `kind`, and the number of the call that it `continues`, None for none."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Sampled tokens that are not trained on, by the kind of their calls."""
     sampling: dict[str, Any] = field(default_factory=dict)
     """What it asked for of sampling, by name, at last; the spec's was sent."""
 

@@ -161,7 +161,9 @@ def program_of(program: ProgramSection, row: Row, messages: Sequence[Message], r
     values = {**row.columns, **dict(zip(PROGRAM_VALUES, said, strict=True))}
     command = render(program.command, values, where="agent.program.command", key=row.key)
     env = render(program.env, values, where="agent.program.env", key=row.key)
-    return AgentProgram(tuple(map(str, command)), {name: str(value) for name, value in env.items()})
+    return AgentProgram(
+        tuple(map(str, command)), {name: str(value) for name, value in env.items()}, tuple(program.train)
+    )
 
 
 class _Rendering:

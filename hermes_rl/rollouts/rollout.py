@@ -41,6 +41,7 @@ def certify(group: Group) -> Certificate:
     return Certificate(
         sampled=sum(one.count for one in ledger),
         trained=sum(sequence.trained_length for sequence in sequences),
+        left_out=sum(count for rollout in members for count in rollout.left_out.values()),
         turns=sum(rollout.result.turns_used for rollout in members if rollout.result is not None),
         sequences=len(sequences),
         oldest=min(one.weights.before or 0 for one in ledger) if known else None,
@@ -64,11 +65,16 @@ def _problems(rollout: Rollout) -> Iterator[str]:
     if any(reply.sampled is None for reply in result.replies) or not result.replies:
         yield "a chat server does not say which tokens it sampled"
         return
-    yield from _provenance(rollout)
+    if result.program is None:  # what a program says of the policy is its own, and context
+        yield from _provenance(rollout)
     turns = list(_turns(rollout.sequences))
     ledger = rollout.ledger
-    if sorted(span.turn for _, span in turns) != list(range(len(ledger))):
-        yield f"{len(ledger)} turns were sampled, and the sequences hold {[span.turn for _, span in turns]}"
+    left_out = result.transcript.left_out if result.transcript is not None else ()
+    if sorted([*(span.turn for _, span in turns), *left_out]) != list(range(len(ledger))):
+        yield (
+            f"{len(ledger)} turns were sampled, {len(left_out)} of them are left out, and the sequences hold "
+            f"{[span.turn for _, span in turns]}"
+        )
         return
     for sequence, span in turns:
         yield from _turn(sequence, span, ledger[span.turn])
@@ -391,6 +397,14 @@ class Rollout:
         replies = self.result.replies if self.result is not None else []
         return [reply.sampled for reply in replies if reply.sampled is not None]
 
+    @property
+    def left_out(self) -> dict[str, int]:
+        """How many sampled tokens are not trained on, by the reason."""
+        result = self.result
+        if result is None or result.program is None:
+            return {}
+        return result.program.left_out
+
     def scored(self, score: float) -> None:
         """Give it its score."""
         self.score, self.state = score, RolloutState.SCORED
@@ -431,6 +445,8 @@ class Certificate:
     """Tokens that are trained on, before `endings` mask any."""
     turns: int
     sequences: int
+    left_out: int = 0
+    """Sampled tokens that are not trained on, for the reasons that the lines of their rollouts name."""
     oldest: int | None = None
     """Version of the oldest weights of any token; None where no server told it for every step."""
     newest: int | None = None

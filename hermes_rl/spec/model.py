@@ -83,6 +83,10 @@ class ProgramSection(Section):
         description="What is run in the sandbox: a list of words, or a text for a shell."
     )
     env: Map[EnvText] = Field(EMPTY, description="Environment variables of the program.")
+    train: Seq[Literal["main", "subagents", "summaries", "side_calls", "rejected", "changed"]] = Field(
+        ("main", "subagents"),
+        description="Kinds of its calls that are trained on; all others are left out, and counted in the record.",
+    )
 
 
 class Agent(Section):

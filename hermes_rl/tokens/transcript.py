@@ -17,8 +17,8 @@ import sys
 import zlib
 from array import array
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -99,6 +99,14 @@ class TokenSequence:
     def trained_length(self) -> int:
         """How many tokens were sampled."""
         return sum(span.stop - span.start for span in self.spans)
+
+    def without(self, turns: Container[int]) -> TokenSequence:
+        """Return the sequence with these turns as context."""
+        spans = tuple(span for span in self.spans if span.turn not in turns)
+        if self.sampled is None or len(spans) == len(self.spans):
+            return replace(self, spans=spans)
+        spread = self.spread(self.sampled, MASKED_LOGPROB)
+        return TokenSequence(self.ids, spans, numbers(spread[at] for s in spans for at in range(s.start, s.stop)))
 
     @property
     def tokens(self) -> list[int]:
@@ -418,8 +426,13 @@ def _calls(message: Mapping[str, Any]) -> tuple[Call, ...]:
     return tuple((str(function.get("name")), function.get("arguments")) for function in functions)
 
 
-def _canonical(calls: tuple[Call, ...]) -> list[tuple[str, str]]:
-    return [(name, _canonical_arguments(arguments)) for name, arguments in calls]
+def canonical_calls(message: Mapping[str, Any]) -> list[str]:
+    """Return what the tool calls of a message say, in the one form that calls of the same meaning have."""
+    return _canonical(_calls(message))
+
+
+def _canonical(calls: tuple[Call, ...]) -> list[str]:
+    return [f"{name}({_canonical_arguments(arguments)})" for name, arguments in calls]
 
 
 EXACT = 1 << 53
@@ -545,6 +558,8 @@ class Transcript:
     def __init__(self) -> None:
         self.branches: list[Branch] = []
         self.turns: list[TranscriptTurn] = []
+        self.left_out: dict[int, str] = {}
+        """Turns that nothing is trained of, and why: they are context alone."""
 
     def add(
         self, step: Step, messages: Sequence[Any] | None = None, prompt: RenderedPrompt | None = None
@@ -609,10 +624,17 @@ class Transcript:
         return beginnings[0] if beginnings else None
 
     def sequences(self) -> list[TokenSequence]:
-        """Return the merged sequences, in the order in which they were opened."""
+        """Return the merged sequences, in the order in which they were opened.
+
+        Those without a turn that is trained on are not among them, unless there is no other.
+        """
         for branch in self.branches:
             branch.text, branch.listed = (), 0  # a rollout that goes on all the same makes it again
-        return [TokenSequence(branch.tokens, tuple(branch.spans), branch.sampled) for branch in self.branches]
+        whole = [TokenSequence(branch.tokens, tuple(branch.spans), branch.sampled) for branch in self.branches]
+        if not self.left_out:
+            return whole
+        parts = [sequence.without(self.left_out) for sequence in whole]
+        return [part for part in parts if part.spans] or parts[:1]
 
     def _place(self, onto: Branch | None, prompt: array[int]) -> int | None:
         """Return the place of the branch that a prompt extends; None where it opens one."""

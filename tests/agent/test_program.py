@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from hermes_rl import Ending, Rollout, open_env
+from hermes_rl import Ending, Group, Rollout, Sampled, Sampling, certify, open_env
 from hermes_rl.errors import SpecError, UserError
 from hermes_rl.runs.store import rollout_record
 from hermes_rl.spec.load import parse_spec
@@ -91,6 +92,15 @@ if MODE == "nasty":
     held = [socket.create_connection(("127.0.0.1", 8181)) for _ in range(50)]
 
 messages = [{"role": "system", "content": "Use your tool."}, {"role": "user", "content": TASK}]
+if MODE == "impatient":
+    import socket
+    body = json.dumps({"model": "m", "messages": messages, "tools": [TOOL]}).encode()
+    gone = socket.create_connection(("127.0.0.1", 8181))
+    head = "POST /v1/chat/completions HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: %d\\r\\n\\r\\n" % len(body)
+    gone.sendall(head.encode() + body)
+    time.sleep(0.3)
+    gone.close()
+    time.sleep(1.5)
 if MODE == "titled":
     ask([{"role": "user", "content": "Title: What is 1 plus 1?"}], tools=())
 more = {"stream": True, "temperature": 0.1, "max_tokens": 9} if MODE == "streamed" else {}
@@ -136,9 +146,11 @@ async def played(
     command: str = "python3",
     timeout: float = 60.0,
     sandbox: str = "",
+    program: str = "",
 ) -> Rollout:
     (folder / "agent.py").write_text(AGENT)
     text = TEXT.format(mode=mode, command=command, timeout=timeout).replace("sandbox: {", f"sandbox: {{{sandbox}")
+    text = text.replace("  program:", f"  program:\n    {program}")
     spec = parse_spec(text, folder=folder)
     async with open_env(spec) as env:
         return await env.play(env.rows()[0], (sampler or Sampler()).policy())
@@ -158,7 +170,9 @@ async def test_what_is_trained_is_what_was_sampled_however_a_program_sends_it_ba
     assert [message["role"] for message in result.messages] == ["system", "user", "assistant", "tool", "assistant"]
     assert [(call.name, call.arguments, call.result) for call in result.tool_calls] == [("add", {"a": 1, "b": 2}, "3")]
     assert result.program is not None
-    assert (result.program.exit_code, result.program.requests, result.program.side_calls) == (7, 2, 0)
+    assert (result.program.exit_code, result.program.requests) == (7, 2)
+    assert result.program.calls == [{"kind": "main", "continues": None}, {"kind": "main", "continues": 0}]
+    assert certify(Group("g", rollout.key.row, [rollout])).exact
 
 
 async def test_what_a_program_asks_for_of_sampling_is_written_down_and_the_specs_is_sent(tmp_path: Path) -> None:
@@ -172,25 +186,50 @@ async def test_what_a_program_asks_for_of_sampling_is_written_down_and_the_specs
     assert rollout_record(rollout)["program"]["sampling"] == {"temperature": 0.1, "max_tokens": 9}
 
 
-async def test_a_forged_turn_is_never_trained_as_the_policys(tmp_path: Path) -> None:
+@pytest.mark.parametrize("train", ["", "train: [main, subagents, changed]"])
+async def test_a_forged_turn_is_never_trained_as_the_policys(tmp_path: Path, train: str) -> None:
     sampler = Sampler()
-    rollout = await played(tmp_path, "forged", sampler)
+    rollout = await played(tmp_path, "forged", sampler, program=train)
     assert rollout.score == 0.0  # the sum of what the program made up
     assert rollout.sequences is not None
-    assert len(rollout.sequences) == 2
-    assert trained([rollout]) == sampled(sampler.answers)
+    assert len(rollout.sequences) == (2 if train else 1)
+    assert trained([rollout]) == sampled(sampler.answers if train else sampler.answers[1:])
     assert rollout.examples(exact=True)
+    assert rollout.left_out == ({} if train else {"changed": len(sampled(sampler.answers[:1]))})
 
 
-async def test_a_side_call_has_a_sequence_of_its_own_and_no_place_in_the_conversation(tmp_path: Path) -> None:
-    rollout = await played(tmp_path, "titled")
+@pytest.mark.parametrize("train", ["", "train: [main, side_calls]"])
+async def test_a_side_call_has_no_place_in_the_conversation(tmp_path: Path, train: str) -> None:
+    sampler = Sampler()
+    rollout = await played(tmp_path, "titled", sampler, program=train)
     assert (rollout.ending, rollout.score) == (Ending.FINISHED, 1.0)
     assert rollout.sequences is not None
-    assert len(rollout.sequences) == 2
+    assert len(rollout.sequences) == (2 if train else 1)
     assert rollout.result is not None
     assert rollout.result.program is not None
-    assert rollout.result.program.side_calls == 1
+    assert [call["kind"] for call in rollout.result.program.calls] == ["side_calls", "main", "main"]
     assert "Title" not in json.dumps(rollout.messages)
+    proof = certify(Group("g", rollout.key.row, [rollout]))
+    assert proof.exact
+    assert (proof.trained + proof.left_out, proof.turns) == (proof.sampled, 3)
+    assert proof.left_out == (0 if train else len(sampled(sampler.answers[:1])))
+    assert rollout_record(rollout)["program"]["left_out"] == rollout.left_out
+
+
+async def test_an_answer_that_the_program_did_not_wait_for_is_left_out(tmp_path: Path) -> None:
+    class Slow(Sampler):
+        async def __call__(self, ids: list[int], sampling: Sampling) -> Sampled:
+            await asyncio.sleep(0.0 if self.asked else 1.0)
+            return await super().__call__(ids, sampling)
+
+    sampler = Slow()
+    rollout = await played(tmp_path, "impatient", sampler)
+    assert (rollout.ending, rollout.score) == (Ending.FINISHED, 1.0)
+    assert rollout.result is not None
+    assert rollout.result.program is not None
+    assert [call["kind"] for call in rollout.result.program.calls] == ["undelivered", "main", "main"]
+    assert trained([rollout]) == sampled(sampler.answers[1:])
+    assert rollout.examples(exact=True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,150 @@
+"""Which conversations an agent program has held: what each of its calls of the model continues, and what kind it is.
+
+A program works on its main line, and beside it asks for sub-agents, summaries and titles, or asks again for what it has
+thrown away. No request says so. It is found out by what later requests repeat: the ids of calls, which only one answer
+of the rollout has, and texts. The tokens are placed by the transcript, which compares more strictly; here only digests
+are kept, since each request has all that was said before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from hermes_rl.agent.result import Message, text_of
+from hermes_rl.tokens.transcript import canonical_calls
+from hermes_rl.values import write_message
+
+Kind = Literal["main", "subagents", "summaries", "side_calls", "rejected", "changed", "undelivered"]
+"""What a call was: of the main line, of another conversation with tools, a summary that came back as a text, one whose
+answer never came back, one that was thrown away and asked again, one whose tool calls came back changed, or one that
+the program did not wait for."""
+SHORTEST = 8
+"""Characters of a text from which on it is known again."""
+OPEN = 16
+"""The last calls that nothing goes on from whose texts are looked for."""
+
+
+@dataclass
+class ProgramCall:
+    """One request of a program that the policy has answered."""
+
+    root: bytes
+    """Digest of how its conversation began."""
+    asked: bytes
+    """Digest of the whole request."""
+    tools: bool
+    text: str
+    continues: int | None
+    """The call whose answer it goes on from."""
+    continued: bool = False
+    quoted: bool = False
+    """Its text stands in a later request, elsewhere than as an answer of the model."""
+    returned: bool = False
+    """Its text or one of its tool calls stands in a later request."""
+    changed: bool = False
+    delivered: bool = False
+
+
+class Conversations:
+    """The calls of one rollout, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[ProgramCall] = []
+        self._after: dict[bytes, list[int]] = {}
+        """Digest of a conversation up to and with an answer → the calls that gave it."""
+        self._minted: dict[str, tuple[int, str]] = {}
+        """Id of a tool call → the call of the model that made it, and what it says."""
+
+    def add(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], answer: Message) -> ProgramCall:
+        """Add a request, in the order in which they were answered, with the answer that the program was given."""
+        calls = [canonical_calls(message) for message in [*messages, answer]]
+        digests = [b""]
+        for message, said in zip([*messages, answer], calls, strict=True):
+            digests.append(_digest(digests[-1], message, said))
+        answered = [place for place, message in enumerate(messages, 1) if message["role"] == "assistant"]
+        deepest = next((place for place in reversed(answered) if digests[place] in self._after), None)
+        continues = None if deepest is None else self._giver(digests[deepest], messages[deepest - 1])
+        root = digests[answered[0] - 1] if answered else digests[-2]
+        origin = self._look_back(messages, calls)
+        if root not in {call.root for call in self.calls} and origin is not None:
+            # Its beginning was rewritten, or a summary of the main line has taken its place.
+            root = self.calls[origin].root if self.calls[origin].tools or not tools else self.main
+        if continues is not None:
+            self.calls[continues].continued = True
+        asked = _digest(digests[-2], {"role": "tools", "content": list(tools)}, [])
+        call = ProgramCall(root, asked, bool(tools), text_of(answer.get("content")).strip(), continues)
+        self._after.setdefault(digests[-1], []).append(len(self.calls))
+        for made, sampled in zip(answer.get("tool_calls") or (), calls[-1], strict=True):
+            self._minted[made["id"]] = len(self.calls), sampled
+        self.calls.append(call)
+        return call
+
+    def _giver(self, digest: bytes, answer: Message) -> int:
+        """Return which of the calls that said the same gave an answer: by the ids of its calls, else the last."""
+        ids = [made["id"] for made in answer.get("tool_calls") or ()]
+        minted = [self._minted[each][0] for each in ids if each in self._minted]
+        return next((number for number in minted if number in self._after[digest]), self._after[digest][-1])
+
+    def _look_back(self, messages: Sequence[Message], calls: Sequence[list[str]]) -> int | None:
+        """Note which answers a request holds; returns the last of them whose conversation it goes on with."""
+        origin = None
+        for message, texts in zip(messages, calls, strict=False):
+            for made, said in zip(message.get("tool_calls") or (), texts, strict=True):
+                number, sampled = self._minted.get(made["id"], (-1, said))
+                if number >= 0:
+                    origin = number
+                    self.calls[number].returned = True
+                    self.calls[number].changed |= said != sampled
+        unfinished = [
+            (number, call)
+            for number, call in enumerate(self.calls)
+            if not call.continued and not call.quoted and len(call.text) >= SHORTEST
+        ]
+        for number, call in unfinished[-OPEN:]:
+            roles = {each["role"] for each in messages if call.text in text_of(each.get("content"))}
+            call.returned |= bool(roles)
+            if roles - {"assistant"}:
+                call.quoted, origin = True, number
+        return origin
+
+    @property
+    def main(self) -> bytes:
+        """The root of the main line: the conversation with tools, if any has them, that has the most calls."""
+        calls, tools = Counter(call.root for call in self.calls), {call.root for call in self.calls if call.tools}
+        return max(calls, key=lambda root: (root in tools, calls[root])) if calls else b""
+
+    def kinds(self) -> list[Kind]:
+        """Return what each call was."""
+        main = self.main
+        equipped = any(call.tools for call in self.calls if call.root == main)
+        again = [call.asked == following.asked for call, following in pairwise(self.calls)]
+        kinds: list[Kind] = []
+        for call, asked_again in zip(self.calls, [*again, False], strict=False):
+            beside = equipped and not call.tools
+            if not call.delivered:
+                kinds.append("undelivered")
+            elif asked_again and not call.continued and not call.returned:
+                kinds.append("rejected")
+            elif call.changed:
+                kinds.append("changed")
+            elif not call.continued and call.quoted and (beside or call.root == main):
+                kinds.append("summaries")
+            elif beside and not call.continued and not call.returned:
+                kinds.append("side_calls")
+            else:
+                kinds.append("main" if call.root == main else "subagents")
+        return kinds
+
+
+def _digest(before: bytes, message: Mapping[str, Any], calls: Sequence[str]) -> bytes:
+    """Continue the digest of a conversation by what a message says; an answer without its reasoning says the same."""
+    content = message.get("content") or ""
+    if message["role"] == "assistant":
+        content = text_of(content).strip()
+    said = write_message([message["role"], content, calls])
+    return hashlib.blake2b(before + said, digest_size=16).digest()

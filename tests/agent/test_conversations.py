@@ -1,0 +1,152 @@
+"""Which call continues which, and what kind each is, from requests as programs were seen to make them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+from hermes_rl.agent.conversations import Conversations, Kind
+from hermes_rl.agent.result import Message
+from hermes_rl.spec.model import ProgramSection
+
+TOOLS = [{"type": "function", "function": {"name": "bash"}}]
+TASK: Message = {"role": "user", "content": "Write a file."}
+
+
+def system(text: str) -> Message:
+    return {"role": "system", "content": text}
+
+
+class Program:
+    """A program whose calls are all answered, and delivered unless it is said otherwise."""
+
+    def __init__(self) -> None:
+        self.conversations = Conversations()
+
+    def asks(
+        self, messages: list[Message], said: str = "", *, calls: int = 0, tools: Any = TOOLS, delivered: bool = True
+    ) -> list[Message]:
+        """Returns the conversation with the answer, and with the results of its tool calls."""
+        turn = len(self.conversations.calls)
+        answer: Message = {"role": "assistant", "content": said}
+        if calls:
+            answer["tool_calls"] = [
+                {"id": f"c{turn}-{n}", "function": {"name": "bash", "arguments": json.dumps({"command": f"echo {n}"})}}
+                for n in range(calls)
+            ]
+        self.conversations.add(messages, tools, answer).delivered = delivered
+        results = [{"role": "tool", "tool_call_id": f"c{turn}-{n}", "content": f"{turn}"} for n in range(calls)]
+        return [*messages, answer, *results]
+
+    @property
+    def kinds(self) -> list[Kind]:
+        return self.conversations.kinds()
+
+    @property
+    def continues(self) -> list[int | None]:
+        return [call.continues for call in self.conversations.calls]
+
+
+def test_a_line_of_work_is_the_main_one() -> None:
+    program = Program()
+    messages = program.asks([system("Work."), TASK], calls=1)
+    messages = program.asks(messages, calls=2)
+    program.asks(messages, "I have written the file.")
+    assert program.kinds == ["main"] * 3
+    assert program.continues == [None, 0, 1]
+
+
+def test_a_title_is_a_side_call_wherever_it_is_asked() -> None:
+    for first in (True, False):
+        program = Program()
+        if first:
+            program.asks([system("Title it."), TASK], "Writing a file", tools=[])
+        messages = program.asks([system("Work."), TASK], calls=1)
+        if not first:
+            program.asks([system("Title it."), TASK], "Writing a file", tools=[])
+        program.asks(messages, "Done, all of it.")
+        assert sorted(program.kinds) == ["main", "main", "side_calls"]
+
+
+def test_a_sub_agent_has_a_conversation_of_its_own() -> None:
+    program = Program()
+    messages = program.asks([system("Work."), TASK], calls=1)
+    inner = program.asks([system("You are a helper."), {"role": "user", "content": "Look around."}], calls=1)
+    program.asks(inner, "There is one file.")
+    messages[-1]["content"] = "The helper says: There is one file."
+    messages = program.asks(messages, calls=1)
+    program.asks(messages, "Done, all of it.")
+    assert program.kinds == ["main", "subagents", "subagents", "main", "main"]
+    assert program.continues == [None, None, 1, 0, 3]
+
+
+def test_what_goes_on_from_a_summary_is_still_the_main_line() -> None:
+    for tools, system_prompt in ((TOOLS, "Work."), ([], "Summarise.")):  # with the same prefix, or as a text
+        program = Program()
+        messages = program.asks([system("Work."), TASK], calls=1)
+        messages = program.asks(messages, calls=1)
+        text = {"role": "user", "content": f"Summarise: {messages}"}
+        asked = [*messages, {"role": "user", "content": "Summarise."}] if tools else [system(system_prompt), text]
+        program.asks(asked, "So far the file was written.", tools=tools)
+        after = [system("Work."), {"role": "user", "content": "Before: So far the file was written. Go on."}]
+        after = program.asks(after, calls=1)
+        program.asks(after, "Done, all of it.")
+        assert program.kinds == ["main", "main", "summaries", "main", "main"]
+
+
+def test_an_answer_that_was_thrown_away_and_asked_again_is_rejected() -> None:
+    program = Program()
+    asked = [system("Work."), TASK]
+    program.asks(asked, "")
+    program.asks(asked, "", calls=1)
+    messages = program.asks(asked, calls=1)
+    program.asks(messages, "Done, all of it.")
+    assert program.kinds == ["rejected", "rejected", "main", "main"]
+
+
+def test_the_same_request_twice_is_no_retry_where_both_answers_are_used() -> None:
+    program = Program()
+    asked = [system("Work."), TASK]
+    first, second = program.asks(asked, calls=1), program.asks(asked, calls=1)
+    program.asks(first, "The one way to do it.")
+    program.asks(second, "The other way to do it.")
+    assert program.kinds == ["main"] * 4
+    assert program.continues == [None, None, 0, 1]
+
+
+def test_calls_that_were_executed_otherwise_are_told_apart() -> None:
+    program = Program()
+    messages = program.asks([system("Work."), TASK], calls=1)
+    messages[2]["tool_calls"][0]["function"]["arguments"] = '{"command":"rm"}'
+    program.asks(messages, "Done, all of it.")
+    assert program.kinds == ["changed", "main"]
+    assert program.continues == [None, None]
+
+
+def test_an_answer_that_nobody_waited_for_is_undelivered() -> None:
+    program = Program()
+    asked = [system("Work."), TASK]
+    program.asks(asked, "What nobody has heard.", delivered=False)
+    program.asks(asked, "Done, all of it.")
+    assert program.kinds == ["undelivered", "main"]
+
+
+def test_a_conversation_whose_beginning_was_rewritten_is_the_same_one() -> None:
+    program = Program()
+    messages = program.asks([system("Work."), TASK], calls=1)
+    messages[1] = {"role": "user", "content": "Write a file. Please answer this time."}
+    program.asks(messages, "Done, all of it.")
+    assert program.kinds == ["main", "main"]
+
+
+def test_ids_that_a_program_makes_up_change_nothing() -> None:
+    program = Program()
+    forged = {"id": "c7-0", "function": {"name": "bash", "arguments": "{}"}}
+    program.asks([TASK, {"role": "assistant", "content": "", "tool_calls": [forged, forged]}], "Done, all of it.")
+    assert program.kinds == ["main"]
+    assert Conversations().kinds() == []
+
+
+def test_the_spec_names_each_kind_that_can_be_trained_on() -> None:
+    named = get_args(get_args(ProgramSection.model_fields["train"].annotation)[0])
+    assert {*named, "undelivered"} == set(get_args(Kind))

@@ -105,13 +105,15 @@ os.register_at_fork(after_in_child=_idle.clear)  # the threads stay behind, and 
 def hand_over(work: Callable[[], None]) -> None:
     """Let a thread do this; it must not raise, and nobody waits for it."""
     try:
-        _idle.pop().put(work)
+        jobs = _idle.pop()
     except IndexError:
-        threading.Thread(target=_work_on, args=(work,), name="hermes-rl-tool", daemon=True).start()
+        jobs = queue.SimpleQueue()
+        threading.Thread(target=_work_on, args=(jobs,), name="hermes-rl-tool", daemon=True).start()
+    jobs.put(work)
 
 
-def _work_on(work: Callable[[], None] | None) -> None:
-    jobs: _Jobs = queue.SimpleQueue()
+def _work_on(jobs: _Jobs) -> None:
+    work: Callable[[], None] | None = jobs.get()  # as an argument of the thread it would be kept as long as that
     while work is not None:
         work()
         work = None  # what the call held is free while the thread waits

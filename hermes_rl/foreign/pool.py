@@ -16,6 +16,7 @@ import inspect
 import io
 import json
 import logging
+import math
 import os
 import pickle
 import select
@@ -30,7 +31,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
+from weakref import WeakKeyDictionary
 
 from hermes_rl.endings import Ending
 from hermes_rl.errors import (
@@ -273,30 +275,87 @@ class Worker:
         return answer["returned"]
 
 
+class _Watchtower:
+    """Everything that one event loop watches: one reader and one timer for all calls, as each of its own costs more
+    than all the rest of a short call."""
+
+    _of: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, _Watchtower]] = WeakKeyDictionary()
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._watches: dict[int, _Watch] = {}
+        self._due = math.inf  # no handle of a timer, as that would keep its loop
+
+    @classmethod
+    def here(cls) -> _Watchtower:
+        """Return that of the running loop."""
+        loop = asyncio.get_running_loop()
+        tower = cls._of.get(loop)
+        if tower is None:
+            tower = cls._of[loop] = cls()
+            loop.add_reader(tower._epoll.fileno(), tower._hear)
+        return tower
+
+    def add(self, watch: _Watch, descriptor: int) -> None:
+        self._watches[descriptor] = watch
+        self._epoll.register(descriptor, select.EPOLLIN)
+        self.set(watch.due)
+
+    def remove(self, watch: _Watch, descriptor: int) -> None:
+        if self._watches.get(descriptor) is watch:  # else its number is another's by now
+            del self._watches[descriptor]
+            with suppress(OSError):  # it is closed
+                self._epoll.unregister(descriptor)
+
+    def set(self, due: float) -> None:
+        """Look at all that is due by then."""
+        if due < self._due:
+            self._due = due
+            asyncio.get_running_loop().call_at(due, self._look)
+
+    def _hear(self) -> None:
+        for descriptor, _ in self._epoll.poll(0):
+            watch = self._watches.get(descriptor)
+            if watch is not None:  # one that was heard before it may have ended it
+                watch.hear()
+
+    def _look(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now < self._due:
+            return  # this timer was set before one that came earlier
+        self._due = math.inf
+        for watch in tuple(self._watches.values()):
+            if watch.due <= now:
+                watch.look()
+        self.set(min((watch.due for watch in self._watches.values()), default=math.inf))
+
+
 class _Watch:
     """Listens to a process on the event loop while it does a call: its answer, its questions, its prints, its time."""
 
     def __init__(self, worker: Worker, served: _Served, timeout: float) -> None:
         self._worker, self._served, self._timeout = worker, served, timeout
         self._loop = asyncio.get_running_loop()
+        self._tower = _Watchtower.here()
         self._printed, self._clock = _Printed(worker.output), _Clock(worker.pid)
         self.answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
 
     def __enter__(self) -> Self:
-        self._loop.add_reader(self._worker.connection.fileno(), self._hear)
         self._glance = min(GLANCE, self._timeout / 2)
-        self._timer = self._loop.call_later(self._glance, self._look)
+        self.due = self._loop.time() + self._glance
+        """When it is looked at next, by the clock of the loop."""
+        self._descriptor = self._worker.connection.fileno()
+        self._tower.add(self, self._descriptor)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.remove_reader(self._worker.connection.fileno())
-        self._timer.cancel()
+        self._tower.remove(self, self._descriptor)
         self._printed.read()
         self._printed.log()
         if self.answer.done() and not self.answer.cancelled():
             self.answer.exception()  # whoever waited may have been cancelled in the same moment
 
-    def _hear(self) -> None:
+    def hear(self) -> None:
         try:
             data = self._worker.connection.recv(PIECE, socket.MSG_DONTWAIT)
             if not data:
@@ -339,19 +398,21 @@ class _Watch:
         elif not self.answer.done():
             self.answer.set_result(said)
 
-    def _look(self) -> None:
+    def look(self) -> None:
         self._printed.read()
         if self._clock.used() > self._timeout:
             self._worker.end(f"did not return within {self._timeout:g} s")
             self._fail(OvertimeError())
+            self.due = math.inf
         elif self._printed.much:
             self._worker.end(f"printed more than {MOST_PRINTED >> 20} MiB")
             self._fail(EndedError())
+            self.due = math.inf
         else:
             # The longer it has taken, the less often it is looked at; a flood of prints is read as soon as it comes.
             self._glance = GLANCE / 20 if self._printed.full else min(1.0, max(self._glance, GLANCE) * 1.2)
             left = max(self._timeout - self._clock.seconds, GLANCE / 2)
-            self._timer = self._loop.call_later(min(self._glance, left), self._look)
+            self.due = self._loop.time() + min(self._glance, left)
 
     def _fail(self, error: BaseException) -> None:
         if not self.answer.done():

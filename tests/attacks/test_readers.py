@@ -307,7 +307,7 @@ async def play(cases: int, seed: str) -> None:
     for name, (seconds, own) in sorted(slowest.items(), key=lambda item: -item[1][0])[:12]:
         sys.stdout.write(f"{seconds:.3f} s  {name}, {own}\n")
     assert not problems, f"READERS_SEED={seed}: " + "\n".join(problems[:20])
-    # What the C library holds free between pieces in use is nothing that was kept: of 20,000 texts a third of a gigabyte.
+    # What the C library holds free between pieces in use was not kept: a third of a gigabyte behind 20,000 texts.
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     assert memory("VmRSS") - before < KEEPS

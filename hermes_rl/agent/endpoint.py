@@ -19,16 +19,8 @@ from typing import Any, Self
 from aiohttp import web
 
 from hermes_rl.agent.conversations import Conversations
-from hermes_rl.agent.dialects import (
-    ProgramAnswer,
-    ProgramRequest,
-    RefusedRequestError,
-    events,
-    read_request,
-    written_answer,
-    written_error,
-    written_models,
-)
+from hermes_rl.agent.dialects import CHAT, dialect_at, written_models
+from hermes_rl.agent.dialects.base import Dialect, ProgramAnswer, ProgramRequest, RefusedRequestError
 from hermes_rl.agent.loop import kept_message
 from hermes_rl.agent.recorder import OverError, PolicyRecorder
 from hermes_rl.agent.result import Message, tokens_of
@@ -135,21 +127,22 @@ class Endpoint:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         self.requests += 1
-        if self.requests > MOST_REQUESTS:
-            return _response(429, written_error("there were too many requests", "rollout_over"), close=True)
         path = request.path.rstrip("/")
+        dialect = dialect_at(path) or CHAT
+        if self.requests > MOST_REQUESTS:
+            return _response(429, dialect.error("there were too many requests", "rollout_over"), close=True)
         if request.method == "GET" and path.endswith("/models"):
             return _response(200, written_models(self._model))
-        if request.method != "POST" or not path.endswith("/chat/completions"):
-            return _response(404, written_error(f"there is no {request.method} {path[:200]} here", "not_found"))
+        if request.method != "POST" or dialect_at(path) is None:
+            return _response(404, dialect.error(f"there is no {request.method} {path[:200]} here", "not_found"))
         try:
             body, size = await self._body(request)
-            asked = read_request(body)
+            asked = dialect.read(body)
         except RefusedRequestError as error:
             self.refused += 1
-            return _response(400, written_error(str(error), "invalid_request"), close=True)
+            return _response(400, dialect.error(str(error), "invalid_request"), close=True)
         async with self._turn:  # a rollout makes one model call at a time
-            return await self._answer(request, asked, size)
+            return await self._answer(request, dialect, asked, size)
 
     async def _body(self, request: web.BaseRequest) -> tuple[Any, int]:
         """Return what was sent, and its bytes."""
@@ -170,9 +163,11 @@ class Endpoint:
         finally:
             self._held -= len(data)
 
-    async def _answer(self, request: web.BaseRequest, asked: ProgramRequest, size: int) -> web.StreamResponse:
+    async def _answer(
+        self, request: web.BaseRequest, dialect: Dialect, asked: ProgramRequest, size: int
+    ) -> web.StreamResponse:
         if self.failure is not None:
-            return _response(500, written_error("the model cannot be reached", "server_error"), close=True)
+            return _response(500, dialect.error("the model cannot be reached", "server_error"), close=True)
         if self.ending is None:
             self._since = time.monotonic()
             try:
@@ -183,19 +178,19 @@ class Endpoint:
             except HermesRLError as error:
                 self.failure = error
                 self.ended.set()
-                return _response(500, written_error("the model cannot be reached", "server_error"), close=True)
+                return _response(500, dialect.error("the model cannot be reached", "server_error"), close=True)
             finally:
                 self.asking, self._since = self.waiting, None
         if self.ending is not None:
             said = f"the rollout is over ({self.ending}): no further request is answered"
-            return _response(400, written_error(said, "rollout_over"), close=True)
+            return _response(400, dialect.error(said, "rollout_over"), close=True)
         call = self.conversations.calls[-1]
         if not asked.stream:
             call.delivered = request.transport is not None
-            return _response(200, written_answer(answer))
+            return _response(200, dialect.written(answer, asked))
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await stream.prepare(request)
-        for event in events(answer, with_usage=asked.usage_streamed):
+        for event in dialect.events(answer, asked):
             await stream.write(event)
         await stream.write_eof()
         call.delivered = True
@@ -215,10 +210,8 @@ class Endpoint:
         await self._note(EndpointCall(asked, reply, message), size)
         finish = reply.finish_reason or ("tool_calls" if calls else "stop")
         prompted, written = (tokens_of(reply.usage, name) for name in ("prompt_tokens", "completion_tokens"))
-        usage = {"prompt_tokens": prompted, "completion_tokens": written, "total_tokens": prompted + written}
-        return ProgramAnswer(
-            f"chatcmpl-{self._rollout_id}-{turn}", int(time.time()), reply.model, message, finish, usage
-        )
+        name = f"{self._rollout_id}-{turn}"
+        return ProgramAnswer(name, int(time.time()), reply.model, message, finish, prompted, written)
 
     async def _note(self, call: EndpointCall, size: int) -> None:
         """Take a call into account."""

@@ -147,8 +147,9 @@ async def played(
     timeout: float = 60.0,
     sandbox: str = "",
     program: str = "",
+    agent: str = AGENT,
 ) -> Rollout:
-    (folder / "agent.py").write_text(AGENT)
+    (folder / "agent.py").write_text(agent)
     text = TEXT.format(mode=mode, command=command, timeout=timeout).replace("sandbox: {", f"sandbox: {{{sandbox}")
     text = text.replace("  program:", f"  program:\n    {program}")
     spec = parse_spec(text, folder=folder)
@@ -173,6 +174,80 @@ async def test_what_is_trained_is_what_was_sampled_however_a_program_sends_it_ba
     assert (result.program.exit_code, result.program.requests) == (7, 2)
     assert result.program.calls == [{"kind": "main", "continues": None}, {"kind": "main", "continues": 0}]
     assert certify(Group("g", rollout.key.row, [rollout])).exact
+
+
+SPEAKER = """
+import json, os, sys, urllib.request
+
+MODE, TASK = sys.argv[1], sys.argv[2]
+DIALECT, STREAM = MODE.split("-")[0], MODE.endswith("streamed")
+NAMES = {"a": {"type": "integer"}, "b": {"type": "integer"}}
+SCHEMA = {"type": "object", "properties": NAMES}
+
+def post(path, body):
+    headers = {"Content-Type": "application/json", "x-api-key": os.environ["OPENAI_API_KEY"]}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request) as answer:
+        text = answer.read().decode()
+    if not STREAM:
+        return json.loads(text)
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+
+def responses(items):
+    tools = [{"type": "function", "name": "add", "description": "Add.", "parameters": SCHEMA, "strict": False}]
+    body = {"model": "m", "instructions": "Use your tool.", "input": items, "tools": tools, "stream": STREAM,
+            "store": False, "include": ["reasoning.encrypted_content"], "max_output_tokens": 9}
+    answer = post("/responses", body)
+    output = answer[-1]["response"]["output"] if STREAM else answer["output"]
+    for item in output:  # ids are not kept
+        item.pop("id")
+    calls = [(item["call_id"], json.loads(item["arguments"])) for item in output if item["type"] == "function_call"]
+    text = "".join(item["content"][0]["text"] for item in output if item["type"] == "message")
+    results = [{"type": "function_call_output", "call_id": i, "output": str(sum(a.values()))} for i, a in calls]
+    return [*items, *output, *results], calls, text
+
+def messages(history):
+    tools = [{"name": "add", "description": "Add.", "input_schema": SCHEMA, "cache_control": {"type": "ephemeral"}}]
+    body = {"model": "m", "max_tokens": 9, "system": [{"type": "text", "text": "Use your tool."}],
+            "messages": history, "tools": tools, "stream": STREAM}
+    answer = post("/messages?beta=true", body)
+    if STREAM:
+        blocks = [event["content_block"] for event in answer if event["type"] == "content_block_start"]
+        for event in answer:
+            if event["type"] == "content_block_delta":
+                delta, block = event["delta"], blocks[event["index"]]
+                if "text" in delta: block["text"] += delta["text"]
+                if "partial_json" in delta: block["input"] = json.loads(delta["partial_json"])
+    else:
+        blocks = answer["content"]
+    calls = [(block["id"], block["input"]) for block in blocks if block["type"] == "tool_use"]
+    text = "".join(block["text"] for block in blocks if block["type"] == "text")
+    results = [{"type": "tool_result", "tool_use_id": i, "content": str(sum(a.values()))} for i, a in calls]
+    more = [{"role": "user", "content": results}] if results else []
+    return [*history, {"role": "assistant", "content": blocks}, *more], calls, text
+
+history, calls = [{"role": "user", "content": TASK}], True
+while calls:
+    history, calls, text = globals()[DIALECT](history)
+open("answer", "w").write(text)
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("mode", ["responses", "responses-streamed", "messages", "messages-streamed"])
+async def test_other_dialects_are_trained_as_exactly(tmp_path: Path, mode: str) -> None:
+    sampler = Sampler()
+    rollout = await played(tmp_path, mode, sampler, agent=SPEAKER)
+    assert rollout.result is not None
+    assert rollout.result.program is not None
+    assert (rollout.ending, rollout.score, rollout.turns) == (Ending.FINISHED, 1.0, 2), rollout.result.program
+    assert rollout.sequences is not None
+    assert len(rollout.sequences) == 1
+    assert trained([rollout]) == sampled(sampler.answers)
+    assert rollout.examples(exact=True)
+    assert [message["role"] for message in rollout.messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert 9 in rollout.result.program.sampling.values()
+    assert {sampling.max_tokens for _, sampling in sampler.asked} == {200}
 
 
 async def test_what_a_program_asks_for_of_sampling_is_written_down_and_the_specs_is_sent(tmp_path: Path) -> None:

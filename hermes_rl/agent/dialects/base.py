@@ -1,0 +1,134 @@
+"""What all dialects of agent programs share: a request, an answer, and what a dialect does with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hermes_rl.agent.result import Message
+from hermes_rl.values import write_message
+
+MOST_MESSAGES = 5_000
+LONGEST_NOTE = 200
+"""Characters of what is written down of one field that a program asks for."""
+
+
+class RefusedRequestError(Exception):
+    """A request cannot be answered as it is; the text is what the program is told."""
+
+
+@dataclass(frozen=True)
+class ProgramRequest:
+    """One request of a program for an answer of the model, as chat completions have it whatever the dialect."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+    stream: bool
+    sampling: Mapping[str, Any]
+    """What it asks for of sampling, by name; it is written down, and the spec's own is sent."""
+    usage_streamed: bool = True
+    custom: frozenset[str] = frozenset()
+    """Tools that take a text instead of arguments."""
+
+
+@dataclass(frozen=True)
+class ProgramAnswer:
+    """An answer of the policy."""
+
+    id: str
+    created: int
+    model: str
+    message: Message
+    finish: str
+    """As chat completions have it: stop, tool_calls, length or content_filter."""
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Dialect(Protocol):
+    """How programs ask for an answer, and how they get it."""
+
+    path: str
+    """How the path of a request ends."""
+
+    def read(self, body: Any) -> ProgramRequest:
+        """Read the body of a request.
+
+        Raises:
+            RefusedRequestError: it has another form, or asks for what no answer of ours can hold.
+        """
+        ...
+
+    def written(self, answer: ProgramAnswer, request: ProgramRequest) -> bytes:
+        """Write the body of an answer that is not streamed."""
+        ...
+
+    def events(self, answer: ProgramAnswer, request: ProgramRequest) -> Iterator[bytes]:
+        """Write the events of one that is."""
+        ...
+
+    def error(self, message: str, code: str) -> bytes:
+        """Write the body of an error; `code` is one of ours, such as ``rollout_over``."""
+        ...
+
+
+def require_object(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise RefusedRequestError(f"{what} must be a JSON object")
+    return value
+
+
+def require_list(value: Any, what: str, most: int = MOST_MESSAGES) -> list[dict[str, Any]]:
+    """Return a list of objects; raises `RefusedRequestError`."""
+    if not isinstance(value, list) or len(value) > most or not all(isinstance(each, dict) for each in value):
+        raise RefusedRequestError(f"{what} must be a list of at most {most} objects")
+    return value
+
+
+def require_text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise RefusedRequestError(f"{what} must be a text")
+    return value
+
+
+def noted(body: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return what a request says under these names, to be written down: plain values as they are, others as text."""
+    values = {name: body[name] for name in names if body.get(name) is not None}
+    return {
+        name: value if isinstance(value, int | float) else _note(value)
+        for name, value in values.items()
+        if value not in ([], {}, "")
+    }
+
+
+def _note(value: Any) -> str:
+    return (value if isinstance(value, str) else json.dumps(value))[:LONGEST_NOTE]
+
+
+def joined(parts: Any, kinds: frozenset[str], what: str) -> str | list[dict[str, Any]]:
+    """Return a text where the content is nothing but texts, since programs send one text in either form."""
+    if parts is None or isinstance(parts, str):
+        return parts or ""
+    parts = require_list(parts, what)
+    if all(str(part.get("type")) in kinds and isinstance(part.get("text"), str) for part in parts):
+        return "".join(part["text"] for part in parts)
+    return list(parts)
+
+
+def function_call(identity: Any, name: Any, arguments: str) -> dict[str, Any]:
+    function = {"name": str(name or ""), "arguments": arguments}
+    return {"id": str(identity or ""), "type": "function", "function": function}
+
+
+def function_tool(name: Any, description: Any, parameters: Any) -> dict[str, Any]:
+    """Return a tool as chat completions have it; raises `RefusedRequestError`."""
+    function = {"name": require_text(name, "the name of a tool"), "description": description or ""}
+    return {"type": "function", "function": {**function, "parameters": parameters or {"type": "object"}}}
+
+
+def event(content: Mapping[str, Any], name: str = "") -> bytes:
+    """Write one server-sent event."""
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + write_message(content) + b"\n\n"

@@ -1,0 +1,210 @@
+"""Anthropic's messages, as programs write and read them. Sources: Anthropic's API reference, and requests that programs
+were seen to send."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from hermes_rl.agent.dialects.base import (
+    ProgramAnswer,
+    ProgramRequest,
+    RefusedRequestError,
+    event,
+    function_call,
+    function_tool,
+    joined,
+    noted,
+    require_list,
+    require_object,
+    require_text,
+)
+from hermes_rl.agent.result import Message, text_of
+from hermes_rl.values import read_bounded, write_message
+
+SAMPLING = (
+    "max_tokens", "temperature", "top_p", "top_k", "thinking", "stop_sequences", "service_tier", "output_config",
+    "context_management",
+)  # fmt: skip
+NOT_THERE = ("mcp_servers", "container")
+TEXT = frozenset({"text"})
+BILLING = "x-anthropic-billing-header"
+"""How a block begins that is for the maker's accounts; it differs from request to request."""
+UNREAD = "__unparsedToolInput"
+"""Where a program, and an answer of ours that is not streamed, has arguments that are no JSON object."""
+STOPS = {"tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
+ERRORS = {"not_found": "not_found_error", "server_error": "api_error"}
+
+
+class Messages:
+    """See `base.Dialect`."""
+
+    path = "/messages"
+
+    def read(self, body: Any) -> ProgramRequest:
+        body = require_object(body, "the body")
+        for name in NOT_THERE:
+            if body.get(name):
+                raise RefusedRequestError(f"`{name}` is not there: the program has to run its tools itself")
+        settings = body.get("output_config")
+        if body.get("output_format") or (isinstance(settings, dict) and settings.get("format")):
+            raise RefusedRequestError("`output_format` must not be there: the policy is sampled freely")
+        choice = require_object(body.get("tool_choice") or {"type": "auto"}, "`tool_choice`").get("type")
+        if choice not in ("auto", "none"):
+            raise RefusedRequestError("`tool_choice` must be auto or none: the policy is sampled freely")
+        messages: list[Message] = []
+        if system := _system(body.get("system")):
+            messages.append({"role": "system", "content": system})
+        given = require_list(body.get("messages"), "`messages`")
+        if not given:
+            raise RefusedRequestError("`messages` must not be empty")
+        for message in given:
+            messages += _messages(message)
+        tools = [] if choice == "none" else require_list(body.get("tools") or [], "`tools`")
+        sampling = noted(body, SAMPLING)
+        return ProgramRequest(messages, [_tool(tool) for tool in tools], bool(body.get("stream")), sampling)
+
+    def written(self, answer: ProgramAnswer, request: ProgramRequest) -> bytes:
+        content = _blocks(answer.message)
+        usage = _usage(answer.prompt_tokens, answer.completion_tokens)
+        return write_message({**_head(answer), "content": content, "stop_reason": _stop(answer), "usage": usage})
+
+    def events(self, answer: ProgramAnswer, request: ProgramRequest) -> Iterator[bytes]:
+        """Write the message, empty; each block, empty, and what is in it; why it has stopped."""
+
+        def say(kind: str, **content: Any) -> bytes:
+            return event({"type": kind, **content}, kind)
+
+        head = {**_head(answer), "content": [], "stop_reason": None, "usage": _usage(answer.prompt_tokens, 0)}
+        yield say("message_start", message=head)
+        arguments = [call["function"]["arguments"] for call in answer.message.get("tool_calls") or ()]
+        for index, block in enumerate(_blocks(answer.message)):
+            if block["type"] == "thinking":
+                begun = {**block, "thinking": "", "signature": ""}
+                deltas = [
+                    {"type": "thinking_delta", "thinking": block["thinking"]},
+                    {"type": "signature_delta", "signature": block["signature"]},
+                ]
+            elif block["type"] == "text":
+                begun, deltas = {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
+            else:
+                begun, deltas = {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments.pop(0)}]
+            yield say("content_block_start", index=index, content_block=begun)
+            for delta in deltas:
+                yield say("content_block_delta", index=index, delta=delta)
+            yield say("content_block_stop", index=index)
+        usage = _usage(answer.prompt_tokens, answer.completion_tokens)
+        yield say("message_delta", delta={"stop_reason": _stop(answer), "stop_sequence": None}, usage=usage)
+        yield say("message_stop")
+
+    def error(self, message: str, code: str) -> bytes:
+        kind = ERRORS.get(code, "invalid_request_error")
+        return write_message({"type": "error", "error": {"type": kind, "message": message}})
+
+
+def _system(given: Any) -> str:
+    if given is None or isinstance(given, str):
+        return given or ""
+    texts = [require_text(block.get("text"), "a block of `system`") for block in require_list(given, "`system`")]
+    return "\n".join(text for text in texts if not text.startswith(BILLING))
+
+
+def _messages(message: dict[str, Any]) -> list[Message]:
+    """Return what one message says: of a user's with results, a message for each of them."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise RefusedRequestError("each message must have a role, one of assistant, system, user")
+    if role == "system":
+        return [{"role": role, "content": _system(content)}]
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else require_list(content, "`content`")
+    return [_assistant(blocks)] if role == "assistant" else _user(blocks)
+
+
+def _assistant(blocks: list[dict[str, Any]]) -> Message:
+    turn: Message = {"role": "assistant", "content": ""}
+    for block in blocks:
+        kind = block.get("type")
+        if kind == "text":
+            turn["content"] += require_text(block.get("text"), "`text`")
+        elif kind == "thinking":
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + require_text(
+                block.get("thinking"), "`thinking`"
+            )
+        elif kind == "tool_use":
+            call = function_call(block.get("id"), block.get("name"), _arguments(block.get("input")))
+            turn.setdefault("tool_calls", []).append(call)
+        else:
+            raise RefusedRequestError(f"a block of type {kind!r:.100} cannot be read in an answer of the model")
+    return turn
+
+
+def _user(blocks: list[dict[str, Any]]) -> list[Message]:
+    messages: list[Message] = []
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            content = joined(block.get("content"), TEXT, "`content` of a result")
+            messages.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id") or ""), "content": content})
+        elif block.get("type") == "text":
+            text = require_text(block.get("text"), "`text`")
+            if messages and messages[-1]["role"] == "user":
+                messages[-1]["content"] += "\n" + text
+            else:
+                messages.append({"role": "user", "content": text})
+        else:
+            raise RefusedRequestError(
+                f"a block of type {block.get('type')!r:.100} cannot be read: texts and results can"
+            )
+    return messages or [{"role": "user", "content": ""}]
+
+
+def _arguments(given: Any) -> str:
+    """Write the input of a call as the arguments that the model has written, or such that mean the same."""
+    if isinstance(given, dict) and set(given) == {UNREAD}:
+        unread = given[UNREAD]
+        text = unread.get("raw") if isinstance(unread, dict) else unread
+        if isinstance(text, str):
+            return text
+    return json.dumps(given if given is not None else {}, ensure_ascii=False)
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool.get("type") not in (None, "custom"):
+        raise RefusedRequestError(
+            f"a tool of type {tool['type']!r:.100} cannot be offered: switch it off in the program; its own tools can"
+        )
+    return function_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"))
+
+
+def _blocks(message: Message) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if reasoning := message.get("reasoning_content"):
+        blocks.append({"type": "thinking", "thinking": reasoning, "signature": "hermes-rl"})
+    if text := text_of(message.get("content")):
+        blocks.append({"type": "text", "text": text})
+    for call in message.get("tool_calls") or ():
+        name, given = call["function"]["name"], _input(call["function"]["arguments"])
+        blocks.append({"type": "tool_use", "id": call["id"], "name": name, "input": given})
+    return blocks
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    try:
+        value = read_bounded(arguments or "{}")
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {UNREAD: {"raw": arguments}}
+
+
+def _head(answer: ProgramAnswer) -> dict[str, Any]:
+    head = {"id": f"msg_{answer.id}", "type": "message", "role": "assistant", "model": answer.model}
+    return {**head, "stop_sequence": None}
+
+
+def _stop(answer: ProgramAnswer) -> str:
+    return STOPS.get(answer.finish, "end_turn")
+
+
+def _usage(prompt: int, completion: int) -> dict[str, int]:
+    cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+    return {"input_tokens": prompt, "output_tokens": completion, **cached}

@@ -1,0 +1,260 @@
+"""OpenAI's Responses, as programs write and read them, without anything that is stored between requests.
+
+A turn of the model is several items: its reasoning, its text, each of its calls; here they are one message. Sources:
+OpenAI's API reference, and requests that programs were seen to send.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+from hermes_rl.agent.dialects.base import (
+    ProgramAnswer,
+    ProgramRequest,
+    RefusedRequestError,
+    event,
+    function_call,
+    function_tool,
+    joined,
+    noted,
+    require_list,
+    require_object,
+    require_text,
+)
+from hermes_rl.agent.result import Message, text_of
+from hermes_rl.values import read_bounded, write_message
+
+ROLES = {"system", "developer", "user", "assistant"}
+SAMPLING = (
+    "temperature", "top_p", "max_output_tokens", "reasoning", "text", "parallel_tool_calls", "max_tool_calls", "store",
+    "truncation", "service_tier", "context_management",
+)  # fmt: skip
+NOT_KEPT = ("previous_response_id", "conversation", "prompt", "background")
+"""What would need something that was stored before, or is stored for later."""
+TEXT = frozenset({"input_text", "output_text", "text"})
+HANDLE = "hermes-rl:"
+"""How the opaque form of reasoning begins, which programs send back that do not send the reasoning itself."""
+CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+class Responses:
+    """See `base.Dialect`."""
+
+    path = "/responses"
+
+    def read(self, body: Any) -> ProgramRequest:
+        body = require_object(body, "the body")
+        for name in NOT_KEPT:
+            if body.get(name):
+                raise RefusedRequestError(f"`{name}` is not there: nothing is kept between requests, send all `input`")
+        form = body.get("text") if isinstance(body.get("text"), dict) else {}
+        if isinstance(form, dict) and form.get("format") not in (None, {"type": "text"}):
+            raise RefusedRequestError("`text.format` must be text: the policy is sampled freely")
+        choice = body.get("tool_choice")
+        if choice not in (None, "auto", "none"):
+            raise RefusedRequestError("`tool_choice` must be auto or none: the policy is sampled freely")
+        if body.get("top_logprobs") or "logprobs" in str(body.get("include")):
+            raise RefusedRequestError("log-probabilities are not given to programs")
+        instructions = body.get("instructions")
+        messages: list[Message] = []
+        if instructions:
+            messages.append({"role": "system", "content": require_text(instructions, "`instructions`")})
+        given = body.get("input")
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else require_list(given, "`input`")
+        for item in items:
+            _add(messages, item)
+        if not messages:
+            raise RefusedRequestError("`input` must not be empty")
+        tools = require_list(body.get("tools") or [], "`tools`")
+        return ProgramRequest(
+            messages,
+            [] if choice == "none" else [_tool(tool) for tool in tools],
+            bool(body.get("stream")),
+            noted(body, SAMPLING),
+            custom=frozenset(str(tool.get("name")) for tool in tools if tool.get("type") == "custom"),
+        )
+
+    def written(self, answer: ProgramAnswer, request: ProgramRequest) -> bytes:
+        return write_message(_response(answer, _items(answer, request)))
+
+    def events(self, answer: ProgramAnswer, request: ProgramRequest) -> Iterator[bytes]:
+        """Write the response, empty; each item, empty, what is in it, and whole; the response, whole."""
+        number, items = count(), _items(answer, request)
+
+        def say(kind: str, **content: Any) -> bytes:
+            return event({"type": kind, "sequence_number": next(number), **content}, kind)
+
+        begun = {**_response(answer, []), "status": "in_progress", "usage": None, "incomplete_details": None}
+        yield say("response.created", response=begun)
+        yield say("response.in_progress", response=begun)
+        for index, item in enumerate(items):
+            at = {"item_id": item["id"], "output_index": index}
+            yield say("response.output_item.added", output_index=index, item=_empty(item))
+            if item["type"] in ("message", "reasoning"):
+                part = item["content"][0]
+                kind, at = part["type"], {**at, "content_index": 0}
+                more: dict[str, Any] = {"logprobs": []} if kind == "output_text" else {}
+                yield say("response.content_part.added", **at, part={**part, "text": ""})
+                yield say(f"response.{kind}.delta", **at, delta=part["text"], **more)
+                yield say(f"response.{kind}.done", **at, text=part["text"], **more)
+                yield say("response.content_part.done", **at, part=part)
+            elif item["type"] == "function_call":
+                yield say("response.function_call_arguments.delta", **at, delta=item["arguments"])
+                name = {"name": item["name"]}
+                yield say("response.function_call_arguments.done", **at, **name, arguments=item["arguments"])
+            else:
+                yield say("response.custom_tool_call_input.delta", **at, delta=item["input"])
+                yield say("response.custom_tool_call_input.done", **at, input=item["input"])
+            yield say("response.output_item.done", output_index=index, item=item)
+        end = "response.incomplete" if answer.finish in CUT else "response.completed"
+        yield say(end, response=_response(answer, items))
+
+    def error(self, message: str, code: str) -> bytes:
+        kind = "server_error" if code == "server_error" else "invalid_request_error"
+        return write_message({"error": {"message": message, "type": kind, "param": None, "code": code}})
+
+
+def _add(messages: list[Message], item: dict[str, Any]) -> None:
+    """Add an item to the messages; those of one turn of the model make one message."""
+    kind = item.get("type", "message")
+    if kind == "message":
+        role = item.get("role")
+        if not isinstance(role, str) or role not in ROLES:
+            raise RefusedRequestError(f"a message must have a role, one of {', '.join(sorted(ROLES))}")
+        content = joined(item.get("content"), TEXT, "`content`")
+        if role == "assistant":
+            turn = _turn(messages)
+            turn["content"] += text_of(content)
+        else:
+            messages.append({"role": "system" if role == "developer" else role, "content": content})
+    elif kind == "reasoning":
+        reasoning = _reasoning(item)
+        turn = _turn(messages)
+        if reasoning:
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + reasoning
+    elif kind in ("function_call", "custom_tool_call"):
+        if kind == "function_call":
+            arguments = require_text(item.get("arguments"), "`arguments` of a call")
+        else:
+            arguments = json.dumps({"input": require_text(item.get("input"), "`input` of a call")})
+        _turn(messages).setdefault("tool_calls", []).append(
+            function_call(item.get("call_id"), item.get("name"), arguments)
+        )
+    elif kind in ("function_call_output", "custom_tool_call_output"):
+        output = joined(item.get("output"), TEXT, "`output` of a call")
+        messages.append({"role": "tool", "tool_call_id": str(item.get("call_id") or ""), "content": output})
+    else:
+        raise RefusedRequestError(f"an item of type {kind!r:.100} cannot be read: nothing but texts and calls can")
+
+
+def _turn(messages: list[Message]) -> Message:
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
+
+
+def _reasoning(item: dict[str, Any]) -> str:
+    content = item.get("content")
+    if isinstance(content, list) and content:
+        return text_of([part for part in content if isinstance(part, dict)])
+    handle = item.get("encrypted_content")
+    if isinstance(handle, str) and handle.startswith(HANDLE):
+        try:
+            return base64.b64decode(handle.removeprefix(HANDLE), validate=True).decode("utf-8", "surrogatepass")
+        except (binascii.Error, UnicodeDecodeError):
+            return ""  # somebody has changed it: then it is reasoning that was dropped
+    return ""
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool.get("type") == "custom":
+        text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+        return function_tool(tool.get("name"), tool.get("description"), text)
+    if tool.get("type") != "function":
+        raise RefusedRequestError(
+            f"a tool of type {tool.get('type')!r:.100} cannot be offered: switch it off in the program; functions and "
+            "custom tools can"
+        )
+    return function_tool(tool.get("name"), tool.get("description"), tool.get("parameters"))
+
+
+def _items(answer: ProgramAnswer, request: ProgramRequest) -> list[dict[str, Any]]:
+    message, items = answer.message, list[dict[str, Any]]()
+    status = "incomplete" if answer.finish in CUT else "completed"
+    if reasoning := message.get("reasoning_content"):
+        handle = HANDLE + base64.b64encode(reasoning.encode("utf-8", "surrogatepass")).decode()
+        content = [{"type": "reasoning_text", "text": reasoning}]
+        items.append(
+            {
+                "type": "reasoning",
+                "id": f"rs_{answer.id}",
+                "summary": [],
+                "content": content,
+                "encrypted_content": handle,
+            }
+        )
+    text, calls = text_of(message.get("content")), message.get("tool_calls") or []
+    if text or not calls:
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        said = {"type": "message", "id": f"msg_{answer.id}", "role": "assistant", "status": status, "content": [part]}
+        items.append(said)
+    for place, call in enumerate(calls):
+        function, head = call["function"], {"status": status, "call_id": call["id"], "name": call["function"]["name"]}
+        taken = _input(function["arguments"]) if function["name"] in request.custom else None
+        if taken is not None:
+            items.append({"type": "custom_tool_call", "id": f"ctc_{answer.id}-{place}", **head, "input": taken})
+        else:
+            items.append(
+                {"type": "function_call", "id": f"fc_{answer.id}-{place}", **head, "arguments": function["arguments"]}
+            )
+    return items
+
+
+def _input(arguments: str) -> str | None:
+    """Return the text for a custom tool; None where the model has written other arguments."""
+    try:
+        value = read_bounded(arguments)
+    except ValueError:
+        return None
+    return (
+        value["input"] if isinstance(value, dict) and isinstance(value.get("input"), str) and len(value) == 1 else None
+    )
+
+
+def _empty(item: dict[str, Any]) -> dict[str, Any]:
+    emptied: dict[str, Any] = {name: "" for name in ("arguments", "input") if name in item}
+    emptied |= {"content": []} if "content" in item else {}
+    return {**item, **emptied, **({"status": "in_progress"} if "status" in item else {})}
+
+
+def _response(answer: ProgramAnswer, items: list[dict[str, Any]]) -> dict[str, Any]:
+    reason, prompt, completion = CUT.get(answer.finish), answer.prompt_tokens, answer.completion_tokens
+    return {
+        "id": f"resp_{answer.id}",
+        "object": "response",
+        "created_at": answer.created,
+        "status": "incomplete" if reason else "completed",
+        "error": None,
+        "incomplete_details": {"reason": reason} if reason else None,
+        "instructions": None,
+        "metadata": {},
+        "model": answer.model,
+        "output": items,
+        "parallel_tool_calls": True,
+        "temperature": None,
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": None,
+        "usage": {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": completion,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompt + completion,
+        },
+    }

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from hermes_rl.agent.conversations import Conversations
 from hermes_rl.agent.dialects import CHAT, dialect_at, written_models
-from hermes_rl.agent.dialects.base import Dialect, ProgramAnswer, ProgramRequest, RefusedRequestError
+from hermes_rl.agent.dialects.base import ProgramAnswer, ProgramDialect, ProgramRequest, RefusedRequestError
 from hermes_rl.agent.loop import kept_message
 from hermes_rl.agent.recorder import OverError, PolicyRecorder
 from hermes_rl.agent.result import Message, tokens_of
@@ -164,7 +164,7 @@ class Endpoint:
             self._held -= len(data)
 
     async def _answer(
-        self, request: web.BaseRequest, dialect: Dialect, asked: ProgramRequest, size: int
+        self, request: web.BaseRequest, dialect: ProgramDialect, asked: ProgramRequest, size: int
     ) -> web.StreamResponse:
         if self.failure is not None:
             return _response(500, dialect.error("the model cannot be reached", "server_error"), close=True)

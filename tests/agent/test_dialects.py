@@ -13,7 +13,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from hermes_rl.agent.dialects import CHAT, DIALECTS, dialect_at, written_models
-from hermes_rl.agent.dialects.base import Dialect, ProgramAnswer, ProgramRequest, RefusedRequestError
+from hermes_rl.agent.dialects.base import ProgramAnswer, ProgramDialect, ProgramRequest, RefusedRequestError
 from hermes_rl.agent.dialects.messages import Messages
 from hermes_rl.agent.dialects.responses import Responses
 from hermes_rl.agent.result import Message
@@ -40,7 +40,7 @@ def called(*arguments: str, name: str = "f") -> list[dict[str, Any]]:
     ]
 
 
-def streamed(dialect: Dialect, said: ProgramAnswer, request: ProgramRequest = EMPTY) -> list[dict[str, Any]]:
+def streamed(dialect: ProgramDialect, said: ProgramAnswer, request: ProgramRequest = EMPTY) -> list[dict[str, Any]]:
     """The data of each event; its name, where it has one, is its type."""
     events = []
     for each in dialect.events(said, request):
@@ -51,7 +51,7 @@ def streamed(dialect: Dialect, said: ProgramAnswer, request: ProgramRequest = EM
     return events
 
 
-def sent_back(dialect: Dialect, whole: dict[str, Any]) -> list[Any]:
+def sent_back(dialect: ProgramDialect, whole: dict[str, Any]) -> list[Any]:
     """What a client of the dialect adds to its conversation for an answer."""
     if isinstance(dialect, Responses):
         return list(whole["output"])
@@ -60,7 +60,7 @@ def sent_back(dialect: Dialect, whole: dict[str, Any]) -> list[Any]:
     return [whole["choices"][0]["message"]]
 
 
-def collected(dialect: Dialect, events: list[dict[str, Any]]) -> dict[str, Any]:
+def collected(dialect: ProgramDialect, events: list[dict[str, Any]]) -> dict[str, Any]:
     """The answer as a client puts it together from a stream."""
     if isinstance(dialect, Responses):
         return of_responses(events)
@@ -118,7 +118,7 @@ def of_chat(events: list[dict[str, Any]]) -> dict[str, Any]:
     return {"choices": [{"message": message}]}
 
 
-def body_with(dialect: Dialect, conversation: list[Any]) -> dict[str, Any]:
+def body_with(dialect: ProgramDialect, conversation: list[Any]) -> dict[str, Any]:
     return {"input" if isinstance(dialect, Responses) else "messages": conversation}
 
 
@@ -137,7 +137,7 @@ ANSWERS: dict[str, tuple[Message, str]] = {
 @EACH
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", ANSWERS)
-def test_an_answer_that_comes_back_says_what_was_sampled(dialect: Dialect, stream: bool, name: str) -> None:
+def test_an_answer_that_comes_back_says_what_was_sampled(dialect: ProgramDialect, stream: bool, name: str) -> None:
     message, finish = ANSWERS[name]
     said = answer(message, finish)
     whole = collected(dialect, streamed(dialect, said)) if stream else json.loads(dialect.written(said, EMPTY))
@@ -281,7 +281,9 @@ def test_messages_are_read_block_by_block() -> None:
         (CHAT, {"n": 2}, "`n`"),
     ],
 )
-def test_what_no_answer_could_honour_is_refused_by_name(dialect: Dialect, more: dict[str, Any], reason: str) -> None:
+def test_what_no_answer_could_honour_is_refused_by_name(
+    dialect: ProgramDialect, more: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(RefusedRequestError, match=reason):
         dialect.read({**BODIES[type(dialect).__name__], **more})
 
@@ -326,7 +328,7 @@ FIELDS = (
 @EACH
 @settings(max_examples=300, deadline=None)
 @given(st.one_of(JSON, st.dictionaries(st.sampled_from(FIELDS), HOSTILE, max_size=6)))
-def test_any_body_is_read_or_refused(dialect: Dialect, body: Any) -> None:
+def test_any_body_is_read_or_refused(dialect: ProgramDialect, body: Any) -> None:
     try:
         request = dialect.read(body)
     except RefusedRequestError as error:

@@ -7,17 +7,17 @@ a program has asked; whom the messages are sent to, `endpoint` decides.
 
 from __future__ import annotations
 
-from hermes_rl.agent.dialects.base import Dialect
+from hermes_rl.agent.dialects.base import ProgramDialect
 from hermes_rl.agent.dialects.chat import Chat
 from hermes_rl.agent.dialects.messages import Messages
 from hermes_rl.agent.dialects.responses import Responses
 from hermes_rl.values import write_message
 
-DIALECTS: tuple[Dialect, ...] = (Chat(), Responses(), Messages())
+DIALECTS: tuple[ProgramDialect, ...] = (Chat(), Responses(), Messages())
 CHAT = DIALECTS[0]
 
 
-def dialect_at(path: str) -> Dialect | None:
+def dialect_at(path: str) -> ProgramDialect | None:
     """Return the dialect that is spoken at a path."""
     return next((dialect for dialect in DIALECTS if path.endswith(dialect.path)), None)
 

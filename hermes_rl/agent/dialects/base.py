@@ -47,7 +47,7 @@ class ProgramAnswer:
     completion_tokens: int
 
 
-class Dialect(Protocol):
+class ProgramDialect(Protocol):
     """How programs ask for an answer, and how they get it."""
 
     path: str

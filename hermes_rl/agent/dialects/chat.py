@@ -30,7 +30,7 @@ TEXT = frozenset({"text"})
 
 
 class Chat:
-    """See `base.Dialect`."""
+    """See `base.ProgramDialect`."""
 
     path = "/chat/completions"
 

@@ -38,7 +38,7 @@ ERRORS = {"not_found": "not_found_error", "server_error": "api_error"}
 
 
 class Messages:
-    """See `base.Dialect`."""
+    """See `base.ProgramDialect`."""
 
     path = "/messages"
 

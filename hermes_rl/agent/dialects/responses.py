@@ -43,7 +43,7 @@ CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 class Responses:
-    """See `base.Dialect`."""
+    """See `base.ProgramDialect`."""
 
     path = "/responses"
 

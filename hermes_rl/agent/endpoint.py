@@ -33,6 +33,8 @@ from hermes_rl.values import read_bounded
 log = logging.getLogger(__name__)
 
 PORT = 8181
+POLICY = "policy"
+"""Name of a model that has none."""
 CONNECTIONS = 64
 """Open connections of one program."""
 MOST_REQUESTS = 10_000
@@ -211,7 +213,7 @@ class Endpoint:
         finish = reply.finish_reason or ("tool_calls" if calls else "stop")
         prompted, written = (tokens_of(reply.usage, name) for name in ("prompt_tokens", "completion_tokens"))
         name = f"{self._rollout_id}-{turn}"
-        return ProgramAnswer(name, int(time.time()), reply.model, message, finish, prompted, written)
+        return ProgramAnswer(name, int(time.time()), reply.model or POLICY, message, finish, prompted, written)
 
     async def _note(self, call: EndpointCall, size: int) -> None:
         """Take a call into account."""
@@ -224,7 +226,7 @@ class Endpoint:
 
     @property
     def _model(self) -> str:
-        return self.last.reply.model if self.last is not None else "policy"
+        return (self.last and self.last.reply.model) or POLICY
 
 
 def first_answer(messages: list[Message]) -> int:

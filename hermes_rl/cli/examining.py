@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.options import Options, policy_of
@@ -13,7 +14,7 @@ from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.sandboxes import named_toolsets
 from hermes_rl.runs.exact import forecast_of, tokenizer_of
 from hermes_rl.sandbox.bubblewrap import parts, probe
-from hermes_rl.sandbox.packages import package_folder
+from hermes_rl.sandbox.packages import npm_folder, package_folder
 from hermes_rl.sandbox.remote import NAMES as NAMES_OF_REMOTE
 from hermes_rl.sandbox.remote import missing
 from hermes_rl.servers.exactness import examine as examine_server
@@ -64,7 +65,8 @@ def examine(source: str | None, options: Options, *, sampling: bool = False) -> 
     if "policy" in spec.servers:
         checks.append(_tokenizer(tokenizer_of(spec)))
         checks += _tokens(spec)
-    checks += _packages(spec.sandbox.python)
+    checks += _packages("sandbox.python", package_folder, spec.sandbox.python)
+    checks += _packages("sandbox.npm", npm_folder, spec.sandbox.npm)
     checks += _toolsets(spec, environ)
     return [*checks, *asyncio.run(_asked(spec, environ, sampling))]
 
@@ -124,15 +126,14 @@ def _tokenizer(name: str | None) -> Check:
     return Check(title, True, f"{len(tokenizer.control)} control tokens")
 
 
-def _packages(packages: tuple[str, ...]) -> list[Check]:
+def _packages(title: str, make: Callable[[tuple[str, ...]], Path], packages: tuple[str, ...]) -> list[Check]:
     """Whether the packages of the sandbox can be had; they are installed by that."""
     if not packages:
         return []
-    title = "sandbox.python"
     try:
-        folder = package_folder(packages)
+        folder = make(packages)
     except UserError as error:
-        return [Check(title, False, str(error), "another version, or an index or folder of wheels that has it")]
+        return [Check(title, False, str(error), "another version, or an index or registry that has it")]
     return [Check(title, True, f"{', '.join(packages)} in {folder}")]
 
 

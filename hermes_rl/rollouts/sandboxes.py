@@ -164,6 +164,7 @@ def sandbox_config(spec: Spec, row: Row, environ: Mapping[str, str] | None = Non
         workdir=section.workdir,
         env=dict(section.env),
         packages=tuple(section.python),
+        npm=tuple(section.npm),
         files=laid_files(section.files, spec.folder),
         setup=tuple(section.setup),
         network=section.network,

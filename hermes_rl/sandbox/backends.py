@@ -145,4 +145,4 @@ class Pool:
 
 
 def _kind(config: SandboxConfig) -> Hashable:
-    return config.image, config.packages, config.workdir, config.network, config.limits
+    return config.image, config.packages, config.npm, config.workdir, config.network, config.limits

@@ -83,6 +83,8 @@ class SandboxConfig:
     """Added to the sandbox's own small environment; nothing is inherited from the host."""
     packages: tuple[str, ...] = ()
     """Python packages that the sandbox sees read-only, as pip names them; only bubblewrap without an image has them."""
+    npm: tuple[str, ...] = ()
+    """The same of npm, each with its version."""
     files: tuple[SandboxFile, ...] = ()
     setup: tuple[str, ...] = ()
     """Shell commands, run in order in the working directory; non-zero is our failure."""

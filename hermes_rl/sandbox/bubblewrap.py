@@ -60,8 +60,10 @@ from hermes_rl.sandbox.launcher import (
     system_python,
 )
 from hermes_rl.sandbox.packages import (
+    NPM,
     PACKAGES,
     RUNTIME_FOLDER,
+    npm_folder,
     package_folder,
     runtime_argv,
     runtime_folder,
@@ -214,22 +216,24 @@ class Root(ABC):
 class SystemRoot(Root):
     """The system of this machine, read-only."""
 
-    def __init__(self, workdir: str | None, packages: tuple[str, ...] = ()) -> None:
-        self.workdir = _workdir(workdir, (*READ_ONLY, PACKAGES) if packages else READ_ONLY)
-        self.packages = packages
+    def __init__(self, workdir: str | None, packages: tuple[str, ...] = (), npm: tuple[str, ...] = ()) -> None:
+        makers = {PACKAGES: (package_folder, packages), NPM: (npm_folder, npm)}
+        self._makers = {place: (make, names) for place, (make, names) in makers.items() if names}
+        self.workdir = _workdir(workdir, (*READ_ONLY, *self._makers))
         self.bwrap = find_bwrap()
         system = system_python()
         self.python = system or own_python()
         self.python_prefix = None if system else shared_prefix(self.python)
         if self.python_prefix is not None:
             self.path += f":{self.python_prefix}/bin"
+        if npm:
+            self.path = f"{NPM}/node_modules/.bin:{self.path}"
         if packages:
             self.path = f"{PACKAGES}/bin:{self.path}"
 
     def prepare(self) -> None:
         super().prepare()
-        if self.packages:
-            self._package_folder = package_folder(self.packages)
+        self._layers = {place: make(names) for place, (make, names) in self._makers.items()}
         self._etc_folder = etc_folder(others=os.geteuid() == 0 or bool(subordinate_users()))
 
     def user(self) -> int | None:
@@ -237,7 +241,7 @@ class SystemRoot(Root):
         if os.geteuid() == 0:
             return FIRST_UID + next(_users) % UIDS if _has_users() else OUTER_UID
         private = [Path(self.python_prefix)] if self.python_prefix is not None else []
-        private += [self._package_folder] if self.packages else []
+        private += self._layers.values()
         users = subordinate_users()
         return users[next(_users) % len(users)] if users and all(map(open_to_all, private)) else None
 
@@ -250,8 +254,8 @@ class SystemRoot(Root):
         yield from self._etc(descriptors, network=network)
         if self.python_prefix is not None:
             yield from ("--ro-bind", self.python_prefix, self.python_prefix)
-        if self.packages:
-            yield from ("--ro-bind", str(self._package_folder), PACKAGES)
+        for place, folder in self._layers.items():
+            yield from ("--ro-bind", str(folder), place)
 
     def boot(self, descriptors: Descriptors) -> list[str]:
         return boot_argv(self.python, descriptors.control, descriptors.code)
@@ -600,7 +604,9 @@ class Bubblewrap(Isolation):
     def __init__(self, config: SandboxConfig) -> None:
         super().__init__(config)
         self.root: Root = (
-            ImageRoot(config.image, config.workdir) if config.image else SystemRoot(config.workdir, config.packages)
+            ImageRoot(config.image, config.workdir)
+            if config.image
+            else SystemRoot(config.workdir, config.packages, config.npm)
         )
         self.workdir = self.root.workdir
         layout = find_layout()

@@ -1,10 +1,10 @@
-"""Python for the sandboxes of this machine: packages that a spec lists, and a runtime for our helper.
+"""What the sandboxes of this machine get beside its system: packages that a spec lists, and a runtime for our helper.
 
-`package_folder` makes a virtual environment once, by the host's pip and of wheels alone, so that nothing of a package
-runs while it is installed. pip reads the user's own configuration, so an index, a proxy or a folder of wheels is named
-there. `runtime_folder` copies an interpreter with its loader, its libraries and the few modules that the helper
-imports: an image may have no Python, or one that the agent can replace. Both lie in the user's cache under a hash of
-what they are made of, and all sandboxes see them read-only.
+`package_folder` makes a virtual environment once, by the host's pip and of wheels alone, and `npm_folder` a folder of
+npm's without their scripts, so that nothing of a package runs while it is installed. Both programs read the user's own
+configuration, so an index, a proxy or a folder of wheels is named there. `runtime_folder` copies an interpreter with
+its loader, its libraries and the few modules that the helper imports: an image may have no Python, or one that the
+agent can replace. All lie in the user's cache under a hash of what they are made of, and sandboxes see them read-only.
 """
 
 from __future__ import annotations
@@ -102,8 +102,14 @@ def _copy_library(path: Path, folder: Path) -> None:
 PACKAGES = "/python"
 """Where a sandbox sees it; the environment is made for this path. It is at the top, as the agent cannot rename a mount,
 but could rename a folder around it."""
+NPM = "/npm"
 PATIENCE = 1800.0
-"""Seconds that pip may take."""
+"""Seconds that pip or npm may take."""
+WHEELS = (
+    "Only wheels are installed; pip takes its index from its own configuration (pip config set global.index-url URL, "
+    "or global.find-links FOLDER)"
+)
+REGISTRY = "npm takes its registry from its own configuration (npm config set registry URL)"
 
 
 @functools.cache
@@ -133,8 +139,38 @@ def _make(folder: Path, python: str, packages: Sequence[str]) -> None:
         if not path.is_symlink() and path.is_file():
             # Programs name the interpreter by the path at which the environment was made.
             path.write_bytes(path.read_bytes().replace(os.fsencode(folder), PACKAGES.encode()))
+    _open(folder)
+
+
+@functools.cache
+def npm_folder(packages: tuple[str, ...]) -> Path:
+    """Return the folder with these packages of npm, made where it is not there; blocks.
+
+    Raises:
+        UserError: it cannot be made, with the end of what npm printed.
+    """
+    npm = shutil.which("npm")
+    if npm is None:
+        raise UserError("sandbox.npm needs npm on this machine; install it (apt-get install npm), or name an image")
+    versions = [_run([program, "--version"], key="sandbox.npm", way=REGISTRY) for program in (npm, "node")]
+    key = hashlib.sha256("\n".join([*versions, *sorted(packages)]).encode()).hexdigest()[:32]
+
+    def make(folder: Path) -> None:
+        quiet = ["--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund", "--no-update-notifier"]
+        _run(
+            [npm, "install", *quiet, "--loglevel=error", "--prefix", str(folder), "--", *packages],
+            key="sandbox.npm",
+            way=REGISTRY,
+        )
+        _open(folder)
+
+    return cached(f"npm/{key}", make)
+
+
+def _open(folder: Path) -> None:
+    """Let all users read it: root's sandboxes have users of their own, and the umask may be strict."""
     for path in (folder, *folder.rglob("*")):
-        if not path.is_symlink():  # for the user of root's sandboxes, whatever the umask
+        if not path.is_symlink():
             path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
 
 
@@ -159,17 +195,16 @@ def _number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
-def _run(command: Sequence[str], *, status: Sequence[int] = (0,)) -> str:
+def _run(
+    command: Sequence[str], *, status: Sequence[int] = (0,), key: str = "sandbox.python", way: str = WHEELS
+) -> str:
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=PATIENCE, check=False, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise UserError(f"sandbox.python cannot be made: {error}") from error
+        raise UserError(f"{key} cannot be made: {error}") from error
     if done.returncode not in status:
         message = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-5:])
-        raise UserError(
-            f"sandbox.python cannot be made: {message}\nOnly wheels are installed; pip takes its index from its own "
-            "configuration (pip config set global.index-url URL, or global.find-links FOLDER)"
-        )
+        raise UserError(f"{key} cannot be made: {message}\n{way}")
     return done.stdout

@@ -370,6 +370,19 @@ _PACKAGE = re.compile(
 Package = Annotated[str, BeforeValidator(_package)]
 
 
+def _npm_package(value: Any) -> Any:
+    """Refuse what npm would take for an option, a folder or an address, and what would be another one tomorrow."""
+    if isinstance(value, str) and not _NPM_PACKAGE.fullmatch(value):
+        raise wrong(
+            f"expected a package of npm with its version, such as prettier@3.1.0 or @scope/name@1.2.3, got {value!r}"
+        )
+    return value
+
+
+_NPM_PACKAGE = re.compile(r"(@[a-z0-9][a-z0-9._-]*/)?[a-z0-9][a-z0-9._-]*@\d+\.\d+\.\d+([.+-][\w.+-]*)?")
+NpmPackage = Annotated[str, BeforeValidator(_npm_package)]
+
+
 class File(Section):
     """A file put into the sandbox: exactly one of content, from, base64."""
 
@@ -415,6 +428,11 @@ class SandboxSection(Section):
         (),
         description="Python packages for the default sandbox, as pip names them; installed once, by the machine's pip, "
         "and laid in read-only.",
+    )
+    npm: Seq[NpmPackage] = Field(
+        (),
+        description="Packages of npm for the default sandbox, each as name@version; installed once, by the machine's "
+        "npm without their scripts, and laid in read-only.",
     )
     files: Annotated[Seq[File], MayTemplate()] = Field((), description="Files in place before setup.")
     setup: Annotated[Seq[SystemText], MayTemplate()] = Field(

@@ -374,14 +374,15 @@ def _packages(data: dict[str, Any]) -> Iterator[Fault]:
     """Where there is an image, packages belong into it; the bare machine has those that it has."""
     sandbox = section(data, "sandbox")
     backend = sandbox.get("backend", "bubblewrap")
-    if "python" not in sandbox or (backend == "bubblewrap" and "image" not in sandbox):
+    if backend == "bubblewrap" and "image" not in sandbox:
         return
     if backend == "none":
         way = "the backend `none` is this machine itself: install them here"
     else:
         what = "an image" if backend == "bubblewrap" else f"the backend `{backend}`"
-        way = f"{what} has a Python of its own: install them in the image, or in `setup`"
-    yield Fault(("sandbox", "python"), f"`python` is for the default sandbox; {way}", at="key")
+        way = f"{what} has programs of its own: install them in the image, or in `setup`"
+    for key in {"python", "npm"} & sandbox.keys():
+        yield Fault(("sandbox", key), f"`{key}` is for the default sandbox; {way}", at="key")
 
 
 def file_lists(data: dict[str, Any]) -> Iterator[tuple[NodePath, list[Any]]]:

@@ -28,6 +28,7 @@ from tests.real.docker_daemon import Daemon, DockerDaemon, docker_version
 from tests.real.docker_registry import registry_version
 from tests.real.environments import (
     HERE,
+    agent_versions,
     agentlightning_python,
     axe_version,
     browser_python,
@@ -86,6 +87,7 @@ VERSIONS = {
         for name in ("fetch", "git", "sqlite", "time")
     ),
     "MCP servers of npm: everything, filesystem, playwright": npm_versions,
+    "agent programs of npm: codex, Claude Code": agent_versions,
 }
 """Components, as the test modules' `COMPONENT` names them, and how to find out which version was played with."""
 ENGINES = (

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -231,6 +232,11 @@ def npm_server(package: str) -> list[str]:
     programs = json.loads((place / "package.json").read_text("utf-8"))["bin"]
     (program,) = programs.values()
     return [str(node()), str(place / program)]
+
+
+def agent_versions() -> str:
+    """Return the versions of the agent programs that docs/agents.md takes from npm."""
+    return ", ".join(re.findall(r'npm: \["@[^@"]+@([^"]+)"\]', (ROOT / "docs" / "agents.md").read_text("utf-8")))
 
 
 def npm_versions() -> str:

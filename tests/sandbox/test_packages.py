@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
+import shutil
+import tarfile
+import threading
 import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,7 +20,7 @@ from hermes_rl.cli.main import status
 from hermes_rl.errors import SpecError, UserError
 from hermes_rl.sandbox import SandboxConfig, create_sandbox
 from hermes_rl.sandbox.backends import Pool
-from hermes_rl.sandbox.packages import PACKAGES, package_folder
+from hermes_rl.sandbox.packages import PACKAGES, npm_folder, package_folder
 from hermes_rl.spec import parse_spec
 from hermes_rl.spec.fingerprint import fingerprint
 
@@ -99,12 +106,26 @@ def test_what_cannot_be_had_is_the_users_to_change_and_leaves_nothing(wheels: Pa
 @pytest.mark.parametrize(
     ("sandbox", "message"),
     [
-        ("{backend: docker, image: debian, python: [pytest]}", "the backend `docker` has a Python of its own"),
-        ("{image: ./root, python: [pytest]}", "an image has a Python of its own"),
+        ("{backend: docker, image: debian, python: [pytest]}", "the backend `docker` has programs of its own"),
+        ("{image: ./root, python: [pytest]}", "an image has programs of its own"),
         ("{backend: none, python: [pytest]}", "this machine itself: install them here"),
         ("{python: ['--index-url=http://x']}", "expected a package such as pytest"),
         ("{python: [./wheel.whl]}", "expected a package such as pytest"),
         ("{python: ['a @ https://x/a.whl']}", "expected a package such as pytest"),
+        ("{image: ./root, npm: [tinytool@1.0.0]}", "`npm` is for the default sandbox"),
+        ("{backend: none, npm: [tinytool@1.0.0]}", "this machine itself: install them here"),
+        *(
+            (f"{{npm: ['{name}']}}", "expected a package of npm with its version")
+            for name in (
+                "tinytool",
+                "--global",
+                "./folder",
+                "tinytool@latest",
+                "a@file:b",
+                "git+ssh://x/y@1.0.0",
+                "../a@1.0.0",
+            )
+        ),
     ],
 )
 def test_where_it_cannot_be_is_told(sandbox: str, message: str) -> None:
@@ -134,3 +155,66 @@ async def test_a_sandbox_whose_packages_cannot_be_had_does_not_start(wheels: Pat
     with pytest.raises(UserError, match="nosuchtool"):
         async with sandbox:
             pass
+
+
+@pytest.fixture
+def registry(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A registry of npm with one package, whose program prints its version and whose script would leave a mark."""
+    manifest = {
+        "name": "@tiny/tool",
+        "version": "1.2.0",
+        "bin": {"tinyjs": "tool.js"},
+        "scripts": {"postinstall": "touch /tmp/ran-by-npm"},
+    }
+    files = {"package.json": json.dumps(manifest), "tool.js": "#!/usr/bin/env node\nconsole.log('tinyjs 1.2.0')\n"}
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(f"package/{name}")
+            entry.size, entry.mode = len(text), 0o755
+            archive.addfile(entry, io.BytesIO(text.encode()))
+
+    class Registry(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            url = f"http://127.0.0.1:{self.server.server_address[1]}/tool.tgz"
+            version = {**manifest, "dist": {"tarball": url, "shasum": hashlib.sha1(packed.getvalue()).hexdigest()}}
+            listed = {"name": "@tiny/tool", "dist-tags": {"latest": "1.2.0"}, "versions": {"1.2.0": version}}
+            body = packed.getvalue() if self.path == "/tool.tgz" else json.dumps(listed).encode()
+            self.send_response(200 if "tool" in self.path else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Registry) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("NPM_CONFIG_REGISTRY", f"http://127.0.0.1:{server.server_address[1]}/")
+        monkeypatch.setenv("NPM_CONFIG_CACHE", str(own_cache / "npm-cache"))
+        npm_folder.cache_clear()
+        yield "@tiny/tool@1.2.0"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")
+async def test_a_sandbox_has_packages_of_npm_whose_scripts_did_not_run(registry: str) -> None:
+    pool = Pool()
+    for packages in ((registry,), ()):
+        async with pool.create(SandboxConfig(npm=packages)) as sandbox:
+            ran = await sandbox.run("tinyjs; command -v tinyjs; echo x > /npm/x")
+            assert ("tinyjs 1.2.0\n/npm/node_modules/.bin/tinyjs" in ran.output) == bool(packages), ran.output
+            assert "Read-only file system" in ran.output or not packages
+    await pool.close()
+    assert not Path("/tmp/ran-by-npm").exists()
+    with pytest.raises(UserError, match=r"(?s)sandbox\.npm cannot be made: .*nosuch.*npm config set registry"):
+        npm_folder(("nosuch@1.0.0",))
+
+
+def test_without_npm_it_is_told(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(own_cache))
+    npm_folder.cache_clear()
+    with pytest.raises(UserError, match="needs npm on this machine"):
+        npm_folder(("tinytool@1.0.0",))

@@ -87,7 +87,7 @@ VERSIONS = {
         for name in ("fetch", "git", "sqlite", "time")
     ),
     "MCP servers of npm: everything, filesystem, playwright": npm_versions,
-    "agent programs of npm: codex, Claude Code": agent_versions,
+    "agent programs: codex, Claude Code, hermes-agent, mini-swe-agent": agent_versions,
 }
 """Components, as the test modules' `COMPONENT` names them, and how to find out which version was played with."""
 ENGINES = (

@@ -235,8 +235,9 @@ def npm_server(package: str) -> list[str]:
 
 
 def agent_versions() -> str:
-    """Return the versions of the agent programs that docs/agents.md takes from npm."""
-    return ", ".join(re.findall(r'npm: \["@[^@"]+@([^"]+)"\]', (ROOT / "docs" / "agents.md").read_text("utf-8")))
+    """Return the versions of the agent programs that docs/agents.md takes from npm and pip."""
+    text = (ROOT / "docs" / "agents.md").read_text("utf-8").partition("## Known programs")[2]
+    return ", ".join(re.findall(r'(?:npm|python): \["[^"]+(?:@|==)([\d.]+)"', text))
 
 
 def npm_versions() -> str:

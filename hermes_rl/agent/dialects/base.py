@@ -128,6 +128,12 @@ def function_tool(name: Any, description: Any, parameters: Any) -> dict[str, Any
     return {"type": "function", "function": {**function, "parameters": parameters or {"type": "object"}}}
 
 
+def openai_error(message: str, code: str) -> bytes:
+    """Write the body of an error as chat completions and Responses have it."""
+    kind = "server_error" if code == "server_error" else "invalid_request_error"
+    return write_message({"error": {"message": message, "type": kind, "param": None, "code": code}})
+
+
 def event(content: Mapping[str, Any], name: str = "") -> bytes:
     """Write one server-sent event."""
     head = f"event: {name}\n".encode() if name else b""

@@ -14,6 +14,7 @@ from hermes_rl.agent.dialects.base import (
     function_call,
     joined,
     noted,
+    openai_error,
     require_list,
     require_object,
     require_text,
@@ -79,8 +80,7 @@ class Chat:
         yield b"data: [DONE]\n\n"
 
     def error(self, message: str, code: str) -> bytes:
-        kind = "server_error" if code == "server_error" else "invalid_request_error"
-        return write_message({"error": {"message": message, "type": kind, "param": None, "code": code}})
+        return openai_error(message, code)
 
 
 def _message(message: dict[str, Any]) -> Message:

@@ -22,6 +22,7 @@ from hermes_rl.agent.dialects.base import (
     function_tool,
     joined,
     noted,
+    openai_error,
     require_list,
     require_object,
     require_text,
@@ -115,8 +116,7 @@ class Responses:
         yield say(end, response=_response(answer, items))
 
     def error(self, message: str, code: str) -> bytes:
-        kind = "server_error" if code == "server_error" else "invalid_request_error"
-        return write_message({"error": {"message": message, "type": kind, "param": None, "code": code}})
+        return openai_error(message, code)
 
 
 def _add(messages: list[Message], item: dict[str, Any]) -> None:

@@ -133,7 +133,7 @@ class ShellServer:
     async def ready(self) -> bool:
         """Wait, once its start was asked for, until it takes commands; False when it never will."""
         self._close_theirs()
-        self.idle = await self._over == 0
+        self.idle = await self._over == 0 and self._open  # it may have been given up in the same moment
         if self.idle:
             self._own = frozenset(filter(VARIABLE.fullmatch, self._file_from(0, MESSAGE_LIMIT).split(b"\n")))
         return self.idle
@@ -186,7 +186,7 @@ class ShellServer:
         while len(data) < most:  # in pieces: a report is short, and the rest of the file is zeros
             piece, mark, _ = os.pread(self._file, min(PIECE, most - len(data)), offset + len(data)).partition(b"\0")
             data += piece
-            if mark:
+            if mark or not piece:
                 break
         return data
 

@@ -13,7 +13,7 @@ import pytest
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox import CommandResult, ResourceLimits, Sandbox, SandboxConfig, create_sandbox
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
-from hermes_rl.sandbox.shell_server import _live, may_wait
+from hermes_rl.sandbox.shell_server import ShellServer, _live, may_wait
 from hermes_rl.tools.base import ShellState
 
 TEXT = r"""
@@ -362,3 +362,19 @@ async def test_the_file_that_a_waiting_shell_has_keeps_its_size() -> None:
         assert done.output == "on\n" and done.stderr.endswith(b".\n") and len(done.stderr) > 60_000
         short = await sandbox.run_reporting("true", "")
         assert short.stderr.endswith(b".\n") and len(short.stderr) < 2000
+
+
+async def test_one_that_is_given_up_in_the_moment_in_which_it_is_ready_reads_nothing() -> None:
+    server = ShellServer(1, lambda: None)
+    file = server._file
+    server.end(0)
+    server.close()
+    other = os.open(os.devnull, os.O_RDONLY)  # its number may be that of another file by now
+    if other != file:
+        os.dup2(other, file)
+        os.close(other)
+    try:
+        assert not await server.ready()
+    finally:
+        os.close(file)
+    assert not server.idle

@@ -26,7 +26,7 @@ from hermes_rl.agent.recorder import OverError, PolicyRecorder
 from hermes_rl.agent.result import Message, tokens_of
 from hermes_rl.endings import Ending
 from hermes_rl.errors import HermesRLError
-from hermes_rl.servers.base import ChatReply
+from hermes_rl.servers.base import ChatReply, ContextLengthExceeded
 from hermes_rl.threads import one_at_a_time
 from hermes_rl.values import read_bounded
 
@@ -46,6 +46,8 @@ HELD = 2 * LARGEST
 IN_LOOP = 1 << 14
 """Bytes of a request up to which it is read on the event loop."""
 ACCEPT_PAUSE = 0.1
+MOST_TOO_LONG = 20
+"""Requests that do not fit the model's context, from which on the rollout is over."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class Endpoint:
         self.failure: HermesRLError | None = None
         """What failed on our side, which ends the rollout."""
         self.ended = asyncio.Event()
+        self.too_long = 0
+        """Requests that did not fit the model's context, since the last one that did."""
         self.asking = 0.0
         """Seconds for which the program has waited for answers."""
         self._since: float | None = None
@@ -174,6 +178,12 @@ class Endpoint:
             self._since = time.monotonic()
             try:
                 answer = await self._ask(asked, size)
+            except ContextLengthExceeded as error:
+                self.too_long += 1
+                if self.too_long < MOST_TOO_LONG:
+                    return _response(400, dialect.error(_too_long(error), "context_length_exceeded"))
+                self.ending = Ending.TOKEN_BUDGET
+                self.ended.set()
             except OverError as over:
                 self.ending = over.ending
                 self.ended.set()
@@ -217,7 +227,7 @@ class Endpoint:
 
     async def _note(self, call: EndpointCall, size: int) -> None:
         """Take a call into account."""
-        self.last = call
+        self.last, self.too_long = call, 0
         self.sampling |= call.request.sampling
         add = partial(self.conversations.add, call.request.messages, call.request.tools, call.message)
         noted = add() if size <= IN_LOOP else await one_at_a_time(add)
@@ -232,6 +242,16 @@ class Endpoint:
 def first_answer(messages: list[Message]) -> int:
     """Return how many messages stand before the first one of the model."""
     return next((place for place, each in enumerate(messages) if each["role"] == "assistant"), len(messages))
+
+
+def _too_long(error: ContextLengthExceeded) -> str:
+    """Say it in words by which programs know that they have to shorten the conversation."""
+    if error.size is None:
+        return "prompt is too long: it exceeds the model's maximum context length. Please reduce the messages."
+    return (
+        f"prompt is too long: {error.size} tokens > {error.context} maximum. This model's maximum context length is "
+        f"{error.context} tokens. Please reduce the length of the messages."
+    )
 
 
 def _response(status: int, body: bytes, *, close: bool = False) -> web.Response:

@@ -155,6 +155,8 @@ class ProgramDriver:
             return endpoint.ending
         if not in_time:
             return Ending.TIMEOUT
+        if endpoint.too_long:
+            return Ending.TOKEN_BUDGET  # it could not make the conversation shorter
         if endpoint.main is None:
             if ended is not None and ended.exit_code in CANNOT_START:
                 raise UserError(f"agent.program cannot be started (status {ended.exit_code}): {run.output.strip()}")

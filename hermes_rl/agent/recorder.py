@@ -171,6 +171,7 @@ class PolicyRecorder:
 
         Raises:
             OverError: there is no room for this call.
+            ContextLengthExceeded: a program's request does not fit the model's context; a shorter one may.
             ServerFailure: the server failed, or the first request does not fit.
         """
         result = self.result
@@ -187,6 +188,8 @@ class PolicyRecorder:
                 raise ServerFailure(
                     f"the first request does not fit ({error}): the prompt or agent.max_tokens is too large"
                 ) from error
+            if resent and not isinstance(error, TrajectoryFull):
+                raise
             raise OverError(Ending.TOKEN_BUDGET) from error
         except ServerFailure as failure:
             if failure.refused and result.turns_used > 0 and await self._answers(replace(request, messages=prompt)):

@@ -231,7 +231,14 @@ class ChatReply:
 
 
 class ContextLengthExceeded(HermesRLError):
-    """The conversation no longer fits the model's context. That is the policy's doing and therefore no `Failure`."""
+    """The conversation no longer fits the model's context. That is the policy's doing and therefore no `Failure`.
+
+    `size` is that of the prompt and `context` that of the model, in tokens, where they are known.
+    """
+
+    def __init__(self, message: str, size: int | None = None, context: int | None = None) -> None:
+        super().__init__(message)
+        self.size, self.context = size, context
 
 
 class TrajectoryFull(ContextLengthExceeded):

@@ -191,7 +191,8 @@ class TokenServer:
         if self._context is not None:
             room.append(self._context - size)
             if room[-1] < 1:
-                raise ContextLengthExceeded(f"the prompt has {size} tokens, the model's context {self._context}")
+                message = f"the prompt has {size} tokens, the model's context {self._context}"
+                raise ContextLengthExceeded(message, size, self._context)
         if self._response is not None:
             so_far = size - transcript.first_sampled(prompt)
             room.append(self._response - so_far)

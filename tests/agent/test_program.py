@@ -6,10 +6,11 @@ import asyncio
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hermes_rl import Ending, Group, Rollout, Sampled, Sampling, certify, open_env
+from hermes_rl import Ending, Group, Policy, Rollout, Sampled, Sampling, certify, open_env
 from hermes_rl.errors import SpecError, UserError
 from hermes_rl.runs.store import rollout_record
 from hermes_rl.spec.load import parse_spec
@@ -101,6 +102,15 @@ if MODE == "impatient":
     time.sleep(0.3)
     gone.close()
     time.sleep(1.5)
+if MODE in ("compacts", "overflows"):
+    ask(messages)
+    long = [*messages, {"role": "user", "content": "word " * 3000}]
+    for _ in range(30 if MODE == "overflows" else 2):
+        status, data = post("/chat/completions", {"model": "m", "messages": long})
+        error = json.loads(data)["error"]
+        if error["code"] == "rollout_over": sys.exit(1)
+        assert (status, error["code"]) == (400, "context_length_exceeded"), data
+        assert "prompt is too long: " in error["message"] and "> 2000 maximum" in error["message"]
 if MODE == "titled":
     ask([{"role": "user", "content": "Title: What is 1 plus 1?"}], tools=())
 more = {"stream": True, "temperature": 0.1, "max_tokens": 9} if MODE == "streamed" else {}
@@ -329,6 +339,17 @@ async def test_requests_that_nobody_can_answer_are_refused_and_harm_nothing(tmp_
     assert (rollout.ending, rollout.score) == (Ending.FINISHED, 1.0), rollout.result.program
     assert rollout.result.program.refused == 17
     assert rollout.turns == 2
+
+
+@pytest.mark.parametrize(("mode", "ending"), [("compacts", Ending.FINISHED), ("overflows", Ending.TOKEN_BUDGET)])
+async def test_a_program_may_shorten_what_does_not_fit(tmp_path: Path, mode: str, ending: Ending) -> None:
+    class Small(Sampler):
+        def policy(self, tokenizer: Any = None, **given: Any) -> Policy:
+            return super().policy(tokenizer, context=2000, **given)
+
+    rollout = await played(tmp_path, mode, Small())
+    assert (rollout.ending, rollout.score) == (ending, float(ending is Ending.FINISHED))
+    assert rollout.examples(exact=True)
 
 
 async def test_a_server_that_fails_is_ours(tmp_path: Path) -> None:

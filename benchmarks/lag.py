@@ -3,8 +3,8 @@
     python benchmarks/lag.py [--sandboxes N] [--seconds S]
 
 Each sandbox does one of these again and again: it reads a large file of short lines, asks for a name that is missing
-beside 20,000, hands in an artifact of 200,000 names, patches a file at every place, and prints without end. A timer of
-5 ms beside them says how late it was.
+beside 20,000, hands in an artifact of 200,000 names, patches a file at every place, and prints without end. Others have
+written what parsers and rewards find hard to read. A timer of 5 ms beside them says how late it was.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from typing import Any
 
 from report import machine, say, table
 
+from hermes_rl.agent.result import AgentResult
+from hermes_rl.foreign.pool import POOL
 from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig
+from hermes_rl.scoring.grader import find_reward
+from hermes_rl.tokens.load import load_renderer
+from hermes_rl.tokens.rendering import RendererSettings
 from hermes_rl.tools.artifacts import ArtifactRequest, take
 from hermes_rl.tools.base import Tool, ToolRuntime
 from hermes_rl.tools.toolsets._patch import Patch
@@ -37,7 +42,30 @@ async def artifact(runtime: ToolRuntime) -> None:
     await take(await runtime.sandbox(), [ArtifactRequest("names", path="names")], 60)
 
 
+RENDERER = load_renderer(None, RendererSettings())
+HARD = [
+    piece * (64_000 // len(piece))
+    for piece in (" ", "[", '{"a": ', "<tool_call>", "<tool_call>\n{", "\\", "1", "\ud800 ", "a b\n", "</think>", "1e")
+]
+TURNS = [RENDERER.tokenizer.encode(text.encode("utf-8", "replace").decode()) for text in HARD]
+FUZZY = find_reward("fuzzy_match", None)
+
+
+async def read_turns(_: ToolRuntime) -> None:
+    for turn in TURNS:
+        await RENDERER.parse(turn, [], [])
+
+
+async def grade(_: ToolRuntime) -> None:
+    for text in HARD:
+        result = AgentResult(messages=[{"role": "assistant", "content": text}])
+        arguments = {"result": result, "target": "the answer is 1"}
+        await POOL.call(FUZZY.code, arguments, "hermes_rl.plugins:itself", 10.0)
+
+
 WORST: dict[str, tuple[str, Work]] = {
+    "turns that are hard to parse": ("true", read_turns),
+    "turns that are hard to grade": ("true", grade),
     "66 MB of short lines": (
         "yes '' | head -c 66000000 > lines",
         calling(ReadFile, path="lines", offset=65_000_000),

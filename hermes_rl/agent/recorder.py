@@ -249,10 +249,12 @@ class PolicyRecorder:
     async def _answers(self, request: ChatRequest) -> bool:
         """Whether the server, which refused the conversation, answers without what the policy and its tools have said.
 
+        Tools are left out too: a program may have sent any.
+
         Else it refuses everything, such as a key that is no longer valid, which is nothing of the policy's doing.
         """
         try:
-            await self.server.chat(replace(request, max_tokens=1, transcript=None))
+            await self.server.chat(replace(request, tools=None, max_tokens=1, transcript=None))
         except (ServerFailure, ContextLengthExceeded):
             return False
         return True

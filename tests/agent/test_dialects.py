@@ -279,6 +279,10 @@ def test_messages_are_read_block_by_block() -> None:
         (MESSAGES, {"messages": []}, "messages"),
         (CHAT, {"tools": [{"type": "custom"}]}, "custom"),
         (CHAT, {"n": 2}, "`n`"),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]}, "parameters of a tool"),
+        (RESPONSES, {"tools": [{"type": "function", "name": "f", "parameters": [1]}]}, "parameters of a tool"),
+        (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "text alone"),
+        (MESSAGES, {"tools": [{"name": "f", "input_schema": [1]}]}, "parameters of a tool"),
     ],
 )
 def test_what_no_answer_could_honour_is_refused_by_name(

@@ -117,6 +117,14 @@ def joined(parts: Any, kinds: frozenset[str], what: str) -> str | list[dict[str,
     return list(parts)
 
 
+def text_in(content: Any, kinds: frozenset[str], what: str) -> str:
+    """Return a text as `joined` does; raises `RefusedRequestError` where there is anything else, such as a picture."""
+    text = joined(content, kinds, what)
+    if not isinstance(text, str):
+        raise RefusedRequestError(f"{what} must be text alone: nothing else can be shown to the policy")
+    return text
+
+
 def function_call(identity: Any, name: Any, arguments: str) -> dict[str, Any]:
     function = {"name": str(name or ""), "arguments": arguments}
     return {"id": str(identity or ""), "type": "function", "function": function}
@@ -124,8 +132,12 @@ def function_call(identity: Any, name: Any, arguments: str) -> dict[str, Any]:
 
 def function_tool(name: Any, description: Any, parameters: Any) -> dict[str, Any]:
     """Return a tool as chat completions have it; raises `RefusedRequestError`."""
-    function = {"name": require_text(name, "the name of a tool"), "description": description or ""}
-    return {"type": "function", "function": {**function, "parameters": parameters or {"type": "object"}}}
+    function = {
+        "name": require_text(name, "the name of a tool"),
+        "description": require_text(description or "", "the description of a tool"),
+        "parameters": require_object(parameters or {"type": "object"}, "the parameters of a tool"),
+    }
+    return {"type": "function", "function": function}
 
 
 def openai_error(message: str, code: str) -> bytes:

@@ -12,6 +12,7 @@ from hermes_rl.agent.dialects.base import (
     RefusedRequestError,
     event,
     function_call,
+    function_tool,
     joined,
     noted,
     openai_error,
@@ -54,7 +55,7 @@ class Chat:
         return ProgramRequest(
             [_message(message) for message in messages],
             [] if choice == "none" else _tools(body.get("tools")),
-            bool(body.get("stream")),
+            body.get("stream") is True,
             noted(body, SAMPLING),
             usage_streamed=isinstance(options, dict) and bool(options.get("include_usage")),
         )
@@ -108,7 +109,8 @@ def _tools(tools: Any) -> list[dict[str, Any]]:
     for tool in read:
         if tool.get("type") != "function":
             raise RefusedRequestError(f"a tool of type {tool.get('type')!r:.100} cannot be offered: only functions can")
-        require_text(require_object(tool.get("function"), "`function` of a tool").get("name"), "the name of a tool")
+        function = require_object(tool.get("function"), "`function` of a tool")
+        function_tool(function.get("name"), function.get("description"), function.get("parameters"))
     return read
 
 

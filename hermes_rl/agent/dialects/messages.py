@@ -14,11 +14,11 @@ from hermes_rl.agent.dialects.base import (
     event,
     function_call,
     function_tool,
-    joined,
     noted,
     require_list,
     require_object,
     require_text,
+    text_in,
 )
 from hermes_rl.agent.result import Message, text_of
 from hermes_rl.values import read_bounded, write_message
@@ -63,7 +63,7 @@ class Messages:
             messages += _messages(message)
         tools = [] if choice == "none" else require_list(body.get("tools") or [], "`tools`")
         sampling = noted(body, SAMPLING)
-        return ProgramRequest(messages, [_tool(tool) for tool in tools], bool(body.get("stream")), sampling)
+        return ProgramRequest(messages, [_tool(tool) for tool in tools], body.get("stream") is True, sampling)
 
     def written(self, answer: ProgramAnswer, request: ProgramRequest) -> bytes:
         content = _blocks(answer.message)
@@ -134,7 +134,7 @@ def _assistant(blocks: list[dict[str, Any]]) -> Message:
         elif kind == "tool_use":
             call = function_call(block.get("id"), block.get("name"), _arguments(block.get("input")))
             turn.setdefault("tool_calls", []).append(call)
-        else:
+        elif kind != "redacted_thinking":  # which we never send: it is reasoning that was dropped
             raise RefusedRequestError(f"a block of type {kind!r:.100} cannot be read in an answer of the model")
     return turn
 
@@ -143,7 +143,7 @@ def _user(blocks: list[dict[str, Any]]) -> list[Message]:
     messages: list[Message] = []
     for block in blocks:
         if block.get("type") == "tool_result":
-            content = joined(block.get("content"), TEXT, "`content` of a result")
+            content = text_in(block.get("content"), TEXT, "`content` of a result")
             messages.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id") or ""), "content": content})
         elif block.get("type") == "text":
             text = require_text(block.get("text"), "`text`")

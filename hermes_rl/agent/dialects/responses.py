@@ -20,12 +20,12 @@ from hermes_rl.agent.dialects.base import (
     event,
     function_call,
     function_tool,
-    joined,
     noted,
     openai_error,
     require_list,
     require_object,
     require_text,
+    text_in,
 )
 from hermes_rl.agent.result import Message, text_of
 from hermes_rl.values import read_bounded, write_message
@@ -75,7 +75,7 @@ class Responses:
         return ProgramRequest(
             messages,
             [] if choice == "none" else [_tool(tool) for tool in tools],
-            bool(body.get("stream")),
+            body.get("stream") is True,
             noted(body, SAMPLING),
             custom=frozenset(str(tool.get("name")) for tool in tools if tool.get("type") == "custom"),
         )
@@ -126,10 +126,9 @@ def _add(messages: list[Message], item: dict[str, Any]) -> None:
         role = item.get("role")
         if not isinstance(role, str) or role not in ROLES:
             raise RefusedRequestError(f"a message must have a role, one of {', '.join(sorted(ROLES))}")
-        content = joined(item.get("content"), TEXT, "`content`")
+        content = text_in(item.get("content"), TEXT, "`content`")
         if role == "assistant":
-            turn = _turn(messages)
-            turn["content"] += text_of(content)
+            _turn(messages)["content"] += content
         else:
             messages.append({"role": "system" if role == "developer" else role, "content": content})
     elif kind == "reasoning":
@@ -146,7 +145,7 @@ def _add(messages: list[Message], item: dict[str, Any]) -> None:
             function_call(item.get("call_id"), item.get("name"), arguments)
         )
     elif kind in ("function_call_output", "custom_tool_call_output"):
-        output = joined(item.get("output"), TEXT, "`output` of a call")
+        output = text_in(item.get("output"), TEXT, "`output` of a call")
         messages.append({"role": "tool", "tool_call_id": str(item.get("call_id") or ""), "content": output})
     else:
         raise RefusedRequestError(f"an item of type {kind!r:.100} cannot be read: nothing but texts and calls can")

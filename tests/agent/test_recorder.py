@@ -1,0 +1,46 @@
+"""The recorder below all drivers: whose doing a refusal is."""
+
+from __future__ import annotations
+
+import pytest
+
+from hermes_rl.agent.recorder import LoopOptions, OverError, PolicyRecorder
+from hermes_rl.agent.result import AgentResult
+from hermes_rl.endings import Ending
+from hermes_rl.errors import ServerFailure
+from hermes_rl.servers.base import ChatReply, ChatRequest
+
+ASKED = [{"role": "user", "content": "hi"}]
+BROKEN = [{"type": "function", "function": {"name": "f", "parameters": {"properties": [1]}}}]
+
+
+class Particular:
+    """A policy whose template fails over some tools; `down`: it refuses everything."""
+
+    def __init__(self) -> None:
+        self.down = False
+
+    async def chat(self, request: ChatRequest) -> ChatReply:
+        if request.tools or self.down:
+            failure = ServerFailure("the template refuses the conversation")
+            failure.refused = True
+            raise failure
+        return ChatReply({"role": "assistant", "content": "So."}, "stop", {}, "m", "openai")
+
+
+async def ask(recorder: PolicyRecorder, tools: list[dict[str, object]] | None = None) -> None:
+    await recorder.ask(ASKED, tools, prompt=ASKED, rollout_id="r", resent=10)
+
+
+async def test_tools_that_no_template_takes_are_the_programs_doing_once_it_has_had_an_answer() -> None:
+    policy = Particular()
+    recorder = PolicyRecorder(AgentResult(), policy, LoopOptions())
+    with pytest.raises(ServerFailure):  # nothing that the policy has written can be in its first request
+        await ask(recorder, BROKEN)
+    await ask(recorder)
+    with pytest.raises(OverError) as over:
+        await ask(recorder, BROKEN)
+    assert over.value.ending is Ending.REFUSED
+    policy.down = True
+    with pytest.raises(ServerFailure):
+        await ask(recorder)

@@ -236,7 +236,7 @@ class ContextLengthExceeded(HermesRLError):
     `size` is that of the prompt and `context` that of the model, in tokens, where they are known.
     """
 
-    def __init__(self, message: str, size: int | None = None, context: int | None = None) -> None:
+    def __init__(self, message: str = "", size: int | None = None, context: int | None = None) -> None:
         super().__init__(message)
         self.size, self.context = size, context
 

@@ -662,8 +662,7 @@ class ProcessPool:
 
     async def hold(self, code: Code) -> OwnProcess:
         """Begin a process for one user alone, who has to close it."""
-        warm = await in_thread(partial(self.load, code))
-        return OwnProcess(await made_in_thread(partial(Worker, warm), Worker.close))
+        return OwnProcess(await made_in_thread(partial(self._begin, code), Worker.close))
 
     def load(self, code: Code) -> _Warm:
         """Return the warm process, which has this code from now on; blocks while that is imported."""
@@ -702,9 +701,6 @@ class ProcessPool:
 
     async def _worker(self, code: Code) -> Worker:
         """Return a process that has this code: one that waits, or another one where none becomes free."""
-        warm = self._warm
-        if warm is None or not warm.alive or code not in warm.loaded:
-            warm = await in_thread(partial(self.load, code))
         waiting = None
         with self._lock:
             worker = self._fit(code)
@@ -716,10 +712,13 @@ class ProcessPool:
         if waiting is not None:
             worker = await self._turn(waiting)
         try:
-            return worker if worker is not None else await made_in_thread(partial(Worker, warm), Worker.close)
+            return worker if worker is not None else await made_in_thread(partial(self._begin, code), Worker.close)
         except BaseException:  # a cancellation too: a place that is not given back is lost for good
             self._pass_on(None)
             raise
+
+    def _begin(self, code: Code) -> Worker:
+        return Worker(self.load(code))
 
     async def _turn(self, waiting: _Waiting) -> Worker | None:
         """Wait until somebody leaves a process, or its place alone, or until all are busy with something long."""

@@ -201,8 +201,12 @@ class Runner:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._sending = threading.Lock()
-        self._calls: SimpleQueue[bytes | None] = SimpleQueue()
+        self._inbox = Inbox()
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
+        self._calls: SimpleQueue[bytes] = SimpleQueue()
+        self._reader: threading.Thread | None = None
+        """Begun by the first question of a call: a call that asks nothing is read by the thread that does it, as waking
+        another one costs more than many a reward."""
         self._answers: dict[int, Future[Any]] = {}
         self._count = 0
         self.objects: dict[str, Any] = {}
@@ -210,13 +214,24 @@ class Runner:
 
     def work(self) -> None:
         """Do one call after the other until the runner is gone."""
-        threading.Thread(target=self._read, daemon=True).start()
-        while (request := self._calls.get()) is not None:
-            answer = self._perform(request)
+        while True:
+            answer = self._perform(self._next())
             sys.stdout.flush()
             sys.stderr.flush()
             with self._sending:
                 send(self._connection, answer)
+
+    def _next(self) -> bytes:
+        """Wait for the next call."""
+        with self._sending:  # nobody begins a reader meanwhile, which would keep what is taken here
+            alone = self._reader is None and self._receiving.acquire()
+        if alone:
+            try:
+                while self._reader is None and self._calls.empty():
+                    self._receive()
+            finally:
+                self._receiving.release()
+        return self._calls.get()
 
     def ask(self, number: int, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of an object of the runner and wait for what it returns or raises. Any thread may ask."""
@@ -224,6 +239,9 @@ class Runner:
             self._count += 1
             answer: Future[Any] = Future()
             self._answers[self._count] = answer
+            if self._reader is None:
+                self._reader = threading.Thread(target=self._read, daemon=True)
+                self._reader.start()
             request = {"ask": self._count, "of": number, "method": method, "args": args, "kwargs": kwargs}
             send(self._connection, to_json(request))
         return answer.result()
@@ -234,15 +252,21 @@ class Runner:
             send(self._connection, to_json(message))
 
     def _read(self) -> None:
-        inbox = Inbox()
-        while data := self._connection.recv(PIECE):
-            for message in inbox.add(data):
-                if message[:1] == CALL:
-                    self._calls.put(message[1:])
-                else:
-                    number, succeeded = ANSWER.unpack_from(message, 1)
-                    _settle(self._answers.pop(number), succeeded, message[1 + ANSWER.size :])
-        os._exit(0)
+        with self._receiving:  # a thread that a call left behind may ask while the next call is waited for
+            while True:
+                self._receive()
+
+    def _receive(self) -> None:
+        """Take what the runner says next; where it is gone, so is this process."""
+        data = self._connection.recv(PIECE)
+        if not data:
+            os._exit(0)
+        for message in self._inbox.add(data):
+            if message[:1] == CALL:
+                self._calls.put(message[1:])
+            else:
+                number, succeeded = ANSWER.unpack_from(message, 1)
+                _settle(self._answers.pop(number), succeeded, message[1 + ANSWER.size :])
 
     def _perform(self, content: bytes) -> bytes:
         global _runner

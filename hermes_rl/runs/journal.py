@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hermes_rl.errors import RunError, UserError
-from hermes_rl.values import read_own_json, write_json
+from hermes_rl.values import read_own_json, write_message
 
 _BLOCK = 1 << 16
 
@@ -45,11 +45,11 @@ class Journal:
             RunError: the file cannot be written (disk full, permission); it ends with the line before.
             UserError: it ends with a line that no run has written.
         """
-        return self._write(write_json(record) + b"\n")
+        return self._write(write_message(record) + b"\n")
 
     def append_all(self, records: Iterable[dict[str, Any]]) -> list[int]:
         """Write several lines together, as `append`; returns where each begins."""
-        lines = [write_json(record) + b"\n" for record in records]
+        lines = [write_message(record) + b"\n" for record in records]
         begin = self._write(b"".join(lines))
         return [begin + offset for offset in accumulate((len(line) for line in lines[:-1]), initial=0)]
 
@@ -139,7 +139,7 @@ class Journal:
         """Replace the content in one step, so that a crash leaves the old or the new; `lines` may come from `read`."""
         with replaced(self.path) as partial:
             with partial.open("wb") as new:
-                new.writelines(write_json(line) + b"\n" for line in lines)
+                new.writelines(write_message(line) + b"\n" for line in lines)
             # The new file is locked before it takes the place of the old one, so that nobody slips in between.
             following: IO[bytes] = partial.open("ab", buffering=0)
             _lock(following, partial)

@@ -422,6 +422,14 @@ def puts(shelf): return [shelf.put("a"), shelf.put("b")]
 def parallel(shelf):
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         return sum(threads.map(lambda _: shelf.slow(), range(4)))
+def asks_later(shelf):
+    import os, threading
+    threading.Timer(0.2, lambda: shelf.put("late")).start()
+    return os.getpid()
+def works(seconds):
+    import os, time
+    time.sleep(seconds)
+    return os.getpid()
 def fails(shelf):
     try:
         shelf.missing()
@@ -446,3 +454,12 @@ def test_objects_of_the_runner_are_asked_by_their_public_methods(pool: ProcessPo
     assert shelf.most > 1, "questions are answered side by side"
     assert call("fails", shelf=shelf) == [2, "No such file"]
     assert call("forbidden", shelf=shelf) == [*["AttributeError"] * 3, "NotCarriedError"]
+
+
+def test_a_thread_that_a_call_left_behind_may_ask_in_the_next_one(pool: ProcessPool, tmp_path: Path) -> None:
+    call, shelf = Caller(pool, tmp_path / "asking.py", ASKING), Shelf()
+    for name in ("asks_later", "works"):
+        pool.load(call.code(name))
+    pids = [call("asks_later", shelf=shelf), call("works", seconds=0.6), call("works", seconds=0)]
+    assert len(set(pids)) == 1, "one process did them all"
+    assert call("puts", shelf=shelf) == [1, 2], "the late question was not about this call's objects"

@@ -67,7 +67,7 @@ def test_a_torn_line_is_not_read_and_is_cut_with_the_first_line_that_is_written(
     assert list(journal.read("a")) == [{"a": 1}]
     assert journal.at(journal.append({"a": 3})) == {"a": 3}
     journal.close()
-    assert path.read_text() == '{"a": 1}\n{"a": 3}\n'
+    assert path.read_text() == '{"a": 1}\n{"a":3}\n'
 
 
 def test_a_file_of_nothing_but_a_torn_line_is_empty(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_last_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
     journal = Journal(path)
     begin = journal.append({"a": 2})
     journal.close()
-    assert path.read_text() == '{"a": 1}\n{"a": 2}\n'
+    assert path.read_text() == '{"a": 1}\n{"a":2}\n'
     assert begin == len('{"a": 1}\n')
 
 

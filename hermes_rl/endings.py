@@ -25,6 +25,9 @@ class Ending(StrEnum):
     SANDBOX_KILLED = "sandbox_killed"
     USER_STOP = "user_stop"
     USER_TURNS = "user_turns"
+    WORLD_OVER = "world_over"
+    WORLD_FAILED = "world_failed"
+    TOOL_ERRORS = "tool_errors"
     GAVE_UP = "gave_up"
     SERVER_FAILURE = "server_failure"
     SANDBOX_FAILURE = "sandbox_failure"
@@ -46,8 +49,8 @@ class Ending(StrEnum):
 
     @property
     def finished_naturally(self) -> bool:
-        """True where the model itself ended the conversation."""
-        return self in {Ending.FINISHED, Ending.USER_STOP}
+        """True where the model itself, or the world that it acts on, ended the conversation."""
+        return self in {Ending.FINISHED, Ending.USER_STOP, Ending.WORLD_OVER}
 
 
 class Rule(NamedTuple):
@@ -82,6 +85,9 @@ RULES: Mapping[Ending, Rule] = {
     Ending.SANDBOX_KILLED: _policys("its own commands hit a limit of the sandbox, or killed it"),
     Ending.USER_STOP: _policys("the simulated user said a stop phrase, or the policy's words left it without any"),
     Ending.USER_TURNS: _policys("`user.max_turns` turns of the simulated user were used up without a stop phrase"),
+    Ending.WORLD_OVER: _policys("a tool, the state, or the user by code said that it is over"),
+    Ending.WORLD_FAILED: _policys("the spec's code that speaks for the user, or says whether it is over, raised"),
+    Ending.TOOL_ERRORS: _policys("`agent.max_tool_errors` tool calls were errors"),
     Ending.GAVE_UP: _policys("its agent program ended without asking the model, or behind a turn that called a tool"),
     Ending.SERVER_FAILURE: _ours("a model server gave no usable answer after all attempts"),
     Ending.SANDBOX_FAILURE: _ours("a sandbox could not start, its setup failed, or its backend was lost"),

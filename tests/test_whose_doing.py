@@ -29,8 +29,9 @@ Places = Mapping[str, str]
 BEFORE: Places = {
     # The spec, the command line and this machine decide, before any agent has said a word.
     "agent/program.py": "ProgramDriver._play ProgramDriver._ending",
+    "agent/user.py": "UserOfCode.speak FixedWords.__init__",
     "plugins.py": "load_object published load_published load_file _execute _import _attribute",
-    "rollouts/compiled.py": "CompiledSpec.policy _changed _function",
+    "rollouts/compiled.py": "CompiledSpec.policy CompiledSpec._require_ending_tools _changed _function",
     "rollouts/sandboxes.py": "Tooling._every_toolset _variable",
     "rollouts/teacher.py": "Teacher.probe",
     "runs/journal.py": "Journal._parsed _lock",

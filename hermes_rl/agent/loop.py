@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from hermes_rl.agent.recorder import LoopOptions, OverError, PolicyRecorder, ResultBudget
@@ -22,7 +23,7 @@ from hermes_rl.agent.result import (
     ToolCall,
     text_of,
 )
-from hermes_rl.agent.user import SimulatedUser
+from hermes_rl.agent.user import AnswersAgent
 from hermes_rl.endings import Ending
 from hermes_rl.errors import HermesRLError, ServerFailure, ToolError
 from hermes_rl.sandbox.base import SandboxConfig
@@ -34,7 +35,7 @@ from hermes_rl.threads import one_at_a_time
 from hermes_rl.tokens.parsers.table import unread_call
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import Transcript
-from hermes_rl.tools.base import ToolRuntime, runtime_for
+from hermes_rl.tools.base import ToolFailedError, ToolRuntime, runtime_for
 from hermes_rl.tools.catalogue import toolkit_of
 from hermes_rl.tools.execute import SHORT, ToolOutcome, execute_calls
 from hermes_rl.values import read_bounded
@@ -157,7 +158,7 @@ class HermesAgentLoop:
         *,
         options: LoopOptions | None = None,
         sandbox: SandboxConfig | None = None,
-        user: SimulatedUser | None = None,
+        user: AnswersAgent | None = None,
         budget_config: ResultBudget | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> None:
@@ -176,6 +177,10 @@ class HermesAgentLoop:
         self.task_id = task_id
         self.user = user
         self.tokenizer = tokenizer
+        self._offered = self.toolkit
+        """What the agent may call at present."""
+        self._answered_at = 0
+        """Turns that had been played when the user spoke last."""
 
     async def run(self, messages: Sequence[Message]) -> AgentResult:
         """Play the conversation that begins with `messages`; the list given is not changed.
@@ -208,7 +213,7 @@ class HermesAgentLoop:
         if self.user is not None:
             self.user.begin(result.messages, self.options.seed)
             if self.user.opens and (over := await self._hear(result)) is not None:
-                raise ServerFailure(f"the simulated user ended the conversation before it began ({over})")
+                raise ServerFailure(f"the user ended the conversation before it began ({over})")
         try:
             while (ending := await self._turn(recorder, runtime)) is None:
                 pass
@@ -219,7 +224,7 @@ class HermesAgentLoop:
     async def _turn(self, recorder: PolicyRecorder, runtime: ToolRuntime) -> Ending | None:
         """Make one model call and the tool calls that it asks for; returns the ending, if this turn was the last."""
         result = recorder.result
-        prompt, schemas = result.messages[: result.prompt_length], self.toolkit.schemas
+        prompt, schemas = result.messages[: result.prompt_length], self._offered.schemas
         reply = await recorder.ask(await self._history(result), schemas, prompt=prompt, rollout_id=runtime.task_id)
         calls = self._take(reply, result)
         if (ending := recorder.ended_by(reply, calls)) is not None:
@@ -227,14 +232,42 @@ class HermesAgentLoop:
                 return await self._hear(result, result.final_response)
             return ending
         await self._act(calls, result, runtime)
-        return Ending.SANDBOX_KILLED if runtime.killed_by_agent else None
+        return await self._brought_about(result, runtime)
 
     async def _hear(self, result: AgentResult, said: str | None = None) -> Ending | None:
         """Append the user's next words, which are no turn of the policy; returns the ending, if they are the last."""
         assert self.user is not None
-        message, ending = await self.user.speak(said)
-        result.messages.append(message)
-        return ending
+        answer = await self.user.speak(said)
+        self._answered_at = result.turns_used
+        if answer.message is not None:
+            result.messages.append(answer.message)
+        if answer.error is not None:
+            result.tool_errors.append(ToolError(result.turns_used, "user", said or "", answer.error, ""))
+        if answer.tools is not None:
+            self._offered = self.toolkit.only(answer.tools)
+        if answer.reward is not None:
+            result.world_rewards.append((result.turns_used, answer.reward))
+        return answer.ending
+
+    async def _brought_about(self, result: AgentResult, runtime: ToolRuntime) -> Ending | None:
+        """Return the ending that the calls of this turn have brought about; None where the agent goes on."""
+        options, errors = self.options, len(result.tool_errors)
+        if runtime.killed_by_agent:
+            return Ending.SANDBOX_KILLED
+        if options.ending_tools:
+            calls = takewhile(lambda call: call.turn == result.turns_used, reversed(result.tool_calls))
+            if any(call.name in options.ending_tools and call.error is None for call in calls):
+                return Ending.WORLD_OVER
+        try:
+            if runtime.is_over is not None and await runtime.is_over():
+                return Ending.WORLD_OVER
+        except ToolFailedError as error:
+            result.tool_errors.append(ToolError(result.turns_used, "state", "", error.detail, ""))
+            return Ending.WORLD_FAILED
+        if options.max_tool_errors is not None and errors >= options.max_tool_errors:
+            return Ending.TOOL_ERRORS
+        bound = options.max_turns_per_answer
+        return Ending.MAX_TURNS if bound is not None and result.turns_used - self._answered_at >= bound else None
 
     async def _history(self, result: AgentResult) -> list[Message]:
         """Return the messages to send. A token-level server does not parse earlier calls and gets them unchanged."""
@@ -253,7 +286,7 @@ class HermesAgentLoop:
         message = kept_message(reply.message, result.turns_used)
         result.messages.append(message)
         calls: list[dict[str, Any]] = message.get("tool_calls") or []
-        if not calls and reply.sampled is None and self.toolkit.schemas:
+        if not calls and reply.sampled is None and self._offered.schemas:
             unread = unread_call(text_of(message.get("content")))
             if unread is not None:
                 result.tool_calls.append(ToolCall(result.turns_used, "", "", unread, "", UNREAD))
@@ -266,7 +299,7 @@ class HermesAgentLoop:
         runtime.phase = "tools"
         outcomes = await execute_calls(
             calls,
-            self.toolkit,
+            self._offered,
             runtime,
             turn=result.turns_used,
             tool_timeout=self._tool_timeout(result),

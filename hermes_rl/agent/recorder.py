@@ -74,6 +74,11 @@ class LoopOptions:
     task_timeout: float | None = None
     """Of the agent's work and of the commands of its rewards together."""
     tool_timeout: float | None = None
+    max_tool_errors: int | None = None
+    max_turns_per_answer: int | None = None
+    """Model calls until the agent has to answer its user."""
+    ending_tools: frozenset[str] = frozenset()
+    """Tools whose first call without an error is the end."""
     repair_arguments: bool = False
     """Whether arguments of another type than the tool's schema says are converted where they can be."""
     max_tokens: int | None = None

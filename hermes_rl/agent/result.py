@@ -129,6 +129,8 @@ class AgentResult:
     prompt_length: int = 0
     max_trajectory_tokens: int | None = None
     tool_schemas: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    world_rewards: list[tuple[int, float]] = field(default_factory=list)
+    """What a user by code gave for turns: the turn that it answered, from 1, and how much."""
     program: ProgramRun | None = None
     """Set where an agent program has driven the rollout."""
 
@@ -144,6 +146,7 @@ class AgentResult:
             reasoning_per_turn=list(self.reasoning_per_turn),
             tool_errors=list(self.tool_errors),
             tool_calls=list(self.tool_calls),
+            world_rewards=list(self.world_rewards),
             usage=replace(self.usage),
             timings=replace(self.timings),
         )

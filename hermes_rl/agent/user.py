@@ -1,4 +1,4 @@
-"""A simulated user: another model that answers the agent, with wishes and tools of its own.
+"""Who answers the agent: another model, with wishes and tools of its own; code of the spec; or fixed words of the row.
 
 Owns the user's side of the conversation: its history with the roles swapped, its tool calls, which the agent never
 sees, and the end that it sets. Its words are user messages, so none of them is trained on. When the user fails, the
@@ -8,16 +8,18 @@ the place of the agent's was silenced by these: then the conversation is over, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from hermes_rl.agent.result import Message, Usage, text_of
 from hermes_rl.endings import Ending
-from hermes_rl.errors import Failure, ServerFailure
+from hermes_rl.errors import Failure, ServerFailure, UserError
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, drawn_seed, without_thinking
 from hermes_rl.servers.completion import as_chat_server
-from hermes_rl.tools.base import Toolkit, ToolRuntime, capped
+from hermes_rl.tools.base import ToolFailedError, Toolkit, ToolRuntime, capped
 from hermes_rl.tools.execute import execute_calls
+from hermes_rl.values import is_number
 
 GREETING = "Hi! How can I help you today?"
 """Stands as the agent's first words in the history of a user that speaks first."""
@@ -51,8 +53,41 @@ class _SpeechlessError(Exception):
         self.ours, self.by_server, self.too_long = ours, by_server, too_long
 
 
+@dataclass(frozen=True)
+class UserAnswer:
+    """What the agent hears from its user, and what comes with it."""
+
+    message: Message | None
+    """For the agent's history; None where the user says nothing more."""
+    ending: Ending | None = None
+    """Set where these are the last words."""
+    tools: Collection[str] | None = None
+    """Names of the tools that the agent may call from now on; None: those of before."""
+    reward: float | None = None
+    """What the world gives for the turn that is answered."""
+    error: str | None = None
+    """What the user's code raised."""
+
+
+class AnswersAgent(Protocol):
+    """Who answers the agent's turns without tool calls, for one rollout."""
+
+    @property
+    def opens(self) -> bool:
+        """Whether it speaks first."""
+        ...
+
+    def begin(self, messages: Sequence[Message], seed: int | None = None) -> None:
+        """Take over the conversation so far; `seed` is the rollout's."""
+        ...
+
+    async def speak(self, said: str | None = None) -> UserAnswer:
+        """Answer the agent's words, or open the conversation where there are none yet. Raises Failure."""
+        ...
+
+
 class SimulatedUser:
-    """The user of one rollout.
+    """A user that a model plays.
 
     Args:
         server: who plays it.
@@ -102,11 +137,8 @@ class SimulatedUser:
             role = "assistant" if message["role"] == "user" else "user"
             self._history.append({"role": role, "content": text_of(message.get("content"))})
 
-    async def speak(self, said: str | None = None) -> tuple[Message, Ending | None]:
-        """Return the user's next words as a message for the agent's history, and the ending if they are the last.
-
-        `said` are the agent's words; None where the user opens the conversation.
-        """
+    async def speak(self, said: str | None = None) -> UserAnswer:
+        """Answer the agent's words, or open the conversation where there are none yet. Raises Failure."""
         if said is not None:
             self._history.append({"role": "user", "content": said})
             self._heard = True
@@ -115,7 +147,7 @@ class SimulatedUser:
         ending = Ending.USER_TURNS if self.turns >= self._max_turns else None
         if any(phrase in text for phrase in self._stop):
             ending = Ending.USER_STOP
-        return {"role": "user", "content": text}, ending
+        return UserAnswer({"role": "user", "content": text}, ending)
 
     async def _words_or_whose_doing(self) -> str:
         """Return the words. Raises a `Failure`; its ending is the policy's where that left the user without any."""
@@ -205,3 +237,111 @@ class SimulatedUser:
     async def _act(self, calls: Sequence[dict[str, Any]]) -> None:
         for outcome in await execute_calls(calls, self._toolkit, self._runtime, turn=self.turns + 1):
             self._history.append({"role": "tool", "tool_call_id": outcome.id, "content": outcome.content})
+
+
+# ------------------------------------------------------------------------------------------------- A user that is code
+
+
+class UserOfCode:
+    """A user that is code of the spec, such as the world of a game: what it is told it answers by rules.
+
+    Its answer is a text; None, where it has nothing more to say; or a mapping with any of `say`, `over` (true: these
+    are the last words), `tools` (names of those that the agent may call from now on) and `reward` (for this turn).
+
+    Args:
+        ask: puts the agent's words to the code, None for the opening; raises `ToolFailedError`.
+        where: names the code in messages.
+        tools: names of all tools that the agent can have.
+        max_turns: how often it speaks at most.
+        opens: it speaks first.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[str | None], Awaitable[Any]],
+        where: str,
+        tools: Collection[str],
+        *,
+        max_turns: int = 30,
+        opens: bool = False,
+    ) -> None:
+        self.opens = opens
+        self._ask, self._where, self._tools = ask, where, tools
+        self._left = max_turns
+
+    def begin(self, messages: Sequence[Message], seed: int | None = None) -> None:
+        """Do nothing: the code knows its row, and hears what the agent says."""
+
+    async def speak(self, said: str | None = None) -> UserAnswer:
+        """Answer the agent's words, or open the conversation.
+
+        Where the code raises at what the agent has said, that is the end, and the agent's doing.
+
+        Raises:
+            UserError: it raised before the agent had said anything.
+        """
+        self._left -= 1
+        try:
+            answer = user_answer(await self._ask(said), self._tools)
+            if said is None and answer.ending is not None:
+                raise ToolFailedError("", "is over before the agent has said anything")
+        except ToolFailedError as error:
+            if said is None:
+                raise UserError(f"{self._where}: {error.detail}") from error
+            return UserAnswer(None, Ending.WORLD_FAILED, error=error.detail)
+        last = answer.ending is None and self._left <= 0
+        return replace(answer, ending=Ending.USER_TURNS) if last else answer
+
+
+def user_answer(value: Any, tools: Collection[str]) -> UserAnswer:
+    """Read what a user by code answers; `tools` are the names that there are. See `UserOfCode`.
+
+    Raises:
+        ToolFailedError: it is nothing of that form; the detail is a predicate.
+    """
+    if value is None or isinstance(value, str):
+        value = {"say": value, "over": value is None}
+    if not isinstance(value, Mapping) or not value.keys() <= {"say", "over", "tools", "reward"}:
+        raise _malformed("a text, null, or a mapping of `say`, `over`, `tools` and `reward`", value)
+    say, over, offered, reward = (value.get(key) for key in ("say", "over", "tools", "reward"))
+    if not isinstance(over, bool | None) or not isinstance(say, str if not over else str | None):
+        raise _malformed("`say` with a text, unless `over` is true", value)
+    if offered is not None and not (isinstance(offered, list | tuple) and set(tools).issuperset(map(str, offered))):
+        raise _malformed(
+            f"`tools` with names of the agent's tools ({', '.join(sorted(tools)) or 'it has none'})", value
+        )
+    if reward is not None and not is_number(reward):
+        raise _malformed("`reward` with a number", value)
+    message = None if say is None else {"role": "user", "content": say}
+    return UserAnswer(message, Ending.WORLD_OVER if over else None, offered, reward)
+
+
+def _malformed(needed: str, value: Any) -> ToolFailedError:
+    return ToolFailedError("", f"has to answer with {needed}, not {capped(repr(value), 200)}")
+
+
+class FixedWords:
+    """A user whose words the row has, one after the other; what the agent answers to the last ones is the end.
+
+    Args:
+        words: mappings as `UserOfCode` answers them.
+        where: names the words in messages.
+        tools: names of all tools that the agent can have.
+        opens: the first words come before the agent's.
+    """
+
+    def __init__(
+        self, words: Sequence[Mapping[str, Any]], where: str, tools: Collection[str], *, opens: bool = False
+    ) -> None:
+        self.opens = opens
+        try:
+            self._answers = iter([user_answer(each, tools) for each in words])
+        except ToolFailedError as error:
+            raise UserError(f"{where} {error.detail}") from error
+
+    def begin(self, messages: Sequence[Message], seed: int | None = None) -> None:
+        """Do nothing: the words are there already."""
+
+    async def speak(self, said: str | None = None) -> UserAnswer:
+        """Answer with the next words."""
+        return next(self._answers, UserAnswer(None, Ending.FINISHED))

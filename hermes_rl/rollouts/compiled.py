@@ -10,6 +10,7 @@ import base64
 import copy
 import functools
 import io
+import logging
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from pydantic import ValidationError
 from hermes_rl.agent.program import AgentProgram, endpoint_of
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import AgentResult, Message, text_of
-from hermes_rl.agent.user import SimulatedUser, user_id
+from hermes_rl.agent.user import AnswersAgent, FixedWords, SimulatedUser, UserOfCode, user_id
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
@@ -62,14 +63,18 @@ from hermes_rl.spec.model import (
     Reward,
     Spec,
     TextFile,
+    User,
 )
 from hermes_rl.spec.model import Message as SpecMessage
 from hermes_rl.spec.section import is_template, thaw
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import has_template, render, render_section, render_text
 from hermes_rl.tools.artifacts import ArtifactRequest, TakenArtifact
-from hermes_rl.tools.base import Toolkit, ToolRuntime, free_task_id
+from hermes_rl.tools.base import Tool, ToolFailedError, Toolkit, ToolRuntime, free_task_id
 from hermes_rl.tools.rollout_process import RolloutProcess
+from hermes_rl.tools.state_questions import ask_state, state_question
+
+log = logging.getLogger(__name__)
 
 # ---------------- A spec's `solution` as scripts: what a scripted policy plays, and what a scripted user answers
 # Owns the rendering over a row and which members of a group go wrong.
@@ -411,12 +416,32 @@ class CompiledSpec:
         try:
             made = ToolRuntime(config, task_id=name, toolkit=toolkit, state=state, factory=self.pool.create, run=True)
             made.process = process
+            self._require_ending_tools(toolkit)
+            if self.spec.state is not None and self.spec.state.over is not None:
+                made.is_over = partial(ask_state, self._question(self.spec.state.over), made, self.spec.tool_timeout)
             async with made as runtime:
-                yield runtime
+                try:
+                    yield runtime
+                finally:
+                    await self._close_state(runtime)
         finally:
             self._forget(name)
             if process is not None:
                 await process.close()
+
+    async def _close_state(self, runtime: ToolRuntime) -> None:
+        """Let the state give back what it holds; what it raises is told, and ends nothing."""
+        if self.spec.state is None or self.spec.state.close is None:
+            return
+        try:
+            await ask_state(self._question(self.spec.state.close), runtime, self.spec.tool_timeout)
+        except ToolFailedError as error:
+            log.warning("state.close: %s %s", self.spec.state.close, error.detail)
+
+    def _require_ending_tools(self, toolkit: Toolkit) -> None:
+        """Raise `UserError` where a tool that ends rollouts is none of these."""
+        for name in sorted(ending_tools(self.spec) - toolkit.names):
+            raise UserError(f"tools: `ends` names {name!r}, and there is no such tool{choices(name, toolkit.names)}")
 
     async def _process(self, row: Row) -> RolloutProcess | None:
         """Begin the process of a rollout's own, where the spec wants one."""
@@ -500,10 +525,16 @@ class CompiledSpec:
         assert policy != "worst", "the spec's rules let only `lost` say so"
         return policy
 
-    async def user(self, key: RolloutKey, runtime: ToolRuntime) -> SimulatedUser | None:
+    async def user(self, key: RolloutKey, runtime: ToolRuntime) -> AnswersAgent | None:
         user = self.spec.user
         if user is None:
             return None
+        if user.state is not None:
+            ask = partial(ask_state, self._question(user.state), runtime, self.spec.tool_timeout)
+            where = f"user.state: {user.state} of the state"
+            return UserOfCode(ask, where, runtime.toolkit.names, max_turns=user.max_turns, opens=user.opens)
+        if user.says is not None:
+            return FixedWords(self._words(key.row), "user.says", runtime.toolkit.names, opens=user.opens)
         toolkit = self._user_tooling.toolkit(key.group, runtime.state)
         return SimulatedUser(
             self.roles[user.server],
@@ -515,12 +546,23 @@ class CompiledSpec:
             opens=user.opens,
         )
 
+    def _question(self, member: str) -> Tool:
+        return state_question(member, apart=self.spec.state is not None and self.spec.state.process)
+
+    def _words(self, row: Row) -> list[Any]:
+        """Return the fixed words of the user, rendered for a row."""
+        user = self.spec.user
+        assert user is not None
+        plain = user.model_dump(include={"says"}, exclude_unset=True)["says"]
+        words: list[Any] = render(plain, row.columns, where="user.says", key=row.key)
+        return words
+
     def program(self, key: RolloutKey, runtime: ToolRuntime) -> AgentProgram | None:
         program = self.spec.agent.program
         return None if program is None else program_of(program, key.row, self.prompt(key.row), runtime.task_id)
 
     def _register_scripts(self, key: RolloutKey, name: str) -> None:
-        user = self.spec.user
+        user = self._simulated
         user_scripted = user is not None and self.roles[user.server].scripted
         if not self.policy.scripted and not user_scripted:
             return
@@ -536,8 +578,14 @@ class CompiledSpec:
 
     def _forget(self, name: str) -> None:
         self.policy.forget(name)
-        if self.spec.user is not None:
-            self.roles[self.spec.user.server].forget(user_id(name))
+        if self._simulated is not None:
+            self.roles[self._simulated.server].forget(user_id(name))
+
+    @property
+    def _simulated(self) -> User | None:
+        """The user of the spec, where a model plays it."""
+        user = self.spec.user
+        return user if user is not None and user.simulated else None
 
 
 def _played(rollout: Rollout) -> AgentResult:
@@ -566,6 +614,9 @@ def loop_options(agent: Agent, spec: Spec) -> LoopOptions:
         timeout=agent.timeout,
         task_timeout=agent.task_timeout,
         tool_timeout=spec.tool_timeout,
+        max_tool_errors=agent.max_tool_errors,
+        max_turns_per_answer=spec.user.max_agent_turns if spec.user is not None else None,
+        ending_tools=ending_tools(spec),
         repair_arguments=agent.repair_arguments,
         max_tokens=agent.max_tokens,
         max_trajectory_tokens=agent.max_trajectory_tokens,
@@ -575,6 +626,11 @@ def loop_options(agent: Agent, spec: Spec) -> LoopOptions:
         reasoning=None if thinking is None else ReasoningOptions(thinking.effort, thinking.max_tokens),
         extra_body=dict(agent.extra_body) or None,
     )
+
+
+def ending_tools(spec: Spec) -> frozenset[str]:
+    """Return the names of the tools whose first call without an error ends a rollout."""
+    return frozenset(name for tool in spec.tools for name in tool.ends)
 
 
 def _roles(spec: Spec, environ: Mapping[str, str]) -> dict[str, ModelClient]:

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 from hermes_rl.agent.program import AgentProgram
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import Message
-from hermes_rl.agent.user import SimulatedUser
+from hermes_rl.agent.user import AnswersAgent
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
@@ -53,7 +53,7 @@ class Environment(Protocol):
         """Return what the rollout's tools act on, released at the end, also on cancellation."""
         ...
 
-    async def user(self, key: RolloutKey, runtime: ToolRuntime) -> SimulatedUser | None:
+    async def user(self, key: RolloutKey, runtime: ToolRuntime) -> AnswersAgent | None:
         """Who answers the agent's turns without tool calls; None where nobody does."""
         ...
 

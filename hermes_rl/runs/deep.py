@@ -215,7 +215,7 @@ def _doubt(probe: _Probe, row: Row, asking: Mapping[str, str]) -> str | None:
             "model does: look at a few rows with the real one (`hermes-rl play`)"
         )
     user = probe.spec.user
-    if user is not None and len(user_script(probe.spec, row, 0).turns) <= len(user.stop[:1]):
+    if user is not None and user.simulated and len(user_script(probe.spec, row, 0).turns) <= len(user.stop[:1]):
         return (
             "but the simulated user is played by a script here, and the solution does not say what it says: give its "
             "words as `user:` among the solution's turns"

@@ -86,6 +86,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         **({"row": readable_columns(rollout.key.row.columns)} if rollout.key.index == 0 else {}),
         **({"artifacts": rollout.artifacts} if rollout.artifacts else {}),
         **({"image": rollout.image} if rollout.image else {}),
+        **({"world_rewards": result.world_rewards} if result and result.world_rewards else {}),
         **({"program": asdict(result.program)} if result and result.program else {}),
     }
 
@@ -191,6 +192,7 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
         replies=list(_replies(line, said)) if policy else [],
         prompt_length=line.get("prompt_length", 0),
         tool_schemas=list(line.get("tools") or ()),
+        world_rewards=[(turn, reward) for turn, reward in line.get("world_rewards") or ()],
     )
 
 

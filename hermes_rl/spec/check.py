@@ -56,6 +56,9 @@ def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
         yield from _content((*path, "content"), message.content)
     if spec.user is not None:
         yield from _content(("user", "system"), spec.user.system)
+        if spec.user.says is not None:
+            says = spec.user.model_dump(include={"says"}, exclude_unset=True)["says"]
+            yield from _below(("user", "says"), says, list[dict[str, Any] | str] if is_template(says) else str)
     for name, artifact in spec.artifacts.items():
         yield from _below(("artifacts", name), artifact.model_dump(exclude_none=True), str)
     if spec.agent.program is not None:

@@ -72,6 +72,10 @@ def _named(spec: Spec) -> Iterator[tuple[NodePath, str]]:
         (("tools",), spec.tools),
         (("user", "tools"), spec.user.tools if spec.user else ()),
     )
+    user, state = spec.user, spec.state
+    asked: list[tuple[NodePath, str | None]] = [(("user", "state"), user.state if user else None)]
+    asked += [(("state", key), getattr(state, key)) for key in ("over", "close")]
+    yield from ((path, name) for path, name in asked if name is not None)
     for path, tools in owners:
         yield from (((*path, index, "state"), tool.state) for index, tool in enumerate(tools) if tool.state is not None)
 

@@ -50,7 +50,7 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
         "prompt": _plain(spec.prompt),
         "toolsets": {key: value for key, value in _plain(spec.toolsets).items() if key != "record"},
         "tools": [_plain(tool) for tool in spec.tools],
-        "state": spec.state and (_plain(spec.state) if spec.state.process else spec.state.python),
+        "state": spec.state and (plain if len(plain := _plain(spec.state)) > 1 else spec.state.python),
         "user": _plain(spec.user) if spec.user else None,
         "sandbox": _plain(spec.sandbox),
         "agent": _plain(spec.agent_for(mode)),

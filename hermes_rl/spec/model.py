@@ -114,6 +114,9 @@ class Agent(Section):
         gt=0,
         description="Seconds per tool call; default: 300, or sandbox.timeout where that is longer.",
     )
+    max_tool_errors: int | None = Field(
+        None, ge=1, description="Tool calls that are errors, after which the rollout ends; default: no bound."
+    )
     repair_arguments: bool = Field(
         False,
         description="Convert arguments of another type than the tool's schema says where they can be, such as a list "
@@ -526,6 +529,9 @@ class ToolSection(Section):
         False,
         description="For python: it reaches outside, so its answers are recorded and replayed too.",
     )
+    ends: Seq[str] = Field(
+        (), description="Names of its tools that end the rollout when they have answered without an error."
+    )
 
 
 class State(Section):
@@ -537,6 +543,12 @@ class State(Section):
         description="true: the object, its tools and the rewards that name `state` are in a process of the rollout's "
         "own, with modules of its own.",
     )
+    over: str | None = Field(
+        None,
+        description="Attribute, or method without arguments, that is true when the world is over; looked at "
+        "behind each turn that calls tools.",
+    )
+    close: str | None = Field(None, description="Method without arguments that is called when all is graded.")
 
 
 StateField = Annotated[Late[State], _short_for("python", str)]
@@ -600,15 +612,40 @@ class Prompt(Section):
     )
 
 
-class User(Section):
-    """A simulated user: it answers each turn without tool calls; its tokens are never trained on."""
+class UserWords(Section):
+    """What a user says, where its words are fixed, and what comes with it."""
 
+    say: str = Field(description="The words.")
+    tools: Seq[str] | None = Field(
+        None, description="Names of the tools that the agent may call from now on; default: those of before."
+    )
+
+
+class User(Section):
+    """Who answers each turn without tool calls: a model, code of the state, or fixed words; never trained on."""
+
+    state: str | None = Field(
+        None,
+        description="Method of the state that answers in the place of a model: it gets the agent's words, and None "
+        "where it opens.",
+    )
+    says: Annotated[Seq[Annotated[Late[UserWords], _short_for("say", str)]], MayTemplate()] | None = Field(
+        None, description="Fixed words, one after the other; the agent's answer to the last ones is the end."
+    )
+    max_agent_turns: int | None = Field(
+        None, ge=1, description="Model calls until the agent has to answer its user; default: no bound."
+    )
     server: str = Field("user", description="Server role that plays the user.")
     system: Text | None = Field(None, description="What the user wants and knows: a template over the row, or {file}.")
     opens: bool = Field(False, description="The user speaks first.")
     stop: Seq[str] = Field((), description="Phrases of the user that end the rollout.")
     max_turns: int = Field(30, ge=1, description="Turns of the user after which the rollout ends.")
     tools: Seq[Late[ToolSection]] = Field((), description="Tools that the user may call.")
+
+    @property
+    def simulated(self) -> bool:
+        """Whether a model plays it."""
+        return self.state is None and self.says is None
 
 
 class Distill(Section):
@@ -811,7 +848,7 @@ class Spec(Section):
         None,
         description="file.py:Class, or {python: file.py:Class, process: true}; one object Class(item) per rollout.",
     )
-    user: Late[User] | None = Field(None, description="A simulated user that answers the agent.")
+    user: Late[User] | None = Field(None, description="Who answers the agent's turns without tool calls.")
     distill: Late[Distill] | None = Field(None, description="A teacher whose log-probabilities groups carry.")
     sandbox: Late[SandboxSection] = Field(SandboxSection.model_construct(), description="Where commands run.")
     artifacts: Map[Late[Artifact]] = Field(EMPTY, description="What is kept of the sandbox, by name.")

@@ -247,7 +247,7 @@ def is_in(path: NodePath, among: tuple[Pattern, ...]) -> bool:
 
 def is_template_place(path: NodePath) -> bool:
     """Return True where `{{ }}` is rendered per row."""
-    if is_in(path, TEXT_FILES) or path[:2] == ("user", "server"):
+    if is_in(path, TEXT_FILES) or path[:2] in (("user", "server"), ("user", "state")):
         return False
     return is_in(path, TEMPLATES)
 

@@ -118,6 +118,10 @@ def _tools(data: dict[str, Any]) -> Iterator[Fault]:
         tool = section(tool)
         if "state" in tool and "state" not in data:
             yield Fault((*path, "state"), "there is no `state:` in this spec to take tools from")
+        function = tool.get("python")
+        for place, name in enumerate(tool["ends"] if isinstance(tool.get("ends"), list) else ()):
+            if isinstance(function, str) and name != function.rpartition(":")[2]:
+                yield Fault((*path, "ends", place), f"the tool is named `{function.rpartition(':')[2]}`")
         if "outside" in tool and "python" not in tool:
             yield Fault((*path, "outside"), "`outside` goes with `python`; of other tools it is known", at="key")
         if isinstance(tool.get("mcp"), dict):
@@ -140,6 +144,18 @@ def _mcp(path: NodePath, server: dict[str, Any]) -> Iterator[Fault]:
         yield Fault((*path, "headers_env"), "`headers_env` is for a server at a `url`", at="key")
 
 
+def _user(data: dict[str, Any]) -> Iterator[Fault]:
+    user = section(data, "user")
+    for key in ("state", "says"):
+        others = [name for name in ("says", "server", "system", "stop", "tools") if name in user and name != key]
+        if key in user and others:
+            yield Fault(("user", others[0]), f"`{others[0]}` is for another kind of user than `{key}`", at="key")
+    if "state" in user and "state" not in data:
+        yield Fault(("user", "state"), "there is no `state:` in this spec that could answer")
+    if "says" in user and "max_turns" in user:
+        yield Fault(("user", "max_turns"), "`says` has as many turns as there are words", at="key")
+
+
 def _tool_names(data: dict[str, Any]) -> Iterator[Fault]:
     for owner in (("tools",), ("user", "tools")):
         seen: dict[str, str] = {}
@@ -154,7 +170,7 @@ def _tool_names(data: dict[str, Any]) -> Iterator[Fault]:
                     yield Fault((*path, kind), f"the name `{name}` is taken by {where}; tools need different names")
 
 
-DATA_RULES = (_sources, _fallback, _eval, _prompt, _parts, _exclusive, _tools, _tool_names)
+DATA_RULES = (_sources, _fallback, _eval, _prompt, _parts, _exclusive, _tools, _user, _tool_names)
 
 
 # ----------------------------------------------------------------- Agent, rewards, endings, solution and servers
@@ -274,6 +290,8 @@ def _roles(data: dict[str, Any]) -> Iterator[Fault]:
             message = f"`{role}` cannot be a role: rewards name it as a parameter"
             yield Fault(path, message, at="key")
     for part, default in (("user", "user"), ("distill", "teacher")):
+        if part == "user" and {"state", "says"} & section(data, "user").keys():
+            continue
         role = section(data, part).get("server", default)
         if isinstance(data.get(part), dict) and isinstance(role, str) and role not in section(data, "servers"):
             message = f"there is no server role `{role}`{choices(role, section(data, 'servers'))}"

@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -415,6 +415,8 @@ class ToolRuntime:
         self.config = sandbox or SandboxConfig()
         self.toolkit = toolkit or Toolkit()
         self.state = state
+        self.is_over: Callable[[], Awaitable[Any]] | None = None
+        """Says by a true value that the world on which the agent acts is over; None where nobody can say it."""
         self.process: Any = None
         """The `RolloutProcess` of the rollout, where the spec has one."""
         self.todos: list[dict[str, str]] = []

@@ -7,15 +7,17 @@ it the state. The second half of this module is what runs there.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from hermes_rl.errors import UserError
 from hermes_rl.foreign.pool import POOL, EndedError, ForeignError, OwnProcess
 from hermes_rl.foreign.process import current_runner
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.plugins import Code
-from hermes_rl.tools.base import DescribedTool, Tool, ToolFailedError, ToolInputError, ToolRuntime, describe
+from hermes_rl.tools.base import DescribedTool, Tool, ToolFailedError, ToolInputError, ToolRuntime, as_json, describe
 from hermes_rl.tools.python_tools import PythonTool, StateTool, answer_of, state_tools
 
 HERE = "hermes_rl.tools.rollout_process"
@@ -112,19 +114,36 @@ async def call_method(source: str | None, method: str, args: dict[str, Any]) -> 
     """Call a method of the state as a tool."""
     tool = next(tool for tool in state_tools(current_runner().objects[STATE], source) if tool.name == method)
     assert isinstance(tool, StateTool)
-    return await _answered(tool.method_of(current_runner().objects[STATE]), tool, args)
+    called = tool.method_of(current_runner().objects[STATE])
+    return await _answered(lambda: called(**tool.signature.values(args)), answer_of)
 
 
 async def call_function(code: Code, args: dict[str, Any]) -> dict[str, str]:
     """Call a function as a tool."""
     tool = PythonTool(code.load())
-    return await _answered(tool.function, tool, args)
+    return await _answered(lambda: tool.function(**tool.signature.values(args)), answer_of)
 
 
-async def _answered(function: Any, tool: StateTool | PythonTool, args: dict[str, Any]) -> dict[str, str]:
+async def ask_state(member: str, args: dict[str, Any]) -> dict[str, str]:
+    """Ask a method or an attribute of the state for the run."""
+    return await _answered(lambda: asked(current_runner().objects[STATE], member, **args), answer_in_json)
+
+
+def asked(state: object, member: str, words: Sequence[Any]) -> Any:
+    """Return what a method of the state returns for these words, or the value of an attribute."""
+    value = getattr(state, member)
+    return value(*words) if callable(value) else value
+
+
+def answer_in_json(value: Any) -> str:
+    """Return a value as JSON, as text too: nothing that it holds is taken for its form."""
+    return as_json(to_jsonable_python(value, fallback=str))
+
+
+async def _answered(call: Callable[[], Any], form: Callable[[Any], str]) -> dict[str, str]:
     try:
-        value = function(**tool.signature.values(args))
-        return {"text": answer_of(await value if inspect.isawaitable(value) else value)}
+        value = call()
+        return {"text": form(await value if inspect.isawaitable(value) else value)}
     except ToolInputError as error:
         return {"input": str(error)}
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the model is told whatever a user's tool raises

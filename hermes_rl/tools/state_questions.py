@@ -1,0 +1,47 @@
+"""What the run itself asks a rollout's state: what a user says next, and whether the world is over.
+
+A question is put as a tool call is, so that it is bounded in time and what the state raises is told in words; but its
+answer is JSON, since code has to read it and what it holds may be the agent's.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from hermes_rl.threads import Turns
+from hermes_rl.tools.base import DescribedTool, Tool, ToolFailedError, ToolRuntime
+from hermes_rl.tools.execute import run_tool
+from hermes_rl.tools.python_tools import call_function
+from hermes_rl.tools.rollout_process import RolloutTool, answer_in_json, asked
+from hermes_rl.values import read_bounded
+
+
+class StateQuestion(DescribedTool):
+    """Calls a method of the state with some words, or looks at an attribute of it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, "", {"type": "object"})
+        self._turns = Turns()
+
+    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        return answer_in_json(await call_function(partial(asked, runtime.state, self.name), args, self._turns))
+
+
+def state_question(name: str, *, apart: bool) -> Tool:
+    """Return the question for a method or an attribute; `apart`: the state is in a process of the rollout's own."""
+    question = StateQuestion(name)
+    return RolloutTool(question, "ask_state", member=name) if apart else question
+
+
+async def ask_state(question: Tool, runtime: ToolRuntime, timeout: float | None, *words: Any) -> Any:
+    """Return what the state answers, as plain values; `timeout` is in seconds.
+
+    Raises:
+        ToolFailedError: it raised, took too long, or answered with more than is read.
+    """
+    text = await run_tool(question, {"words": words}, runtime, timeout)
+    try:
+        return read_bounded(text)
+    except ValueError as error:
+        raise ToolFailedError(f"its answers {error}", f"its answers {error}") from error

@@ -1,0 +1,335 @@
+"""A world that speaks: code or fixed words in the place of a user, tools that come with them, and ends that it sets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hermes_rl import Ending, Group, Rollout, UserError, certify, open_env
+from hermes_rl.data.check import check_spec
+from hermes_rl.errors import SpecError
+from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.process import run_process
+from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.store import result_of, rollout_record
+from hermes_rl.spec.load import parse_spec
+from tests.api import summing
+
+WORLD = '''
+"""A game of guessing a number, and a shop."""
+import os
+
+
+class Game:
+    """Guess the number."""
+
+    pids = set()
+
+    def __init__(self, item):
+        self.number, self.guesses, self.over, self.closed = item["number"], 0, False, item.get("closed")
+        self.item = item
+
+    def answer(self, words):
+        if words is None:
+            return "Guess a number from 1 to 9."
+        if words == "crash":
+            raise KeyError(words)
+        if words in ("odd", "nothing", "wish"):
+            return {"odd": 7, "nothing": {"tools": []}, "wish": {"say": "?", "tools": ["rm"]}}[words]
+        self.guesses += 1
+        guess = int(words)
+        if guess == self.number:
+            return {"say": "Right!", "over": True, "reward": 1.0}
+        return {"say": "Higher." if guess < self.number else "Lower.", "reward": -0.1}
+
+    async def later(self, words):
+        return self.answer(words)
+
+    def look(self) -> str:
+        """Look at the number of guesses."""
+        return str(self.guesses)
+
+    def commit(self, value: int) -> str:
+        """Commit to a number."""
+        if not 0 < value < 10:
+            raise ValueError("from 1 to 9")
+        self.over = value == self.number
+        return "committed"
+
+    @property
+    def broken(self):
+        raise RuntimeError("no idea")
+
+    def finish(self):
+        with open(self.closed, "a") as file:
+            file.write(f"{self.guesses} {os.getpid()}\\n")
+
+
+def value(result, state):
+    return state.guesses
+
+
+def commits(result):
+    return sum(call.name == "commit" for call in result.tool_calls)
+'''
+
+
+def spec_of(folder: Path, turns: list[Any], **sections: Any) -> Any:
+    (folder / "world.py").write_text(WORLD)
+    spec: dict[str, Any] = {
+        "name": "guessing",
+        "dataset": {"items": [{"number": 7, "closed": str(folder / "closed")}]},
+        "prompt": {"system": "Play."},
+        "state": "world.py:Game",
+        "user": {"state": "answer", "opens": True},
+        "rewards": {"guesses": {"fn": "world.py:value"}, "world_rewards": {}},
+        "solution": {"turns": turns},
+        "servers": {"policy": {"type": "scripted"}},
+        "process": {"groups": 1, "group_size": 2},
+        **sections,
+    }
+    return parse_spec(yaml.safe_dump({key: part for key, part in spec.items() if part is not None}), folder=folder)
+
+
+async def play(spec: Any) -> Rollout:
+    async with open_env(spec) as env:
+        return await env.play(env.rows()[0])
+
+
+def says(*words: str) -> list[Any]:
+    return [{"say": word} for word in words]
+
+
+def calls(name: str, **args: Any) -> dict[str, Any]:
+    return {"tools": [{"name": name, "args": args}]}
+
+
+def heard(rollout: Rollout) -> list[str]:
+    assert rollout.result is not None
+    return [message["content"] for message in rollout.result.messages if message["role"] == "user"]
+
+
+APART = pytest.mark.parametrize("apart", [False, True])
+
+
+@APART
+@pytest.mark.parametrize("method", ["answer", "later"])
+async def test_code_answers_the_agent_gives_rewards_and_ends_the_rollout(
+    tmp_path: Path, apart: bool, method: str
+) -> None:
+    state = {"python": "world.py:Game", "process": apart, "close": "finish"}
+    turns = says("5", "8", "7", "never said")
+    rollout = await play(spec_of(tmp_path, turns, state=state, user={"state": method, "opens": True}))
+    assert (rollout.ending, rollout.turns) == (Ending.WORLD_OVER, 3)
+    assert heard(rollout) == ["Guess a number from 1 to 9.", "Higher.", "Lower.", "Right!"]
+    assert rollout.rewards["guesses"].value == 3
+    assert rollout.rewards["world_rewards"].per_turn == (-0.1, -0.1, 1.0)
+    assert rollout.result is not None
+    assert rollout.result.finished_naturally
+    assert (tmp_path / "closed").read_text().split()[0] == "3", "it was closed once, when all was graded"
+    assert len((tmp_path / "closed").read_text().splitlines()) == 1
+
+
+@APART
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("crash", "KeyError"),
+        ("odd", "has to answer with a text, null, or a mapping"),
+        ("nothing", "`say` with a text, unless `over` is true"),
+        ("wish", "names of the agent's tools (look)"),
+        ("no number", "invalid literal"),
+    ],
+)
+async def test_what_the_agent_makes_the_code_raise_is_its_doing(
+    tmp_path: Path, apart: bool, words: str, said: str
+) -> None:
+    state = {"python": "world.py:Game", "process": apart}
+    rollout = await play(spec_of(tmp_path, says("5", words), state=state, tools=[{"state": "look"}]))
+    assert (rollout.ending, rollout.turns) == (Ending.WORLD_FAILED, 2)
+    assert rollout.score is not None
+    assert rollout.result is not None
+    (error,) = rollout.result.tool_errors
+    assert said in error.error, error
+
+
+async def test_its_turns_are_bounded(tmp_path: Path) -> None:
+    rollout = await play(
+        spec_of(tmp_path, says("1", "2", "3"), user={"state": "answer", "opens": True, "max_turns": 3})
+    )
+    assert (rollout.ending, rollout.turns) == (Ending.USER_TURNS, 2)
+
+
+async def test_a_code_that_cannot_begin_is_the_spec_s_mistake(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, says("1"), user={"state": "commit", "opens": True})
+    with pytest.raises(UserError, match=r"user\.state: commit of the state: TypeError"):
+        await play(spec)
+
+
+@APART
+@pytest.mark.parametrize(
+    ("sections", "turns", "ending", "played"),
+    [
+        ({"tools": [{"state": "commit", "ends": ["commit"]}]}, [calls("commit", value=3)], Ending.WORLD_OVER, 1),
+        (  # a call that is an error ends nothing
+            {"tools": [{"state": "commit", "ends": ["commit"]}]},
+            [calls("commit", value=33), calls("commit"), calls("commit", value=3)],
+            Ending.WORLD_OVER,
+            3,
+        ),
+        (
+            {"tools": [{"state": "commit"}], "over": "over"},
+            [calls("commit", value=3), calls("commit", value=7)],
+            Ending.WORLD_OVER,
+            2,
+        ),
+        ({"tools": [{"state": "look"}], "over": "broken"}, [calls("look")], Ending.WORLD_FAILED, 1),
+        (
+            {"tools": [{"state": "look"}], "agent": {"max_tool_errors": 3}},
+            [calls("look"), calls("none"), {"tools": [{"name": "none", "args": {}}] * 2}],
+            Ending.TOOL_ERRORS,
+            3,
+        ),
+        (
+            {"tools": [{"state": "look"}], "user": {"state": "answer", "opens": True, "max_agent_turns": 2}},
+            [calls("look"), {"say": "5"}, calls("look"), calls("look"), calls("look")],
+            Ending.MAX_TURNS,
+            4,
+        ),
+    ],
+)
+async def test_tools_and_the_state_end_a_rollout(
+    tmp_path: Path, apart: bool, sections: dict[str, Any], turns: list[Any], ending: Ending, played: int
+) -> None:
+    sections = dict(sections)
+    state = {"python": "world.py:Game", "process": apart, "over": sections.pop("over", None)}
+    state = {key: value for key, value in state.items() if value is not None}
+    rollout = await play(spec_of(tmp_path, [*turns, calls("look"), calls("look")], state=state, **sections))
+    assert (rollout.ending, rollout.turns) == (ending, played)
+
+
+async def test_fixed_words_bring_tools_and_take_them_away(tmp_path: Path) -> None:
+    spec = spec_of(
+        tmp_path,
+        [calls("commit", value=1), {"say": "No such tool."}, calls("commit", value=2), {"say": "Done."}, {"say": "?"}],
+        dataset={"items": [{"number": 7, "second": "And now commit."}]},
+        tools=[{"state": "look"}, {"state": "commit"}],
+        user={
+            "opens": True,
+            "says": [{"say": "Commit.", "tools": ["look"]}, {"say": "{{ second }}", "tools": ["commit"]}],
+        },
+        rewards={"commits": {"fn": "world.py:commits"}},
+    )
+    rollout = await play(spec)
+    assert (rollout.ending, rollout.turns) == (Ending.FINISHED, 4)
+    assert heard(rollout) == ["Commit.", "And now commit."]
+    assert rollout.result is not None
+    assert [call.error is None for call in rollout.result.tool_calls] == [False, True]
+    assert "there is no tool named 'commit' (there are: look)" in rollout.result.tool_errors[0].error
+
+
+async def test_other_tools_begin_another_sequence_and_all_that_was_sampled_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = [summing.CALL.replace("add", "look").format(1, 2).replace('"a": 1, "b":  2', ""), "  Once.\n\n", "Twice."]
+    monkeypatch.setattr(summing, "write", lambda text, right=True: turns[text.count("<|im_start|>assistant") - 1])
+    spec = spec_of(
+        tmp_path,
+        [],
+        solution=None,
+        tools=[{"state": "look"}, {"state": "commit"}],
+        user={
+            "opens": True,
+            "says": [{"say": "Look.", "tools": ["look"]}, {"say": "And?", "tools": ["look", "commit"]}],
+        },
+        rewards={"guesses": {"fn": "world.py:value"}},
+    )
+    sampler = summing.Sampler()
+    async with open_env(spec) as env:
+        rollout = await env.play(env.rows()[0], sampler.policy())
+    assert (rollout.ending, rollout.turns) == (Ending.FINISHED, 3), rollout.error
+    assert len(rollout.sequences or ()) == 2
+    assert summing.trained([rollout]) == summing.sampled(sampler.answers)
+    assert certify(Group("g", rollout.key.row, [rollout])).exact
+
+
+async def test_the_row_has_the_words(tmp_path: Path) -> None:
+    spec = spec_of(
+        tmp_path,
+        says("one", "two", "three"),
+        dataset={"items": [{"number": 7, "words": ["First.", {"say": "Second.", "tools": []}]}]},
+        prompt={"user": "Begin."},
+        tools=[{"state": "look"}],
+        user={"says": "{{ words }}"},
+    )
+    rollout = await play(spec)
+    assert (rollout.ending, heard(rollout)) == (Ending.FINISHED, ["Begin.", "First.", "Second."])
+
+
+async def test_what_the_world_gave_is_recorded_and_graded_anew(tmp_path: Path) -> None:
+    rollout = await play(spec_of(tmp_path, says("5", "7")))
+    line = json.loads(json.dumps(rollout_record(rollout)))
+    assert result_of(line).world_rewards == [(1, -0.1), (2, 1.0)]
+
+
+@APART
+async def test_a_run_goes_on_and_plays_many_at_a_time(tmp_path: Path, apart: bool) -> None:
+    spec = spec_of(
+        tmp_path,
+        says("5", "{{ number }}"),
+        dataset={"items": [{"number": number} for number in range(1, 10)]},
+        state={"python": "world.py:Game", "process": apart},
+        process={"groups": 9, "group_size": 4, "concurrency": 36},
+    )
+    await run_process(spec, Launch("process", out=tmp_path / "run", progress=Progress(quiet=True)))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
+    assert len(lines) == 36
+    assert {line["ending"] for line in lines} == {"world_over"}
+    for line in lines:
+        right = line["row"]["number"] if "row" in line else None
+        assert right is None or line["rewards"]["guesses"]["value"] == (1 if right == 5 else 2)
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "no such method": ({"user": {"state": "answr"}}, "has no `answr`"),
+    "no state": ({"state": None}, "there is no `state:` in this spec that could answer"),
+    "two kinds": ({"user": {"state": "answer", "says": ["x"]}}, "`says` is for another kind of user than `state`"),
+    "a server": ({"user": {"state": "answer", "server": "user"}}, "`server` is for another kind of user"),
+    "turns of words": ({"user": {"says": ["x"], "max_turns": 3}}, "as many turns as there are words"),
+    "no attribute": ({"state": {"python": "world.py:Game", "over": "ended"}}, "has no `ended`"),
+    "no close": ({"state": {"python": "world.py:Game", "close": "shut"}}, "has no `shut`"),
+    "another name": ({"tools": [{"python": "world.py:commits", "ends": ["commit"]}]}, "the tool is named `commits`"),
+    "no errors": ({"agent": {"max_tool_errors": 0}}, "spec.yaml:2:20: must be at least 1"),
+    "words without a text": ({"user": {"says": [{"tools": ["look"]}]}}, "say"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_told_with_their_place(tmp_path: Path, name: str) -> None:
+    sections, message = MISTAKES[name]
+    (tmp_path / "world.py").write_text(WORLD)
+    spec: dict[str, Any] = {
+        "dataset": {"items": [{"number": 7}]},
+        "prompt": {"user": "Play."},
+        "state": "world.py:Game",
+        "rewards": {"world_rewards": {}},
+        "servers": {"policy": {"type": "scripted"}},
+        **sections,
+    }
+    if name == "no state":
+        spec["user"] = {"state": "answer"}
+    text = yaml.safe_dump({key: part for key, part in spec.items() if part is not None})
+    assert any(message in problem for problem in problems_of(text, tmp_path)), problems_of(text, tmp_path)
+
+
+def problems_of(text: str, folder: Path) -> list[str]:
+    """The problems of a spec, each with its place."""
+    try:
+        problems, _ = check_spec(parse_spec(text, folder=folder, name="spec.yaml"))
+    except SpecError as error:
+        problems = list(error.problems)
+    return [str(problem) for problem in problems]

@@ -70,7 +70,9 @@ def _ours(what: str, *, retried: bool = True) -> Rule:
 
 
 RULES: Mapping[Ending, Rule] = {
-    Ending.FINISHED: _policys("it answered without calling a tool"),
+    Ending.FINISHED: _policys(
+        "it answered without calling a tool, or its agent program ended with status 0 behind an answer"
+    ),
     Ending.MAX_TURNS: _policys("`agent.max_turns` model calls were made, refused and malformed tool calls included"),
     Ending.TOKEN_BUDGET: _policys(
         "`agent.max_trajectory_tokens`, or the context of the model or of its simulated user, was used up"
@@ -82,7 +84,10 @@ RULES: Mapping[Ending, Rule] = {
     Ending.SANDBOX_KILLED: _policys("its own commands hit a limit of the sandbox, or killed it"),
     Ending.USER_STOP: _policys("the simulated user said a stop phrase, or the policy's words left it without any"),
     Ending.USER_TURNS: _policys("`user.max_turns` turns of the simulated user were used up without a stop phrase"),
-    Ending.GAVE_UP: _policys("its agent program ended without asking the model, or behind a turn that called a tool"),
+    Ending.GAVE_UP: _policys(
+        "its agent program ended without asking the model, behind a request that had no answer, or behind a tool call "
+        "with another status than 0"
+    ),
     Ending.SERVER_FAILURE: _ours("a model server gave no usable answer after all attempts"),
     Ending.SANDBOX_FAILURE: _ours("a sandbox could not start, its setup failed, or its backend was lost"),
     Ending.TOOL_SERVER_FAILURE: _ours("a server behind a tool was lost"),

@@ -12,7 +12,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal
 
 from hermes_rl.agent.result import Message, text_of
@@ -25,6 +24,8 @@ answer never came back, one that was thrown away and asked again, one whose tool
 the program did not wait for."""
 SHORTEST = 8
 """Characters of a text from which on it is known again."""
+SHOWN = 120
+"""Characters of an answer that are written down."""
 OPEN = 16
 """The last calls that nothing goes on from whose texts are looked for."""
 
@@ -41,6 +42,10 @@ class ProgramCall:
     text: str
     continues: int | None
     """The call whose answer it goes on from."""
+    before: int
+    """How many calls had been answered when it was made."""
+    begins: str = ""
+    """How its answer begins, for people: its text, or the tools that it calls."""
     continued: bool = False
     quoted: bool = False
     """Its text stands in a later request, elsewhere than as an answer of the model."""
@@ -51,7 +56,7 @@ class ProgramCall:
 
 
 class Conversations:
-    """The calls of one rollout, in order."""
+    """The calls of one rollout, in the order in which they were answered."""
 
     def __init__(self) -> None:
         self.calls: list[ProgramCall] = []
@@ -60,8 +65,15 @@ class Conversations:
         self._minted: dict[str, tuple[int, str]] = {}
         """Id of a tool call → the call of the model that made it, and what it says."""
 
-    def add(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], answer: Message) -> ProgramCall:
-        """Add a request, in the order in which they were answered, with the answer that the program was given."""
+    def add(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        answer: Message,
+        before: int | None = None,
+    ) -> ProgramCall:
+        """Add a request with the answer that the program was given; `before`: calls answered when it was made, None:
+        all that are known."""
         calls = [canonical_calls(message) for message in [*messages, answer]]
         digests = [b""]
         for message, said in zip([*messages, answer], calls, strict=True):
@@ -77,7 +89,10 @@ class Conversations:
         if continues is not None:
             self.calls[continues].continued = True
         asked = _digest(digests[-2], {"role": "tools", "content": list(tools)}, [])
-        call = ProgramCall(root, asked, bool(tools), text_of(answer.get("content")).strip(), continues)
+        before = len(self.calls) if before is None else before
+        text = text_of(answer.get("content")).strip()
+        begins = " ".join((text or ", ".join(calls[-1]))[: 2 * SHOWN].split())[:SHOWN]
+        call = ProgramCall(root, asked, bool(tools), text, continues, before, begins)
         self._after.setdefault(digests[-1], []).append(len(self.calls))
         for made, sampled in zip(answer.get("tool_calls") or (), calls[-1], strict=True):
             self._minted[made["id"]] = len(self.calls), sampled
@@ -122,9 +137,12 @@ class Conversations:
         """Return what each call was."""
         main = self.main
         equipped = any(call.tools for call in self.calls if call.root == main)
-        again = [call.asked == following.asked for call, following in pairwise(self.calls)]
         kinds: list[Kind] = []
-        for call, asked_again in zip(self.calls, [*again, False], strict=False):
+        for number, call in enumerate(self.calls):
+            # What its conversation asked next, once it had this answer; what was asked beside it is no retry.
+            later = (each for each in self.calls[number + 1 :] if each.root == call.root and each.before > number)
+            following = next(later, None)
+            asked_again = following is not None and following.asked == call.asked
             beside = equipped and not call.tools
             if not call.delivered:
                 kinds.append("undelivered")

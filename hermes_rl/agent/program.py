@@ -19,7 +19,7 @@ from urllib.parse import quote
 from hermes_rl.agent.conversations import Kind
 from hermes_rl.agent.endpoint import PORT, Endpoint, first_answer
 from hermes_rl.agent.recorder import LoopOptions, PolicyRecorder
-from hermes_rl.agent.result import AgentResult, Message, ProgramRun, ToolCall, text_of
+from hermes_rl.agent.result import AgentResult, Message, ProgramRun, ToolCall, text_of, tokens_of
 from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.base import CommandResult, Sandbox
@@ -106,12 +106,13 @@ class ProgramDriver:
             listener = await sandbox.listen(PORT)
         except OSError as error:  # the sandbox's setup has begun something there
             raise UserError(f"agent.program: port {PORT} of the sandbox cannot be opened: {error}") from error
-        async with Endpoint(recorder, self.runtime.task_id) as endpoint:
-            endpoint.serve(listener)
-            try:
+        endpoint = Endpoint(recorder, self.runtime.task_id)
+        try:
+            async with endpoint:
+                endpoint.serve(listener)
                 ended, in_time = await self._watched(sandbox, endpoint, recorder)
-            finally:
-                _write_down(endpoint, recorder.result, self.program.train)
+        finally:  # from here on no answer comes any more
+            write_down(endpoint, recorder.result, self.program.train)
         return self._ending(endpoint, recorder, ended, in_time=in_time)
 
     async def _watched(
@@ -161,7 +162,10 @@ class ProgramDriver:
             if ended is not None and ended.exit_code in CANNOT_START:
                 raise UserError(f"agent.program cannot be started (status {ended.exit_code}): {run.output.strip()}")
             return Ending.GAVE_UP
-        return recorder.ended_by(endpoint.main.reply, endpoint.main.calls) or Ending.GAVE_UP
+        ending = recorder.ended_by(endpoint.main.answer, endpoint.main.calls)
+        if ending is None and run.exit_code == 0 and endpoint.answered:
+            return Ending.FINISHED  # it takes a call, or what the call does, as the end of its work
+        return ending or Ending.GAVE_UP
 
 
 async def _first(running: asyncio.Task[Any], event: Awaitable[Any] | None, seconds: float) -> None:
@@ -175,18 +179,21 @@ async def _first(running: asyncio.Task[Any], event: Awaitable[Any] | None, secon
             await waiting
 
 
-def _write_down(endpoint: Endpoint, result: AgentResult, train: Sequence[Kind]) -> None:
+def write_down(endpoint: Endpoint, result: AgentResult, train: Sequence[Kind]) -> None:
     """Write what the program's requests were into the result: its main line as the messages, the calls, the counts."""
     run, call = result.program, endpoint.main
     assert run is not None
     run.requests, run.refused = endpoint.requests, endpoint.refused
     calls, kinds = endpoint.conversations.calls, endpoint.conversations.kinds()
-    run.calls = [{"kind": kind, "continues": each.continues} for kind, each in zip(kinds, calls, strict=True)]
-    for turn, kind in enumerate(kinds):
-        if kind not in train and result.transcript is not None and result.transcript.turns:
+    exact = result.transcript is not None and bool(result.transcript.turns)
+    for turn, (each, kind, reply) in enumerate(zip(calls, kinds, result.replies, strict=True)):
+        tokens, trained = tokens_of(reply.usage, "completion_tokens"), exact and kind in train
+        record = {"kind": kind, "continues": each.continues, "tokens": tokens, "trained": trained}
+        run.calls.append({**record, "begins": each.begins})
+        if exact and not trained:
+            assert result.transcript is not None
             result.transcript.left_out[turn] = kind
-            place = result.transcript.turns[turn]
-            run.left_out[kind] = run.left_out.get(kind, 0) + place.stop - place.start
+            run.left_out[kind] = run.left_out.get(kind, 0) + tokens
     run.sampling = endpoint.sampling
     if call is not None:
         result.messages = [*call.request.messages, call.message]

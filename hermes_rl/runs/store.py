@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hermes_rl.agent.result import AgentResult, ManagedState, Timings, ToolCall, Usage, reasoning_of
+from hermes_rl.agent.result import AgentResult, ManagedState, ProgramRun, Timings, ToolCall, Usage, reasoning_of
 from hermes_rl.data.rows import Row, readable_columns
 from hermes_rl.endings import Ending
 from hermes_rl.errors import ToolError, UserError
@@ -191,6 +191,7 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
         replies=list(_replies(line, said)) if policy else [],
         prompt_length=line.get("prompt_length", 0),
         tool_schemas=list(line.get("tools") or ()),
+        program=ProgramRun(**line["program"]) if "program" in line else None,
     )
 
 
@@ -198,11 +199,13 @@ def _replies(line: Mapping[str, Any], said: list[dict[str, Any]]) -> Iterator[Ch
     """Yield the server's answers as far as they are recorded: what was sampled, else only who answered."""
     model, kind = line["policy"].get("model") or "", line["policy"].get("type") or ""
     given = line["policy"].get("sampling")
-    messages = [message for message in said if message["role"] == "assistant"]
     if not line.get("sampled"):
         yield ChatReply({}, None, {}, model, kind, sampling=given)
         return
-    each = given if isinstance(given, list) else [given] * len(messages)
+    answers = len(line["sampled"])
+    # A program has had answers that do not stand in its main conversation.
+    messages = [{}] * answers if "program" in line else [each for each in said if each["role"] == "assistant"]
+    each = given if isinstance(given, list) else [given] * answers
     for message, (count, digest, prompt, check, before, after), sampling in zip(
         messages, line["sampled"], each, strict=True
     ):

@@ -139,9 +139,10 @@ class Conversations:
         equipped = any(call.tools for call in self.calls if call.root == main)
         kinds: list[Kind] = []
         for number, call in enumerate(self.calls):
-            # What its conversation asked next, once it had this answer; what was asked beside it is no retry.
-            later = (each for each in self.calls[number + 1 :] if each.root == call.root and each.before > number)
-            following = next(later, None)
+            # What was asked next in its place, once it was answered; what was asked beside it is no retry.
+            place = call.root, call.continues
+            later = (each for each in self.calls[number + 1 :] if (each.root, each.continues) == place)
+            following = next((each for each in later if each.before > number), None)
             asked_again = following is not None and following.asked == call.asked
             beside = equipped and not call.tools
             if not call.delivered:

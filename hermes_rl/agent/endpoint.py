@@ -3,12 +3,13 @@
 This module serves one rollout: it takes requests at a port that the sandbox's helper has opened, asks the policy
 through the rollout's recorder, several requests at a time, and answers in the program's dialect. No key is there:
 whoever reaches the port is in this sandbox. What a program may cost the runner is bounded: connections, requests and
-bytes.
+bytes. A program outside of the sandbox finds it at a port of this machine, under a path that nobody else can guess.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import socket
 import time
@@ -73,9 +74,11 @@ class EndpointCall:
 class Endpoint:
     """Serves one program; see above. Use it as ``async with``."""
 
-    def __init__(self, recorder: PolicyRecorder, rollout_id: str) -> None:
+    def __init__(self, recorder: PolicyRecorder, rollout_id: str, secret: str = "") -> None:
         self._recorder = recorder
         self._rollout_id = rollout_id
+        self._prefix = f"/r/{secret}/" if secret else ""
+        """How the path of a request has to begin; empty where only this rollout can reach the port."""
         self._model = POLICY
         self.main: EndpointCall | None = None
         """The last call of the main line. Other requests are not kept: each has all that was said before."""
@@ -161,6 +164,8 @@ class Endpoint:
             self._handlers.discard(handler)
 
     async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
+        if not hmac.compare_digest(request.path[: len(self._prefix)].encode(), self._prefix.encode()):
+            return _response(404, CHAT.error("there is nothing here", "not_found"), close=True)
         self.requests += 1
         path = request.path.rstrip("/")
         counting = path.endswith(COUNT_TOKENS)

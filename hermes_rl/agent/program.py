@@ -1,16 +1,20 @@
 """An agent program as the driver of a rollout: it runs in the sandbox and asks the model at an address there.
 
-This module starts the program, watches its time, and says how the rollout ended. Exit codes say little, as programs
-end with 0 behind an error and with 1 behind success: what the endpoint has seen decides. Everything that a program does
-is the policy's doing; that it cannot be started is a mistake of the spec.
+Or it is a function of the spec's own, called in a process outside of the sandbox. This module starts the program,
+watches its time, and says how the rollout ended. Exit codes say little, as programs end with 0 behind an error and with
+1 behind success: what the endpoint has seen decides. Everything that a program does is the policy's doing; that it
+cannot be started is a mistake of the spec.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
+import secrets
+import socket
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,13 +25,16 @@ from hermes_rl.agent.endpoint import PORT, Endpoint, first_answer
 from hermes_rl.agent.recorder import LoopOptions, PolicyRecorder
 from hermes_rl.agent.result import AgentResult, Message, ProgramRun, ToolCall, text_of, tokens_of
 from hermes_rl.endings import Ending
-from hermes_rl.errors import UserError
-from hermes_rl.sandbox.base import CommandResult, Sandbox
+from hermes_rl.errors import AgentFault, UserError
+from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
+from hermes_rl.plugins import Code, load_object
+from hermes_rl.sandbox.base import CommandResult
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.servers.completion import as_chat_server
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import Transcript
 from hermes_rl.tools.base import ToolRuntime
+from hermes_rl.tools.context import KILLED, ToolContext
 from hermes_rl.values import read_bounded
 
 LONGEST = 3600.0
@@ -40,11 +47,40 @@ OUTPUT = 1 << 20
 """Bytes of its output that are kept."""
 CANNOT_START = (126, 127)
 """Exit codes of a command that is not there, or is no program."""
+RAISED = 1
+"""Exit code of a function that has raised."""
+GIVEN = ("row", "messages", "prompt", "system", "endpoint", "token", "ctx")
+"""What a function may name as parameters."""
 
 
 def endpoint_of(rollout_id: str) -> str:
     """Return the address that a program finds the model at, without ``/v1``."""
     return f"http://127.0.0.1:{PORT}/r/{quote(rollout_id, safe='')}"
+
+
+@dataclass(frozen=True)
+class AgentFunction:
+    """A function that is called as a program, and which of `GIVEN` it takes."""
+
+    code: Code
+    takes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, reference: str) -> AgentFunction:
+        """Load a function by its absolute reference; raises UserError where it cannot be loaded, or wants what is not
+        there."""
+        function = load_object(reference)
+        if not callable(function):
+            raise UserError(f"agent.program.python: {reference} is no function")
+        parameters = inspect.signature(function).parameters.values()
+        named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+        unknown = [each.name for each in named if each.name not in GIVEN and each.default is each.empty]
+        if unknown:
+            raise UserError(
+                f"agent.program.python: {reference} wants `{unknown[0]}`; it may name {', '.join(GIVEN)} as parameters"
+            )
+        everything = any(each.kind is each.VAR_KEYWORD for each in parameters)
+        return cls(Code.of(reference), GIVEN if everything else tuple(n.name for n in named if n.name in GIVEN))
 
 
 @dataclass(frozen=True)
@@ -54,6 +90,9 @@ class AgentProgram:
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     train: tuple[Kind, ...] = ("main", "subagents")
+    function: AgentFunction | None = None
+    """What is called instead of the command, with those of `given` that it takes."""
+    given: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ProgramDriver:
@@ -96,6 +135,19 @@ class ProgramDriver:
         return await recorder.play(partial(self._play, recorder), self.runtime)
 
     async def _play(self, recorder: PolicyRecorder) -> Ending:
+        secret = secrets.token_urlsafe(24) if self.program.function is not None else ""
+        listener, run = self._outside(secret) if secret else await self._inside()
+        endpoint = Endpoint(recorder, self.runtime.task_id, secret)
+        try:
+            async with endpoint:
+                endpoint.serve(listener)
+                ended, in_time = await self._watched(run, endpoint, recorder)
+        finally:  # from here on no answer comes any more
+            write_down(endpoint, recorder.result, self.program.train)
+        return self._ending(endpoint, recorder, ended, in_time=in_time)
+
+    async def _inside(self) -> tuple[socket.socket, Coroutine[Any, Any, CommandResult]]:
+        """Open the sandbox's port; returns it with the program's run."""
         sandbox = await self.runtime.sandbox()
         if not isinstance(sandbox, HelperSandbox):
             raise UserError(
@@ -106,23 +158,39 @@ class ProgramDriver:
             listener = await sandbox.listen(PORT)
         except OSError as error:  # the sandbox's setup has begun something there
             raise UserError(f"agent.program: port {PORT} of the sandbox cannot be opened: {error}") from error
-        endpoint = Endpoint(recorder, self.runtime.task_id)
+        program = self.program
+        return listener, sandbox.run(program.command, env=program.env, timeout=10 * LONGEST, output_limit=OUTPUT)
+
+    def _outside(self, secret: str) -> tuple[socket.socket, Coroutine[Any, Any, CommandResult]]:
+        """Open a port of this machine; returns it with the function's call. Who knows the path may ask there."""
+        listener = socket.create_server(("127.0.0.1", 0))
+        return listener, self._called(f"http://127.0.0.1:{listener.getsockname()[1]}/r/{secret}", secret)
+
+    async def _called(self, endpoint: str, token: str) -> CommandResult:
+        """Call the function in a process of its own; returns how it ended, as if it were a command."""
+        function, runtime = self.program.function, self.runtime
+        assert function is not None
+        known = {**self.program.given, "endpoint": endpoint, "token": token, "ctx": ToolContext(runtime.task_id)}
+        process = await POOL.hold(function.code)
         try:
-            async with endpoint:
-                endpoint.serve(listener)
-                ended, in_time = await self._watched(sandbox, endpoint, recorder)
-        finally:  # from here on no answer comes any more
-            write_down(endpoint, recorder.result, self.program.train)
-        return self._ending(endpoint, recorder, ended, in_time=in_time)
+            given = {name: known[name] for name in function.takes}
+            returned = await process.call(function.code, given, "builtins:repr", 10 * LONGEST)
+            return CommandResult(0, b"" if returned == "None" else str(returned)[-OUTPUT:].encode())
+        except (ForeignError, AgentFault) as error:
+            return CommandResult(RAISED, str(error).encode())
+        except EndedError as error:
+            return CommandResult(KILLED, f"its process {error}".encode())
+        finally:
+            await process.close()
+            if not runtime.staging.empty and not runtime.killed_by_agent:
+                await runtime.staging.keep(await runtime.sandbox())  # what it has written is the agent's
 
     async def _watched(
-        self, sandbox: Sandbox, endpoint: Endpoint, recorder: PolicyRecorder
+        self, run: Coroutine[Any, Any, CommandResult], endpoint: Endpoint, recorder: PolicyRecorder
     ) -> tuple[CommandResult | None, bool]:
         """Run the program to its end; returns how it ended, None where it was ended, and whether that was in time."""
         bound, began = self.options.working_time or LONGEST, time.monotonic()
-        running = asyncio.create_task(
-            sandbox.run(self.program.command, env=self.program.env, timeout=10 * LONGEST, output_limit=OUTPUT)
-        )
+        running = asyncio.create_task(run)
         over: float | None = None
         in_time = True
         try:
@@ -159,7 +227,10 @@ class ProgramDriver:
         if endpoint.too_long:
             return Ending.TOKEN_BUDGET  # it could not make the conversation shorter
         if endpoint.main is None:
-            if ended is not None and ended.exit_code in CANNOT_START:
+            if self.program.function is not None and run.exit_code == RAISED and not run.requests:
+                # Nothing that the policy has written can be the cause.
+                raise UserError(f"agent.program.python raised before it asked the model: {run.output.strip()}")
+            if ended is not None and ended.exit_code in CANNOT_START and self.program.function is None:
                 raise UserError(f"agent.program cannot be started (status {ended.exit_code}): {run.output.strip()}")
             return Ending.GAVE_UP
         ending = recorder.ended_by(endpoint.main.answer, endpoint.main.calls)

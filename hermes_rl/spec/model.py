@@ -80,7 +80,12 @@ class ProgramSection(Section):
     """
 
     command: Annotated[Seq[SystemText], BeforeValidator(_words)] = Field(
-        description="What is run in the sandbox: a list of words, or a text for a shell."
+        (), description="What is run in the sandbox: a list of words, or a text for a shell."
+    )
+    python: str | None = Field(
+        None,
+        description="file.py:function or package:function, called instead of a command, in a process outside of "
+        "the sandbox.",
     )
     env: Map[EnvText] = Field(EMPTY, description="Environment variables of the program.")
     train: Seq[Literal["main", "subagents", "summaries", "side_calls", "rejected", "changed"]] = Field(

@@ -236,6 +236,12 @@ def _program(data: dict[str, Any]) -> Iterator[Fault]:
     for path in (("toolsets",), ("tools",), ("user",), ("agent", "reasoning"), ("agent", "repair_arguments")):
         if path[-1] in section(data, *path[:-1]):
             yield Fault(path, f"`{'.'.join(path)}` is for the loop; an agent program has its own", at="key")
+    program = section(data, "agent", "program")
+    yield from exactly_one(program, ("agent", "program"), ("command", "python"), "a program")
+    if "python" in program:  # it lives outside of the sandbox
+        if "env" in program:
+            yield Fault(("agent", "program", "env"), "`env` goes with `command`", at="key")
+        return
     backend = section(data, "sandbox").get("backend", "bubblewrap")
     if isinstance(backend, str) and backend in BACKENDS and backend not in ("bubblewrap", "docker"):
         message = f"a sandbox of {backend} has no network of its own in which a program finds the model"

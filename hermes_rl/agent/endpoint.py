@@ -27,12 +27,14 @@ from hermes_rl.agent.dialects.base import ProgramAnswer, ProgramDialect, Program
 from hermes_rl.agent.loop import kept_message
 from hermes_rl.agent.recorder import OverError, PolicyAnswer, PolicyRecorder
 from hermes_rl.agent.result import Message, tokens_of
+from hermes_rl.agent.tool_server import PATH as TOOLS_PATH
+from hermes_rl.agent.tool_server import ToolServer
 from hermes_rl.endings import Ending
 from hermes_rl.errors import HermesRLError
 from hermes_rl.servers.base import ContextLengthExceeded
 from hermes_rl.servers.transport import AttemptFailed
 from hermes_rl.threads import one_at_a_time
-from hermes_rl.values import count_of, read_bounded
+from hermes_rl.values import count_of, read_bounded, write_message
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ LARGEST = 16 << 20
 """Bytes of a request."""
 HELD = 2 * LARGEST
 """Bytes of all requests of one program that are being read, or wait for their answer."""
-IN_LOOP = 1 << 14
+IN_LOOP = 1 << 16
 """Bytes of a request up to which it is read on the event loop."""
 ACCEPT_PAUSE = 0.1
 MOST_TOO_LONG = 20
@@ -74,9 +76,13 @@ class EndpointCall:
 class Endpoint:
     """Serves one program; see above. Use it as ``async with``."""
 
-    def __init__(self, recorder: PolicyRecorder, rollout_id: str, secret: str = "") -> None:
+    def __init__(
+        self, recorder: PolicyRecorder, rollout_id: str, secret: str = "", tools: ToolServer | None = None
+    ) -> None:
         self._recorder = recorder
         self._rollout_id = rollout_id
+        self.tools = tools
+        """What answers at the path of tools; None: the spec offers none."""
         self._prefix = f"/r/{secret}/" if secret else ""
         """How the path of a request has to begin; empty where only this rollout can reach the port."""
         self._model = POLICY
@@ -179,6 +185,8 @@ class Endpoint:
             return _response(200, written_models(self._model))
         if request.method == "GET" and "/models/" in path:
             return _response(200, written_model(path.partition("/models/")[2]))
+        if self.tools is not None and path.endswith(TOOLS_PATH):
+            return await self._serve_tools(request, self.tools)
         if request.method != "POST" or spoken is None:
             return _response(404, dialect.error(f"there is no {request.method} {path[:200]} here", "not_found"))
         answered, size = False, 0
@@ -198,6 +206,26 @@ class Endpoint:
         finally:
             self._held -= size
             self.answered = answered
+
+    async def _serve_tools(self, request: web.BaseRequest, tools: ToolServer) -> web.Response:
+        if request.method != "POST":  # there are no streams, and no sessions that could be ended
+            return _response(405, b"")
+        if self.ending is not None or self.failure is not None:
+            return _response(400, CHAT.error("the rollout is over", "rollout_over"), close=True)
+        size = 0
+        try:
+            message, size = await self._body(request)
+            answer = await tools.answer(message)
+        except RefusedRequestError as error:
+            self.refused += 1
+            return _response(400, CHAT.error(str(error), "invalid_request"), close=True)
+        except HermesRLError as error:
+            self.failure = error
+            self.ended.set()
+            return _response(500, CHAT.error("the tools cannot be reached", "server_error"), close=True)
+        finally:
+            self._held -= size
+        return _response(202, b"") if answer is None else _response(200, write_message(answer))
 
     async def _count(self, dialect: ProgramDialect, asked: ProgramRequest, size: int) -> web.Response:
         """Say how many tokens a request has; nothing of that is recorded."""

@@ -15,7 +15,7 @@ import secrets
 import socket
 import time
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -24,6 +24,7 @@ from hermes_rl.agent.conversations import Kind
 from hermes_rl.agent.endpoint import PORT, Endpoint, first_answer
 from hermes_rl.agent.recorder import LoopOptions, PolicyRecorder
 from hermes_rl.agent.result import AgentResult, Message, ProgramRun, ToolCall, text_of, tokens_of
+from hermes_rl.agent.tool_server import ToolServer
 from hermes_rl.endings import Ending
 from hermes_rl.errors import AgentFault, UserError
 from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
@@ -90,6 +91,8 @@ class AgentProgram:
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     train: tuple[Kind, ...] = ("main", "subagents")
+    tools: bool = False
+    """Whether it is offered the spec's tools."""
     function: AgentFunction | None = None
     """What is called instead of the command, with those of `given` that it takes."""
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -137,7 +140,8 @@ class ProgramDriver:
     async def _play(self, recorder: PolicyRecorder) -> Ending:
         secret = secrets.token_urlsafe(24) if self.program.function is not None else ""
         listener, run = self._outside(secret) if secret else await self._inside()
-        endpoint = Endpoint(recorder, self.runtime.task_id, secret)
+        tools = ToolServer(self.runtime, self.options) if self.program.tools else None
+        endpoint = Endpoint(recorder, self.runtime.task_id, secret, tools)
         try:
             async with endpoint:
                 endpoint.serve(listener)
@@ -271,6 +275,27 @@ def write_down(endpoint: Endpoint, result: AgentResult, train: Sequence[Kind]) -
         result.prompt_length = first_answer(result.messages)
         result.tool_schemas = call.request.tools
         result.tool_calls = _tool_calls(result.messages[result.prompt_length :])
+    if endpoint.tools is not None:
+        result.tool_calls = _matched(result.tool_calls, endpoint.tools.calls)
+        result.tool_errors = list(endpoint.tools.errors)
+
+
+def _matched(said: Sequence[ToolCall], run: Sequence[ToolCall]) -> list[ToolCall]:
+    """Put the calls that the spec's tools have run in the place of those that the main conversation has of them.
+
+    A program gives a tool a longer name, such as `mcp__tools__add`. What other conversations have called comes last,
+    with a turn of 0.
+    """
+    calls, free, further = list(said), dict(enumerate(said)), list[ToolCall]()
+    for call in run:
+        same = (n for n, each in free.items() if each.name.endswith(call.name) and each.arguments == call.arguments)
+        place = next(same, None)
+        if place is None:
+            further.append(call)
+        else:
+            each = free.pop(place)
+            calls[place] = replace(call, turn=each.turn, id=each.id)
+    return [*calls, *further]
 
 
 def _tool_calls(messages: Sequence[Message]) -> list[ToolCall]:

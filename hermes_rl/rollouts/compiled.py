@@ -172,6 +172,7 @@ def program_of(
         tuple(map(str, command)),
         {name: str(value) for name, value in env.items()},
         tuple(program.train),
+        program.tools is not None,
         function,
         {} if function is None else given,
     )

@@ -110,6 +110,8 @@ def _calls(result: AgentResult) -> list[dict[str, Any]]:
         if said is None or call.arguments != said.arguments:
             # As text: what a tool was given may hold numbers that JSON does not have.
             record["arguments"] = json.dumps(call.arguments, ensure_ascii=False, default=str)
+        if said is None and call.result:
+            record["result"] = call.result  # it stands in no message
         records.append(record if call.error is None else {**record, "error": call.error})
     return records
 
@@ -217,7 +219,7 @@ def _recorded_calls(line: Mapping[str, Any], written: Mapping[tuple[int, str], W
     for record in line.get("tool_calls") or ():
         known = written.get((record["turn"], record["id"]), WrittenCall(None))
         arguments = json.loads(record["arguments"]) if "arguments" in record else known.arguments
-        yield ToolCall(**{**record, "arguments": arguments, "result": known.result})
+        yield ToolCall(**{"result": known.result, **record, "arguments": arguments})
 
 
 _TIMINGS = ("generation", "tools", "queue")

@@ -88,6 +88,9 @@ class ProgramSection(Section):
         "the sandbox.",
     )
     env: Map[EnvText] = Field(EMPTY, description="Environment variables of the program.")
+    tools: Literal["mcp"] | None = Field(
+        None, description="mcp: the spec's `tools` and `toolsets` are offered to it at the address, as …/mcp."
+    )
     train: Seq[Literal["main", "subagents", "summaries", "side_calls", "rejected", "changed"]] = Field(
         ("main", "subagents"),
         description="Kinds of its calls that are trained on; all others are left out, and counted in the record.",

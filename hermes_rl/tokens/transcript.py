@@ -440,7 +440,22 @@ EXACT = 1 << 53
 """Up to here a number without a fraction means the same with a point as without, in every language."""
 
 
+SHORT = 4_096
+"""Characters of arguments up to which their one form is kept, as each request of a program has all of them again."""
+
+
 def _canonical_arguments(arguments: Any) -> str:
+    if isinstance(arguments, str) and len(arguments) <= SHORT:
+        return _canonical_short(arguments)
+    return _canonical_written(arguments)
+
+
+@functools.lru_cache(maxsize=1024)
+def _canonical_short(arguments: str) -> str:
+    return _canonical_written(arguments)
+
+
+def _canonical_written(arguments: Any) -> str:
     """Write arguments in one form. JSON with a name twice is left as it is: readers differ in what it means."""
     try:
         text = (arguments or "{}") if isinstance(arguments, str) else json.dumps(arguments, default=str)

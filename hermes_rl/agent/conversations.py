@@ -9,6 +9,7 @@ are kept, since each request has all that was said before it.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ class Conversations:
         self.calls: list[ProgramCall] = []
         self._after: dict[bytes, list[int]] = {}
         """Digest of a conversation up to and with an answer → the calls that gave it."""
+        self._roots, self._equipped = Counter[bytes](), set[bytes]()
+        """How many calls each conversation has, by its root; those that have tools."""
         self._minted: dict[str, tuple[int, str]] = {}
         """Id of a tool call → the call of the model that made it, and what it says."""
 
@@ -83,7 +86,7 @@ class Conversations:
         continues = None if deepest is None else self._giver(digests[deepest], messages[deepest - 1])
         root = digests[answered[0] - 1] if answered else digests[-2]
         origin = self._look_back(messages, calls)
-        if root not in {call.root for call in self.calls} and origin is not None:
+        if root not in self._roots and origin is not None:
             # Its beginning was rewritten, or a summary of the main line has taken its place.
             root = self.calls[origin].root if self.calls[origin].tools or not tools else self.main
         if continues is not None:
@@ -97,6 +100,8 @@ class Conversations:
         for made, sampled in zip(answer.get("tool_calls") or (), calls[-1], strict=True):
             self._minted[made["id"]] = len(self.calls), sampled
         self.calls.append(call)
+        self._roots[root] += 1
+        self._equipped |= {root} if call.tools else set()
         return call
 
     def _giver(self, digest: bytes, answer: Message) -> int:
@@ -130,18 +135,21 @@ class Conversations:
     @property
     def main(self) -> bytes:
         """The root of the main line: the conversation with tools, if any has them, that has the most calls."""
-        calls, tools = Counter(call.root for call in self.calls), {call.root for call in self.calls if call.tools}
-        return max(calls, key=lambda root: (root in tools, calls[root])) if calls else b""
+        roots = self._roots
+        return max(roots, key=lambda root: (root in self._equipped, roots[root])) if roots else b""
 
     def kinds(self) -> list[Kind]:
         """Return what each call was."""
         main = self.main
-        equipped = any(call.tools for call in self.calls if call.root == main)
+        equipped = main in self._equipped
         kinds: list[Kind] = []
+        places: dict[tuple[bytes, int | None], list[int]] = {}
+        for number, call in enumerate(self.calls):
+            places.setdefault((call.root, call.continues), []).append(number)
         for number, call in enumerate(self.calls):
             # What was asked next in its place, once it was answered; what was asked beside it is no retry.
-            place = call.root, call.continues
-            later = (each for each in self.calls[number + 1 :] if (each.root, each.continues) == place)
+            same = places[call.root, call.continues]
+            later = (self.calls[same[at]] for at in range(bisect_right(same, number), len(same)))
             following = next((each for each in later if each.before > number), None)
             asked_again = following is not None and following.asked == call.asked
             beside = equipped and not call.tools

@@ -292,6 +292,25 @@ async def test_time_that_is_waited_for_several_answers_counts_once() -> None:
     assert 0.3 <= played.result.timings.generation < 0.55
 
 
+async def test_requests_that_wait_may_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes_rl.agent.endpoint.HELD", 100_000)
+    engine = Engine(6)
+    async with Asking(engine, LoopOptions(max_turns=1)) as played:
+        long = [{"role": "user", "content": "x" * 40_000}]
+        requests = [asyncio.create_task(played.ask(long)) for _ in range(2)]  # the second waits for the only turn
+        await played.until_asked(1)
+        await asyncio.sleep(0.1)
+        await played.ask(long)
+        assert played.statuses == [400]
+        engine.release()
+        await asyncio.gather(*requests)
+        assert sorted(played.statuses) == [200, 400, 400]
+        assert (played.endpoint.refused, played.endpoint.ending) == (1, Ending.MAX_TURNS)
+        await played.ask([{"role": "user", "content": "x" * 90_000}])  # what has been answered counts no longer
+        assert played.endpoint.refused == 1
+    check(played)
+
+
 async def test_tokens_are_counted_as_they_will_be_and_nothing_of_it_is_recorded() -> None:
     engine = Engine(5)
     async with Asking(engine) as played:

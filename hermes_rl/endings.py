@@ -73,7 +73,9 @@ def _ours(what: str, *, retried: bool = True) -> Rule:
 
 
 RULES: Mapping[Ending, Rule] = {
-    Ending.FINISHED: _policys("it answered without calling a tool"),
+    Ending.FINISHED: _policys(
+        "it answered without calling a tool, or its agent program ended with status 0 behind an answer"
+    ),
     Ending.MAX_TURNS: _policys("`agent.max_turns` model calls were made, refused and malformed tool calls included"),
     Ending.TOKEN_BUDGET: _policys(
         "`agent.max_trajectory_tokens`, or the context of the model or of its simulated user, was used up"
@@ -88,7 +90,10 @@ RULES: Mapping[Ending, Rule] = {
     Ending.WORLD_OVER: _policys("a tool, the state, or the user by code said that it is over"),
     Ending.WORLD_FAILED: _policys("the spec's code that speaks for the user, or says whether it is over, raised"),
     Ending.TOOL_ERRORS: _policys("`agent.max_tool_errors` tool calls were errors"),
-    Ending.GAVE_UP: _policys("its agent program ended without asking the model, or behind a turn that called a tool"),
+    Ending.GAVE_UP: _policys(
+        "its agent program ended without asking the model, behind a request that had no answer, or behind a tool call "
+        "with another status than 0"
+    ),
     Ending.SERVER_FAILURE: _ours("a model server gave no usable answer after all attempts"),
     Ending.SANDBOX_FAILURE: _ours("a sandbox could not start, its setup failed, or its backend was lost"),
     Ending.TOOL_SERVER_FAILURE: _ours("a server behind a tool was lost"),

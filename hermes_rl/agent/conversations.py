@@ -9,10 +9,10 @@ are kept, since each request has all that was said before it.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal
 
 from hermes_rl.agent.result import Message, text_of
@@ -25,6 +25,8 @@ answer never came back, one that was thrown away and asked again, one whose tool
 the program did not wait for."""
 SHORTEST = 8
 """Characters of a text from which on it is known again."""
+SHOWN = 120
+"""Characters of an answer that are written down."""
 OPEN = 16
 """The last calls that nothing goes on from whose texts are looked for."""
 
@@ -41,6 +43,10 @@ class ProgramCall:
     text: str
     continues: int | None
     """The call whose answer it goes on from."""
+    before: int
+    """How many calls had been answered when it was made."""
+    begins: str = ""
+    """How its answer begins, for people: its text, or the tools that it calls."""
     continued: bool = False
     quoted: bool = False
     """Its text stands in a later request, elsewhere than as an answer of the model."""
@@ -51,17 +57,26 @@ class ProgramCall:
 
 
 class Conversations:
-    """The calls of one rollout, in order."""
+    """The calls of one rollout, in the order in which they were answered."""
 
     def __init__(self) -> None:
         self.calls: list[ProgramCall] = []
         self._after: dict[bytes, list[int]] = {}
         """Digest of a conversation up to and with an answer → the calls that gave it."""
+        self._roots, self._equipped = Counter[bytes](), set[bytes]()
+        """How many calls each conversation has, by its root; those that have tools."""
         self._minted: dict[str, tuple[int, str]] = {}
         """Id of a tool call → the call of the model that made it, and what it says."""
 
-    def add(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], answer: Message) -> ProgramCall:
-        """Add a request, in the order in which they were answered, with the answer that the program was given."""
+    def add(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        answer: Message,
+        before: int | None = None,
+    ) -> ProgramCall:
+        """Add a request with the answer that the program was given; `before`: calls answered when it was made, None:
+        all that are known."""
         calls = [canonical_calls(message) for message in [*messages, answer]]
         digests = [b""]
         for message, said in zip([*messages, answer], calls, strict=True):
@@ -71,17 +86,22 @@ class Conversations:
         continues = None if deepest is None else self._giver(digests[deepest], messages[deepest - 1])
         root = digests[answered[0] - 1] if answered else digests[-2]
         origin = self._look_back(messages, calls)
-        if root not in {call.root for call in self.calls} and origin is not None:
+        if root not in self._roots and origin is not None:
             # Its beginning was rewritten, or a summary of the main line has taken its place.
             root = self.calls[origin].root if self.calls[origin].tools or not tools else self.main
         if continues is not None:
             self.calls[continues].continued = True
         asked = _digest(digests[-2], {"role": "tools", "content": list(tools)}, [])
-        call = ProgramCall(root, asked, bool(tools), text_of(answer.get("content")).strip(), continues)
+        before = len(self.calls) if before is None else before
+        text = text_of(answer.get("content")).strip()
+        begins = " ".join((text or ", ".join(calls[-1]))[: 2 * SHOWN].split())[:SHOWN]
+        call = ProgramCall(root, asked, bool(tools), text, continues, before, begins)
         self._after.setdefault(digests[-1], []).append(len(self.calls))
         for made, sampled in zip(answer.get("tool_calls") or (), calls[-1], strict=True):
             self._minted[made["id"]] = len(self.calls), sampled
         self.calls.append(call)
+        self._roots[root] += 1
+        self._equipped |= {root} if call.tools else set()
         return call
 
     def _giver(self, digest: bytes, answer: Message) -> int:
@@ -115,16 +135,23 @@ class Conversations:
     @property
     def main(self) -> bytes:
         """The root of the main line: the conversation with tools, if any has them, that has the most calls."""
-        calls, tools = Counter(call.root for call in self.calls), {call.root for call in self.calls if call.tools}
-        return max(calls, key=lambda root: (root in tools, calls[root])) if calls else b""
+        roots = self._roots
+        return max(roots, key=lambda root: (root in self._equipped, roots[root])) if roots else b""
 
     def kinds(self) -> list[Kind]:
         """Return what each call was."""
         main = self.main
-        equipped = any(call.tools for call in self.calls if call.root == main)
-        again = [call.asked == following.asked for call, following in pairwise(self.calls)]
+        equipped = main in self._equipped
         kinds: list[Kind] = []
-        for call, asked_again in zip(self.calls, [*again, False], strict=False):
+        places: dict[tuple[bytes, int | None], list[int]] = {}
+        for number, call in enumerate(self.calls):
+            places.setdefault((call.root, call.continues), []).append(number)
+        for number, call in enumerate(self.calls):
+            # What was asked next in its place, once it was answered; what was asked beside it is no retry.
+            same = places[call.root, call.continues]
+            later = (self.calls[same[at]] for at in range(bisect_right(same, number), len(same)))
+            following = next((each for each in later if each.before > number), None)
+            asked_again = following is not None and following.asked == call.asked
             beside = equipped and not call.tools
             if not call.delivered:
                 kinds.append("undelivered")

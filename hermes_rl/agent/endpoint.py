@@ -1,40 +1,48 @@
 """The model as an agent program finds it: an address on the loopback of its own sandbox, which leads to the runner.
 
 This module serves one rollout: it takes requests at a port that the sandbox's helper has opened, asks the policy
-through the rollout's recorder, one request after the other, and answers in the program's dialect. No key is there:
+through the rollout's recorder, several requests at a time, and answers in the program's dialect. No key is there:
 whoever reaches the port is in this sandbox. What a program may cost the runner is bounded: connections, requests and
-bytes.
+bytes. A program outside of the sandbox finds it at a port of this machine, under a path that nobody else can guess.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import socket
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
 from aiohttp import web
 
-from hermes_rl.agent.conversations import Conversations
-from hermes_rl.agent.dialects import CHAT, dialect_at, written_models
+from hermes_rl.agent.conversations import Conversations, ProgramCall
+from hermes_rl.agent.dialects import CHAT, COUNT_TOKENS, dialect_at, written_count, written_model, written_models
 from hermes_rl.agent.dialects.base import ProgramAnswer, ProgramDialect, ProgramRequest, RefusedRequestError
 from hermes_rl.agent.loop import kept_message
-from hermes_rl.agent.recorder import OverError, PolicyRecorder
+from hermes_rl.agent.recorder import OverError, PolicyAnswer, PolicyRecorder
 from hermes_rl.agent.result import Message, tokens_of
+from hermes_rl.agent.tool_server import PATH as TOOLS_PATH
+from hermes_rl.agent.tool_server import ToolServer
 from hermes_rl.endings import Ending
 from hermes_rl.errors import HermesRLError
-from hermes_rl.servers.base import ChatReply, ContextLengthExceeded
+from hermes_rl.servers.base import ContextLengthExceeded
+from hermes_rl.servers.transport import AttemptFailed
 from hermes_rl.threads import one_at_a_time
-from hermes_rl.values import read_bounded
+from hermes_rl.values import count_of, read_bounded, write_message
 
 log = logging.getLogger(__name__)
 
 PORT = 8181
 POLICY = "policy"
 """Name of a model that has none."""
+AT_ONCE = 8
+"""Requests of one program that the policy answers at the same time; further ones wait."""
 CONNECTIONS = 64
 """Open connections of one program."""
 MOST_REQUESTS = 10_000
@@ -42,8 +50,8 @@ MOST_REQUESTS = 10_000
 LARGEST = 16 << 20
 """Bytes of a request."""
 HELD = 2 * LARGEST
-"""Bytes of all requests of one program that are being read."""
-IN_LOOP = 1 << 14
+"""Bytes of all requests of one program that are being read, or wait for their answer."""
+IN_LOOP = 1 << 16
 """Bytes of a request up to which it is read on the event loop."""
 ACCEPT_PAUSE = 0.1
 MOST_TOO_LONG = 20
@@ -55,7 +63,7 @@ class EndpointCall:
     """One request that the policy has answered."""
 
     request: ProgramRequest
-    reply: ChatReply
+    answer: PolicyAnswer
     message: Message
     """The answer as the program was given it."""
 
@@ -68,10 +76,16 @@ class EndpointCall:
 class Endpoint:
     """Serves one program; see above. Use it as ``async with``."""
 
-    def __init__(self, recorder: PolicyRecorder, rollout_id: str) -> None:
+    def __init__(
+        self, recorder: PolicyRecorder, rollout_id: str, secret: str = "", tools: ToolServer | None = None
+    ) -> None:
         self._recorder = recorder
         self._rollout_id = rollout_id
-        self.last: EndpointCall | None = None
+        self.tools = tools
+        """What answers at the path of tools; None: the spec offers none."""
+        self._prefix = f"/r/{secret}/" if secret else ""
+        """How the path of a request has to begin; empty where only this rollout can reach the port."""
+        self._model = POLICY
         self.main: EndpointCall | None = None
         """The last call of the main line. Other requests are not kept: each has all that was said before."""
         self.conversations = Conversations()
@@ -84,15 +98,22 @@ class Endpoint:
         """Requests that were told what is wrong with them."""
         self.ending: Ending | None = None
         """Why no request is answered any more; None as long as they are."""
+        self.answered = False
+        """Whether the last request for an answer was given one."""
         self.failure: HermesRLError | None = None
         """What failed on our side, which ends the rollout."""
         self.ended = asyncio.Event()
         self.too_long = 0
         """Requests that did not fit the model's context, since the last one that did."""
-        self.asking = 0.0
-        """Seconds for which the program has waited for answers."""
-        self._since: float | None = None
-        self._turn = asyncio.Lock()
+        self._waited, self._waiting, self._since = 0.0, 0, 0.0
+        """Seconds in which there were requests without an answer; how many there are now, and since when."""
+        self._asking = 0
+        """Requests that the policy is answering."""
+        self._freed = asyncio.Event()
+        self._noting = asyncio.Lock()
+        self._notes = set[asyncio.Task[ProgramCall]]()
+        self._handlers = set[asyncio.Task[Any]]()
+        self._closed = False
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._server = web.Server(self._handle, auto_decompress=False, access_log=None)
@@ -112,12 +133,20 @@ class Endpoint:
             await asyncio.gather(self._accepting, return_exceptions=True)
         if self._listener is not None:
             self._listener.close()
+        self._closed = True
+        for handler in self._handlers:  # the server would forget those whose connections are gone
+            handler.cancel()
+        await asyncio.gather(*self._handlers, return_exceptions=True)
         await self._server.shutdown(0)
+        await asyncio.gather(*self._notes)
 
     @property
     def waiting(self) -> float:
-        """Seconds for which the program has waited for answers, the present wait included."""
-        return self.asking + (time.monotonic() - self._since if self._since is not None else 0.0)
+        """Seconds for which the program has waited for answers, the present wait included.
+
+        Those in which it has waited for several count once.
+        """
+        return self._waited + (time.monotonic() - self._since if self._waiting else 0.0)
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -132,26 +161,106 @@ class Endpoint:
                 await asyncio.sleep(ACCEPT_PAUSE)  # no descriptors are left, or who asked is gone
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        handler = asyncio.current_task()
+        assert handler is not None
+        self._handlers.add(handler)
+        try:
+            return await self._respond(request)
+        finally:
+            self._handlers.discard(handler)
+
+    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
+        if not hmac.compare_digest(request.path[: len(self._prefix)].encode(), self._prefix.encode()):
+            return _response(404, CHAT.error("there is nothing here", "not_found"), close=True)
         self.requests += 1
         path = request.path.rstrip("/")
-        dialect = dialect_at(path) or CHAT
-        if self.requests > MOST_REQUESTS:
+        counting = path.endswith(COUNT_TOKENS)
+        spoken = dialect_at(path.removesuffix(COUNT_TOKENS) if counting else path)
+        dialect = spoken or CHAT
+        if self.requests > MOST_REQUESTS or self._closed:
             return _response(429, dialect.error("there were too many requests", "rollout_over"), close=True)
+        if request.method == "HEAD":  # whether anybody is there
+            return _response(200, b"")
         if request.method == "GET" and path.endswith("/models"):
             return _response(200, written_models(self._model))
-        if request.method != "POST" or dialect_at(path) is None:
+        if request.method == "GET" and "/models/" in path:
+            return _response(200, written_model(path.partition("/models/")[2]))
+        if self.tools is not None and path.endswith(TOOLS_PATH):
+            return await self._serve_tools(request, self.tools)
+        if request.method != "POST" or spoken is None:
             return _response(404, dialect.error(f"there is no {request.method} {path[:200]} here", "not_found"))
+        answered, size = False, 0
         try:
             body, size = await self._body(request)
             asked = dialect.read(body)
+            if counting:
+                answered = self.answered
+                return await self._count(dialect, asked, size)
+            async with self._place():
+                response = await self._answer(request, dialect, asked, size)
+            answered = response.status == 200
+            return response
         except RefusedRequestError as error:
             self.refused += 1
             return _response(400, dialect.error(str(error), "invalid_request"), close=True)
-        async with self._turn:  # a rollout makes one model call at a time
-            return await self._answer(request, dialect, asked, size)
+        finally:
+            self._held -= size
+            self.answered = answered
+
+    async def _serve_tools(self, request: web.BaseRequest, tools: ToolServer) -> web.Response:
+        if request.method != "POST":  # there are no streams, and no sessions that could be ended
+            return _response(405, b"")
+        if self.ending is not None or self.failure is not None:
+            return _response(400, CHAT.error("the rollout is over", "rollout_over"), close=True)
+        size = 0
+        try:
+            message, size = await self._body(request)
+            answer = await tools.answer(message)
+        except RefusedRequestError as error:
+            self.refused += 1
+            return _response(400, CHAT.error(str(error), "invalid_request"), close=True)
+        except HermesRLError as error:
+            self.failure = error
+            self.ended.set()
+            return _response(500, CHAT.error("the tools cannot be reached", "server_error"), close=True)
+        finally:
+            self._held -= size
+        return _response(202, b"") if answer is None else _response(200, write_message(answer))
+
+    async def _count(self, dialect: ProgramDialect, asked: ProgramRequest, size: int) -> web.Response:
+        """Say how many tokens a request has; nothing of that is recorded."""
+        try:
+            count = await self._recorder.count(asked.messages, asked.tools, size)
+        except AttemptFailed as error:
+            raise RefusedRequestError(str(error)) from None
+        if count is None:
+            return _response(404, dialect.error("the tokenizer of the model is not known here", "not_found"))
+        return _response(200, written_count(count))
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """Wait until a further request may be sent to the policy, and count it while it is.
+
+        The last turns of the rollout are given away one by one, since requests that are under way may need them.
+        """
+        self._since = self._since if self._waiting else time.monotonic()
+        self._waiting += 1
+        try:
+            while self._asking and self._asking >= min(AT_ONCE, self._recorder.turns_left):
+                self._freed.clear()
+                await self._freed.wait()
+            self._asking += 1
+            try:
+                yield
+            finally:
+                self._asking -= 1
+                self._freed.set()
+        finally:
+            self._waited, self._waiting = self.waiting, self._waiting - 1
+            self._since = time.monotonic()
 
     async def _body(self, request: web.BaseRequest) -> tuple[Any, int]:
-        """Return what was sent, and its bytes."""
+        """Return what was sent, and its bytes, which count until the request is answered."""
         if request.headers.get("Content-Encoding", "identity") != "identity":
             raise RefusedRequestError("the body must not be compressed")
         data = bytearray()
@@ -164,10 +273,11 @@ class Endpoint:
             if len(data) <= IN_LOOP:
                 return read_bounded(bytes(data), LARGEST), len(data)
             return await one_at_a_time(read_bounded, bytes(data), LARGEST), len(data)
-        except ValueError as error:
-            raise RefusedRequestError(f"what was sent {error}") from None
-        finally:
+        except BaseException as error:
             self._held -= len(data)
+            if isinstance(error, ValueError):
+                raise RefusedRequestError(f"what was sent {error}") from None
+            raise
 
     async def _answer(
         self, request: web.BaseRequest, dialect: ProgramDialect, asked: ProgramRequest, size: int
@@ -175,9 +285,9 @@ class Endpoint:
         if self.failure is not None:
             return _response(500, dialect.error("the model cannot be reached", "server_error"), close=True)
         if self.ending is None:
-            self._since = time.monotonic()
             try:
-                answer = await self._ask(asked, size)
+                call, answer = await self._ask(asked, size)
+                return await self._given(request, dialect, asked, call, answer)
             except ContextLengthExceeded as error:
                 self.too_long += 1
                 if self.too_long < MOST_TOO_LONG:
@@ -191,12 +301,18 @@ class Endpoint:
                 self.failure = error
                 self.ended.set()
                 return _response(500, dialect.error("the model cannot be reached", "server_error"), close=True)
-            finally:
-                self.asking, self._since = self.waiting, None
-        if self.ending is not None:
-            said = f"the rollout is over ({self.ending}): no further request is answered"
-            return _response(400, dialect.error(said, "rollout_over"), close=True)
-        call = self.conversations.calls[-1]
+        said = f"the rollout is over ({self.ending}): no further request is answered"
+        return _response(400, dialect.error(said, "rollout_over"), close=True)
+
+    async def _given(
+        self,
+        request: web.BaseRequest,
+        dialect: ProgramDialect,
+        asked: ProgramRequest,
+        call: ProgramCall,
+        answer: ProgramAnswer,
+    ) -> web.StreamResponse:
+        """Give the program an answer."""
         if not asked.stream:
             call.delivered = request.transport is not None
             return _response(200, dialect.written(answer, asked))
@@ -208,35 +324,39 @@ class Endpoint:
         call.delivered = True
         return stream
 
-    async def _ask(self, asked: ProgramRequest, size: int) -> ProgramAnswer:
-        recorder = self._recorder
+    async def _ask(self, asked: ProgramRequest, size: int) -> tuple[ProgramCall, ProgramAnswer]:
+        recorder, before = self._recorder, self._recorder.result.turns_used
         # What the server answered first tells whether it refuses this conversation alone, or everything.
         prompt = self._prompt or asked.messages[: first_answer(asked.messages)]
-        reply = await recorder.ask(asked.messages, asked.tools, prompt=prompt, rollout_id=self._rollout_id, resent=size)
-        self._prompt, turn = prompt, recorder.result.turns_used
+        given = await recorder.ask(asked.messages, asked.tools, prompt=prompt, rollout_id=self._rollout_id, resent=size)
+        self._prompt, turn, reply = self._prompt or prompt, given.number + 1, given.reply
         message = kept_message(reply.message, turn)
         calls = message.get("tool_calls") or []
         for number, call in enumerate(calls):
             call["id"] = f"c{turn:04d}{number:04d}"  # no other call of the rollout has it
             call.pop("error", None)
-        await self._note(EndpointCall(asked, reply, message), size)
+        # Whatever becomes of the request: an answer that was sampled is known, in the order in which answers come.
+        note = asyncio.ensure_future(self._note(EndpointCall(asked, given, message), size, before))
+        self._notes.add(note)
+        note.add_done_callback(self._notes.discard)
+        call = await asyncio.shield(note)
         finish = reply.finish_reason or ("tool_calls" if calls else "stop")
         prompted, written = (tokens_of(reply.usage, name) for name in ("prompt_tokens", "completion_tokens"))
-        name = f"{self._rollout_id}-{turn}"
-        return ProgramAnswer(name, int(time.time()), reply.model or POLICY, message, finish, prompted, written)
+        details = reply.usage.get("completion_tokens_details")
+        thought = count_of(details.get("reasoning_tokens")) if isinstance(details, dict) else None
+        name, model = f"{self._rollout_id}-{turn}", reply.model or POLICY
+        return call, ProgramAnswer(name, int(time.time()), model, message, finish, prompted, written, thought)
 
-    async def _note(self, call: EndpointCall, size: int) -> None:
-        """Take a call into account."""
-        self.last, self.too_long = call, 0
+    async def _note(self, call: EndpointCall, size: int, before: int) -> ProgramCall:
+        """Take a call into account; so many had been answered before it was asked."""
+        self._model, self.too_long = call.answer.reply.model or POLICY, 0
         self.sampling |= call.request.sampling
-        add = partial(self.conversations.add, call.request.messages, call.request.tools, call.message)
-        noted = add() if size <= IN_LOOP else await one_at_a_time(add)
-        if noted.root == self.conversations.main and (noted.tools or not (self.main and self.main.request.tools)):
-            self.main = call
-
-    @property
-    def _model(self) -> str:
-        return (self.last and self.last.reply.model) or POLICY
+        add = partial(self.conversations.add, call.request.messages, call.request.tools, call.message, before)
+        async with self._noting:
+            noted = add() if size <= IN_LOOP else await one_at_a_time(add)
+            if noted.root == self.conversations.main and (noted.tools or not (self.main and self.main.request.tools)):
+                self.main = call
+        return noted
 
 
 def first_answer(messages: list[Message]) -> int:

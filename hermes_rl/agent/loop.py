@@ -225,9 +225,9 @@ class HermesAgentLoop:
         """Make one model call and the tool calls that it asks for; returns the ending, if this turn was the last."""
         result = recorder.result
         prompt, schemas = result.messages[: result.prompt_length], self._offered.schemas
-        reply = await recorder.ask(await self._history(result), schemas, prompt=prompt, rollout_id=runtime.task_id)
-        calls = self._take(reply, result)
-        if (ending := recorder.ended_by(reply, calls)) is not None:
+        answer = await recorder.ask(await self._history(result), schemas, prompt=prompt, rollout_id=runtime.task_id)
+        calls = self._take(answer.reply, result)
+        if (ending := recorder.ended_by(answer, calls)) is not None:
             if ending is Ending.FINISHED and self.user is not None:
                 return await self._hear(result, result.final_response)
             return ending

@@ -1,17 +1,21 @@
 """An agent program as the driver of a rollout: it runs in the sandbox and asks the model at an address there.
 
-This module starts the program, watches its time, and says how the rollout ended. Exit codes say little, as programs
-end with 0 behind an error and with 1 behind success: what the endpoint has seen decides. Everything that a program does
-is the policy's doing; that it cannot be started is a mistake of the spec.
+Or it is a function of the spec's own, called in a process outside of the sandbox. This module starts the program,
+watches its time, and says how the rollout ended. Exit codes say little, as programs end with 0 behind an error and with
+1 behind success: what the endpoint has seen decides. Everything that a program does is the policy's doing; that it
+cannot be started is a mistake of the spec.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
+import secrets
+import socket
 import time
-from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -19,15 +23,19 @@ from urllib.parse import quote
 from hermes_rl.agent.conversations import Kind
 from hermes_rl.agent.endpoint import PORT, Endpoint, first_answer
 from hermes_rl.agent.recorder import LoopOptions, PolicyRecorder
-from hermes_rl.agent.result import AgentResult, Message, ProgramRun, ToolCall, text_of
+from hermes_rl.agent.result import AgentResult, Message, ProgramRun, ToolCall, text_of, tokens_of
+from hermes_rl.agent.tool_server import ToolServer
 from hermes_rl.endings import Ending
-from hermes_rl.errors import UserError
-from hermes_rl.sandbox.base import CommandResult, Sandbox
+from hermes_rl.errors import AgentFault, UserError
+from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
+from hermes_rl.plugins import Code, load_object
+from hermes_rl.sandbox.base import CommandResult
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.servers.completion import as_chat_server
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import Transcript
 from hermes_rl.tools.base import ToolRuntime
+from hermes_rl.tools.context import KILLED, ToolContext
 from hermes_rl.values import read_bounded
 
 LONGEST = 3600.0
@@ -40,11 +48,40 @@ OUTPUT = 1 << 20
 """Bytes of its output that are kept."""
 CANNOT_START = (126, 127)
 """Exit codes of a command that is not there, or is no program."""
+RAISED = 1
+"""Exit code of a function that has raised."""
+GIVEN = ("row", "messages", "prompt", "system", "endpoint", "token", "ctx")
+"""What a function may name as parameters."""
 
 
 def endpoint_of(rollout_id: str) -> str:
     """Return the address that a program finds the model at, without ``/v1``."""
     return f"http://127.0.0.1:{PORT}/r/{quote(rollout_id, safe='')}"
+
+
+@dataclass(frozen=True)
+class AgentFunction:
+    """A function that is called as a program, and which of `GIVEN` it takes."""
+
+    code: Code
+    takes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, reference: str) -> AgentFunction:
+        """Load a function by its absolute reference; raises UserError where it cannot be loaded, or wants what is not
+        there."""
+        function = load_object(reference)
+        if not callable(function):
+            raise UserError(f"agent.program.python: {reference} is no function")
+        parameters = inspect.signature(function).parameters.values()
+        named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+        unknown = [each.name for each in named if each.name not in GIVEN and each.default is each.empty]
+        if unknown:
+            raise UserError(
+                f"agent.program.python: {reference} wants `{unknown[0]}`; it may name {', '.join(GIVEN)} as parameters"
+            )
+        everything = any(each.kind is each.VAR_KEYWORD for each in parameters)
+        return cls(Code.of(reference), GIVEN if everything else tuple(n.name for n in named if n.name in GIVEN))
 
 
 @dataclass(frozen=True)
@@ -54,6 +91,11 @@ class AgentProgram:
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     train: tuple[Kind, ...] = ("main", "subagents")
+    tools: bool = False
+    """Whether it is offered the spec's tools."""
+    function: AgentFunction | None = None
+    """What is called instead of the command, with those of `given` that it takes."""
+    given: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ProgramDriver:
@@ -96,6 +138,20 @@ class ProgramDriver:
         return await recorder.play(partial(self._play, recorder), self.runtime)
 
     async def _play(self, recorder: PolicyRecorder) -> Ending:
+        secret = secrets.token_urlsafe(24) if self.program.function is not None else ""
+        listener, run = self._outside(secret) if secret else await self._inside()
+        tools = ToolServer(self.runtime, self.options) if self.program.tools else None
+        endpoint = Endpoint(recorder, self.runtime.task_id, secret, tools)
+        try:
+            async with endpoint:
+                endpoint.serve(listener)
+                ended, in_time = await self._watched(run, endpoint, recorder)
+        finally:  # from here on no answer comes any more
+            write_down(endpoint, recorder.result, self.program.train)
+        return self._ending(endpoint, recorder, ended, in_time=in_time)
+
+    async def _inside(self) -> tuple[socket.socket, Coroutine[Any, Any, CommandResult]]:
+        """Open the sandbox's port; returns it with the program's run."""
         sandbox = await self.runtime.sandbox()
         if not isinstance(sandbox, HelperSandbox):
             raise UserError(
@@ -106,22 +162,39 @@ class ProgramDriver:
             listener = await sandbox.listen(PORT)
         except OSError as error:  # the sandbox's setup has begun something there
             raise UserError(f"agent.program: port {PORT} of the sandbox cannot be opened: {error}") from error
-        async with Endpoint(recorder, self.runtime.task_id) as endpoint:
-            endpoint.serve(listener)
-            try:
-                ended, in_time = await self._watched(sandbox, endpoint, recorder)
-            finally:
-                _write_down(endpoint, recorder.result, self.program.train)
-        return self._ending(endpoint, recorder, ended, in_time=in_time)
+        program = self.program
+        return listener, sandbox.run(program.command, env=program.env, timeout=10 * LONGEST, output_limit=OUTPUT)
+
+    def _outside(self, secret: str) -> tuple[socket.socket, Coroutine[Any, Any, CommandResult]]:
+        """Open a port of this machine; returns it with the function's call. Who knows the path may ask there."""
+        listener = socket.create_server(("127.0.0.1", 0))
+        return listener, self._called(f"http://127.0.0.1:{listener.getsockname()[1]}/r/{secret}", secret)
+
+    async def _called(self, endpoint: str, token: str) -> CommandResult:
+        """Call the function in a process of its own; returns how it ended, as if it were a command."""
+        function, runtime = self.program.function, self.runtime
+        assert function is not None
+        known = {**self.program.given, "endpoint": endpoint, "token": token, "ctx": ToolContext(runtime.task_id)}
+        process = await POOL.hold(function.code)
+        try:
+            given = {name: known[name] for name in function.takes}
+            returned = await process.call(function.code, given, "builtins:repr", 10 * LONGEST)
+            return CommandResult(0, b"" if returned == "None" else str(returned)[-OUTPUT:].encode())
+        except (ForeignError, AgentFault) as error:
+            return CommandResult(RAISED, str(error).encode())
+        except EndedError as error:
+            return CommandResult(KILLED, f"its process {error}".encode())
+        finally:
+            await process.close()
+            if not runtime.staging.empty and not runtime.killed_by_agent:
+                await runtime.staging.keep(await runtime.sandbox())  # what it has written is the agent's
 
     async def _watched(
-        self, sandbox: Sandbox, endpoint: Endpoint, recorder: PolicyRecorder
+        self, run: Coroutine[Any, Any, CommandResult], endpoint: Endpoint, recorder: PolicyRecorder
     ) -> tuple[CommandResult | None, bool]:
         """Run the program to its end; returns how it ended, None where it was ended, and whether that was in time."""
         bound, began = self.options.working_time or LONGEST, time.monotonic()
-        running = asyncio.create_task(
-            sandbox.run(self.program.command, env=self.program.env, timeout=10 * LONGEST, output_limit=OUTPUT)
-        )
+        running = asyncio.create_task(run)
         over: float | None = None
         in_time = True
         try:
@@ -158,10 +231,16 @@ class ProgramDriver:
         if endpoint.too_long:
             return Ending.TOKEN_BUDGET  # it could not make the conversation shorter
         if endpoint.main is None:
-            if ended is not None and ended.exit_code in CANNOT_START:
+            if self.program.function is not None and run.exit_code == RAISED and not run.requests:
+                # Nothing that the policy has written can be the cause.
+                raise UserError(f"agent.program.python raised before it asked the model: {run.output.strip()}")
+            if ended is not None and ended.exit_code in CANNOT_START and self.program.function is None:
                 raise UserError(f"agent.program cannot be started (status {ended.exit_code}): {run.output.strip()}")
             return Ending.GAVE_UP
-        return recorder.ended_by(endpoint.main.reply, endpoint.main.calls) or Ending.GAVE_UP
+        ending = recorder.ended_by(endpoint.main.answer, endpoint.main.calls)
+        if ending is None and run.exit_code == 0 and endpoint.answered:
+            return Ending.FINISHED  # it takes a call, or what the call does, as the end of its work
+        return ending or Ending.GAVE_UP
 
 
 async def _first(running: asyncio.Task[Any], event: Awaitable[Any] | None, seconds: float) -> None:
@@ -175,24 +254,48 @@ async def _first(running: asyncio.Task[Any], event: Awaitable[Any] | None, secon
             await waiting
 
 
-def _write_down(endpoint: Endpoint, result: AgentResult, train: Sequence[Kind]) -> None:
+def write_down(endpoint: Endpoint, result: AgentResult, train: Sequence[Kind]) -> None:
     """Write what the program's requests were into the result: its main line as the messages, the calls, the counts."""
     run, call = result.program, endpoint.main
     assert run is not None
     run.requests, run.refused = endpoint.requests, endpoint.refused
     calls, kinds = endpoint.conversations.calls, endpoint.conversations.kinds()
-    run.calls = [{"kind": kind, "continues": each.continues} for kind, each in zip(kinds, calls, strict=True)]
-    for turn, kind in enumerate(kinds):
-        if kind not in train and result.transcript is not None and result.transcript.turns:
+    exact = result.transcript is not None and bool(result.transcript.turns)
+    for turn, (each, kind, reply) in enumerate(zip(calls, kinds, result.replies, strict=True)):
+        tokens, trained = tokens_of(reply.usage, "completion_tokens"), exact and kind in train
+        record = {"kind": kind, "continues": each.continues, "tokens": tokens, "trained": trained}
+        run.calls.append({**record, "begins": each.begins})
+        if exact and not trained:
+            assert result.transcript is not None
             result.transcript.left_out[turn] = kind
-            place = result.transcript.turns[turn]
-            run.left_out[kind] = run.left_out.get(kind, 0) + place.stop - place.start
+            run.left_out[kind] = run.left_out.get(kind, 0) + tokens
     run.sampling = endpoint.sampling
     if call is not None:
         result.messages = [*call.request.messages, call.message]
         result.prompt_length = first_answer(result.messages)
         result.tool_schemas = call.request.tools
         result.tool_calls = _tool_calls(result.messages[result.prompt_length :])
+    if endpoint.tools is not None:
+        result.tool_calls = _matched(result.tool_calls, endpoint.tools.calls)
+        result.tool_errors = list(endpoint.tools.errors)
+
+
+def _matched(said: Sequence[ToolCall], run: Sequence[ToolCall]) -> list[ToolCall]:
+    """Put the calls that the spec's tools have run in the place of those that the main conversation has of them.
+
+    A program gives a tool a longer name, such as `mcp__tools__add`. What other conversations have called comes last,
+    with a turn of 0.
+    """
+    calls, free, further = list(said), dict(enumerate(said)), list[ToolCall]()
+    for call in run:
+        same = (n for n, each in free.items() if each.name.endswith(call.name) and each.arguments == call.arguments)
+        place = next(same, None)
+        if place is None:
+            further.append(call)
+        else:
+            each = free.pop(place)
+            calls[place] = replace(call, turn=each.turn, id=each.id)
+    return [*calls, *further]
 
 
 def _tool_calls(messages: Sequence[Message]) -> list[ToolCall]:

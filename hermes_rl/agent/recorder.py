@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,6 +28,7 @@ from hermes_rl.servers.base import (
     TrajectoryFull,
     drawn_seed,
 )
+from hermes_rl.servers.client import CountsTokens
 from hermes_rl.servers.completion import CompletionAdapter
 from hermes_rl.tokens.rendering import history_named, read_aside
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
@@ -113,8 +115,37 @@ class OverError(Exception):
         self.ending = ending
 
 
+@dataclass(frozen=True)
+class PolicyAnswer:
+    """One answer of the policy."""
+
+    number: int
+    """Which of the rollout's answers it is, from 0: the turn of the transcript."""
+    reply: ChatReply
+    limit: int | None
+    """Tokens that it was given."""
+
+
+class Stretches:
+    """Stretches of time some of which overlap: each second counts once."""
+
+    def __init__(self) -> None:
+        self._apart: list[tuple[float, float]] = []
+
+    def add(self, end: float, seconds: float) -> float:
+        """Add the stretch of so many seconds up to a time; returns how many of them no other one has counted."""
+        begin = end - seconds
+        touching = [each for each in self._apart if each[0] <= end and begin <= each[1]]
+        if not touching:
+            self._apart.append((begin, end))
+            return seconds
+        whole = min(begin, touching[0][0]), max(end, touching[-1][1])
+        self._apart = sorted([*(each for each in self._apart if each not in touching), whole])
+        return whole[1] - whole[0] - sum(after - before for before, after in touching)
+
+
 class PolicyRecorder:
-    """Asks one policy for one rollout. One call is made at a time.
+    """Asks one policy for one rollout. Several calls may be under way at a time.
 
     Args:
         result: what is played is written into it.
@@ -129,8 +160,11 @@ class PolicyRecorder:
         self.server = server
         self.options = options
         self.tokenizer = tokenizer
-        self._limit = options.max_tokens
-        """Tokens that the last call was given."""
+        self._begun = 0
+        """Calls so far, those included that failed."""
+        self._under_way = 0
+        self._generating, self._queueing = Stretches(), Stretches()
+        """Of the calls since the last moment in which none was under way."""
 
     async def play(self, drive: Callable[[], Awaitable[Ending]], runtime: ToolRuntime) -> AgentResult:
         """Let a driver play the rollout, and return the result with its ending.
@@ -167,8 +201,8 @@ class PolicyRecorder:
         prompt: Sequence[Message],
         rollout_id: str,
         resent: int = 0,
-    ) -> ChatReply:
-        """Make one call of the policy and write its answer down.
+    ) -> PolicyAnswer:
+        """Make one call of the policy and write its answer down, in the order in which answers come.
 
         Args:
             prompt: the part of the conversation that neither the policy nor its tools have written.
@@ -182,13 +216,15 @@ class PolicyRecorder:
         result = self.result
         if (ending := self._spent()) is not None:
             raise OverError(ending)
+        first, self._begun, self._under_way = result.turns_used == 0, self._begun + 1, self._under_way + 1
+        seed = drawn_seed(self.options.seed, "turn", self._begun - 1)
         try:
-            request = await self._request(messages, tools, rollout_id, resent)
+            request = await self._request(messages, tools, rollout_id, resent, seed)
             reply: ChatReply = await self.server.chat(request)
-            if result.turns_used == 0:
+            if first:
                 self._require_room(tokens_of(reply.usage, "prompt_tokens"))
         except ContextLengthExceeded as error:
-            if result.turns_used == 0:
+            if first:
                 # The policy has not written anything yet: the prompt, or the limit that we asked for, is too large.
                 raise ServerFailure(
                     f"the first request does not fit ({error}): the prompt or agent.max_tokens is too large"
@@ -197,52 +233,88 @@ class PolicyRecorder:
                 raise
             raise OverError(Ending.TOKEN_BUDGET) from error
         except ServerFailure as failure:
-            if failure.refused and result.turns_used > 0 and await self._answers(replace(request, messages=prompt)):
+            if failure.refused and not first and await self._answers(replace(request, messages=prompt)):
                 raise OverError(Ending.REFUSED) from failure
             raise
+        finally:
+            self._under_way -= 1
+        # Between here and the transcript's own turn nothing waits: both count the answers in one order.
         result.turns_used += 1
         result.replies.append(reply)
         result.usage.add(reply.usage)
         result.reasoning_per_turn.append(reasoning_of(reply.message))
-        result.timings.generation += reply.timing.generating
-        result.timings.queue += reply.timing.queued + reply.timing.retrying + reply.timing.paused
-        return reply
+        self._took(reply)
+        return PolicyAnswer(result.turns_used - 1, reply, request.max_tokens)
 
-    def ended_by(self, reply: ChatReply, calls: Sequence[Any]) -> Ending | None:
+    def _took(self, reply: ChatReply) -> None:
+        """Count the seconds of a call; those that it has shared with others count once."""
+        timings, timing, now = self.result.timings, reply.timing, time.monotonic()
+        timings.generation += self._generating.add(now, timing.generating)
+        queued = timing.queued + timing.retrying + timing.paused
+        timings.queue += self._queueing.add(now - timing.generating, queued)
+        if not self._under_way:
+            self._generating, self._queueing = Stretches(), Stretches()
+
+    @property
+    def turns_left(self) -> int:
+        """How many more answers `max_turns` allows."""
+        return self.options.max_turns - self.result.turns_used
+
+    async def count(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, resent: int
+    ) -> int | None:
+        """Return how many tokens a program's conversation has as a prompt; None where there is no tokenizer.
+
+        Raises:
+            AttemptFailed: the template refuses it.
+        """
+        if isinstance(self.server, CountsTokens):
+            transcript = self.result.transcript
+            count = await self.server.count(ChatRequest(messages, tools or None, resent=resent, transcript=transcript))
+            if count is not None:
+                return count
+        return None if self.tokenizer is None else await self._prompt_tokens(messages, tools, resent)
+
+    def ended_by(self, answer: PolicyAnswer, calls: Sequence[Any]) -> Ending | None:
         """Return the ending that the last answer brings by itself; None where its tool calls go on."""
-        ending = _ending_of(reply, calls)
+        ending = _ending_of(answer.reply, calls)
         if ending is None:
             return None
-        used, bound = _counted(reply), self.options.max_trajectory_tokens or math.inf
-        cut = used == bound or self._limit != self.options.max_tokens
+        used, bound = _counted(answer.reply), self.options.max_trajectory_tokens or math.inf
+        cut = used == bound or answer.limit != self.options.max_tokens
         return Ending.TOKEN_BUDGET if used > bound or (cut and ending is Ending.LENGTH) else ending
 
     def _spent(self) -> Ending | None:
         """Return the ending by the first budget that leaves no room for another call."""
-        if self.result.turns_used >= self.options.max_turns:
+        if self.turns_left <= 0:
             return Ending.MAX_TURNS
         if (bound := self.options.working_time) is not None and self.result.timings.working >= bound:
             return Ending.TIMEOUT
         return None
 
     async def _request(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, rollout_id: str, resent: int
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        rollout_id: str,
+        resent: int,
+        seed: int | None,
     ) -> ChatRequest:
         options = self.options
-        self._limit, bound = options.max_tokens, options.max_trajectory_tokens
+        limit, bound = options.max_tokens, options.max_trajectory_tokens
         if bound is not None and not getattr(self.server, "exact", False):
-            size = await self._prompt_tokens(messages, tools)
+            size = await self._prompt_tokens(messages, tools, resent)
             self._require_room(size, "about ")
             # Without a `max_tokens` the rest is not sent: servers refuse a limit that does not fit their context.
-            self._limit = None if self._limit is None else min(self._limit, bound - size)
+            limit = None if limit is None else min(limit, bound - size)
         return ChatRequest(
             messages=messages,
             tools=tools or None,
             temperature=options.temperature,
             top_p=options.top_p,
-            max_tokens=self._limit,
+            max_tokens=limit,
             max_trajectory_tokens=bound,
-            seed=drawn_seed(options.seed, "turn", self.result.turns_used),
+            seed=seed,
             reasoning=options.reasoning,
             extra_body=options.extra_body,
             logprobs=options.logprobs,
@@ -264,9 +336,14 @@ class PolicyRecorder:
             return False
         return True
 
-    async def _prompt_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> int:
-        """Return the tokens of the next prompt: those that the server has counted, and an estimate of what is new."""
-        used = _counted(self.result.replies[-1]) if self.result.replies else 0
+    async def _prompt_tokens(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, resent: int
+    ) -> int:
+        """Return the tokens of the next prompt: those that the server has counted, and an estimate of what is new.
+
+        Of what a program has sent all is estimated: it may go on with any of its conversations.
+        """
+        used = _counted(self.result.replies[-1]) if self.result.replies and not resent else 0
         if self.tokenizer is None:
             return used
         if used:

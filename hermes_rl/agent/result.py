@@ -97,11 +97,17 @@ class ProgramRun:
     refused: int = 0
     """Requests that no answer could be given to, because of their form."""
     calls: list[dict[str, Any]] = field(default_factory=list)
-    """One for each answer of the model: its `kind`, and the number of the call that it `continues`, None for none."""
+    """One for each answer of the model, in the order in which they came: its `kind`, the number of the call that it
+    `continues`, None for none, its sampled `tokens`, whether they are `trained` on, and how the answer `begins`."""
     left_out: dict[str, int] = field(default_factory=dict)
     """Sampled tokens that are not trained on, by the kind of their calls."""
     sampling: dict[str, Any] = field(default_factory=dict)
     """What it asked for of sampling, by name, at last; the spec's was sent."""
+
+    @property
+    def untrained(self) -> list[int]:
+        """The numbers of the answers that are not trained on."""
+        return [number for number, call in enumerate(self.calls) if not call["trained"]]
 
 
 @dataclass

@@ -56,14 +56,13 @@ def _shipped(incomplete: str) -> list[str]:
 
     A shell offers files by itself only where this is nothing, so that a shipped spec would hide them.
     """
-    from hermes_rl.shipped import shipped_dir
+    from hermes_rl.spec.load import shipped_specs
 
     begun = glob.escape(incomplete)
     # A path would lose the `./` that was typed.
     files, in_folders = glob.glob(f"{begun}*.yaml"), glob.glob(f"{begun}*/*.yaml")  # noqa: PTH207
     here = {*files, *(os.path.dirname(spec) for spec in in_folders)}  # noqa: PTH120
-    shipped = sorted(path.stem for path in shipped_dir("specs").glob(f"{begun}*.yaml"))
-    return [*sorted(here), *shipped]
+    return [*sorted(here), *(name for name in shipped_specs() if name.startswith(incomplete))]
 
 
 SpecArgument = Annotated[str, typer.Argument(help=SPECS, autocompletion=_shipped)]

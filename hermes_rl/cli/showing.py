@@ -19,7 +19,7 @@ from hermes_rl.endings import RULES, Ending
 from hermes_rl.errors import UserError
 from hermes_rl.reading.record import RolloutSummary, RunRecord, text_of
 from hermes_rl.reading.settings import spec_of, success_of, weights_of
-from hermes_rl.reading.shown import conversation
+from hermes_rl.reading.shown import conversation, program
 from hermes_rl.reading.summary import SORTS, RowSummary, RunSummary, Sort, Spread, chosen, looked_at, summarise, why
 from hermes_rl.reading.tokens import RecordedTokens, first_prompt, tokens_of
 from hermes_rl.runs.store import Line
@@ -29,6 +29,8 @@ from hermes_rl.visible import counted
 
 LONGEST = 2_000
 """Characters of a text that are shown without --full."""
+ANSWERS = 4
+"""Answers of one conversation of a program that are shown without --full."""
 NOTE = "yellow"
 TOOL = "cyan"
 
@@ -244,6 +246,7 @@ class _Rollout:
         yield from self._head()
         yield from self._row()
         yield from self._conversation()
+        yield from self._program()
         yield from self._rewards()
         yield from self._facts()
 
@@ -300,6 +303,31 @@ class _Rollout:
                     failed = " (failed)" if call["error"] else ""
                     yield safe(f"← {call['name']}{took}{failed}", BAD if failed else TOOL)
                     yield self._body(call["result"])
+
+    def _program(self) -> Iterator[RenderableType]:
+        """Show the calls of an agent program as a tree; of those beside its main line, what was answered too."""
+        played = program(self.line)
+        if played is None:
+            return
+        status = "ended by us" if played["exit_code"] is None else f"status {played['exit_code']}"
+        refused = f", {played['refused']} refused" if played["refused"] else ""
+        yield heading(f"program: {counted(played['requests'], 'request')}{refused}, {status}")
+        if played["lines"]:
+            made = table("conversation", "calls", "sampled", "trained", "answers", right=("sampled", "trained"))
+            for line in played["lines"]:
+                name = f"{'  ' * line['depth']}{line['kind']}"
+                branch = f" (behind {line['from']})" if line["from"] is not None else ""
+                answers = [f"{call['turn']}: {call['begins']}" for call in line["calls"]]
+                if not self.request.full and (line["kind"] == "main" or len(answers) > ANSWERS):
+                    answers = answers[-1:] if line["kind"] == "main" else [*answers[: ANSWERS - 1], "…", answers[-1]]
+                counts = (str(line["tokens"]), str(line["trained"]))
+                made.add_row(safe(name), safe(line["turns"] + branch), *counts, safe("\n".join(answers), DIM))
+            yield made
+        if played["sampling"]:
+            yield safe(f"it has asked for {played['sampling']}; the spec's sampling was used", DIM)
+        if played["output"].strip():
+            yield safe("its output, at last:", DIM)
+            yield self._body(played["output"].strip())
 
     def _rewards(self) -> Iterator[RenderableType]:
         line = self.line

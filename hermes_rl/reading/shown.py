@@ -142,6 +142,7 @@ def _rollout(record: RunRecord, rollout: str) -> dict[str, Any]:
         "image": line.get("image"),
         "rewards": [{"name": name, **reward} for name, reward in line["rewards"].items()],
         "messages": conversation(line),
+        "program": program(line),
         "row": row,
         "expected": [name for name in row or {} if name.lower() in EXPECTED],
         "artifacts": [_artifact(record.path, name, taken) for name, taken in (line.get("artifacts") or {}).items()],
@@ -194,6 +195,66 @@ def conversation(line: Mapping[str, Any]) -> list[dict[str, Any]]:
             }
         )
     return messages
+
+
+def program(line: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what is known of the agent program of a rollout, its calls as `program_lines`; None where none has played.
+
+    In place of `sampling`, a mapping, there is a text.
+    """
+    known = line.get("program")
+    if known is None:
+        return None
+    rest = {name: known[name] for name in ("exit_code", "output", "requests", "refused", "left_out")}
+    asked = ", ".join(f"{name} {value}" for name, value in known["sampling"].items())
+    return {**rest, "sampling": asked, "lines": list(program_lines(known["calls"]))}
+
+
+def program_lines(calls: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the calls of a program as a tree, from its top: calls of one kind that go on from each other are a line.
+
+    A line has its `kind`, its `depth`, the `turns` of its calls in words, from 1, which turn it goes on `from` where it
+    branches off, how many tokens were sampled (`tokens`) and are `trained`, and its `calls`, each with its `turn`.
+    Conversations beside the main one are below it.
+    """
+    further: dict[int | None, list[int]] = {}
+    for number, call in enumerate(calls):
+        before = call["continues"]
+        further.setdefault(before if before is not None and before < number else None, []).append(number)
+    roots = sorted(further.get(None, ()), key=lambda number: (calls[number]["kind"] != "main", number))
+    waiting = [(number, int(calls[number]["kind"] != "main")) for number in reversed(roots)]
+    while waiting:
+        first, depth = waiting.pop()
+        line, branches = [first], list[int]()
+        while line[-1] in further:
+            following = further[line[-1]]
+            same = [number for number in following if calls[number]["kind"] == calls[first]["kind"]]
+            branches += [number for number in following if number not in same[:1]]
+            if not same:
+                break
+            line.append(same[0])
+        waiting += [(number, depth + 1) for number in reversed(branches)]
+        before = calls[first]["continues"]
+        yield {
+            "kind": calls[first]["kind"],
+            "depth": depth,
+            "turns": _ranges([number + 1 for number in line]),
+            "from": None if before is None else before + 1,
+            "tokens": sum(calls[number]["tokens"] for number in line),
+            "trained": sum(calls[number]["tokens"] for number in line if calls[number]["trained"]),
+            "calls": [{**calls[number], "turn": number + 1} for number in line],
+        }
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Write rising numbers, those that follow each other as a range."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    return ", ".join("–".join(map(str, ends)) for ends in ranges)
 
 
 def first_shown(sequence: TokenSequence) -> int:

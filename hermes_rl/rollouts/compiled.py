@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from hermes_rl.agent.program import AgentProgram, endpoint_of
+from hermes_rl.agent.program import AgentFunction, AgentProgram, endpoint_of
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import AgentResult, Message, text_of
 from hermes_rl.agent.user import AnswersAgent, FixedWords, SimulatedUser, UserOfCode, user_id
@@ -154,8 +154,14 @@ def with_thinking(messages: list[Message], thinking: str | None) -> list[Message
     return [{"role": "system", "content": text}, *messages[1 if first is not None else 0 :]]
 
 
-def program_of(program: ProgramSection, row: Row, messages: Sequence[Message], rollout_id: str) -> AgentProgram:
-    """Return the agent program, rendered for the row.
+def program_of(
+    program: ProgramSection,
+    row: Row,
+    messages: Sequence[Message],
+    rollout_id: str,
+    function: AgentFunction | None = None,
+) -> AgentProgram:
+    """Return the agent program, rendered for the row; `function` is what is called where the spec names `python`.
 
     Raises:
         TemplateError: a template does not work for this row.
@@ -166,8 +172,14 @@ def program_of(program: ProgramSection, row: Row, messages: Sequence[Message], r
     values = {**row.columns, **dict(zip(PROGRAM_VALUES, said, strict=True))}
     command = render(program.command, values, where="agent.program.command", key=row.key)
     env = render(program.env, values, where="agent.program.env", key=row.key)
+    given = {"row": dict(row.columns), "messages": list(messages), "prompt": prompt, "system": system}
     return AgentProgram(
-        tuple(map(str, command)), {name: str(value) for name, value in env.items()}, tuple(program.train)
+        tuple(map(str, command)),
+        {name: str(value) for name, value in env.items()},
+        tuple(program.train),
+        program.tools is not None,
+        function,
+        {} if function is None else given,
     )
 
 
@@ -303,6 +315,8 @@ class CompiledSpec:
             spec, os.environ if environ is None else environ, spec.user.tools if spec.user else (), NO_TOOLSETS
         )
         self._state_class = load_object(spec.state.python) if spec.state is not None else None
+        program = spec.agent.program
+        self._agent_function = AgentFunction.of(program.python) if program is not None and program.python else None
         self.grader = _grader(spec, self.roles)
         self.pool = Pool()
         """Sandboxes that wait for the next rollout, or the next fresh one of a reward."""
@@ -559,7 +573,9 @@ class CompiledSpec:
 
     def program(self, key: RolloutKey, runtime: ToolRuntime) -> AgentProgram | None:
         program = self.spec.agent.program
-        return None if program is None else program_of(program, key.row, self.prompt(key.row), runtime.task_id)
+        if program is None:
+            return None
+        return program_of(program, key.row, self.prompt(key.row), runtime.task_id, self._agent_function)
 
     def _register_scripts(self, key: RolloutKey, name: str) -> None:
         user = self._simulated

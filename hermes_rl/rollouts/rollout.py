@@ -69,7 +69,7 @@ def _problems(rollout: Rollout) -> Iterator[str]:
         yield from _provenance(rollout)
     turns = list(_turns(rollout.sequences))
     ledger = rollout.ledger
-    left_out = result.transcript.left_out if result.transcript is not None else ()
+    left_out = result.program.untrained if result.program is not None else ()
     if sorted([*(span.turn for _, span in turns), *left_out]) != list(range(len(ledger))):
         yield (
             f"{len(ledger)} turns were sampled, {len(left_out)} of them are left out, and the sequences hold "

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hermes_rl.agent.result import AgentResult, ManagedState, Timings, ToolCall, Usage, reasoning_of
+from hermes_rl.agent.result import AgentResult, ManagedState, ProgramRun, Timings, ToolCall, Usage, reasoning_of
 from hermes_rl.data.rows import Row, readable_columns
 from hermes_rl.endings import Ending
 from hermes_rl.errors import ToolError, UserError
@@ -111,6 +111,8 @@ def _calls(result: AgentResult) -> list[dict[str, Any]]:
         if said is None or call.arguments != said.arguments:
             # As text: what a tool was given may hold numbers that JSON does not have.
             record["arguments"] = json.dumps(call.arguments, ensure_ascii=False, default=str)
+        if said is None and call.result:
+            record["result"] = call.result  # it stands in no message
         records.append(record if call.error is None else {**record, "error": call.error})
     return records
 
@@ -193,6 +195,7 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
         prompt_length=line.get("prompt_length", 0),
         tool_schemas=list(line.get("tools") or ()),
         world_rewards=[(turn, reward) for turn, reward in line.get("world_rewards") or ()],
+        program=ProgramRun(**line["program"]) if "program" in line else None,
     )
 
 
@@ -200,11 +203,13 @@ def _replies(line: Mapping[str, Any], said: list[dict[str, Any]]) -> Iterator[Ch
     """Yield the server's answers as far as they are recorded: what was sampled, else only who answered."""
     model, kind = line["policy"].get("model") or "", line["policy"].get("type") or ""
     given = line["policy"].get("sampling")
-    messages = [message for message in said if message["role"] == "assistant"]
     if not line.get("sampled"):
         yield ChatReply({}, None, {}, model, kind, sampling=given)
         return
-    each = given if isinstance(given, list) else [given] * len(messages)
+    answers = len(line["sampled"])
+    # A program has had answers that do not stand in its main conversation.
+    messages = [{}] * answers if "program" in line else [each for each in said if each["role"] == "assistant"]
+    each = given if isinstance(given, list) else [given] * answers
     for message, (count, digest, prompt, check, before, after), sampling in zip(
         messages, line["sampled"], each, strict=True
     ):
@@ -216,7 +221,7 @@ def _recorded_calls(line: Mapping[str, Any], written: Mapping[tuple[int, str], W
     for record in line.get("tool_calls") or ():
         known = written.get((record["turn"], record["id"]), WrittenCall(None))
         arguments = json.loads(record["arguments"]) if "arguments" in record else known.arguments
-        yield ToolCall(**{**record, "arguments": arguments, "result": known.result})
+        yield ToolCall(**{"result": known.result, **record, "arguments": arguments})
 
 
 _TIMINGS = ("generation", "tools", "queue")

@@ -76,6 +76,13 @@ class LoadsRenderer(Protocol):
     async def load(self) -> Any: ...
 
 
+@runtime_checkable
+class CountsTokens(Protocol):
+    """What may know how many tokens the prompt of a request has, without sampling anything."""
+
+    async def count(self, request: ChatRequest) -> int | None: ...
+
+
 class Meter:
     """What the models of each role were asked: calls, tokens, and US dollars where they are known."""
 
@@ -158,6 +165,15 @@ class ModelClient:
         if (meter := _meter.get()) is not None:
             meter.count(self.name, reply.usage)
         return reply
+
+    async def count(self, request: ChatRequest) -> int | None:
+        """Return the tokens of a request's prompt; None where no server renders conversations here.
+
+        Raises:
+            AttemptFailed: the template refuses the conversation.
+        """
+        counting = next((backend for backend in self._backends if isinstance(backend, CountsTokens)), None)
+        return None if counting is None else await self._on_own_loop(counting.count(request))
 
     async def chat_text(
         self,

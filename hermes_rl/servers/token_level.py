@@ -81,7 +81,8 @@ class TokenServer:
         transcript = request.transcript if request.transcript is not None else Transcript()
         if request.prompt is not None:
             return await self._complete(renderer, transcript, request)
-        prompt = await self._prompt(renderer, transcript, request)
+        async with transcript.lock:
+            prompt = await self._prompt(renderer, transcript, request)
         step, generation = await self._sampled(renderer, prompt, transcript, request)
         if step.finish == "length":
             message = cut_message(renderer.tokenizer, step.completion)
@@ -89,9 +90,20 @@ class TokenServer:
             parsed = await renderer.parse(step.completion, prompt.ids[-_TAIL:], request.tools)
             work = partial(assistant_message, parsed, request.messages)
             message = await read_aside(work, len(step.completion))
-        transcript.add(step, [*request.messages, message], prompt)
+        async with transcript.lock:
+            transcript.add(step, [*request.messages, message], prompt)
         texts = [renderer.tokenizer.decode([one]) for one in step.completion] if request.logprobs else None
         return self._reply(step, generation, message, texts)
+
+    async def count(self, request: ChatRequest) -> int:
+        """Return the tokens that the request's prompt has behind what its transcript holds of it.
+
+        Raises:
+            CannotRender: the template refuses the conversation.
+        """
+        transcript = request.transcript if request.transcript is not None else Transcript()
+        async with transcript.lock:
+            return len((await self._prompt(await self.renderer(), transcript, request)).ids)
 
     async def _score(self, request: ChatRequest, top_k: int) -> ChatReply:
         """Say how probable the tokens of the request are: ids, a text, or messages as the template has them."""
@@ -113,7 +125,8 @@ class TokenServer:
         given = renderer.tokenizer.encode(request.prompt) if isinstance(request.prompt, str) else request.prompt
         prompt = RenderedPrompt(ids(given))
         step, generation = await self._sampled(renderer, prompt, transcript, request)
-        transcript.add(step)
+        async with transcript.lock:
+            transcript.add(step)
         message = {"role": "assistant", "content": renderer.tokenizer.decode(step.completion)}
         return self._reply(step, generation, message, None)
 

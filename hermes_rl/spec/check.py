@@ -175,6 +175,8 @@ def code_references(spec: Spec) -> Iterator[tuple[NodePath, str, str]]:
     """Path, reference and kind of everything that names code, but for rewards."""
     if spec.dataset.generator is not None:
         yield ("dataset", "generator"), spec.dataset.generator, "function"
+    if spec.agent.program is not None and (function := spec.agent.program.python) is not None and ".py:" in function:
+        yield ("agent", "program", "python"), function, "function"
     if spec.state is not None:
         yield ("state", "python"), spec.state.python, "class"
     if ":" in spec.serve.trainer:
@@ -202,7 +204,7 @@ def _check_code(spec: Spec, findings: Findings) -> None:
     there = {path: check_reference(path, text, kind, findings) for path, text, kind in references}
     checks = {"python": check_tool, "generator": check_generator, "trainer": check_constructor}
     for path, reference, _ in references:
-        if there[path]:
+        if there[path] and path[0] != "agent":  # whose function may take what it wants
             check = check_constructor if path[0] == "state" else checks[str(path[-1])]
             check(path, reference, findings)
     if there.get(("state", "python")):

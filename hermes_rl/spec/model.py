@@ -80,9 +80,17 @@ class ProgramSection(Section):
     """
 
     command: Annotated[Seq[SystemText], BeforeValidator(_words)] = Field(
-        description="What is run in the sandbox: a list of words, or a text for a shell."
+        (), description="What is run in the sandbox: a list of words, or a text for a shell."
+    )
+    python: str | None = Field(
+        None,
+        description="file.py:function or package:function, called instead of a command, in a process outside of "
+        "the sandbox.",
     )
     env: Map[EnvText] = Field(EMPTY, description="Environment variables of the program.")
+    tools: Literal["mcp"] | None = Field(
+        None, description="mcp: the spec's `tools` and `toolsets` are offered to it at the address, as …/mcp."
+    )
     train: Seq[Literal["main", "subagents", "summaries", "side_calls", "rejected", "changed"]] = Field(
         ("main", "subagents"),
         description="Kinds of its calls that are trained on; all others are left out, and counted in the record.",

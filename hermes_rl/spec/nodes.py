@@ -207,6 +207,7 @@ TEMPLATES = (
 )
 TEXT_FILES = patterns("prompt.system.file", "prompt.user.file", "prompt.messages.*.content.file", "user.system.file")
 CODE = patterns(
+    "agent.program.python",
     "dataset.generator",
     "tools.*.python",
     "user.tools.*.python",

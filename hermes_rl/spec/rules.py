@@ -249,9 +249,17 @@ def _program(data: dict[str, Any]) -> Iterator[Fault]:
         yield Fault(("evaluate", "agent", "program"), "one program plays in training and in evaluation", at="key")
     if "program" not in section(data, "agent"):
         return
+    program = section(data, "agent", "program")
     for path in (("toolsets",), ("tools",), ("user",), ("agent", "reasoning"), ("agent", "repair_arguments")):
-        if path[-1] in section(data, *path[:-1]):
-            yield Fault(path, f"`{'.'.join(path)}` is for the loop; an agent program has its own", at="key")
+        offered = path[0] in ("tools", "toolsets")
+        if path[-1] in section(data, *path[:-1]) and not (offered and "tools" in program):
+            way = "; `agent.program.tools: mcp` offers them to it" if offered else ""
+            yield Fault(path, f"`{'.'.join(path)}` is for the loop; an agent program has its own{way}", at="key")
+    yield from exactly_one(program, ("agent", "program"), ("command", "python"), "a program")
+    if "python" in program:  # it lives outside of the sandbox
+        if "env" in program:
+            yield Fault(("agent", "program", "env"), "`env` goes with `command`", at="key")
+        return
     backend = section(data, "sandbox").get("backend", "bubblewrap")
     if isinstance(backend, str) and backend in BACKENDS and backend not in ("bubblewrap", "docker"):
         message = f"a sandbox of {backend} has no network of its own in which a program finds the model"

@@ -10,6 +10,7 @@ becoming one.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import re
@@ -439,7 +440,22 @@ EXACT = 1 << 53
 """Up to here a number without a fraction means the same with a point as without, in every language."""
 
 
+SHORT = 4_096
+"""Characters of arguments up to which their one form is kept, as each request of a program has all of them again."""
+
+
 def _canonical_arguments(arguments: Any) -> str:
+    if isinstance(arguments, str) and len(arguments) <= SHORT:
+        return _canonical_short(arguments)
+    return _canonical_written(arguments)
+
+
+@functools.lru_cache(maxsize=1024)
+def _canonical_short(arguments: str) -> str:
+    return _canonical_written(arguments)
+
+
+def _canonical_written(arguments: Any) -> str:
     """Write arguments in one form. JSON with a name twice is left as it is: readers differ in what it means."""
     try:
         text = (arguments or "{}") if isinstance(arguments, str) else json.dumps(arguments, default=str)
@@ -537,7 +553,7 @@ class Branch:
         return Branch(self.tokens[: spans[-1].stop], spans=spans, history=history, tools=self.tools)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class RenderedPrompt:
     """The ids of a prompt; `onto` is the branch whose tokens they extend, None where they were rendered anew."""
 
@@ -545,17 +561,32 @@ class RenderedPrompt:
     onto: Branch | None = None
     tools: Tools | None = None
 
+    def __post_init__(self) -> None:
+        # The branch as it is now: until this prompt is answered it may grow by the answer to another one.
+        self._answers = 0 if self.onto is None else len(self.onto.spans)
+        self._listed = ((), 0) if self.onto is None else (self.onto.text, self.onto.listed)
+
+    @property
+    def outgrown(self) -> bool:
+        """Whether the branch has gone on since the prompt was made, so that the answer to it opens another one."""
+        return self.onto is not None and len(self.onto.spans) != self._answers
+
     @cached_property
     def text(self) -> tuple[bytes, ...]:
         """The ids as parts of a JSON list without its brackets; the parts that the branch has are used again."""
-        text, done = ((), 0) if self.onto is None else (self.onto.text, self.onto.listed)
+        text, done = self._listed
         return (*text, listed(self.ids[done:]))
 
 
 class Transcript:
-    """The steps of one rollout. Not safe for concurrent steps: a rollout makes one model call at a time."""
+    """The steps of one rollout.
+
+    Several calls of the model may be under way at a time. Whoever makes a prompt of the transcript, or adds the answer
+    to one, holds `lock` meanwhile, and nobody holds it while the model samples.
+    """
 
     def __init__(self) -> None:
+        self.lock = asyncio.Lock()
         self.branches: list[Branch] = []
         self.turns: list[TranscriptTurn] = []
         self.left_out: dict[int, str] = {}
@@ -569,7 +600,7 @@ class Transcript:
         `prompt` is the step's own prompt: where it extends a branch, neither tokens nor messages are compared.
         """
         onto = None if prompt is None else prompt.onto
-        place = self._place(onto, step.prompt)
+        place = self._place(step.prompt, prompt)
         how: How = "first" if not self.turns else "extended" if place is not None else "branched" if onto else "anew"
         if place is None:
             place = len(self.branches)
@@ -596,7 +627,7 @@ class Transcript:
 
     def first_sampled(self, prompt: RenderedPrompt) -> int:
         """Return where the response begins in the sequence that a step with this prompt becomes part of."""
-        place = self._place(prompt.onto, prompt.ids)
+        place = self._place(prompt.ids, prompt)
         return len(prompt.ids) if place is None else self.branches[place].spans[0].start
 
     def holding(self, messages: Sequence[Any], tools: Tools | None = None) -> Branch | None:
@@ -636,11 +667,11 @@ class Transcript:
         parts = [sequence.without(self.left_out) for sequence in whole]
         return [part for part in parts if part.spans] or parts[:1]
 
-    def _place(self, onto: Branch | None, prompt: array[int]) -> int | None:
+    def _place(self, ids: array[int], prompt: RenderedPrompt | None) -> int | None:
         """Return the place of the branch that a prompt extends; None where it opens one."""
-        if onto is None:
-            return self._longest_prefix(prompt)
-        return self.branches.index(onto) if onto in self.branches else None
+        if prompt is None or prompt.onto is None:
+            return self._longest_prefix(ids)
+        return self.branches.index(prompt.onto) if prompt.onto in self.branches and not prompt.outgrown else None
 
     def _longest_prefix(self, prompt: array[int]) -> int | None:
         by_length = sorted(range(len(self.branches)), key=lambda place: -len(self.branches[place].tokens))

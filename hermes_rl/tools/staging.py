@@ -80,6 +80,15 @@ class Staging:
             with contextlib.suppress(OSError):  # what ran meanwhile may have removed it
                 await sandbox.set_mode(path, mode)
         self._opened.clear()
+        await self._forget(sandbox)
+
+    async def keep(self, sandbox: Sandbox) -> None:
+        """Let what was put in place stay there, and what it has replaced go."""
+        self._placed.clear()
+        self._opened.clear()
+        await self._forget(sandbox)
+
+    async def _forget(self, sandbox: Sandbox) -> None:
         if self._aside is not None:
             aside, self._aside = self._aside, None
             with contextlib.suppress(OSError):  # nobody looks there any more

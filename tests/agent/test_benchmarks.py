@@ -32,6 +32,15 @@ def test_the_benchmark_of_the_loop_measures_every_contender() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_benchmark_of_the_endpoint_measures_every_dialect() -> None:
+    printed = run("benchmarks/agents.py", "--turns", "2", "--conversations", "2", "--repetitions", "1")
+    for dialect in ("chat/completions", "responses", "messages"):
+        assert f"| {dialect} | " in printed
+        assert f"| {dialect}, streamed | " in printed
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("backend", ["bubblewrap", "none"])
 def test_hundreds_of_rollouts_leave_nothing(backend: str, tmp_path: Path) -> None:

@@ -114,6 +114,18 @@ def test_the_same_request_twice_is_no_retry_where_both_answers_are_used() -> Non
     assert program.continues == [None, None, 0, 1]
 
 
+def test_a_retry_is_known_beside_another_conversation_and_a_twin_is_none() -> None:
+    program = Program()
+    asked = [system("Work."), TASK]
+    program.asks(asked, "")
+    program.asks([system("Title it."), TASK], "Writing a file", tools=[])
+    first, second = program.asks(asked, calls=1), program.asks(asked, calls=1)
+    program.asks(first, "Done, all of it.")
+    program.asks(second, "Done, all of it.")
+    assert program.kinds == ["rejected", "side_calls", "main", "main", "main", "main"]
+    assert program.continues == [None, None, None, None, 2, 3]
+
+
 def test_calls_that_were_executed_otherwise_are_told_apart() -> None:
     program = Program()
     messages = program.asks([system("Work."), TASK], calls=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,6 +32,20 @@ BODIES: dict[str, dict[str, Any]] = {
 
 def answer(message: Message, finish: str = "stop") -> ProgramAnswer:
     return ProgramAnswer("r-1", 1_700_000_000, "policy", {"role": "assistant", **message}, finish, 7, 3)
+
+
+@EACH
+def test_usage_is_what_the_engine_has_counted(dialect: ProgramDialect) -> None:
+    said = replace(answer({"content": "So."}), reasoning_tokens=2)
+    whole = json.loads(dialect.written(said, EMPTY))["usage"]
+    counts = {"input_tokens": 7, "output_tokens": 3}
+    if dialect is CHAT:
+        details = {"reasoning_tokens": 2}
+        counts = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10, "completion_tokens_details": details}
+    assert counts.items() <= whole.items()
+    if isinstance(dialect, Responses):
+        assert whole["output_tokens_details"] == {"reasoning_tokens": 2}
+    assert "completion_tokens_details" not in json.loads(dialect.written(answer({"content": "So."}), EMPTY))["usage"]
 
 
 def called(*arguments: str, name: str = "f") -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import pytest
 
 from hermes_rl import Ending, Group, Policy, Rollout, Sampled, Sampling, certify, open_env
 from hermes_rl.errors import SpecError, UserError
-from hermes_rl.runs.store import rollout_record
+from hermes_rl.runs.store import rollout_of, rollout_record
 from hermes_rl.spec.load import parse_spec
 from tests.api.summing import Sampler, sampled, trained
 
@@ -120,7 +120,9 @@ while True:
     if MODE == "crashes": os.abort()
     if MODE == "pictures":
         ask([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}])
-    if MODE == "leaves": sys.exit(0)
+    if MODE == "leaves": sys.exit(1)
+    if MODE == "submits": sys.exit(0)
+    if MODE == "shrugs": print(post("/chat/completions", {"messages": []})); sys.exit(0)
     messages.append(resent(message))
     if MODE == "endless":
         messages.append({"role": "user", "content": TASK}); continue
@@ -182,7 +184,9 @@ async def test_what_is_trained_is_what_was_sampled_however_a_program_sends_it_ba
     assert [(call.name, call.arguments, call.result) for call in result.tool_calls] == [("add", {"a": 1, "b": 2}, "3")]
     assert result.program is not None
     assert (result.program.exit_code, result.program.requests) == (7, 2)
-    assert result.program.calls == [{"kind": "main", "continues": None}, {"kind": "main", "continues": 0}]
+    assert [(call["kind"], call["continues"]) for call in result.program.calls] == [("main", None), ("main", 0)]
+    assert [call["begins"] for call in result.program.calls] == ['add({"a": 1, "b": 2})', "The sum is 3."]
+    assert sum(call["tokens"] for call in result.program.calls) == len(sampled(sampler.answers))
     assert certify(Group("g", rollout.key.row, [rollout])).exact
 
 
@@ -298,7 +302,9 @@ async def test_a_side_call_has_no_place_in_the_conversation(tmp_path: Path, trai
     assert proof.exact
     assert (proof.trained + proof.left_out, proof.turns) == (proof.sampled, 3)
     assert proof.left_out == (0 if train else len(sampled(sampler.answers[:1])))
-    assert rollout_record(rollout)["program"]["left_out"] == rollout.left_out
+    record = rollout_record(rollout)
+    assert record["program"]["left_out"] == rollout.left_out
+    assert certify(Group("g", rollout.key.row, [rollout_of(record, rollout.key)])) == proof
 
 
 async def test_an_answer_that_the_program_did_not_wait_for_is_left_out(tmp_path: Path) -> None:
@@ -322,6 +328,8 @@ async def test_an_answer_that_the_program_did_not_wait_for_is_left_out(tmp_path:
     [
         ("crashes", Ending.GAVE_UP),
         ("leaves", Ending.GAVE_UP),
+        ("submits", Ending.FINISHED),
+        ("shrugs", Ending.GAVE_UP),
         ("pictures", Ending.REFUSED),
         ("endless", Ending.MAX_TURNS),
         ("hangs", Ending.TIMEOUT),

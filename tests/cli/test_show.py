@@ -19,7 +19,7 @@ import pytest
 
 from hermes_rl.cli.main import status
 from tests.cli.test_run import environment, hermes
-from tests.reading.recorded import recorded, write_run
+from tests.reading.recorded import programmed, recorded, write_run
 
 GRADING = {"rewards": {"right": "a"}, "scoring": {"weightings": [{"name": "right", "weight": 1.0, "gate": False}]}}
 
@@ -243,3 +243,20 @@ def test_a_run_without_failures_says_so(tmp_path: Path, capsys: pytest.CaptureFi
     folder = str(write_run(tmp_path / "run", [recorded("a")], grading=GRADING))
     assert "every rollout passes" in shown(capsys, folder, "--failed")
     assert "no such rollout" in shown(capsys, folder, "--failed", "--tool", "other")
+
+
+def test_the_calls_of_an_agent_program_are_a_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    helper = [("subagents", 1 + number if number else None, 3, True) for number in range(6)]
+    line = programmed("a", [("side_calls", None, 9, False), ("main", None, 5, True), *helper, ("main", 1, 7, True)])
+    folder = str(write_run(tmp_path / "run", [line]))
+    out = shown(capsys, folder, "1")
+    assert "program: 10 requests, 1 refused, status 0" in out
+    rows = [each.split() for each in out.splitlines()]
+    assert ["main", "2,", "9", "12", "12", "9:", "answer", "9"] in rows
+    assert ["side_calls", "1", "9", "0", "1:", "answer", "1"] in rows
+    assert ["subagents", "3–8", "18", "18", "3:", "answer", "3"] in rows
+    assert "…" in out
+    assert "6: answer 6" not in out
+    assert "6: answer 6" in shown(capsys, folder, "1", "--full")
+    assert "working <b>\\u001b[31m" in out
+    assert "it has asked for temperature 0.2" in out

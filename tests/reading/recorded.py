@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.agent.result import AgentResult, ToolCall, Usage
+from hermes_rl.agent.result import AgentResult, ProgramRun, ToolCall, Usage
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure
@@ -43,6 +44,15 @@ def recorded(
         played.state, played.score = RolloutState.SCORED, score
         played.rewards = {"right": RewardValue(score, "as expected" if score == 1 else "it is another")}
     return rollout_record(played)
+
+
+def programmed(row: str, calls: Iterable[tuple[str, int | None, int, bool]]) -> dict[str, Any]:
+    """Return the line of a rollout that a program has played; its calls have a kind, what they continue, tokens, and
+    whether they are trained."""
+    names = ("kind", "continues", "tokens", "trained")
+    made = [{**dict(zip(names, call, strict=True)), "begins": f"answer {n}"} for n, call in enumerate(calls, 1)]
+    run = ProgramRun(0, "working <b>\x1b[31m\n", len(made) + 1, 1, made, {"side_calls": 9}, {"temperature": 0.2})
+    return {**recorded(row), "program": asdict(run)}
 
 
 def write_run(folder: Path, lines: Iterable[dict[str, Any]], **described: Any) -> Path:

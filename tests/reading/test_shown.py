@@ -14,7 +14,7 @@ from hermes_rl.reading.tokens import prompt_text, shown_tokens, tokenizer_of
 from hermes_rl.tokens import hub
 from hermes_rl.tokens.tokenizer import small_tokenizer
 from hermes_rl.tokens.transcript import MASKED, TokenSequence, packed
-from tests.reading.recorded import recorded, write_run
+from tests.reading.recorded import programmed, recorded, write_run
 
 
 def shown(folder: Path, line: dict[str, Any], screen: Screen | None = None) -> dict[str, Any]:
@@ -92,3 +92,40 @@ def test_a_tokenizer_is_never_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) 
 def test_a_line_that_cannot_be_shown_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be shown"):
         shown(tmp_path, {**recorded("a"), "messages": ["no message"]})
+
+
+CALLS = [
+    ("side_calls", None, 9, False),
+    ("main", None, 5, True),
+    ("subagents", None, 3, True),
+    ("main", 1, 7, True),
+    ("subagents", 2, 2, True),
+    ("main", 1, 4, True),
+    ("rejected", 3, 1, False),
+    ("main", 3, 6, True),
+    ("main", None, 2, True),
+]
+
+
+def test_the_calls_of_a_program_are_a_tree(tmp_path: Path) -> None:
+    played = shown(tmp_path, programmed("a", CALLS))["program"]
+    names = ("depth", "kind", "turns", "from", "tokens", "trained")
+    assert [tuple(line[name] for name in names) for line in played["lines"]] == [
+        (0, "main", "2, 4, 8", None, 18, 18),
+        (1, "main", "6", 2, 4, 4),
+        (1, "rejected", "7", 4, 1, 0),
+        (0, "main", "9", None, 2, 2),
+        (1, "side_calls", "1", None, 9, 0),
+        (1, "subagents", "3, 5", None, 5, 5),
+    ]
+    assert [call["begins"] for call in played["lines"][-1]["calls"]] == ["answer 3", "answer 5"]
+    assert (played["output"], played["sampling"]) == ("working <b>\\u001b[31m\n", "temperature 0.2")
+    assert shown(tmp_path, recorded("b"))["program"] is None
+
+
+def test_a_long_program_and_one_that_continues_itself_are_shown(tmp_path: Path) -> None:
+    long = [("main", number - 1 if number else None, 1, True) for number in range(5_000)]
+    (line,) = shown(tmp_path, programmed("a", long))["program"]["lines"]
+    assert (line["turns"], line["tokens"]) == ("1–5000", 5_000)
+    damaged = shown(tmp_path, programmed("b", [("main", 0, 1, True), ("main", 7, 1, True)]))["program"]
+    assert [line["turns"] for line in damaged["lines"]] == ["1", "2"]

@@ -15,6 +15,8 @@ from hermes_rl.values import write_message
 
 DIALECTS: tuple[ProgramDialect, ...] = (Chat(), Responses(), Messages())
 CHAT = DIALECTS[0]
+COUNT_TOKENS = "/count_tokens"
+"""How a path ends, behind that of Anthropic's messages, at which a request is counted and not answered."""
 
 
 def dialect_at(path: str) -> ProgramDialect | None:
@@ -24,6 +26,20 @@ def dialect_at(path: str) -> ProgramDialect | None:
 
 def written_models(model: str) -> bytes:
     """Write the list of models, in the form that OpenAI's clients read and in Anthropic's at once: there is one."""
-    listed = {"id": model, "object": "model", "owned_by": "hermes-rl", "created": 0}
-    listed |= {"type": "model", "display_name": model, "created_at": "1970-01-01T00:00:00Z"}
-    return write_message({"object": "list", "data": [listed], "has_more": False, "first_id": model, "last_id": model})
+    ends = {"has_more": False, "first_id": model, "last_id": model}
+    return write_message({"object": "list", "data": [_model(model)], **ends})
+
+
+def written_model(model: str) -> bytes:
+    """Write what is known of a model, which is there under any name."""
+    return write_message(_model(model))
+
+
+def written_count(tokens: int) -> bytes:
+    """Write how many tokens a request has, as Anthropic's clients read it."""
+    return write_message({"input_tokens": tokens})
+
+
+def _model(name: str) -> dict[str, str | int]:
+    known: dict[str, str | int] = {"id": name, "object": "model", "owned_by": "hermes-rl", "created": 0}
+    return {**known, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}

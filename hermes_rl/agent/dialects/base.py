@@ -45,6 +45,8 @@ class ProgramAnswer:
     """As chat completions have it: stop, tool_calls, length or content_filter."""
     prompt_tokens: int
     completion_tokens: int
+    reasoning_tokens: int | None = None
+    """Those of the completion that are reasoning, where the engine counts them."""
 
 
 class ProgramDialect(Protocol):

@@ -118,6 +118,9 @@ def _head(answer: ProgramAnswer, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{answer.id}", "object": kind, "created": answer.created, "model": answer.model}
 
 
-def _usage(answer: ProgramAnswer) -> dict[str, int]:
+def _usage(answer: ProgramAnswer) -> dict[str, Any]:
     prompt, completion = answer.prompt_tokens, answer.completion_tokens
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
+    if answer.reasoning_tokens is not None:
+        usage["completion_tokens_details"] = {"reasoning_tokens": answer.reasoning_tokens}
+    return {**usage, "total_tokens": prompt + completion}

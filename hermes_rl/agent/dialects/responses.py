@@ -253,7 +253,7 @@ def _response(answer: ProgramAnswer, items: list[dict[str, Any]]) -> dict[str, A
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": 0},
             "output_tokens": completion,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens or 0},
             "total_tokens": prompt + completion,
         },
     }

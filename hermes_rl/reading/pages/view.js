@@ -814,7 +814,7 @@ async function rolloutPage(turn, name, id, query) {
       el("section", { "aria-labelledby": "conversation" },
         el("div", { class: "buttons" }, heading(2, "Conversation", { id: "conversation" }),
           el("button", { type: "button", onclick: all(true) }, "Open all"), el("button", { type: "button", onclick: all(false) }, "Fold all")),
-        folds, ...tokenViews(name, one)),
+        folds, programPart(one), ...tokenViews(name, one)),
       el("aside", { "aria-label": "Row, rewards and artifacts" }, rewardCard(one), rowCard(one), artifactCard(name, one), timeCard(one), attemptsCard(name, one))),
   ];
 }
@@ -830,6 +830,24 @@ function conversation(one) {
       ? fold(`${message.text.slice(0, 90)} … (${many(message.text.length, "character")})`, () => pre(message.text))
       : message.text ? pre(message.text, { class: message.text.length > 6000 ? "long" : null, tabindex: message.text.length > 6000 ? "0" : null }) : null,
     message.calls.map(toolCall)));
+}
+
+/** The calls of an agent program as a tree, what it has printed, and how it ended; null where none has played. */
+function programPart(one) {
+  const program = one.program;
+  if (!program) return null;
+  const lines = program.lines.map((line) => el("li", { class: `depth${Math.min(line.depth, 5)}` }, fold(
+    [el("strong", {}, line.kind.replace("_", " ")), ` · call${line.calls.length === 1 ? "" : "s"} ${line.turns}`, line.from === null ? "" : ` · behind call ${line.from}`,
+      el("span", { class: "quiet" }, ` · ${many(line.tokens, "token")}, ${line.trained === line.tokens ? "all" : line.trained ? count(line.trained) : "none"} trained`)],
+    () => el("table", {}, el("tbody", {}, line.calls.map((call) => el("tr", {}, el("th", { scope: "row", class: "number" }, call.turn),
+      el("td", { class: "mono" }, call.begins || NONE), el("td", { class: "number quiet" }, count(call.tokens)))))))));
+  return el("section", { "aria-labelledby": "program" },
+    heading(2, "Program", { id: "program" }),
+    el("p", { class: "quiet" }, [many(program.requests, "request"), program.refused ? `, ${count(program.refused)} refused` : "",
+      program.exit_code === null ? " · ended by us" : ` · ended with status ${program.exit_code}`,
+      program.sampling ? ` · asked for ${program.sampling}, and the spec's sampling was used` : ""]),
+    lines.length ? el("ul", { class: "calls", "aria-label": "Its calls of the model" }, lines) : el("p", {}, "It has not called the model."),
+    program.output.trim() ? fold(`Its output, at last (${many(program.output.length, "character")})`, () => pre(program.output, { tabindex: "0" })) : null);
 }
 
 function toolCall(call) {

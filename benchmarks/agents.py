@@ -1,0 +1,254 @@
+"""What the endpoint of an agent program costs per call, beside a proxy that only forwards.
+
+    python benchmarks/agents.py [--conversations N] [--turns N] [--concurrency C] [--repetitions N] [--verifiers PYTHON]
+
+A model server with canned answers in a process of its own; each contender in one too, which is sent the same bytes: the
+conversations of a program, by each dialect, streamed and not. Its processor time is measured from the first request to
+the last, behind a round that warms up. Prints a Markdown table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from report import machine, say, spread, table
+
+from hermes_rl import Policy, Sampled, Sampling
+from hermes_rl.agent.dialects import DIALECTS
+from hermes_rl.agent.dialects.base import ProgramAnswer, ProgramDialect, ProgramRequest
+from hermes_rl.agent.endpoint import Endpoint
+from hermes_rl.agent.recorder import LoopOptions, PolicyRecorder
+from hermes_rl.agent.result import AgentResult
+from hermes_rl.tokens.load import load_tokenizer
+from hermes_rl.tokens.transcript import Transcript
+
+TEXT = "The listing shows what was asked for; I go on with the next step of the work. " * 2
+ARGUMENTS = '{"command": "ls -l /workspace && cat /workspace/notes.txt"}'
+CALL = {"id": "c1", "type": "function", "function": {"name": "tool0", "arguments": ARGUMENTS}}
+ANSWER = ProgramAnswer("r", 0, "m", {"role": "assistant", "content": TEXT, "tool_calls": [CALL]}, "tool_calls", 900, 60)
+RESULT, SYSTEM = "total 8 notes.txt " * 45, "You work in a shell, step by step, and say what you do. " * 70
+TOOLS = 8
+SAMPLED = f'{TEXT}<tool_call>\n{{"name": "tool0", "arguments": {ARGUMENTS}}}\n</tool_call><|im_end|>'
+BASELINE, VERIFIERS = "aiohttp proxy", "verifiers"
+
+
+# -------------------------------------------------------------------------------- What is asked, and what is answered
+
+
+def body(dialect: ProgramDialect, turn: int, *, stream: bool) -> bytes:
+    """The request of a program in its nth turn, as that dialect has it."""
+    schema = {"type": "object", "properties": {"command": {"type": "string", "description": "What is run. " * 30}}}
+    names = [f"tool{number}" for number in range(TOOLS)]
+    described: dict[str, Any] = {"description": "Runs a command and says what it has printed. " * 6}
+    more: dict[str, Any] = {"model": "m", "stream": stream}
+    whole = json.loads(dialect.written(ANSWER, ProgramRequest([], [], stream=False, sampling={})))
+    if dialect.path == "/responses":
+        tools = [{"type": "function", "name": name, **described, "parameters": schema} for name in names]
+        result: dict[str, Any] = {"type": "function_call_output", "call_id": "c1", "output": RESULT}
+        items = [{"role": "user", "content": "Begin."}, *turn * [*whole["output"], result]]
+        return json.dumps({**more, "instructions": SYSTEM, "input": items, "tools": tools}).encode()
+    if dialect.path == "/messages":
+        tools = [{"name": name, **described, "input_schema": schema} for name in names]
+        said = {"role": "assistant", "content": whole["content"]}
+        result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": RESULT}]}
+        messages = [{"role": "user", "content": "Begin."}, *turn * [said, result]]
+        return json.dumps({**more, "max_tokens": 999, "system": SYSTEM, "messages": messages, "tools": tools}).encode()
+    tools = [{"type": "function", "function": {"name": name, **described, "parameters": schema}} for name in names]
+    result = {"role": "tool", "tool_call_id": "c1", "content": RESULT}
+    begun = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Begin."}]
+    messages = [*begun, *turn * [whole["choices"][0]["message"], result]]
+    return json.dumps({**more, "messages": messages, "tools": tools}).encode()
+
+
+async def canned(request: web.BaseRequest) -> web.StreamResponse:
+    """The model: it answers in the dialect of the path."""
+    asked = await request.read()
+    dialect = next(each for each in DIALECTS if request.path.endswith(each.path))
+    stream = b'"stream":true' in asked.replace(b'"stream": true', b'"stream":true')
+    given = ProgramRequest([], [], stream=stream, sampling={})
+    if not stream:
+        return web.Response(body=dialect.written(ANSWER, given), content_type="application/json")
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for event in dialect.events(ANSWER, given):
+        await response.write(event)
+    await response.write_eof()
+    return response
+
+
+# ------------------------------------------------------------------------- Who is measured, in a process of its own
+
+
+async def proxied(stack: AsyncExitStack, model: str, ports: int) -> list[int]:
+    session = await stack.enter_async_context(aiohttp.ClientSession())
+
+    async def forward(request: web.BaseRequest) -> web.StreamResponse:
+        headers = {"Content-Type": "application/json"}
+        async with session.post(model + request.path, data=await request.read(), headers=headers) as answer:
+            response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
+            await response.prepare(request)
+            async for piece in answer.content.iter_any():
+                await response.write(piece)
+            await response.write_eof()
+            return response
+
+    return [await served(forward) for _ in range(ports)]
+
+
+async def recorded(stack: AsyncExitStack, policy: Policy, ports: int) -> list[int]:
+    numbers = []
+    for number in range(ports):
+        recorder = PolicyRecorder(AgentResult(transcript=Transcript()), policy.role, LoopOptions(max_turns=10_000))
+        endpoint = await stack.enter_async_context(Endpoint(recorder, f"r{number}"))
+        listener = listening()
+        numbers.append(listener.getsockname()[1])
+        endpoint.serve(listener)
+    return numbers
+
+
+async def chatted(stack: AsyncExitStack, model: str, ports: int) -> list[int]:
+    return await recorded(stack, Policy.server("openai", f"{model}/v1", "m"), ports)
+
+
+async def tokenized(stack: AsyncExitStack, model: str, ports: int) -> list[int]:
+    tokens = load_tokenizer().encode(SAMPLED)
+
+    async def sample(ids: list[int], sampling: Sampling) -> Sampled:
+        return Sampled(tokens, [-0.1] * len(tokens), "stop")
+
+    return await recorded(stack, Policy.sampling(sample, None), ports)
+
+
+CONTENDERS: dict[str, Callable[[AsyncExitStack, str, int], Awaitable[list[int]]]] = {
+    BASELINE: proxied,
+    "hermes-rl, chat server": chatted,
+    "hermes-rl, tokens": tokenized,
+}
+
+
+def listening() -> Any:
+    import socket
+
+    return socket.create_server(("127.0.0.1", 0), backlog=1024)
+
+
+async def served(handler: Any) -> int:
+    listener = listening()
+    await asyncio.get_running_loop().create_server(web.Server(handler, access_log=None), sock=listener)
+    return int(listener.getsockname()[1])
+
+
+async def serve(name: str, model: str, ports: int) -> None:
+    """Be a contender: print the ports, then the processor time at each line that is read."""
+    async with AsyncExitStack() as stack:
+        numbers = [await served(canned)] if name == "model" else await CONTENDERS[name](stack, model, ports)
+        say(json.dumps([[number, "local"] for number in numbers]))
+        while await asyncio.to_thread(sys.stdin.readline):
+            say(str(time.process_time()))
+
+
+# ------------------------------------------------------------------------------------------------------ The program
+
+
+@contextmanager
+def process(command: list[str]) -> Iterator[tuple[list[tuple[int, str]], Callable[[], float]]]:
+    """Start a contender; yields a port and a key for each conversation, and how to ask for its processor time."""
+    running = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert running.stdin is not None
+        assert running.stdout is not None
+
+        def used() -> float:
+            running.stdin.write("\n")
+            running.stdin.flush()
+            return float(running.stdout.readline())
+
+        yield json.loads(running.stdout.readline()), used
+    finally:
+        running.kill()
+        running.wait()
+
+
+def contender(name: str, model: str, ports: int, options: argparse.Namespace) -> list[str]:
+    if name == VERIFIERS:
+        return [options.verifiers, str(Path(__file__).with_name("agents_verifiers.py")), model, str(ports)]
+    return [sys.executable, __file__, "--serve", name, "--model", model, "--ports", str(ports)]
+
+
+async def play(places: list[tuple[int, str]], path: str, bodies: list[bytes], concurrency: int) -> None:
+    """Ask each port for one conversation, turn by turn."""
+    free = asyncio.Semaphore(concurrency)
+
+    async def converse(session: aiohttp.ClientSession, port: int, key: str) -> None:
+        async with free:
+            for asked in bodies:
+                headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}", "x-api-key": key}
+                async with session.post(f"http://127.0.0.1:{port}/v1{path}", data=asked, headers=headers) as answer:
+                    said = await answer.read()
+                    assert answer.status == 200 and b"ls -l /workspace" in said, said[:500]
+
+    async with aiohttp.ClientSession() as session:
+        await asyncio.gather(*(converse(session, *place) for place in places))
+
+
+def measure(name: str, model: str, dialect: ProgramDialect, options: argparse.Namespace, *, stream: bool) -> float:
+    """Return the milliseconds of processor time per call."""
+    bodies = [body(dialect, turn, stream=stream) for turn in range(options.turns)]
+    with process(contender(name, model, options.conversations + 4, options)) as (places, used):
+        asyncio.run(play(places[:4], dialect.path, bodies, 4))
+        before = used()
+        asyncio.run(play(places[4:], dialect.path, bodies, options.concurrency))
+        return 1000 * (used() - before) / (options.conversations * options.turns)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--conversations", type=int, default=32, help="of a program, each a rollout (default: 32)")
+    parser.add_argument("--turns", type=int, default=10, help="calls per conversation (default: 10)")
+    parser.add_argument("--concurrency", type=int, default=8, help="conversations at a time (default: 8)")
+    parser.add_argument("--repetitions", type=int, default=5, help="of everything (default: 5)")
+    parser.add_argument("--verifiers", help="an interpreter that has verifiers 0.4, measured too; default: none")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--model", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--ports", type=int, default=1, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        asyncio.run(serve(options.serve, options.model, options.ports))
+        return
+    rows, contenders = [], [*CONTENDERS, *([VERIFIERS] if options.verifiers else [])]
+    with process(contender("model", "", 1, options)) as (places, _):
+        model = f"http://127.0.0.1:{places[0][0]}"
+        for dialect in DIALECTS:
+            for stream in (False, True):
+                measured: dict[str, list[float]] = {name: [] for name in contenders}
+                for _ in range(options.repetitions):
+                    for name in contenders:
+                        measured[name].append(measure(name, model, dialect, options, stream=stream))
+                what = f"{dialect.path[1:]}{', streamed' if stream else ''}"
+                ratios = [
+                    [mine / proxy for mine, proxy in zip(measured[name], measured[BASELINE], strict=True)]
+                    for name in contenders
+                    if name != BASELINE
+                ]
+                rows.append([what, *map(spread, measured.values()), *map(spread, ratios)])
+    sizes = [len(body(DIALECTS[0], turn, stream=False)) for turn in (0, options.turns - 1)]
+    say(f"{options.conversations} conversations of {options.turns} calls of {sizes[0]} to {sizes[1]} bytes,")
+    say(f"{options.concurrency} at a time, {options.repetitions} repetitions; median (smallest to largest).")
+    say(f"{machine()}.\n")
+    names = [f"{name}, CPU ms per call" for name in contenders]
+    say(table(["dialect", *names, *(f"ratio: {name}" for name in contenders if name != BASELINE)], rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The spec's tools as a program finds them: a tool server of the Model Context Protocol beside the model's address.
+
+It speaks the part of the protocol that tools need, one JSON answer to each request over HTTP, without sessions and
+streams. Its calls are run and bounded as those of the loop are, and are written down, so that rewards see them.
+Source: the protocol's specification of 18 June 2025.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hermes_rl.agent.recorder import LoopOptions
+from hermes_rl.agent.result import ToolCall
+from hermes_rl.errors import ToolError
+from hermes_rl.tools.base import ToolRuntime
+from hermes_rl.tools.execute import execute_calls
+from hermes_rl.version import __version__
+
+PATH = "/mcp"
+"""How the path of a request ends."""
+KNOWN = ("2025-06-18", "2025-03-26", "2024-11-05")
+"""Versions of the protocol, the newest first."""
+NO_REQUEST, NO_METHOD, WRONG = -32600, -32601, -32602
+"""Codes of errors, as JSON-RPC has them."""
+
+
+class ToolServer:
+    """Serves the tools of one rollout.
+
+    Args:
+        runtime: the rollout's machine, whose toolkit is offered.
+        options: bounds of calls and of their results.
+    """
+
+    def __init__(self, runtime: ToolRuntime, options: LoopOptions) -> None:
+        self._runtime, self._options = runtime, options
+        self.calls: list[ToolCall] = []
+        """Those that have been run, in the order in which they ended."""
+        self.errors: list[ToolError] = []
+        self._alone = asyncio.Lock()
+
+    async def answer(self, message: Any) -> dict[str, Any] | None:
+        """Answer a message; None where it wants no answer.
+
+        Raises:
+            Failure: what a tool needs has failed, which is not the program's doing.
+        """
+        if not isinstance(message, dict) or not isinstance(message.get("method"), str):
+            return None if isinstance(message, dict) and "result" in message else _error(None, NO_REQUEST, "no request")
+        if "id" not in message:
+            return None
+        parameters = message.get("params")
+        given = parameters if isinstance(parameters, dict) else {}
+        match message["method"]:
+            case "initialize":
+                asked = given.get("protocolVersion")
+                return _result(
+                    message,
+                    {
+                        "protocolVersion": asked if asked in KNOWN else KNOWN[0],
+                        "capabilities": {"tools": {}},
+                        "serverInfo": {"name": "hermes-rl", "version": __version__},
+                    },
+                )
+            case "ping":
+                return _result(message, {})
+            case "tools/list":
+                functions = [schema["function"] for schema in self._runtime.toolkit.schemas]
+                return _result(message, {"tools": [_listed(function) for function in functions]})
+            case "tools/call":
+                name, arguments = given.get("name"), given.get("arguments") or {}
+                if not isinstance(name, str) or not isinstance(arguments, dict):
+                    return _error(message, WRONG, "a call has a `name`, and `arguments` that are an object")
+                return _result(message, await self._call(name, arguments))
+        return _error(message, NO_METHOD, f"there is no method {message['method'][:100]!r}")
+
+    async def _call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        tool = self._runtime.toolkit.get(name)
+        if tool is not None and not tool.parallel:
+            async with self._alone:
+                return await self._run(name, arguments)
+        return await self._run(name, arguments)
+
+    async def _run(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        options, number = self._options, len(self.calls) + 1
+        call = {"id": f"mcp-{number}", "function": {"name": name, "arguments": json.dumps(arguments)}}
+        seconds = min((each for each in (options.tool_timeout, options.working_time) if each), default=None)
+        outcomes = await execute_calls([call], self._runtime.toolkit, self._runtime, turn=0, tool_timeout=seconds)
+        (outcome,) = outcomes if options.results is None else options.results.apply(outcomes)
+        error = outcome.error
+        self.calls.append(
+            ToolCall(
+                turn=0,
+                id=f"mcp-{len(self.calls) + 1}",
+                name=outcome.name,
+                arguments=outcome.arguments,
+                result=outcome.content,
+                error=None if error is None else error.error,
+                seconds=outcome.seconds,
+            )
+        )
+        self.errors += [] if error is None else [error]
+        return {"content": [{"type": "text", "text": outcome.content}], "isError": error is not None}
+
+
+def _listed(function: Mapping[str, Any]) -> dict[str, Any]:
+    schema = {"type": "object", **(function.get("parameters") or {})}
+    return {"name": function["name"], "description": function.get("description") or "", "inputSchema": schema}
+
+
+def _result(message: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": message["id"], "result": result}
+
+
+def _error(message: Mapping[str, Any] | None, code: int, text: str) -> dict[str, Any]:
+    identity = None if message is None else message["id"]
+    return {"jsonrpc": "2.0", "id": identity, "error": {"code": code, "message": text}}

@@ -1,0 +1,54 @@
+"""Questions of reasoning-gym's datasets, and the scorers of these."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import count
+from typing import Any
+
+from hermes_rl import UserError
+
+MIXED = ("composite",)
+CHANGING = (
+    *("codeio", "isomorphic_strings", "knight_swap", "list_functions", "polynomial_multiplication", "ransom_note"),
+    "word_ladder",
+)
+"""These ask something else in each process: what they draw depends on Python's order of sets."""
+AT_ONCE = 50
+"""Entries of one dataset; some are made all at once. The next ones are of another seed."""
+
+
+@lru_cache(maxsize=512)
+def dataset(name: str, seed: int) -> Any:
+    """One dataset; each of its entries is made when it is asked for."""
+    try:
+        from reasoning_gym import create_dataset
+    except ImportError as error:
+        raise UserError("reasoning-gym is not installed: pip install 'hermes-rl[reasoning-gym]'") from error
+    return create_dataset(name, seed=seed, size=AT_ONCE)
+
+
+def names() -> list[str]:
+    """The names of all datasets that are played."""
+    try:
+        from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        raise UserError("reasoning-gym is not installed: pip install 'hermes-rl[reasoning-gym]'") from error
+    return sorted(set(DATASETS).difference((*MIXED, *CHANGING)))
+
+
+def questions(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
+    """One question of each dataset after the other, without end."""
+    for index in count():
+        for name in names():
+            own, place = 10_000 * seed + index // AT_ONCE, index % AT_ONCE
+            entry = dataset(name, own)[place]
+            identity = {"id": f"{name}-{own}-{place}", "dataset": name, "seed": own, "index": place}
+            yield {**identity, "question": entry["question"], "answer": entry["answer"]}
+
+
+def score(result: Any, item: Any) -> float:
+    """What the dataset's own scorer says of the text between the last <answer> and </answer>."""
+    from reasoning_gym.utils import extract_answer
+
+    questions = dataset(item["dataset"], item["seed"])
+    return float(questions.score_answer(extract_answer(result.final_response), questions[item["index"]]))

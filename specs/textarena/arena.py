@@ -1,0 +1,116 @@
+"""TextArena's games for one player: which there are, how four of them are won, and one as the world of an agent."""
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from itertools import count, permutations
+from typing import Any
+
+from hermes_rl import UserError
+
+GAMES = (
+    *("GuessTheNumber-v0", "FrozenLake-v0", "TowerOfHanoi-v0", "Mastermind-v0"),  # these have a solution
+    *("2048-v0-very-easy", "Bandit-v0", "Blackjack-v0", "Countdown-v0", "Cryptarithm-v0", "FifteenPuzzle-v0"),
+    *("LightsOut-v0", "LogicPuzzle-v0", "Minesweeper-v0", "PegJump-v0", "RushHour-v0", "Secretary-v0", "Set-v0"),
+    *("Slitherlink-v0", "Sudoku-v0-easy"),
+)
+
+
+def begun(game: str, seed: int) -> Any:
+    """A game that waits for its first move."""
+    try:
+        import textarena
+    except ImportError as error:
+        raise UserError("TextArena is not installed: pip install 'hermes-rl[textarena]'") from error
+    made = textarena.make(f"{game}-raw")  # without wrappers: the conversation keeps what was said
+    made.reset(num_players=1, seed=seed)
+    return made
+
+
+def games(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
+    """Each game with one seed after the other, and the moves that win it where we know some."""
+    for number in count():
+        for game in GAMES:
+            before, own = random.getstate(), 1000 * seed + number
+            moves = SOLVERS[game](begun(game, own)) if game in SOLVERS else []
+            random.setstate(before)  # it is the runner's
+            yield {"id": f"{game}-{own}", "game": game, "seed": own, "moves": [{"say": move} for move in moves]}
+
+
+class Arena:
+    """One game. What it says is the agent's user."""
+
+    def __init__(self, item: dict[str, Any]) -> None:
+        self.game = begun(item["game"], item["seed"])
+        self.over, self.reward = False, 0.0
+
+    def move(self, words: str | None) -> str | dict[str, Any]:
+        """What the game says to a move, or at its beginning."""
+        if words is not None:
+            self.over, _ = self.game.step(words)
+        _, said = self.game.get_observation()
+        text = "\n".join(
+            str(message) for _, message, kind in said if str(getattr(kind, "name", kind)) != "PLAYER_ACTION"
+        ).strip()
+        if not self.over:
+            return text or "Your move."
+        rewards, _ = self.game.close()
+        self.reward = float(rewards[0])
+        return {"say": text or "The game is over.", "over": True, "reward": self.reward}
+
+
+def reward(result: Any, state: Arena) -> float:
+    """The game's own reward; 0 for a game that is not over."""
+    return state.reward
+
+
+# ------------------------------------------------------------------------------------------------------- Solutions
+
+
+def guess_the_number(game: Any) -> list[str]:
+    """The number itself."""
+    return [f"[{game.state.game_state['game_number']}]"]
+
+
+def frozen_lake(game: Any) -> list[str]:
+    """The shortest way to the goal."""
+    grid, start = game.state.game_state["grid"], tuple(game.player_pos)
+    ways = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+    paths, waiting = {start: []}, deque([start])
+    while waiting:
+        at = waiting.popleft()
+        if grid[at[0]][at[1]] == "G":
+            return [f"[{way}]" for way in paths[at]]
+        for way, (down, right) in ways.items():
+            to = (at[0] + down, at[1] + right)
+            if all(0 <= place < len(grid) for place in to) and to not in paths and grid[to[0]][to[1]] != "H":
+                paths[to] = [*paths[at], way]
+                waiting.append(to)
+    return []
+
+
+def tower_of_hanoi(game: Any) -> list[str]:
+    """The moves of the well-known recursion."""
+
+    def moved(disks: int, source: str, target: str, spare: str) -> list[str]:
+        if disks == 0:
+            return []
+        before, after = moved(disks - 1, source, spare, target), moved(disks - 1, spare, target, source)
+        return [*before, f"[{source} {target}]", *after]
+
+    return moved(len(game.state.game_state["towers"]["A"]), "A", "C", "B")
+
+
+def mastermind(game: Any) -> list[str]:
+    """A wrong code, then the right one."""
+    code = list(game.state.game_state["secret_code"])
+    wrong = next(list(other) for other in permutations(code) if list(other) != code)
+    return [f"[{' '.join(map(str, guess))}]" for guess in (wrong, code)]
+
+
+SOLVERS = {
+    "GuessTheNumber-v0": guess_the_number,
+    "FrozenLake-v0": frozen_lake,
+    "TowerOfHanoi-v0": tower_of_hanoi,
+    "Mastermind-v0": mastermind,
+}

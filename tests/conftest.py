@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.commands import end_commands
 from tests.rootfs import make_rootfs
 
 # Where this machine is told to write no bytecode, each worker would rewrite all tests, and each process that a test
@@ -33,6 +34,10 @@ LONGEST_NAME = 60
 def pytest_xdist_auto_num_workers() -> int:
     """Two for each core: most tests wait for processes, sandboxes and servers of their own."""
     return 2 * len(os.sched_getaffinity(0))
+
+
+def pytest_unconfigure() -> None:
+    end_commands()
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -38,12 +38,16 @@ def environment(more: dict[str, str] | None = None) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), **(more or {})}
 
 
-def hermes(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, as `subprocess.run` does that captures both outputs."""
+def hermes(
+    *arguments: str, cwd: Path, env: dict[str, str] | None = None, typed: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, as `subprocess.run` does that captures both outputs; `typed` is its input."""
     loaded = _waiting.pop() if _waiting else _Loaded()
-    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+    with TemporaryFile("w+") as given, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        given.write(typed)
+        given.seek(0)
         request = {"arguments": arguments, "cwd": str(cwd), "env": environment(env)}
-        status = loaded.run(request, out.fileno(), err.fileno())
+        status = loaded.run(request, given.fileno(), out.fileno(), err.fileno())
         _waiting.append(loaded)
         for file in (out, err):
             file.seek(0)
@@ -60,8 +64,8 @@ class _Loaded:
         with theirs:
             self._process = subprocess.Popen([sys.executable, "-c", program], stdin=theirs.fileno(), cwd=ROOT, env=env)
 
-    def run(self, request: dict[str, Any], out: int, err: int) -> int:
-        socket.send_fds(self._socket, [json.dumps(request).encode()], [out, err])
+    def run(self, request: dict[str, Any], *streams: int) -> int:
+        socket.send_fds(self._socket, [json.dumps(request).encode()], streams)
         pid = int(self._socket.recv(100))
         self._socket.settimeout(SECONDS)
         try:
@@ -86,7 +90,7 @@ def serve() -> None:
     gc.freeze()  # so that forks share what is loaded
     asked = socket.socket(fileno=os.dup(0))
     while True:
-        data, fds, _, _ = socket.recv_fds(asked, 1 << 20, 2)
+        data, fds, _, _ = socket.recv_fds(asked, 1 << 20, 3)
         if not data:
             return
         pid = os.fork()
@@ -99,8 +103,7 @@ def serve() -> None:
             asked.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
     asked.close()
     request = json.loads(data)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for descriptor, fd in enumerate((nothing, *fds)):
+    for descriptor, fd in enumerate(fds):
         os.dup2(fd, descriptor)
         os.close(fd)
     os.chdir(request["cwd"])

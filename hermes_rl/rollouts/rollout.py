@@ -37,6 +37,8 @@ def certify(group: Group) -> Certificate:
     members = [rollout for rollout in group.rollouts if rollout.state is not RolloutState.LOST]  # not trained on
     ledger = [one for rollout in members for one in rollout.ledger]
     sequences = [sequence for rollout in members for sequence in rollout.sequences or ()]
+    sampling: list[dict[str, Any]] = []
+    sampling.extend(one for rollout in members for one in rollout.sampling if one and one not in sampling)
     known = all(one.weights.before is not None and one.weights.after is not None for one in ledger) and bool(ledger)
     return Certificate(
         sampled=sum(one.count for one in ledger),
@@ -46,15 +48,9 @@ def certify(group: Group) -> Certificate:
         sequences=len(sequences),
         oldest=min(one.weights.before or 0 for one in ledger) if known else None,
         newest=max(one.weights.after or 0 for one in ledger) if known else None,
-        sampling=_different(one for rollout in members for one in rollout.sampling),
+        sampling=tuple(sampling),
         problems=tuple(f"{rollout.id}: {text}" for rollout in members for text in _problems(rollout)),
     )
-
-
-def _different(given: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    messages: list[dict[str, Any]] = []
-    messages.extend(one for one in given if one and one not in messages)
-    return tuple(messages)
 
 
 def _problems(rollout: Rollout) -> Iterator[str]:
@@ -327,14 +323,13 @@ class Rollout:
     def use(self, asked: Mapping[str, Mapping[str, float]], *, played: bool) -> None:
         """Take into account what models were asked, by role; `played`: the policy's own turns are among it."""
         for role, counts in asked.items():
-            own = self._own_turns() if played and role == "policy" else {}
+            own: dict[str, float] = {}
+            if played and role == "policy":
+                own = {"calls": self.turns, **(self.result.usage.record() if self.result is not None else {})}
             further = {name: count - own.get(name, 0) for name, count in counts.items()}
             if further["calls"] > 0:
                 before = self.roles.get(role, {})
                 self.roles[role] = before | {name: before.get(name, 0) + count for name, count in further.items()}
-
-    def _own_turns(self) -> dict[str, float]:
-        return {"calls": self.turns, **(self.result.usage.record() if self.result is not None else {})}
 
     @property
     def messages(self) -> list[Message]:

@@ -154,7 +154,10 @@ class Container:
             "CapDrop": ["ALL"],
             "CapAdd": list(CAPABILITIES),
             # SELinux would keep the container from the rendezvous; elsewhere the second option means nothing.
-            "SecurityOpt": ["no-new-privileges", *(["label=disable"] if _selinux() else [])],
+            "SecurityOpt": [
+                "no-new-privileges",
+                *(["label=disable"] if Path("/sys/fs/selinux/enforce").exists() else []),
+            ],
             "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
         }
         if asked.cpu is not None:
@@ -176,10 +179,6 @@ class Container:
 def shared_folder(folder: Path, place: str) -> dict[str, Any]:
     """Return a folder of this machine that the container sees, read-only."""
     return {"Type": "bind", "Source": str(folder), "Target": place, "ReadOnly": True}
-
-
-def _selinux() -> bool:
-    return Path("/sys/fs/selinux/enforce").exists()
 
 
 # -------------------------------------------------------------------------------- rendezvous

@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.commands import end_commands
 from tests.rootfs import make_rootfs
+
+# Where this machine is told to write no bytecode, each worker would rewrite all tests, and each process that a test
+# starts would compile the package, at every run: a tenth of what all tests take.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # On a machine that is busy, an example may take any time.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -28,6 +34,10 @@ LONGEST_NAME = 60
 def pytest_xdist_auto_num_workers() -> int:
     """Two for each core: most tests wait for processes, sandboxes and servers of their own."""
     return 2 * len(os.sched_getaffinity(0))
+
+
+def pytest_unconfigure() -> None:
+    end_commands()
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.service.served import ROOT, TOKEN, Served, spec_in
+from tests.commands import ROOT
+from tests.service.served import TOKEN, Served, spec_in
 
 PAGE = (ROOT / "docs" / "service.md").read_text("utf-8")
 (CLIENT,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

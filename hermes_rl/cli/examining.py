@@ -13,7 +13,7 @@ from hermes_rl.cli.options import Options, policy_of
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.sandboxes import named_toolsets
 from hermes_rl.runs.exact import forecast_of, tokenizer_of
-from hermes_rl.sandbox.bubblewrap import parts, probe
+from hermes_rl.sandbox.bubblewrap import Ability, parts, probe
 from hermes_rl.sandbox.packages import npm_folder, package_folder
 from hermes_rl.sandbox.remote import NAMES as NAMES_OF_REMOTE
 from hermes_rl.sandbox.remote import missing
@@ -94,16 +94,16 @@ def print_checks(checks: Sequence[Check], *, as_json: bool) -> int:
 
 async def _sandboxes(backend: str, environ: Mapping[str, str]) -> list[Check]:
     """Check every backend; the one that is asked for has to work."""
-    fence = probe()
-    bubblewrap = Check("sandbox bubblewrap", fence.ok, fence.detail, None if fence.ok else fence.remedy)
-    checks = {"bubblewrap": bubblewrap, "docker": await _docker()}
+    checks = {"bubblewrap": _ability(probe()), "docker": await _docker()}
     if backend in NAMES_OF_REMOTE:
         lacking = missing(backend, environ)
         checks[backend] = Check(f"sandbox {backend}", lacking is None, lacking or "nothing is known to be missing")
     listed = [replace(check, needed=name == backend) for name, check in checks.items()]
-    for part in parts():
-        listed.append(Check(f"sandbox {part.name}", not part.remedy, part.detail, part.remedy or None, needed=False))
-    return listed
+    return [*listed, *(replace(_ability(part), needed=False) for part in parts())]
+
+
+def _ability(ability: Ability) -> Check:
+    return Check(f"sandbox {ability.name}", ability.ok, ability.detail, ability.remedy or None)
 
 
 async def _docker() -> Check:

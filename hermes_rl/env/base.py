@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
+import uuid
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -122,7 +123,9 @@ class HandWritten:
         toolkit = self._env._tools_of_group(key.group)
         with authored(self._env.sandbox_for):
             sandbox = self._env.sandbox_for(key.row.columns)
-        async with ToolRuntime(sandbox, task_id=_unique(key), toolkit=toolkit, run=True) as runtime:
+        # Two items may be equal and in flight together, so the row's key is not enough.
+        name = f"{key.id}-{uuid.uuid4().hex[:8]}"
+        async with ToolRuntime(sandbox, task_id=name, toolkit=toolkit, run=True) as runtime:
             yield runtime
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
@@ -158,13 +161,6 @@ def _is_message(message: object) -> bool:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         return False
     return isinstance(message.get("content"), str | list) or bool(message.get("tool_calls"))
-
-
-def _unique(key: RolloutKey) -> str:
-    """Two items may be equal and in flight together, so the row's key is not enough for a task id."""
-    import uuid
-
-    return f"{key.id}-{uuid.uuid4().hex[:8]}"
 
 
 # -------------------------------------------------------------------------------- base
@@ -414,39 +410,31 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
 
     async def env_manager(self) -> None:
         """Serve until the trainer has its steps; releases everything, also when cancelled."""
-        self._require_toolsets()
-        with self._watched():
-            try:
-                await call(self.setup)
-                await serve_environment(self)
-            finally:
-                await self.shut_down()
+        async with self._set_up():
+            await serve_environment(self)
 
     async def process_manager(self) -> None:
         """Write groups until there are `total_steps`, several at a time; a failing group ends nothing."""
-        self._require_toolsets()
-        with self._watched():
-            try:
-                await call(self.setup)
-                self._begin_tracking()
-                await process_by_hand(self)
-            finally:
-                await self.shut_down()
+        async with self._set_up():
+            self._begin_tracking()
+            await process_by_hand(self)
 
     async def _run_evaluate(self) -> None:
-        self._require_toolsets()
-        with self._watched():
-            try:
-                await call(self.setup)
-                self._begin_tracking()
-                await call(self.evaluate)
-            finally:
-                await self.shut_down()
+        async with self._set_up():
+            self._begin_tracking()
+            await call(self.evaluate)
         self.server.require_no_failed_loops()
 
-    def _watched(self) -> Watchman:
-        """Return who says which method of a subclass holds up the event loop, within a block."""
-        return Watchman(type(self))
+    @asynccontextmanager
+    async def _set_up(self) -> AsyncIterator[None]:
+        """Have the environment set up for the block, in which is said which of its methods holds up the event loop."""
+        self._require_toolsets()
+        with Watchman(type(self)):
+            try:
+                await call(self.setup)
+                yield
+            finally:
+                await self.shut_down()
 
     async def shut_down(self) -> None:
         """Close the servers, and finish what is logged."""

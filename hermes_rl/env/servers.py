@@ -64,43 +64,34 @@ def completion_of(replies: list[ChatReply]) -> ChatCompletion:
         key: sum(int(reply.usage.get(key) or 0) for reply in replies)
         for key in ("prompt_tokens", "completion_tokens", "total_tokens")
     }
-    return ChatCompletion.model_validate(
-        {
-            "id": f"chatcmpl-{id(replies):x}",
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": replies[0].model,
-            "choices": [
-                {
-                    "index": index,
-                    "message": {"content": None, **reply.message},
-                    "finish_reason": reply.finish_reason or "stop",
-                }
-                for index, reply in enumerate(replies)
-            ],
-            "usage": usage,
-        }
-    )
+    choices = [
+        {"message": {"content": None, **reply.message}, "finish_reason": reply.finish_reason or "stop"}
+        for reply in replies
+    ]
+    return ChatCompletion.model_validate({**_answer("chat.completion", replies[0].model, choices), "usage": usage})
 
 
 def text_completion_of(replies: list[ChatReply]) -> Completion:
     """Return replies as one OpenAI Completion with a choice each."""
-    return Completion.model_validate(
+    choices = [
         {
-            "id": f"cmpl-{id(replies):x}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": replies[0].model,
-            "choices": [
-                {
-                    "index": index,
-                    "text": reply.message.get("content") or "",
-                    "finish_reason": "length" if reply.finish_reason == "length" else "stop",
-                }
-                for index, reply in enumerate(replies)
-            ],
+            "text": reply.message.get("content") or "",
+            "finish_reason": "length" if reply.finish_reason == "length" else "stop",
         }
-    )
+        for reply in replies
+    ]
+    return Completion.model_validate(_answer("text_completion", replies[0].model, choices))
+
+
+def _answer(kind: str, model: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what both kinds of answer have."""
+    return {
+        "id": f"{'chatcmpl' if kind == 'chat.completion' else 'cmpl'}-{id(choices):x}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+        "choices": [{"index": index, **choice} for index, choice in enumerate(choices)],
+    }
 
 
 def _count(kwargs: dict[str, Any]) -> int:

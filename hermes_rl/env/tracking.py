@@ -11,6 +11,7 @@ import logging
 import time
 from collections import Counter
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any, Literal
 
 from hermes_rl.rollouts.rollout import Group, Rollout
@@ -48,11 +49,6 @@ class Tracking:
         """Logged with the next step: what an evaluation found."""
         self._training_counts = TrainingMetrics()
         super().__init__(*args, **kwargs)
-
-    @property
-    def _sequence_counts(self) -> Counter[str]:
-        """Sequences that were cut or masked for their length, since the last log."""
-        return self._training_counts.sequences
 
     @property
     def _dropped_groups(self) -> Counter[str]:
@@ -131,10 +127,9 @@ def _lengths(lengths: list[int], longest: int) -> dict[str, float]:
     """BaseEnv's metrics of trained tokens per sequence; its p95 is the share beyond 95 % of the longest allowed."""
     if not lengths:
         return {}
-    mean = sum(lengths) / len(lengths)
     metrics = {
-        "train/completion_lengths": mean,
-        "train/completion_lengths_std": (sum((n - mean) ** 2 for n in lengths) / len(lengths)) ** 0.5,
+        "train/completion_lengths": fmean(lengths),
+        "train/completion_lengths_std": pstdev(lengths),
         "train/completion_lengths_max": float(max(lengths)),
         "train/completion_lengths_min": float(min(lengths)),
     }

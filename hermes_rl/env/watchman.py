@@ -77,7 +77,7 @@ class Watchman:
                     if self._ended.is_set():
                         return
                 if place is not None:
-                    self._say_free(place[0], time.monotonic() - asked)
+                    self._holdings[place[0]].seconds += time.monotonic() - asked
 
     def _place(self, thread: int) -> tuple[str, str] | None:
         """Return which method the loop is in the middle of, and where in its file; None where it is in none."""
@@ -104,9 +104,6 @@ class Watchman:
             "with `await asyncio.to_thread(…)`, or define compute_reward without async: it then runs in a thread",
             *(method, HELD, place, before),
         )
-
-    def _say_free(self, method: str, seconds: float) -> None:
-        self._holdings[method].seconds += seconds
 
 
 def _code(member: object) -> CodeType | None:

@@ -309,11 +309,10 @@ class CompiledSpec:
         self.spec = spec
         self.name = spec.name
         self.seed = spec.seed
-        self.roles = _roles(spec, os.environ if environ is None else environ)
-        self.tooling = Tooling(spec, os.environ if environ is None else environ)
-        self._user_tooling = Tooling(
-            spec, os.environ if environ is None else environ, spec.user.tools if spec.user else (), NO_TOOLSETS
-        )
+        variables = os.environ if environ is None else environ
+        self.roles = _roles(spec, variables)
+        self.tooling = Tooling(spec, variables)
+        self._user_tooling = Tooling(spec, variables, spec.user.tools if spec.user else (), NO_TOOLSETS)
         self._state_class = load_object(spec.state.python) if spec.state is not None else None
         program = spec.agent.program
         self._agent_function = AgentFunction.of(program.python) if program is not None and program.python else None

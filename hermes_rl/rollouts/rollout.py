@@ -37,6 +37,8 @@ def certify(group: Group) -> Certificate:
     members = [rollout for rollout in group.rollouts if rollout.state is not RolloutState.LOST]  # not trained on
     ledger = [one for rollout in members for one in rollout.ledger]
     sequences = [sequence for rollout in members for sequence in rollout.sequences or ()]
+    sampling: list[dict[str, Any]] = []
+    sampling.extend(one for rollout in members for one in rollout.sampling if one and one not in sampling)
     known = all(one.weights.before is not None and one.weights.after is not None for one in ledger) and bool(ledger)
     return Certificate(
         sampled=sum(one.count for one in ledger),
@@ -46,15 +48,9 @@ def certify(group: Group) -> Certificate:
         sequences=len(sequences),
         oldest=min(one.weights.before or 0 for one in ledger) if known else None,
         newest=max(one.weights.after or 0 for one in ledger) if known else None,
-        sampling=_different(one for rollout in members for one in rollout.sampling),
+        sampling=tuple(sampling),
         problems=tuple(f"{rollout.id}: {text}" for rollout in members for text in _problems(rollout)),
     )
-
-
-def _different(given: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    messages: list[dict[str, Any]] = []
-    messages.extend(one for one in given if one and one not in messages)
-    return tuple(messages)
 
 
 def _problems(rollout: Rollout) -> Iterator[str]:
@@ -67,7 +63,7 @@ def _problems(rollout: Rollout) -> Iterator[str]:
         return
     if result.program is None:  # what a program says of the policy is its own, and context
         yield from _provenance(rollout)
-    turns = list(_turns(rollout.sequences))
+    turns = [(sequence, span) for sequence in rollout.sequences for span in sequence.spans]
     ledger = rollout.ledger
     left_out = result.program.untrained if result.program is not None else ()
     if sorted([*(span.turn for _, span in turns), *left_out]) != list(range(len(ledger))):
@@ -90,10 +86,6 @@ def _provenance(rollout: Rollout) -> Iterator[str]:
     for number, (message, reply) in enumerate(zip(said, result.replies, strict=False)):
         if (message.get("content") or "") != (reply.message.get("content") or ""):
             yield f"the assistant message {number} is not what was sampled"
-
-
-def _turns(sequences: list[TokenSequence]) -> Iterator[tuple[TokenSequence, SampledSpan]]:
-    return ((sequence, span) for sequence in sequences for span in sequence.spans)
 
 
 def _turn(sequence: TokenSequence, span: SampledSpan, sampled: LedgerEntry) -> Iterator[str]:
@@ -126,25 +118,23 @@ def turn_advantages(group: Group) -> list[list[float]] | None:
     if not any(rollout.credit for rollout in group.rollouts):
         return None
     scores = group.scores
-    mean, spread = fmean(scores), max(pstdev(scores), LEAST_SPREAD)
-    if pstdev(scores) < LEAST_SPREAD:
+    mean, spread = fmean(scores), pstdev(scores)
+    if spread < LEAST_SPREAD:
         spread = max((pstdev(rollout.credit) for rollout in group.rollouts if rollout.credit), default=0.0) or 1.0
-    return [_of(rollout, score, mean, spread) for rollout, score in zip(group.rollouts, scores, strict=True)]
+    advantages = []
+    for rollout, score in zip(group.rollouts, scores, strict=True):
+        credit = rollout.credit or (0.0,) * rollout.turns
+        average = fmean(credit) if credit else 0.0
+        advantages.append([(score - mean + turn - average) / spread for turn in credit])
+    return advantages
 
 
-def token_advantages(sequence: TokenSequence, per_turn: list[float]) -> list[float]:
-    """One per token of a sequence, 0 where it was not sampled."""
-    line = [0.0] * len(sequence)
-    for span in sequence.spans:
-        line[span.start : span.stop] = [per_turn[span.turn]] * (span.stop - span.start)
-    return line
-
-
-def _of(rollout: Rollout, score: float, mean: float, spread: float) -> list[float]:
-    turns = rollout.result.turns_used if rollout.result is not None else 0
-    credit = rollout.credit if rollout.credit else (0.0,) * turns
-    average = fmean(credit) if credit else 0.0
-    return [(score - mean + one - average) / spread for one in credit]
+def of_turns(spans: Iterable[SampledSpan], per_turn: Sequence[float], length: int) -> list[float]:
+    """Return one value for each of so many tokens: that of the turn which sampled it, 0.0 for all others."""
+    values = [0.0] * length
+    for span in spans:
+        values[span.start : span.stop] = [per_turn[span.turn]] * (span.stop - span.start)
+    return values
 
 
 # ---------------------------------------------- Examples: a rollout as the lists that nearly every trainer takes
@@ -171,10 +161,8 @@ class Example:
 
     def of_turns(self, per_turn: Sequence[float]) -> list[float]:
         """Return one value for each token of the response: that of its turn, 0.0 where the mask is 0."""
-        values = [0.0] * len(self.response_ids)
-        for span in self.spans:
-            values[span.start : span.stop] = [per_turn[span.turn]] * (span.stop - span.start)
-        return [value if kept else 0.0 for value, kept in zip(values, self.mask, strict=True)]
+        values = of_turns(self.spans, per_turn, len(self.response_ids))
+        return [value if trained else 0.0 for value, trained in zip(values, self.mask, strict=True)]
 
 
 def example_of(sequence: TokenSequence, ledger: Sequence[LedgerEntry], *, masked: bool) -> Example:
@@ -335,14 +323,13 @@ class Rollout:
     def use(self, asked: Mapping[str, Mapping[str, float]], *, played: bool) -> None:
         """Take into account what models were asked, by role; `played`: the policy's own turns are among it."""
         for role, counts in asked.items():
-            own = self._own_turns() if played and role == "policy" else {}
+            own: dict[str, float] = {}
+            if played and role == "policy":
+                own = {"calls": self.turns, **(self.result.usage.record() if self.result is not None else {})}
             further = {name: count - own.get(name, 0) for name, count in counts.items()}
             if further["calls"] > 0:
                 before = self.roles.get(role, {})
                 self.roles[role] = before | {name: before.get(name, 0) + count for name, count in further.items()}
-
-    def _own_turns(self) -> dict[str, float]:
-        return {"calls": self.turns, **(self.result.usage.record() if self.result is not None else {})}
 
     @property
     def messages(self) -> list[Message]:
@@ -400,10 +387,7 @@ class Rollout:
     @property
     def left_out(self) -> dict[str, int]:
         """How many sampled tokens are not trained on, by the reason."""
-        result = self.result
-        if result is None or result.program is None:
-            return {}
-        return result.program.left_out
+        return {} if self.result is None or self.result.program is None else self.result.program.left_out
 
     def scored(self, score: float) -> None:
         """Give it its score."""

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 from hermes_rl.agent.loop import HermesAgentLoop
@@ -196,9 +195,8 @@ class RolloutRunner:
         finish = asyncio.create_task(
             self._finish(Group(group, row, [], epoch), members, whole, begin, keep_lost=whole and keep_lost)
         )
-        for member in members:
-            # A task that is cancelled before its first step runs no `finally`.
-            finish.add_done_callback(partial(_cancel_one, member))
+        # A task that is cancelled before its first step runs no `finally`.
+        finish.add_done_callback(lambda _: _cancel(members))
         return finish
 
     async def _finish(
@@ -221,7 +219,8 @@ class RolloutRunner:
                         if whole:
                             break
             finally:
-                await _cancel(members)
+                _cancel(members)
+                await asyncio.gather(*members, return_exceptions=True)  # until their sandboxes are released
             group.rollouts = [task.result() for task in members if not task.cancelled()]
             lost = [rollout for rollout in group.rollouts if keep_lost and rollout.state.given_up]
             if lost and group.dropped is None and len(group.rollouts) - len(lost) < COMPARED:
@@ -466,12 +465,6 @@ class _OpenMember:
                 self._on_change()
 
 
-def _cancel_one(member: asyncio.Task[Rollout], _: object) -> None:
-    member.cancel()
-
-
-async def _cancel(members: list[asyncio.Task[Rollout]]) -> None:
-    """End what is still running and wait until its sandboxes are released."""
-    for task in members:
-        task.cancel()
-    await asyncio.gather(*members, return_exceptions=True)
+def _cancel(members: list[asyncio.Task[Rollout]]) -> None:
+    for member in members:
+        member.cancel()

@@ -297,9 +297,10 @@ class RewardSandboxes:
                 self._waiting.remove(reward.name)
             return
         own = self.runtime
-        given = own.config, own.toolkit, own.state, own.artifacts, self._only_kept, own.factory
-        async with _fresh(f"{own.task_id}/{reward.name}", *given) as context:
-            context.runtime.time_left = own.time_left
+        name = free_task_id(f"{own.task_id}/{reward.name}")
+        runtime = ToolRuntime(own.config, task_id=name, toolkit=own.toolkit, state=own.state, factory=own.factory)
+        async with _fresh(runtime, own.artifacts, self._only_kept) as context:
+            runtime.time_left = own.time_left
             yield context
 
     async def _give_back(self) -> None:
@@ -338,26 +339,20 @@ class ArtifactSandboxes:
             yield None
             return
         artifacts = await asyncio.to_thread(self._artifacts)
-        given = self._config, self._toolkit, None, artifacts, self._only_kept, self._factory
-        async with _fresh(f"{self._name}/{reward.name}", *given) as context:
+        name = free_task_id(f"{self._name}/{reward.name}")
+        runtime = ToolRuntime(self._config, task_id=name, toolkit=self._toolkit, factory=self._factory)
+        async with _fresh(runtime, artifacts, self._only_kept) as context:
             yield context
 
 
 @asynccontextmanager
 async def _fresh(
-    name: str,
-    config: SandboxConfig,
-    toolkit: Toolkit,
-    state: Any,
-    artifacts: Mapping[str, TakenArtifact],
-    only_kept: Collection[str],
-    factory: SandboxFactory,
+    runtime: ToolRuntime, artifacts: Mapping[str, TakenArtifact], only_kept: Collection[str]
 ) -> AsyncIterator[ToolContext]:
-    """Open a new sandbox with artifacts laid in, for as long as a reward looks into it.
+    """Lay artifacts into the new sandbox of a runtime, for as long as a reward looks into it.
 
     Those that are `only_kept` are known to the reward, but their files are not in its sandbox.
     """
-    runtime = ToolRuntime(config, task_id=free_task_id(name), toolkit=toolkit, state=state, factory=factory)
     async with _places.here():
         try:
             runtime.artifacts = artifacts

@@ -18,7 +18,7 @@ from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.environment import Environment
-from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState, token_advantages, turn_advantages
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState, of_turns, turn_advantages
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.journal import Journal, replaced
 from hermes_rl.runs.parquet import of_row, write_table
@@ -327,7 +327,9 @@ def _layer(
     advantages = None
     if turns is not None:
         pairs = zip(at, turns, strict=True)
-        advantages = [[0.0] if sequence is None else token_advantages(sequence, own) for sequence, own in pairs]
+        advantages = [
+            [0.0] if sequence is None else of_turns(sequence.spans, own, len(sequence)) for sequence, own in pairs
+        ]
     return {
         "tokens": [line["tokens"] for line in lines],
         "masks": [line["masks"] for line in lines],

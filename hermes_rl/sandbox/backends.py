@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.plugins import SANDBOXES, did_you_mean, load_published, published
@@ -113,35 +113,26 @@ class Pool:
             if isinstance(error, BaseException):
                 raise error
 
-    def _later(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _refill(self, kind: Hashable, config: SandboxConfig) -> None:
         try:
             await asyncio.sleep(HEAD_START)
-            await self._fill(kind, config)
+            while len(self._spares.get(kind, ())) < SPARES and not self._closed:
+                spare = create_sandbox(replace(config, files=(), setup=(), env={}, lifetime=None))
+                assert isinstance(spare, HelperSandbox)
+                await spare.boot()
+                self._spares.setdefault(kind, []).append(spare)
+                while sum(map(len, self._spares.values())) > MOST:
+                    await next(waiting for waiting in self._spares.values() if waiting).pop().close()
+        except HermesRLError as error:
+            # Whoever needs one starts it again and gets the error; nobody waits for this one.
+            log.debug("a spare sandbox did not start: %s", error)
         finally:
             self._refilling.discard(kind)
-
-    async def _fill(self, kind: Hashable, config: SandboxConfig) -> None:
-        while len(self._spares.get(kind, ())) < SPARES and not self._closed:
-            spare = create_sandbox(replace(config, files=(), setup=(), env={}, lifetime=None))
-            assert isinstance(spare, HelperSandbox)
-            try:
-                await spare.boot()
-            except HermesRLError as error:
-                # Whoever needs one starts it again and gets the error; nobody waits for this one.
-                log.debug("a spare sandbox did not start: %s", error)
-                return
-            self._spares.setdefault(kind, []).append(spare)
-            await self._shrink()
-
-    async def _shrink(self) -> None:
-        while sum(map(len, self._spares.values())) > MOST:
-            kind = next(kind for kind, waiting in self._spares.items() if waiting)
-            await self._spares[kind].pop().close()
 
 
 def _kind(config: SandboxConfig) -> Hashable:

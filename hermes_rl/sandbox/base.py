@@ -19,7 +19,7 @@ import os
 import posixpath
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import Literal, Self
@@ -60,6 +60,14 @@ class ResourceLimits:
         """Names of the limits that are set."""
         names = (f.name for f in fields(self) if f.name != "best_effort")
         return tuple(name for name in names if getattr(self, name) is not None)
+
+    def require_at_most(self, enforceable: Container[str], where: str) -> None:
+        """Raise `UserError` for a limit that is set and cannot be enforced; not with `best_effort`."""
+        for name in self.requested():
+            if name not in enforceable and not self.best_effort:
+                raise UserError(
+                    f"sandbox.limits.{name} cannot be enforced {where}; leave it out, or set limits.best_effort: true"
+                )
 
 
 @dataclass(frozen=True)
@@ -141,12 +149,15 @@ class CommandResult:
         return self.stdout.decode("utf-8", "replace")
 
 
+Kind = Literal["file", "directory", "symlink", "other"]
+
+
 @dataclass(frozen=True)
 class FileInfo:
     """One entry of the sandbox's file system."""
 
     name: str
-    kind: Literal["file", "directory", "symlink", "other"]
+    kind: Kind
     size: int
     mode: int
     mtime: float
@@ -157,10 +168,17 @@ class BackgroundProcess(ABC):
 
     pid: int
     """Its process id inside the sandbox."""
+    ended: asyncio.Future[int]
+    """Gets its exit code."""
 
-    @abstractmethod
     def poll(self) -> int | None:
         """Its exit code, or None while it runs."""
+        return self.ended.result() if self.ended.done() else None
+
+    async def wait(self, timeout: float | None = None) -> int | None:
+        """Wait until it ends; None when `timeout` seconds passed first. It is not killed then."""
+        done, _ = await asyncio.wait([self.ended], timeout=timeout)
+        return self.ended.result() if done else None
 
     @abstractmethod
     def output(self) -> bytes:
@@ -170,10 +188,6 @@ class BackgroundProcess(ABC):
     @abstractmethod
     def truncated(self) -> bool:
         """True when something was left out of the middle of `output`."""
-
-    @abstractmethod
-    async def wait(self, timeout: float | None = None) -> int | None:
-        """Wait until it ends; None when `timeout` seconds passed first. It is not killed then."""
 
     @abstractmethod
     async def write_stdin(self, data: bytes) -> None:

@@ -42,6 +42,7 @@ from hermes_rl.sandbox.cgroup import (
 from hermes_rl.sandbox.channel import Diagnosis, Lost
 from hermes_rl.sandbox.etc import ACCOUNTS, ETC, HOME, HOSTS, RESOLVER, UID, USER_LINE, etc_folder
 from hermes_rl.sandbox.helper_sandbox import NO_CORE, HelperSandbox, Isolation
+from hermes_rl.sandbox.helper_system import process_status
 from hermes_rl.sandbox.image_mounts import ImageMounts, recent_kernel
 from hermes_rl.sandbox.images import OUTER_UID, cache_folder, open_to_all, overlay_refused, ready_image
 from hermes_rl.sandbox.launcher import (
@@ -51,6 +52,7 @@ from hermes_rl.sandbox.launcher import (
     boot_argv,
     copy_of,
     helper_bundle,
+    isolated,
     launcher,
     memory_file,
     own_python,
@@ -65,7 +67,6 @@ from hermes_rl.sandbox.packages import (
     RUNTIME_FOLDER,
     npm_folder,
     package_folder,
-    runtime_argv,
     runtime_folder,
     runtime_python,
 )
@@ -258,7 +259,7 @@ class SystemRoot(Root):
             yield from ("--ro-bind", str(folder), place)
 
     def boot(self, descriptors: Descriptors) -> list[str]:
-        return boot_argv(self.python, descriptors.control, descriptors.code)
+        return boot_argv(isolated(self.python), descriptors.control, descriptors.code)
 
     def _etc(self, descriptors: Descriptors, *, network: bool) -> Iterator[str]:
         resolver = {RESOLVER: _resolver()} if network else {}
@@ -304,7 +305,7 @@ class ImageRoot(Root):
             yield from ("--perms", "0644", "--file", _text(descriptors, accounts + USER_LINE), "/etc/passwd")
 
     def boot(self, descriptors: Descriptors) -> list[str]:
-        return runtime_argv(self._runtime, descriptors.control, descriptors.code)
+        return boot_argv(self.inside, descriptors.control, descriptors.code)
 
     def user(self) -> int | None:
         return self._user
@@ -450,33 +451,28 @@ SWITCHES = (
 
 
 @dataclass(frozen=True)
-class ProbeResult:
-    """`detail` says what was found, `remedy` what to do about it; empty when all is well."""
-
-    ok: bool
-    detail: str
-    remedy: str = ""
-
-
-def probe() -> ProbeResult:
-    """Try bubblewrap once, with the namespaces that sandboxes use."""
-    try:
-        bwrap = find_bwrap()
-    except UserError as error:
-        return ProbeResult(False, str(error), OTHERWISE)
-    message = _try(bwrap)
-    if message is None:
-        return ProbeResult(True, f"{bwrap.path} works")
-    return ProbeResult(False, f"{bwrap.path} cannot make a sandbox here: {message}", f"{_remedy()}, {OTHERWISE}")
-
-
-@dataclass(frozen=True)
 class Ability:
-    """Something that not every sandbox needs; `remedy` is empty where it is there."""
+    """Something that sandboxes can have here: `detail` says what was seen, `remedy` what to do where it is missing."""
 
     name: str
     detail: str
     remedy: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.remedy
+
+
+def probe() -> Ability:
+    """Try bubblewrap once, with the namespaces that sandboxes use."""
+    try:
+        bwrap = find_bwrap()
+    except UserError as error:
+        return Ability("bubblewrap", str(error), OTHERWISE)
+    message = _try(bwrap)
+    if message is None:
+        return Ability("bubblewrap", f"{bwrap.path} works")
+    return Ability("bubblewrap", f"{bwrap.path} cannot make a sandbox here: {message}", f"{_remedy()}, {OTHERWISE}")
 
 
 def parts() -> list[Ability]:
@@ -774,7 +770,7 @@ def _has_users() -> bool:
 def stopped(pid: int) -> bool:
     """Whether a process was stopped by a signal or a debugger."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+        return process_status(pid)[0] in b"Tt"
     except OSError:
         return False
 

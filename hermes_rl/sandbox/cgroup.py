@@ -21,7 +21,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -137,7 +137,7 @@ class ControlGroup:
         global _largest
         _watch(self.layout)
         make_sum(self.layout)
-        for folder in set(self._folders.values()):
+        for folder in self._each():
             folder.mkdir()
         if "memory" in self._folders:
             _limit_memory(self.layout, self._folders["memory"], memory, min(memory, SOCKETS))
@@ -159,13 +159,13 @@ class ControlGroup:
             file.write_text(str(value))
 
     def _add(self, pid: int) -> None:
-        for folder in set(self._folders.values()):
+        for folder in self._each():
             (folder / "cgroup.procs").write_text(str(pid))
 
     def killed_for_memory(self) -> bool:
         """Whether the kernel has ended a process of the group because memory was used up: its own, or everybody's."""
         name = "memory.events" if self.layout.version == 2 else "memory.oom_control"
-        return self._event(name, "oom_kill") > 0
+        return self._counted(name, "oom_kill") > 0
 
     def killed_by_others(self) -> bool:
         """Whether the kernel has ended a process of the group although the group has never reached its own limit.
@@ -177,32 +177,23 @@ class ControlGroup:
         if not self.killed_for_memory():
             return False
         if self.layout.version == 2:
-            others = self._event("memory.events", "oom") == 0
+            others = self._counted("memory.events", "oom") == 0
         else:
             # Not by its count of refusals: Linux 6.18 has that file and no longer counts.
-            most, limit = self._bytes("memory.max_usage_in_bytes"), self._bytes("memory.limit_in_bytes")
+            folder = self._folders["memory"]
+            most, limit = (_number(folder / f"memory.{name}_in_bytes") or 0 for name in ("max_usage", "limit"))
             others = most < limit - CLOSE
         if others:
             _short_at = time.monotonic()
         return others
 
-    def _event(self, file: str, name: str) -> int:
-        """Return how often something has happened, from a file with a line for each kind of event."""
-        with contextlib.suppress(OSError, KeyError):
-            counts = dict(line.split() for line in (self._folders["memory"] / file).read_text().splitlines())
-            return int(counts.get(name, 0))
-        return 0
-
-    def _bytes(self, file: str) -> int:
-        """Return what version 1 says in a file of its own; 0 where there is none."""
-        with contextlib.suppress(OSError, KeyError):
-            return int((self._folders["memory"] / file).read_text())
-        return 0
+    def _counted(self, file: str, name: str) -> int:
+        return _counts(self._folders["memory"] / file).get(name, 0) if "memory" in self._folders else 0
 
     def processes(self) -> list[int]:
         """Ids of the processes in it."""
         try:
-            lines = (self._any() / "cgroup.procs").read_text().split()
+            lines = (self._each()[0] / "cgroup.procs").read_text().split()
         except OSError:
             return []  # it was not made yet, or is removed
         # 0 stands for a process that this PID namespace does not see.
@@ -210,7 +201,7 @@ class ControlGroup:
 
     def kill(self) -> None:
         """Kill all processes in it, without waiting for their end."""
-        at_once = self._any() / "cgroup.kill"
+        at_once = self._each()[0] / "cgroup.kill"
         if at_once.exists():
             with contextlib.suppress(OSError):
                 at_once.write_text("1")
@@ -223,13 +214,13 @@ class ControlGroup:
         with self._lock:
             self._over = True
         end = time.monotonic() + REMOVE_SECONDS
-        for folder in set(self._folders.values()):
+        for folder in self._each():
             while not _removed(folder) and time.monotonic() < end:
                 time.sleep(0.005)
 
-    def _any(self) -> Path:
-        """One of its folders; in version 1 all of them hold the same processes."""
-        return next(iter(self._folders.values()))
+    def _each(self) -> list[Path]:
+        """Return its folders, one in version 2; in version 1 all of them hold the same processes."""
+        return sorted(set(self._folders.values()))
 
 
 def _limit_memory(layout: Layout, folder: Path, memory: int, sockets: int) -> None:
@@ -311,11 +302,22 @@ def _around(root: Path, own: Path) -> list[Path]:
 
 def _bound(folder: Path) -> int | None:
     """Return the limit of the memory of a group; None where it has none."""
-    for name in ("memory.max", "memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):  # "max" is no number
-            limit = int((folder / name).read_text())
-            return limit if limit < UNLIMITED else None
+    limits = (_number(folder / name) for name in ("memory.max", "memory.limit_in_bytes"))
+    return next((limit for limit in limits if limit is not None and limit < UNLIMITED), None)
+
+
+def _number(file: Path) -> int | None:
+    """Return the number in a file; None where there is no such file, or it says "max"."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(file.read_text())
     return None
+
+
+def _counts(file: Path) -> dict[str, int]:
+    """Return the numbers in a file that has a line for each, by their names; none where there is no such file."""
+    with contextlib.suppress(OSError, ValueError):
+        return {name: int(count) for name, count in map(str.split, file.read_text().splitlines())}
+    return {}
 
 
 class SandboxMemory(NamedTuple):
@@ -340,10 +342,8 @@ def together(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Sandbo
 
     Nothing is made to find out: a process may ask that has no sandboxes itself.
     """
-    for folder in _around(root, own):
-        limit, used = _bound(folder / SHARED), _used(folder / SHARED)
-        if limit is not None and used is not None:
-            return SandboxMemory(limit, used, _largest, time.monotonic() - _short_at < SHORT_SECONDS)
+    for limit, used in _bounded(folder / SHARED for folder in _around(root, own)):
+        return SandboxMemory(limit, used, _largest, time.monotonic() - _short_at < SHORT_SECONDS)
     return None
 
 
@@ -351,22 +351,23 @@ def free_share(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> floa
     """Return the share of the memory that is left in the groups around this process, and in that of all sandboxes."""
     sandboxes = together(root, own)
     shares = [1.0 if sandboxes is None else sandboxes.free]
-    for folder in _around(root, own):
+    shares += [max(0.0, 1.0 - used / limit) if limit else 1.0 for limit, used in _bounded(_around(root, own))]
+    return min(shares)
+
+
+def _bounded(groups: Iterable[Path]) -> Iterator[tuple[int, int]]:
+    """Yield the limit of memory and what is used of it, of those groups that have one."""
+    for folder in groups:
         limit, used = _bound(folder), _used(folder)
         if limit is not None and used is not None:
-            shares.append(max(0.0, 1.0 - used / limit) if limit else 1.0)
-    return min(shares)
+            yield limit, used
 
 
 def _used(folder: Path) -> int | None:
     """Return what a group has of memory, without the files that the kernel would forget first; None: unknown."""
     for usage, forgotten in (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")):
-        with contextlib.suppress(OSError, ValueError):
-            used = int((folder / usage).read_text())
-            with contextlib.suppress(OSError, ValueError):
-                statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                used -= min(used, int(statistics.get(forgotten, 0)))
-            return used
+        if (used := _number(folder / usage)) is not None:
+            return max(0, used - _counts(folder / "memory.stat").get(forgotten, 0))
     return None
 
 

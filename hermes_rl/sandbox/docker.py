@@ -35,6 +35,7 @@ from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.channel import Diagnosis, Lost
 from hermes_rl.sandbox.docker_engine import ANSWER_SECONDS, Engine, EngineAway, EngineError, RegistryAway, registry_of
 from hermes_rl.sandbox.helper_sandbox import NO_CORE, HelperSandbox, Isolation
+from hermes_rl.sandbox.helper_system import process_status
 from hermes_rl.sandbox.launcher import BOOT, helper_bundle, memory_file, own_python, system_python
 from hermes_rl.sandbox.packages import RUNTIME_FOLDER, runtime_folder, runtime_python
 from hermes_rl.sandbox.proxy import ENVIRONMENT, PORT, Proxy
@@ -106,12 +107,7 @@ class Container:
             ) from error
         if "StorageOpt" not in body["HostConfig"] or "storage" not in error.message.lower():
             raise error
-        if not self.config.limits.best_effort:
-            raise UserError(
-                f"sandbox.limits.disk cannot be enforced by this Docker engine ({error.message}); leave it out, or set "
-                "limits.best_effort: true"
-            ) from error
-        self._unenforced.add("disk")
+        self._note_unenforced("disk", error.message)
         del body["HostConfig"]["StorageOpt"]
         return await self.engine.create(self.name, body)
 
@@ -143,11 +139,8 @@ class Container:
 
     def _note_unenforced(self, name: str, why: str) -> None:
         self._unenforced.add(name)
-        if name in self.config.limits.requested() and not self.config.limits.best_effort:
-            raise UserError(
-                f"sandbox.limits.{name} cannot be enforced by this Docker engine ({why}); leave it out, or set "
-                "limits.best_effort: true"
-            )
+        enforceable = {*self.config.limits.requested()} - {name}
+        self.config.limits.require_at_most(enforceable, f"by this Docker engine ({why})")
 
     def _body(self, command: list[str], folders: Sequence[dict[str, Any]]) -> dict[str, Any]:
         limits, asked = self.limits, self.config.limits
@@ -161,7 +154,10 @@ class Container:
             "CapDrop": ["ALL"],
             "CapAdd": list(CAPABILITIES),
             # SELinux would keep the container from the rendezvous; elsewhere the second option means nothing.
-            "SecurityOpt": ["no-new-privileges", *(["label=disable"] if _selinux() else [])],
+            "SecurityOpt": [
+                "no-new-privileges",
+                *(["label=disable"] if Path("/sys/fs/selinux/enforce").exists() else []),
+            ],
             "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
         }
         if asked.cpu is not None:
@@ -183,10 +179,6 @@ class Container:
 def shared_folder(folder: Path, place: str) -> dict[str, Any]:
     """Return a folder of this machine that the container sees, read-only."""
     return {"Type": "bind", "Source": str(folder), "Target": place, "ReadOnly": True}
-
-
-def _selinux() -> bool:
-    return Path("/sys/fs/selinux/enforce").exists()
 
 
 # -------------------------------------------------------------------------------- rendezvous
@@ -314,7 +306,7 @@ def _namespace() -> str:
 def _began(pid: int) -> str:
     """When it was started, in ticks since the machine's start; empty where there is no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return process_status(pid)[19].decode()
     except OSError:
         return ""
 
@@ -353,12 +345,23 @@ class _Starts:
         """Sockets of engines that have answered, and whose leftovers are removed."""
         self.unpulled: dict[str, tuple[float, SandboxFailure]] = {}
         """Images that could not be pulled: when, on the loop's clock, and why."""
-        self.registries: dict[str, float | None] = {}
-        """Registries that have given an image, and since when each is away, on the loop's clock."""
+        self.registries: set[str] = set()
+        """Those that have given an image."""
         self.unremoved: set[str] = set()
         """Containers whose engine was away when they were to be removed."""
-        self.away_since: float | None = None
-        """Since when the engine is away, on the loop's clock."""
+        self.away: dict[str, float] = {}
+        """The engine and registries that are away: since when, on the loop's clock."""
+
+    def say_away(self, what: str, why: str, waiting: str) -> None:
+        """Say so once for all that wait."""
+        if what not in self.away:
+            self.away[what] = asyncio.get_running_loop().time()
+            log.warning("%s; %s wait for it for up to %.0f minutes", why, waiting, OUTAGE_SECONDS / 60)
+
+    def say_back(self, what: str) -> None:
+        if what in self.away:
+            seconds = asyncio.get_running_loop().time() - self.away.pop(what)
+            log.warning("%s is back after %.0f s; the run goes on", what, seconds)
 
 
 class Docker(Isolation):
@@ -408,6 +411,7 @@ class Docker(Isolation):
         python = system_python() or own_python()
         code = await asyncio.to_thread(helper_bundle, python)
         runtime = await asyncio.to_thread(runtime_folder, python)
+        registry = registry_of(self.image)
         until: float | None = None
         while True:
             self._asked = loop.time()
@@ -421,14 +425,21 @@ class Docker(Isolation):
                     raise
                 # What has answered before is only away for a while: to fail now would fail every rollout.
                 away = isinstance(error, EngineAway) or not await self.engine.answers()
-                passing = isinstance(error, RegistryAway) and registry_of(self.image) in self._starts.registries
+                passing = isinstance(error, RegistryAway) and registry in self._starts.registries
                 until = until or loop.time() + OUTAGE_SECONDS
                 if not (away or passing) or loop.time() > until:
                     raise
                 if away:
-                    await self._wait_for_engine(until, error.detail)
+                    self._starts.say_away(self.engine.name, error.detail, "new sandboxes")
+                    while loop.time() <= until:
+                        await asyncio.sleep(OUTAGE_PAUSE)
+                        if await self.engine.answers():
+                            break
                 else:
-                    await self._wait_for_registry(error.detail)
+                    self._starts.say_away(
+                        f"the registry {registry}", error.detail, f"sandboxes of images from {registry}"
+                    )
+                    await asyncio.sleep(REGISTRY_PAUSE)
                 await self._give_up_container()
 
     async def _try_and_watch(self, sandbox: HelperSandbox, code: bytes, runtime: Path) -> None:
@@ -437,44 +448,14 @@ class Docker(Isolation):
         try:
             while not (await asyncio.wait([trying], timeout=ANSWER_SECONDS))[0]:
                 if await self.engine.answers():
-                    self._say_back()
+                    self._starts.say_back(self.engine.name)
                 elif not trying.done():
-                    self._say_away(f"the Docker engine at {self.engine.socket} does not answer")
+                    self._starts.say_away(self.engine.name, f"{self.engine.name} does not answer", "new sandboxes")
             await trying
-            self._say_back()
+            self._starts.say_back(self.engine.name)
         finally:
             trying.cancel()
             await asyncio.gather(trying, return_exceptions=True)
-
-    def _say_away(self, why: str) -> None:
-        """Say so once for all that wait."""
-        if self._starts.away_since is None:
-            self._starts.away_since = asyncio.get_running_loop().time()
-            log.warning("%s; new sandboxes wait for it for up to %.0f minutes", why, OUTAGE_SECONDS / 60)
-
-    def _say_back(self) -> None:
-        starts, loop = self._starts, asyncio.get_running_loop()
-        if starts.away_since is not None:
-            seconds, starts.away_since = loop.time() - starts.away_since, None
-            log.warning("the Docker engine at %s is back after %.0f s; the run goes on", self.engine.socket, seconds)
-
-    async def _wait_for_registry(self, why: str) -> None:
-        registries, registry = self._starts.registries, registry_of(self.image)
-        if registries[registry] is None:
-            registries[registry] = asyncio.get_running_loop().time()
-            log.warning(
-                "%s; sandboxes of images from %s wait for it for up to %.0f minutes", why, registry, OUTAGE_SECONDS / 60
-            )
-        await asyncio.sleep(REGISTRY_PAUSE)
-
-    async def _wait_for_engine(self, until: float, why: str) -> None:
-        """Wait until the engine answers, or it is `until`."""
-        loop = asyncio.get_running_loop()
-        self._say_away(why)
-        while True:
-            await asyncio.sleep(OUTAGE_PAUSE)
-            if await self.engine.answers() or loop.time() > until:
-                return
 
     async def _give_up_container(self) -> None:
         """Leave what an earlier try may have made to be removed, and take another name."""
@@ -486,7 +467,7 @@ class Docker(Isolation):
 
     async def _try_to_start(self, sandbox: HelperSandbox, code: bytes, runtime: Path) -> None:
         async with self._starts.places:
-            await self._find_image(self._starts)
+            await self._find_image()
             async with self.in_time():
                 control = await self._start_container(code, runtime)
                 # This filter comes on top of the engine's own, which leaves to the agent's processes what process 1 may
@@ -495,32 +476,37 @@ class Docker(Isolation):
                 await sandbox.connect(control, rlimits, system_calls=filter_program() or b"")
                 if self._proxy is not None:
                     await self._proxy.listen(await sandbox.listen(PORT))
-                await self._require_shell(sandbox)
+                if not sandbox.has_shell:
+                    raise UserError(
+                        f"the image {self.image} has no {sandbox.shell}, which runs commands; choose another image"
+                    )
                 await self._make_folders(sandbox)
                 await self.container.look_at_limits(sandbox)
 
-    async def _find_image(self, starts: _Starts) -> None:
+    async def _find_image(self) -> None:
         """See to it that the engine answers and has the image."""
+        starts = self._starts
         async with starts.first:
             if self.engine.socket not in starts.checked:
                 await self.engine.check()
                 await remove_leftovers(self.engine)
                 starts.checked.add(self.engine.socket)
         image = await self.engine.image(self.image)
-        self._say_back()
+        starts.say_back(self.engine.name)
         unremoved, starts.unremoved = starts.unremoved, set()
         for name in unremoved:
             await self._remove_container(name)
         if image is None:
-            image = await self._pull(starts)
+            image = await self._pull()
         if image is None:
             raise SandboxFailure(f"the engine has no image {self.image}, although it was pulled")
         self._described = image.get("Config") or {}
         # An image that was built here has an id and no digest of a registry.
         self.image_digest = next(iter(image.get("RepoDigests") or ()), image.get("Id"))
 
-    async def _pull(self, starts: _Starts) -> dict[str, Any] | None:
+    async def _pull(self) -> dict[str, Any] | None:
         """Pull the image, once for all who wait for it: they share its failure too."""
+        starts = self._starts
         async with starts.pulling:
             image = await self.engine.image(self.image)
             if image is not None:
@@ -528,15 +514,13 @@ class Docker(Isolation):
             when, why = starts.unpulled.get(self.image, (self._asked, None))
             if why is not None and when > self._asked:
                 raise type(why)(why.detail)
-            loop, registry = asyncio.get_running_loop(), registry_of(self.image)
             try:
                 await self.engine.pull(self.image)
             except SandboxFailure as error:
-                starts.unpulled[self.image] = loop.time(), error
+                starts.unpulled[self.image] = asyncio.get_running_loop().time(), error
                 raise
-            if (since := starts.registries.get(registry)) is not None:
-                log.warning("the registry %s is back after %.0f s; the run goes on", registry, loop.time() - since)
-            starts.registries[registry] = None
+            starts.say_back(f"the registry {registry_of(self.image)}")
+            starts.registries.add(registry_of(self.image))
             return await self.engine.image(self.image)
 
     async def _start_container(self, code: bytes, runtime: Path) -> socket.socket:
@@ -572,14 +556,6 @@ class Docker(Isolation):
             for task in (accepting, ending):
                 task.cancel()
             await asyncio.gather(accepting, ending, return_exceptions=True)
-
-    async def _require_shell(self, sandbox: HelperSandbox) -> None:
-        try:
-            await sandbox.stat(sandbox.shell)
-        except OSError as error:
-            raise UserError(
-                f"the image {self.image} has no {sandbox.shell}, which runs commands; choose another image"
-            ) from error
 
     async def _make_folders(self, sandbox: HelperSandbox) -> None:
         """Make home and working directory, which are the image's own, where they are not there."""

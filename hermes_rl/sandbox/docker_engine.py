@@ -70,6 +70,7 @@ class Engine:
 
     def __init__(self, socket: str | None = None) -> None:
         self.socket = socket or engine_socket()
+        self.name = f"the Docker engine at {self.socket}"
 
     async def check(self) -> str:
         """Return the engine's version; raises `UserError` with what to do where there is none."""
@@ -220,7 +221,7 @@ class Engine:
                 yield answer
         except (aiohttp.ClientError, OSError, ValueError) as error:  # OSError holds timeouts too
             words = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise EngineAway(f"the Docker engine at {self.socket} does not answer: {words}") from error
+            raise EngineAway(f"{self.name} does not answer: {words}") from error
 
 
 def joined(stream: bytes) -> bytes:

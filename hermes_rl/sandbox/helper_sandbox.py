@@ -27,9 +27,9 @@ import socket
 import stat
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
-from typing import Literal, cast
+from typing import cast
 
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.base import (
@@ -41,10 +41,11 @@ from hermes_rl.sandbox.base import (
     CommandResult,
     Conversation,
     FileInfo,
+    Kind,
     Sandbox,
     SandboxConfig,
 )
-from hermes_rl.sandbox.channel import Connection, Diagnosis, Lost
+from hermes_rl.sandbox.channel import Answer, Connection, Diagnosis, Lost
 from hermes_rl.sandbox.jobs import SCRIPT_FD, Command, Processes
 from hermes_rl.sandbox.launcher import IN_THREAD, copy_of, in_memory
 from hermes_rl.sandbox.listener import Message, ReportListener
@@ -55,7 +56,6 @@ from hermes_rl.values import system_bytes
 
 INLINE = FRAME_LIMIT // 2
 """Bytes of a file that are sent in the request itself."""
-Kind = Literal["file", "directory", "symlink", "other"]
 LISTED_AT_ONCE = 1000
 """Entries of a folder from which understanding them is left to a thread."""
 NO_CORE = 1
@@ -339,12 +339,19 @@ class HelperSandbox(Sandbox):
 
     # ------------------------------------------------------------------ files
 
-    def _path(self, path: str) -> bytes:
-        return system_bytes(self.resolve(path))
+    async def _ask(
+        self, operation: str, path: str, *fields: bytes, payload: bytes = b"", fds: Sequence[int] = ()
+    ) -> Answer:
+        """Ask for something of the file at `path`, which an `OSError` names as that of a local call would."""
+        try:
+            at = system_bytes(self.resolve(path))
+            return await self.connection.ask(operation, at, *fields, payload=payload, fds=fds)
+        except OSError as error:
+            error.filename = path
+            raise
 
     async def read_file(self, path: str, *, limit: int = READ_LIMIT) -> bytes:
-        with _named(path):
-            answer = await self.connection.ask("read", self._path(path), str(limit).encode())
+        answer = await self._ask("read", path, str(limit).encode())
         if not answer.fds:
             if len(answer.payload) > limit:
                 raise OSError(errno.EFBIG, "File too large", path)
@@ -359,54 +366,34 @@ class HelperSandbox(Sandbox):
         return (await self.connection.ask("control group", file.encode())).payload.decode("ascii", "replace").strip()
 
     async def write_file(self, path: str, data: bytes, mode: int | None = None) -> None:
-        fields = (self._path(path), b"" if mode is None else str(mode).encode())
-        with _named(path):
-            if len(data) <= INLINE:
-                await self.connection.ask("write", *fields, payload=data)
-                return
-            fd = await in_memory(data)
-            try:
-                await self.connection.ask("write", *fields, fds=[fd])
-            finally:
-                os.close(fd)
+        bits = b"" if mode is None else str(mode).encode()
+        if len(data) <= INLINE:
+            await self._ask("write", path, bits, payload=data)
+            return
+        fd = await in_memory(data)
+        try:
+            await self._ask("write", path, bits, fds=[fd])
+        finally:
+            os.close(fd)
 
     async def stat(self, path: str, *, follow: bool = True) -> FileInfo:
-        with _named(path):
-            answer = await self.connection.ask("stat", self._path(path), b"1" if follow else b"0")
-        return _info(answer.fields)
+        return _info((await self._ask("stat", path, b"1" if follow else b"0")).fields)
 
     async def list_dir(self, path: str, *, limit: int = LIST_LIMIT) -> list[FileInfo]:
-        with _named(path):
-            answer = await self.connection.ask("list", self._path(path), str(limit).encode())
-        if len(answer.fields) <= 5 * LISTED_AT_ONCE:
-            return _entries(answer.fields)
-        return await one_at_a_time(_entries, answer.fields)
+        fields = (await self._ask("list", path, str(limit).encode())).fields
+        return _entries(fields) if len(fields) <= 5 * LISTED_AT_ONCE else await one_at_a_time(_entries, fields)
 
     async def set_mode(self, path: str, mode: int) -> None:
-        with _named(path):
-            await self.connection.ask("chmod", self._path(path), str(mode).encode())
+        await self._ask("chmod", path, str(mode).encode())
 
     async def make_dir(self, path: str) -> None:
-        with _named(path):
-            await self.connection.ask("mkdir", self._path(path))
+        await self._ask("mkdir", path)
 
     async def remove(self, path: str) -> None:
-        with _named(path):
-            await self.connection.ask("remove", self._path(path))
+        await self._ask("remove", path)
 
     async def rename(self, source: str, target: str) -> None:
-        with _named(source):
-            await self.connection.ask("rename", self._path(source), self._path(target))
-
-
-@contextlib.contextmanager
-def _named(path: str) -> Iterator[None]:
-    """Put the path into the `OSError` of a request, as a local call would."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = path
-        raise
+        await self._ask("rename", source, system_bytes(self.resolve(target)))
 
 
 def _entries(fields: Sequence[bytes]) -> list[FileInfo]:

@@ -20,14 +20,19 @@ PR_SET_SECCOMP = 22
 SECCOMP_MODE_FILTER = 2
 
 
+def process_status(pid: int) -> list[bytes]:
+    """Return what /proc says of a process, from its state and its parent on; raises `OSError` where it is gone."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
+
+
 def _parents() -> dict[int, int]:
     """Return the parent of each process, zombies left out."""
     parents: dict[int, int] = {}
     for name in posix.listdir("/proc"):
         if name.isdigit():
             try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    state, parent = file.read().rpartition(b")")[2].split()[:2]
+                state, parent = process_status(int(name))[:2]
             except OSError:
                 continue
             if state != b"Z":
@@ -43,12 +48,12 @@ def children(root: int) -> list[int]:
 def descendants(root: int) -> list[int]:
     """Process ids below `root`."""
     parents = _parents()
-    found = {root}
+    family = {root}
     while True:
-        more = {pid for pid, parent in parents.items() if parent in found} - found
+        more = {pid for pid, parent in parents.items() if parent in family} - family
         if not more:
-            return sorted(found - {root})
-        found |= more
+            return sorted(family - {root})
+        family |= more
 
 
 def prctl(option: int, value: int, address: int = 0) -> int:

@@ -18,20 +18,19 @@ import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from hermes_rl.caches import cache_home
 from hermes_rl.errors import UserError
-from hermes_rl.sandbox.launcher import own_python
+from hermes_rl.sandbox.launcher import isolated, own_python
 
 OUTER_UID = 65534
 """Who sandboxes of root run as on the host."""
-Feed = Callable[[IO[bytes]], None]
-"""Writes a tar stream into a pipe."""
+Feed = Callable[[Path, IO[bytes]], None]
+"""Writes what lies at a path into a pipe, as a tar stream."""
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
 
 
@@ -100,9 +99,10 @@ def _ready(path: Path, *stamp: int) -> Image:
         digest = _digest_of_folder(path)
         if path.stat().st_uid == sandbox_uid():
             return Image(path, f"files:{digest}")
-        return Image(_cached_image(digest, path, _pack(path)), f"files:{digest}")
-    digest = _digest_of_file(path)
-    return Image(_cached_image(digest, path, _read(path)), f"sha256:{digest}")
+        return Image(_cached_image(digest, path, _pack), f"files:{digest}")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return Image(_cached_image(digest, path, _read), f"sha256:{digest}")
 
 
 def _cached_image(digest: str, source: Path, feed: Feed) -> Path:
@@ -145,10 +145,18 @@ def _unpack(target: Path, feed: Feed, source: Path) -> None:
     as_root = os.geteuid() == 0
     if as_root:
         os.chown(target, OUTER_UID, OUTER_UID)
-    with _unpacker(target, [str(OUTER_UID)] if as_root else []) as process:
+    code = Path(__file__).with_name("unpack.py").read_text("utf-8")
+    with subprocess.Popen(
+        [*isolated(own_python()), "-c", code, *([str(OUTER_UID)] if as_root else [])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        cwd=target,
+        env={},
+    ) as process:
         assert process.stdin is not None and process.stderr is not None
         try:
-            feed(process.stdin)
+            feed(source, process.stdin)
         except BrokenPipeError:
             pass  # what it says is the reason
         finally:
@@ -158,55 +166,27 @@ def _unpack(target: Path, feed: Feed, source: Path) -> None:
         raise UserError(f"sandbox.image {source} cannot be unpacked: {message}")
 
 
-@contextmanager
-def _unpacker(folder: Path, user: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    code = Path(__file__).with_name("unpack.py").read_text("utf-8")
-    process = subprocess.Popen(
-        [own_python(), "-I", "-S", "-c", code, *user],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        cwd=folder,
-        env={},
-    )
-    with process:
-        yield process
-
-
-def _read(path: Path) -> Feed:
-    def feed(pipe: IO[bytes]) -> None:
-        # Without a buffer: where the file stands is where a program that inherits it begins to read.
-        with path.open("rb", buffering=0) as file:
-            zstandard = file.read(4) == ZSTANDARD
-            file.seek(0)
-            if not zstandard or sys.version_info >= (3, 14):
-                shutil.copyfileobj(file, pipe, 1 << 20)
-                return
-            _through_zstd(path, file, pipe)
-
-    return feed
-
-
-def _through_zstd(path: Path, file: IO[bytes], pipe: IO[bytes]) -> None:
-    program = shutil.which("zstd")
-    if program is None:
-        raise UserError(f"sandbox.image {path}: zstd archives need Python 3.14 or the program zstd (apt install zstd)")
-    done = subprocess.run([program, "-dcq"], stdin=file, stdout=pipe, stderr=subprocess.PIPE, check=False)
+def _read(path: Path, pipe: IO[bytes]) -> None:
+    # Without a buffer: where the file stands is where a program that inherits it begins to read.
+    with path.open("rb", buffering=0) as file:
+        zstandard = file.read(4) == ZSTANDARD
+        file.seek(0)
+        if not zstandard or sys.version_info >= (3, 14):
+            shutil.copyfileobj(file, pipe, 1 << 20)
+            return
+        program = shutil.which("zstd")
+        if program is None:
+            raise UserError(
+                f"sandbox.image {path}: zstd archives need Python 3.14 or the program zstd (apt install zstd)"
+            )
+        done = subprocess.run([program, "-dcq"], stdin=file, stdout=pipe, stderr=subprocess.PIPE, check=False)
     if done.returncode not in (0, -signal.SIGPIPE):
         raise UserError(f"sandbox.image {path} cannot be unpacked: {done.stderr.decode('utf-8', 'replace').strip()}")
 
 
-def _pack(folder: Path) -> Feed:
-    def feed(pipe: IO[bytes]) -> None:
-        with tarfile.open(fileobj=pipe, mode="w|") as archive:
-            archive.add(folder, ".")
-
-    return feed
-
-
-def _digest_of_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _pack(folder: Path, pipe: IO[bytes]) -> None:
+    with tarfile.open(fileobj=pipe, mode="w|") as archive:
+        archive.add(folder, ".")
 
 
 def _digest_of_folder(folder: Path) -> str:

@@ -125,15 +125,12 @@ class HelperProcess(BackgroundProcess):
     """A background process; its writing end of standard input is a pipe of its own."""
 
     def __init__(self, job: Job, stdin: int, signal: Callable[[int, int], None]) -> None:
-        self.pid = job.pid
+        self.pid, self.ended = job.pid, job.ended
         self._job = job
         self._stdin: int | None = stdin
         self._signal = signal
         os.set_blocking(stdin, False)
         job.ended.add_done_callback(lambda _: self.release())
-
-    def poll(self) -> int | None:
-        return self._job.ended.result() if self._job.ended.done() else None
 
     def output(self) -> bytes:
         return self._job.stdout.value()
@@ -141,10 +138,6 @@ class HelperProcess(BackgroundProcess):
     @property
     def truncated(self) -> bool:
         return self._job.stdout.dropped > 0
-
-    async def wait(self, timeout: float | None = None) -> int | None:
-        done, _ = await asyncio.wait([self._job.ended], timeout=timeout)
-        return self._job.ended.result() if done else None
 
     async def write_stdin(self, data: bytes) -> None:
         view, moved = memoryview(data), time.monotonic()

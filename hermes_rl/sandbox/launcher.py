@@ -170,7 +170,7 @@ def helper_bundle(python: str) -> bytes:
     sources = [(f"hermes_rl.sandbox.{name}", (folder / f"{name}.py").read_text("utf-8")) for name in MODULES]
     try:
         done = subprocess.run(
-            [python, "-I", "-S", "-X", "utf8", "-c", _COMPILE],
+            [*isolated(python), "-X", "utf8", "-c", _COMPILE],
             input=repr(sources).encode(),
             capture_output=True,
             env={},
@@ -185,9 +185,14 @@ def helper_bundle(python: str) -> bytes:
     return done.stdout
 
 
-def boot_argv(python: str, control: int, code: int) -> list[str]:
+def boot_argv(python: Sequence[str], control: int, code: int) -> list[str]:
     """Return the command that runs the helper with its socket and its code at these descriptors."""
-    return [python, "-I", "-S", "-c", BOOT, str(control), str(code)]
+    return [*python, "-c", BOOT, str(control), str(code)]
+
+
+def isolated(python: str) -> list[str]:
+    """Return the command of a Python that reads neither variables nor packages of anybody."""
+    return [python, "-I", "-S"]
 
 
 def system_python() -> str | None:

@@ -15,13 +15,20 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.helper_sandbox import NO_CORE, HelperSandbox, Isolation
-from hermes_rl.sandbox.launcher import Descriptors, LocalProcess, Program, boot_argv, helper_bundle, own_python
+from hermes_rl.sandbox.launcher import (
+    Descriptors,
+    LocalProcess,
+    Program,
+    boot_argv,
+    helper_bundle,
+    isolated,
+    own_python,
+)
 from hermes_rl.threads import done_in_thread
 
 log = logging.getLogger(__name__)
@@ -89,22 +96,18 @@ class NoIsolation(Isolation):
             await self._process.wait()
         finally:
             if self._folder is not None:
-                await done_in_thread(partial(_clear, self.id, self._folder))
+                folder = self._folder
+                await done_in_thread(lambda: _clear(self.id, folder))
 
     def _program(self, descriptors: Descriptors) -> Program:
-        argv = boot_argv(own_python(), descriptors.control, descriptors.code)
-        return Program(argv, own_python(), descriptors.all, descriptors.stderr)
+        python = own_python()
+        argv = boot_argv(isolated(python), descriptors.control, descriptors.code)
+        return Program(argv, python, descriptors.all, descriptors.stderr)
 
     def _check(self) -> None:
         if isinstance(self.config.network, tuple):
             raise UserError("sandbox.network with a list of hosts needs isolation, which the backend none has not")
-        limits = self.config.limits
-        missing = [name for name in limits.requested() if name not in ENFORCED]
-        if missing and not limits.best_effort:
-            raise UserError(
-                f"sandbox.limits.{missing[0]} cannot be enforced without a sandbox (backend none); "
-                "leave it out, or set limits.best_effort: true"
-            )
+        self.config.limits.require_at_most(ENFORCED, "without a sandbox (backend none)")
         paths = [self.config.workdir or "", *(file.to for file in self.config.files)]
         for path in paths:
             if path.startswith("/") or ".." in path.split("/"):

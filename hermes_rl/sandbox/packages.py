@@ -23,7 +23,7 @@ from typing import Any
 
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.images import cached
-from hermes_rl.sandbox.launcher import BOOT, own_python, system_python
+from hermes_rl.sandbox.launcher import isolated, own_python, system_python
 
 # -------------------------------------------------------------------------------- runtime of the helper
 # It is started through its own loader at a path of its own, so that nothing of the image has a part in it.
@@ -47,7 +47,7 @@ print(json.dumps({
 @functools.cache
 def runtime_folder(python: str) -> Path:
     """Return the folder for an interpreter of this machine; raises `SandboxFailure` where it cannot be looked at."""
-    done = subprocess.run([python, "-I", "-S", "-c", _LOOK], capture_output=True, env={}, timeout=60, check=False)
+    done = subprocess.run([*isolated(python), "-c", _LOOK], capture_output=True, env={}, timeout=60, check=False)
     if done.returncode != 0:
         raise SandboxFailure(f"{python} cannot be looked at: {done.stderr.decode('utf-8', 'replace')[-500:]}")
     description = json.loads(done.stdout)
@@ -56,15 +56,10 @@ def runtime_folder(python: str) -> Path:
     return cached(f"runtime/{key}", lambda folder: _copy(description, folder))
 
 
-def runtime_argv(folder: Path, control: int, code: int) -> list[str]:
-    """Return the command that runs the helper in a sandbox, as `boot_argv` for a Python of the system."""
-    return [*runtime_python(folder), "-c", BOOT, str(control), str(code)]
-
-
 def runtime_python(folder: Path) -> list[str]:
     """Return the command that runs in a sandbox the Python code behind `-c`, or behind `-` on its input."""
     loader, python = f"{RUNTIME_FOLDER}/lib/{_loader(folder)}", f"{RUNTIME_FOLDER}/bin/python3"
-    return [loader, "--library-path", f"{RUNTIME_FOLDER}/lib", python, "-I", "-S"]
+    return [loader, "--library-path", f"{RUNTIME_FOLDER}/lib", *isolated(python)]
 
 
 def _loader(folder: Path) -> str:

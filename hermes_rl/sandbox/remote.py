@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.base import (
@@ -38,6 +38,7 @@ from hermes_rl.sandbox.base import (
     BackgroundProcess,
     CommandResult,
     FileInfo,
+    Kind,
     Sandbox,
     SandboxConfig,
     sandbox_gone,
@@ -63,7 +64,7 @@ parent() { d=$(dirname -- "$1"; echo .); d=${d%??}; }
 kernels() { case $1/ in /proc/* | /sys/*) say printf '!13 kernel' ;; esac; }
 behind() { kernels "$(realpath -m -- "$1")"; }  # what a name leads to is not the kernel's
 beside() { parent "$1"; behind "$d"; }
-look='%f %s %Y'
+look() { find "$@" -printf '%f\0%y\0%s\0%m\0%T@\0' | base64 -w0; }
 """
 
 READ = rb"""there "$p"; behind "$p"; [ -d "$p" ] && fail 21; [ -e "$p" ] || fail 2; [ -f "$p" ] || fail 22
@@ -78,12 +79,11 @@ if [ "$more" = 1 ]; then base64 -d >>"$p" || fail 13; else base64 -d >"$p" || fa
 [ -n "$mode" ] && chmod "$mode" -- "$p"; [ -z "$mode$keep" ] && chmod 644 -- "$p"
 say true
 """
-STAT = rb"""if [ "$follow" = 1 ]; then behind "$p"; [ -e "$p" ] || missing "$p"; say stat -L -c "$look" -- "$p"; fi
-beside "$p"; there "$p"; say stat -c "$look" -- "$p"
+STAT = rb"""if [ "$follow" = 1 ]; then behind "$p"; [ -e "$p" ] || missing "$p"; say look -L "$p" -maxdepth 0; fi
+beside "$p"; there "$p"; say look "$p" -maxdepth 0
 """
 LIST = rb"""there "$p"; behind "$p"; [ -d "$p" ] || fail 20; [ -r "$p" ] || fail 13
-list() { find "$p/" -mindepth 1 -maxdepth 1 -printf '%f\0%y\0%s\0%m\0%T@\0' | base64 -w0; }
-say list
+say look "$p/" -mindepth 1 -maxdepth 1
 """
 CHMOD = rb"""behind "$p"; there "$p"; chmod "$mode" -- "$p" 2>/dev/null || fail 1; say true
 """
@@ -216,11 +216,8 @@ class RemoteProcess(BackgroundProcess):
         self.job = job
         self._ask, self._kill = ask, kill
         self._output: tuple[bytes, bool] = b"", False
-        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.ended = asyncio.get_running_loop().create_future()
         self._following = asyncio.create_task(self._follow())
-
-    def poll(self) -> int | None:
-        return self.ended.result() if self.ended.done() else None
 
     def output(self) -> bytes:
         return self._output[0]
@@ -228,10 +225,6 @@ class RemoteProcess(BackgroundProcess):
     @property
     def truncated(self) -> bool:
         return self._output[1]
-
-    async def wait(self, timeout: float | None = None) -> int | None:
-        done, _ = await asyncio.wait([self.ended], timeout=timeout)
-        return self.ended.result() if done else None
 
     async def write_stdin(self, data: bytes) -> None:
         if self.poll() is not None:
@@ -464,12 +457,7 @@ def machine(config: SandboxConfig) -> Machine:
         raise UserError(
             f"the sandbox backend {backend} cannot close its network: set sandbox.network: true, or use another"
         )
-    unable = [name for name in limits.requested() if name not in ABLE[backend]]
-    if unable and not limits.best_effort:
-        raise UserError(
-            f"sandbox.limits.{unable[0]} cannot be enforced by the backend {backend}; leave it out, or set "
-            "limits.best_effort: true"
-        )
+    limits.require_at_most(ABLE[backend], f"by the backend {backend}")
     lacking = missing(backend, config.environ)
     if lacking is not None:
         raise UserError(f"the sandbox backend {backend} cannot be used: {lacking}")
@@ -720,21 +708,14 @@ class RemoteSandbox(Sandbox):
 
     async def stat(self, path: str, *, follow: bool = True) -> FileInfo:
         words = await self._at(path, STAT, follow="1" if follow else "")
-        kinds = {0o100000: "file", 0o040000: "directory", 0o120000: "symlink"}
         with reading():
-            raw, size, mtime = words
-            mode = int(raw, 16)
-            kind = cast(Literal["file", "directory", "symlink", "other"], kinds.get(mode & 0o170000, "other"))
-            return FileInfo(posixpath.basename(self.resolve(path)), kind, int(size), mode & 0o7777, float(mtime))
+            (info,) = _entries(words, 1, path)
+        return info
 
     async def list_dir(self, path: str, *, limit: int = LIST_LIMIT) -> list[FileInfo]:
         words = await self._at(path, LIST, most=LISTING)
         with reading():
-            fields = base64.b64decode("".join(words)).split(b"\0")[:-1]
-            if len(fields) > 5 * limit:
-                raise OSError(errno.E2BIG, f"More than {limit} entries", path)
-            entries = [_info(fields[at : at + 5]) for at in range(0, len(fields), 5)]
-        return sorted(entries, key=lambda info: info.name)
+            return sorted(_entries(words, limit, path), key=lambda info: info.name)
 
     async def set_mode(self, path: str, mode: int) -> None:
         await self._at(path, CHMOD, mode=f"{mode:o}")
@@ -787,8 +768,15 @@ def encoded(limit: int) -> int:
     return limit * 4 // 3 + SMALL
 
 
-def _info(fields: list[bytes]) -> FileInfo:
-    name, kind, size, mode, mtime = fields
-    kinds = {b"f": "file", b"d": "directory", b"l": "symlink"}
-    known = cast(Literal["file", "directory", "symlink", "other"], kinds.get(kind, "other"))
-    return FileInfo(os.fsdecode(name), known, int(size), int(mode, 8), float(mtime))
+KINDS: Mapping[bytes, Kind] = {b"f": "file", b"d": "directory", b"l": "symlink"}
+
+
+def _entries(words: list[str], limit: int, path: str) -> list[FileInfo]:
+    """Return what `look` has printed; raises `OSError` (E2BIG) where that is more than `limit` entries."""
+    fields = base64.b64decode("".join(words)).split(b"\0")[:-1]
+    if len(fields) > 5 * limit:
+        raise OSError(errno.E2BIG, f"More than {limit} entries", path)
+    return [
+        FileInfo(os.fsdecode(name), KINDS.get(kind, "other"), int(size), int(mode, 8), float(mtime))
+        for name, kind, size, mode, mtime in zip(*[iter(fields)] * 5, strict=True)
+    ]

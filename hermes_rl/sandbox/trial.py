@@ -17,13 +17,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from hermes_rl.errors import HermesRLError
 from hermes_rl.sandbox.backends import create_sandbox
-from hermes_rl.sandbox.base import ResourceLimits, Sandbox, SandboxConfig
+from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
-from hermes_rl.sandbox.helper_system import descendants
+from hermes_rl.sandbox.helper_system import descendants, process_status
 from hermes_rl.sandbox.seccomp import MACHINES
 
 GOT, HELD = "GOT", "HELD"
@@ -152,17 +151,13 @@ async def _outlive(config: SandboxConfig) -> Trial:
         async with asyncio.timeout(SECONDS):
             async with create_sandbox(config) as sandbox:
                 await sandbox.run(command)
-                inside = _processes(sandbox)
+                inside = descendants(sandbox.pid) if isinstance(sandbox, HelperSandbox) else []
             left = await _still_there(inside)
     except TimeoutError:
         return Trial(name, False, f"it did not end within {SECONDS:g} s")
     except HermesRLError as error:
         return Trial(name, False, f"could not be tried: {error}")
     return Trial(name, bool(inside) and not left, f"{len(left)} of {len(inside)} processes are left")
-
-
-def _processes(sandbox: Sandbox) -> list[int]:
-    return descendants(sandbox.pid) if isinstance(sandbox, HelperSandbox) else []
 
 
 async def _still_there(pids: list[int]) -> list[int]:
@@ -176,7 +171,7 @@ async def _still_there(pids: list[int]) -> list[int]:
 
 def _runs(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
+        return process_status(pid)[0] not in b"ZX"
     except OSError:
         return False
 

@@ -16,10 +16,11 @@ import ast
 import functools
 import random
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hermes_rl.scoring.test_names import SKIPS
+from hermes_rl.scoring.test_names import Function, is_marked, last_name, parsed
 
 MOST, MOST_OF_A_TEST = 12, 3
 """Copies for one grading, and of one test: each costs what its test costs."""
@@ -95,11 +96,11 @@ def plant(sources: Mapping[str, str], tests: Iterable[str], seed: str) -> Plante
     wanted = set(tests)
     ways = [(file, test, way) for file in files.values() for test in file.tests(wanted) if (way := file.ways(test))]
     draw.shuffle(ways)
-    for file, test, (values, turned) in (ways * MOST_OF_A_TEST)[:MOST]:
+    for file, test, (values, turned, helper) in (ways * MOST_OF_A_TEST)[:MOST]:
         chosen = values if values and (not turned or draw.random() < VALUES_FIRST) else turned
         change = chosen.pop(draw.randrange(len(chosen))) if chosen else None
         if change is not None:
-            file.copy(test, change, draw)
+            file.copy(test, change, helper, draw)
     planted = {path: file.text() for path, file in files.items()}
     if not any(file.copies for file in files.values()):
         return None
@@ -108,9 +109,6 @@ def plant(sources: Mapping[str, str], tests: Iterable[str], seed: str) -> Plante
         {new: old for file in files.values() for new, old in file.originals.items()},
         {new: old for file in files.values() for new, old in file.copies.items()},
     )
-
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
@@ -122,11 +120,10 @@ class _Test:
 
 @dataclass(frozen=True)
 class _Change:
-    """A change of a function's source; `helper` is the function, where the test itself only calls it."""
+    """A change of a function's source."""
 
     node: ast.expr
     text: str
-    helper: Function | None = None
     around: tuple[str, str] | None = None
     """What is put before and behind the node, in the place of `text`."""
     whole: bool = False
@@ -145,13 +142,10 @@ class _File:
         for line in self._source.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
         self._edits: list[Edit] = []
-        try:
-            self._tree = ast.parse(source)
-        except (SyntaxError, ValueError, RecursionError):
-            self._tree = ast.Module([], [])
+        self._tree = parsed(source)
         self._helpers = {node.name: node for node in self._tree.body if isinstance(node, Function)}
-        self._names = set(re.findall(r"\w+", source))
-        self._counts = _counts(source)
+        self._counts = Counter(re.findall(r"\w+", source))
+        """How often each name stands in it."""
 
     def tests(self, wanted: set[str]) -> Iterator[_Test]:
         for node in self._tree.body:
@@ -161,36 +155,29 @@ class _File:
                 if isinstance(each, Function) and prefix + each.name in wanted and self._is_apart(each):
                     yield _Test(prefix + each.name, each, prefix)
 
-    def ways(self, test: _Test) -> tuple[list[_Change], list[_Change]] | None:
-        """Return what can be changed, values and assertions; of the functions that it calls where it has nothing."""
-        if any(isinstance(each, ast.Attribute | ast.Name) and _last(each) in SKIPS
-               for mark in test.function.decorator_list for each in ast.walk(mark)):  # fmt: skip
+    def ways(self, test: _Test) -> tuple[list[_Change], list[_Change], Function | None] | None:
+        """Return what can be changed, values and assertions; where the test has neither, of a helper that it calls."""
+        if is_marked(test.function):
             return None
-        found = list(_values(test.function)), list(_turned(test.function))
-        if any(found):
-            return found
-        called = {node.id for node in ast.walk(test.function) if isinstance(node, ast.Name)} & self._helpers.keys()
-        for name in sorted(called):
-            helper = self._helpers[name]
-            if self._is_apart(helper) and not any(
-                isinstance(node, ast.Name) and node.id == name for node in ast.walk(helper)
-            ):
-                found = list(_values(helper, helper)), list(_turned(helper, helper))
-                if any(found):
-                    return found
+        called = sorted(_names_in(test.function) & self._helpers.keys())
+        helpers = [self._helpers[name] for name in called if name not in _names_in(self._helpers[name])]
+        for helper in (None, *filter(self._is_apart, helpers)):
+            values, turned = list(_values(helper or test.function)), list(_turned(helper or test.function))
+            if values or turned:
+                return values, turned, helper
         return None
 
-    def copy(self, test: _Test, change: _Change, draw: random.Random) -> None:
-        """Put a changed copy before or behind a test; one of both keeps its name."""
+    def copy(self, test: _Test, change: _Change, helper: Function | None, draw: random.Random) -> None:
+        """Put a copy before or behind a test, changed itself or in a `helper`; one of both keeps its name."""
         other = self._other_name(test.function.name, draw)
         first = test.name not in self.copies.values()
-        rename = first and self._counts.get(test.function.name) == 1 and draw.random() < 0.5
-        edits = [self._edit(change)] if change.helper is None else []
-        if change.helper is not None:
-            helper_name = self._other_name(change.helper.name, draw)
-            self._beside(change.helper, [self._edit(change), self._named(change.helper, helper_name)], draw)
+        rename = first and self._counts[test.function.name] == 1 and draw.random() < 0.5
+        edits = [self._edit(change)] if helper is None else []
+        if helper is not None:
+            helper_name = self._other_name(helper.name, draw)
+            self._beside(helper, [self._edit(change), self._named(helper, helper_name)], draw)
             for node in ast.walk(test.function):
-                if isinstance(node, ast.Name) and node.id == change.helper.name:
+                if isinstance(node, ast.Name) and node.id == helper.name:
                     edits.append((*self._place(node), helper_name.encode()))
         own = self._named(test.function, other)
         self._beside(test.function, edits if rename else [*edits, own], draw)
@@ -206,9 +193,9 @@ class _File:
 
     def _other_name(self, name: str, draw: random.Random) -> str:
         stem = re.sub(r"_\d{1,3}$", "", name)
-        while (other := f"{stem}_{draw.randrange(1, 100)}") in self._names:
+        while (other := f"{stem}_{draw.randrange(1, 100)}") in self._counts:
             stem = f"{stem}_{draw.randrange(1, 10)}"
-        self._names.add(other)
+        self._counts[other] = 1
         return other
 
     def _beside(self, function: Function, edits: Sequence[Edit], draw: random.Random) -> None:
@@ -264,11 +251,8 @@ def _edited(source: bytes, offset: int, edits: Iterable[Edit]) -> bytes:
     return b"".join([*parts, source[at:]])
 
 
-def _counts(source: str) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for word in re.findall(r"\w+", source):
-        counts[word] = counts.get(word, 0) + 1
-    return counts
+def _names_in(function: Function) -> set[str]:
+    return {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
 
 
 # ------------------------------------------------------------------ what is changed
@@ -279,7 +263,8 @@ def _certain(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     for statement in statements:
         yield statement
         if isinstance(statement, ast.With | ast.AsyncWith):
-            raising = any(_called(item.context_expr) in RAISES for item in statement.items)
+            called = [item.context_expr.func for item in statement.items if isinstance(item.context_expr, ast.Call)]
+            raising = any(last_name(function) in RAISES for function in called)
             yield from () if raising else _certain(statement.body)
         elif isinstance(statement, ast.For) and isinstance(statement.iter, ast.List | ast.Tuple):
             yield from _certain(statement.body)
@@ -298,16 +283,16 @@ def _asserted(function: Function) -> Iterator[ast.Assert | ast.Call]:
             yield from (item.context_expr for item in statement.items if isinstance(item.context_expr, ast.Call))
 
 
-def _values(function: Function, helper: Function | None = None) -> Iterator[_Change]:
+def _values(function: Function) -> Iterator[_Change]:
     """Yield what equations expect of the code under test: constants, and those of tables that come there by a name."""
     sides = [side for node in _asserted(function) for side in _expected_sides(node)]
     for side in sides:
-        yield from (_other_value(constant, helper) for constant in _constants(side))
+        yield from map(_other_value, _constants(side))
     by_name = [side.id for side in map(_unwrapped, sides) if isinstance(side, ast.Name)]
     read = [node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
     only = {name for name in by_name if read.count(name) == by_name.count(name)}
     for value in _of_tables(function, only):
-        yield from (_other_value(constant, helper) for constant in _constants(value))
+        yield from map(_other_value, _constants(value))
 
 
 def _expected_sides(node: ast.Assert | ast.Call) -> Iterator[ast.expr]:
@@ -331,7 +316,7 @@ def _calls_nothing(node: ast.expr) -> bool:
         ast.operator, ast.unaryop,
     )  # fmt: skip
     if isinstance(node, ast.Call):
-        return _last(node.func) in WRAPPERS and all(map(_calls_nothing, node.args))
+        return last_name(node.func) in WRAPPERS and all(map(_calls_nothing, node.args))
     return isinstance(node, allowed) and all(
         _calls_nothing(each) for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)
     )
@@ -352,7 +337,7 @@ def _constants(node: ast.expr) -> list[ast.Constant]:
 def _of_tables(function: Function, names: set[str]) -> Iterator[ast.expr]:
     """Yield the values that these names take in tables: the cases of `parametrize`, and what a loop goes through."""
     for mark in function.decorator_list:
-        if isinstance(mark, ast.Call) and _last(mark.func) == "parametrize" and len(mark.args) > 1:
+        if isinstance(mark, ast.Call) and last_name(mark.func) == "parametrize" and len(mark.args) > 1:
             yield from _column(_argument_names(mark.args[0]), mark.args[1], names)
     for node in _certain(function.body):
         if isinstance(node, ast.For):
@@ -379,7 +364,7 @@ def _column(columns: list[str], table: ast.expr, names: set[str]) -> Iterator[as
             yield from (case.elts[place] for place in places)
 
 
-def _other_value(node: ast.Constant, helper: Function | None) -> _Change:
+def _other_value(node: ast.Constant) -> _Change:
     """Return a value of the same type that is not equal, and not near."""
     value = node.value
     if isinstance(value, bool):
@@ -394,27 +379,17 @@ def _other_value(node: ast.Constant, helper: Function | None) -> _Change:
         text = repr(value + b"k")
     else:
         text = "0"
-    return _Change(node, text, helper)
+    return _Change(node, text)
 
 
-def _turned(function: Function, helper: Function | None = None) -> Iterator[_Change]:
+def _turned(function: Function) -> Iterator[_Change]:
     """Yield assertions as their opposites, and other exceptions than those that are to be raised."""
     for node in _asserted(function):
         if isinstance(node, ast.Assert):
             if not isinstance(node.test, ast.Constant):
-                yield _Change(node.test, "", helper, around=("not (", ")"))
+                yield _Change(node.test, "", around=("not (", ")"))
         elif isinstance(node.func, ast.Attribute):
             if node.func.attr in OPPOSITES:
-                yield _Change(node.func, OPPOSITES[node.func.attr], helper)
-            elif node.func.attr in RAISES and node.args and _last(node.args[0]):
-                yield _Change(node.args[0], OTHER_ERROR, helper, whole=True)
-
-
-def _called(node: ast.expr) -> str:
-    """Return the last name of what a call calls."""
-    return _last(node.func) if isinstance(node, ast.Call) else ""
-
-
-def _last(node: ast.expr) -> str:
-    """Return the last name of ``a.b.name`` or ``name``."""
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+                yield _Change(node.func, OPPOSITES[node.func.attr])
+            elif node.func.attr in RAISES and node.args and last_name(node.args[0]):
+                yield _Change(node.args[0], OTHER_ERROR, whole=True)

@@ -87,9 +87,6 @@ def _load(points: list[EntryPoint]) -> Any:
 
 log = logging.getLogger(__name__)
 
-CONTEXT = INJECTED
-"""Parameter names that mean something of the rollout or the run, never an argument of the spec."""
-
 PURE_SECONDS = 300.0
 """Seconds that a reward may take which looks at what was said alone; a spec's `timeout` takes its place."""
 SHIPPED_SECONDS = 1.5
@@ -218,11 +215,11 @@ class RewardFunction:
             UserError: the function does not take an argument, or needs another one.
         """
         for key in given:
-            if key in CONTEXT or (key not in self.parameters and not self.open):
-                known = ", ".join(name for name in self.parameters if name not in CONTEXT) or "none"
+            if key in INJECTED or (key not in self.parameters and not self.open):
+                known = ", ".join(name for name in self.parameters if name not in INJECTED) or "none"
                 raise UserError(f"reward {self.name!r} takes no argument {key!r}; its arguments: {known}")
         for key in self.needed:
-            if key not in given and key not in CONTEXT and key not in roles:
+            if key not in given and key not in INJECTED and key not in roles:
                 raise UserError(
                     f"reward {self.name!r} needs {key!r}: give it under args (--set rewards.{self.name}.args.{key}=…; "
                     "with another fn, the args of before are gone)"

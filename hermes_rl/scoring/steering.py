@@ -27,92 +27,16 @@ MODULES = (
     *("coverage", "mock"),
 )
 """What Python, pytest of any version and its plug-ins import: something new of that name would come instead."""
-ADDED = frozenset(
-    {
-        ".py",
-        ".pyi",
-        ".pyx",
-        ".pxd",
-        ".ipynb",
-        ".c",
-        ".h",
-        ".cc",
-        ".cpp",
-        ".cxx",
-        ".hpp",
-        ".hh",
-        ".m",
-        ".cu",
-        ".rs",
-        ".go",
-    }
-    | {
-        ".java",
-        ".kt",
-        ".scala",
-        ".rb",
-        ".php",
-        ".pl",
-        ".r",
-        ".jl",
-        ".lua",
-        ".swift",
-        ".hs",
-        ".ml",
-        ".ex",
-        ".exs",
-        ".erl",
-    }
-    | {
-        ".js",
-        ".mjs",
-        ".cjs",
-        ".jsx",
-        ".ts",
-        ".tsx",
-        ".vue",
-        ".svelte",
-        ".css",
-        ".scss",
-        ".less",
-        ".html",
-        ".htm",
-        ".xml",
-    }
-    | {
-        ".sh",
-        ".bash",
-        ".bat",
-        ".ps1",
-        ".sql",
-        ".graphql",
-        ".proto",
-        ".tmpl",
-        ".tpl",
-        ".jinja",
-        ".jinja2",
-        ".j2",
-        ".mako",
-    }
-    | {".md", ".rst", ".txt", ".tex", ".adoc", ".pdf", ".svg", ".png", ".jpg", ".jpeg", ".gif", ".ico", ".webp", ".wav"}
-    | {".json", ".jsonl", ".yaml", ".yml", ".toml", ".csv", ".tsv", ".ini", ".cfg", ".conf", ".properties", ".lock"}
-    | {".po", ".pot", ".mo", ".dat", ".data", ".in", ".out", ".expected", ".golden", ".snap", ".diff", ".patch", ".log"}
-    | {
-        ".npy",
-        ".npz",
-        ".parquet",
-        ".bin",
-        ".gz",
-        ".bz2",
-        ".xz",
-        ".ttf",
-        ".woff",
-        ".woff2",
-        ".mp3",
-        ".typed",
-        ".example",
-    }
-)
+_ENDINGS = """
+    py pyi pyx pxd ipynb c h cc cpp cxx hpp hh m cu rs go java kt scala rb php pl r jl lua swift hs ml ex exs erl
+    js mjs cjs jsx ts tsx vue svelte css scss less html htm xml
+    sh bash bat ps1 sql graphql proto tmpl tpl jinja jinja2 j2 mako
+    md rst txt tex adoc pdf svg png jpg jpeg gif ico webp wav
+    json jsonl yaml yml toml csv tsv ini cfg conf properties lock
+    po pot mo dat data in out expected golden snap diff patch log
+    npy npz parquet bin gz bz2 xz ttf woff woff2 mp3 typed example
+"""
+ADDED = frozenset(f".{ending}" for ending in _ENDINGS.split())
 """Endings of what honest patches add: source, data, documents, tests of their own."""
 ADDED_NAMES = re.compile(
     r"(README|LICEN[CS]E|COPYING|NOTICE|AUTHORS|CONTRIBUTORS|CHANGE(S|LOG)|HISTORY|NEWS|TODO|INSTALL|VERSION|MANIFEST)"

@@ -18,6 +18,7 @@ PROGRAM = re.compile(r"python[\d.]*\s+-m\s+(?!pytest|unittest)")
 """Python's own ``-m``, which selects no tests."""
 SKIPS = frozenset({"skip", "skipif", "skipIf", "skipUnless", "xfail", "expectedFailure"})
 """Marks of a test that may be skipped, or fail as expected."""
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def collected(command: str, sources: Mapping[str, str]) -> list[str] | None:
@@ -39,12 +40,16 @@ def collected(command: str, sources: Mapping[str, str]) -> list[str] | None:
         named = {path: text for path, text in sources.items() if _by_custom(posixpath.basename(path))}
     names = []
     for path, source in named.items():
-        try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError):
-            continue
-        names += [f"{path}::{test}" for test in _tests(tree, plain=runner.group(1) != "unittest")]
+        names += [f"{path}::{test}" for test in _tests(parsed(source), plain=runner.group(1) != "unittest")]
     return names
+
+
+def parsed(source: str) -> ast.Module:
+    """Return the tree of a file; an empty one where it is no Python."""
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return ast.Module([], [])
 
 
 def may_skip(sources: Mapping[str, str]) -> set[str]:
@@ -54,23 +59,18 @@ def may_skip(sources: Mapping[str, str]) -> set[str]:
     """
     marked: set[str] = set()
     for path, source in sources.items():
-        try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError, RecursionError):
-            continue
+        tree = parsed(source)
         whole = _all_marked(tree.body)
         for node in tree.body:
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if not isinstance(node, Function | ast.ClassDef):
                 continue
-            own = whole or any(map(_is_mark, node.decorator_list))
+            own = whole or is_marked(node)
             if not isinstance(node, ast.ClassDef):
                 marked |= {f"{path}::{node.name}"} if own else set()
                 continue
             own = own or _all_marked(node.body)
-            tests = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
-            marked |= {
-                f"{path}::{node.name}::{test.name}" for test in tests if own or any(map(_is_mark, test.decorator_list))
-            }
+            tests = [each for each in node.body if isinstance(each, Function)]
+            marked |= {f"{path}::{node.name}::{test.name}" for test in tests if own or is_marked(test)}
     return marked
 
 
@@ -84,10 +84,14 @@ def _all_marked(body: Sequence[ast.stmt]) -> bool:
     )
 
 
+def is_marked(node: Function | ast.ClassDef) -> bool:
+    """Whether a decorator marks a test, or all of a class, to be skipped."""
+    return any(map(_is_mark, node.decorator_list))
+
+
 def _is_mark(node: ast.expr) -> bool:
     """Whether a mark to skip stands in a decorator, also where it is one case's of `parametrize`."""
-    names = (each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in ast.walk(node))
-    return any(name in SKIPS for name in names)
+    return any(last_name(each) in SKIPS for each in ast.walk(node))
 
 
 def passed(name: str, outcomes: Iterable[tuple[str, str]], *, may_skip: bool = False) -> bool:
@@ -162,12 +166,16 @@ def _collects(node: ast.ClassDef, *, plain: bool, case: bool) -> bool:
 
 def _is_test(node: ast.stmt) -> bool:
     """Return a test function, but for one that a decorator may turn into something else altogether."""
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not node.name.startswith("test"):
+    if not isinstance(node, Function) or not node.name.startswith("test"):
         return False
     return not any(_base(each) in ("fixture", "property", "staticmethod") for each in node.decorator_list)
 
 
 def _base(node: ast.expr) -> str:
     """Return the last name of ``a.b.Name`` or ``a.Name(…)``."""
-    node = node.func if isinstance(node, ast.Call) else node
+    return last_name(node.func if isinstance(node, ast.Call) else node)
+
+
+def last_name(node: ast.AST) -> str:
+    """Return the last name of ``a.b.name`` or ``name``."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

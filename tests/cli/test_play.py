@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.test_run import environment
+from tests.commands import hermes
 
 SPEC = """
 dataset: {items: [{word: blue}, {word: red}]}
@@ -25,10 +24,7 @@ SCRIPTED = "servers: {policy: {type: scripted}}"
 
 def play(folder: Path, *more: str, typed: str = "", spec: str = SPEC) -> subprocess.CompletedProcess[str]:
     (folder / "words.yaml").write_text(spec)
-    return subprocess.run(
-        [sys.executable, "-m", "hermes_rl.cli.main", "play", "words.yaml", *more],
-        cwd=folder, env=environment(), input=typed, capture_output=True, text=True, timeout=90, check=False,
-    )  # fmt: skip
+    return hermes("play", "words.yaml", *more, cwd=folder, typed=typed)
 
 
 def test_a_rollout_is_seen_as_it_goes_and_nothing_is_recorded(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,25 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
-
-def hermes(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hermes_rl.cli.main", *arguments],
-        cwd=cwd,
-        env=environment(env),
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-
-
-def environment(more: dict[str, str] | None = None) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("OPENAI")}
-    return {**kept, "PYTHONPATH": str(ROOT), **(more or {})}
+from tests.commands import ROOT, environment, hermes
 
 
 def listen_to_ctrl_c() -> None:

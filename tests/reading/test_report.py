@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import subprocess
-import sys
 import time
 from base64 import b64encode
 from html.parser import HTMLParser
@@ -17,6 +15,7 @@ import pytest
 
 from hermes_rl.reading.record import RunRecord
 from hermes_rl.reading.report import NAME, asset, embedded, report, sample, write_report
+from tests.commands import hermes
 from tests.reading.hostile import HOSTILE, UNSEEN, hostile_line, strings
 from tests.reading.recorded import recorded, write_run
 
@@ -60,11 +59,6 @@ def read(run: Path) -> RunRecord:
     record = RunRecord(run)
     record.refresh()
     return record
-
-
-def hermes(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hermes_rl.cli.main", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_a_report_loads_nothing_and_runs_its_own_script_alone(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from hermes_rl.agent.result import AgentResult, ToolCall, Usage
 from hermes_rl.errors import RewardFailure
-from hermes_rl.scoring.grader import CONTEXT, find_reward
+from hermes_rl.scoring.grader import find_reward
 from hermes_rl.shipped import shipped_rewards
+from hermes_rl.spec.model import INJECTED
 from tests.rewards.played import graded, said
 
 
@@ -232,5 +233,5 @@ def test_the_docs_have_every_shipped_reward_with_its_arguments() -> None:
     rows = {row[0]: row[1] for row in re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE)}
     for name in shipped_rewards():
         reward = find_reward(name, None)
-        arguments = {key for key in reward.parameters if key not in CONTEXT}
+        arguments = {key for key in reward.parameters if key not in INJECTED}
         assert set(re.findall(r"`(\w+)", rows[name])) == arguments, name

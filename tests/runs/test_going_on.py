@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,17 @@ from tests.cli.test_run import hermes, lines
 RUN = ["run", "terminal-files", "process", "--out", "run", "--quiet", "--set", "process.groups=1"]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    done = hermes(*RUN, cwd=tmp_path)
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("played")
+    done = hermes(*RUN, cwd=folder)
     assert done.returncode == 0, done.stderr
-    return tmp_path
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, played: Path) -> Path:
+    return shutil.copytree(played, tmp_path, dirs_exist_ok=True)
 
 
 @pytest.mark.parametrize(

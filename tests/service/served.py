@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.api.summing import CODE, TEXT
+from tests.commands import ROOT, Command
 
-ROOT = Path(__file__).parents[2]
 TOKEN = "a-long-random-value"
 PATIENCE = 60.0
 SPEC = TEXT + "servers: {policy: {type: scripted}}\n"
@@ -51,17 +51,18 @@ class Served:
     ) -> None:
         self.token = token
         secured = ["--token-env", "SERVICE_TOKEN"] if token is not None else []
-        command = [python, "-m", "hermes_rl.cli.main", "rollouts", str(spec), "--listen", "127.0.0.1:0"]
+        words = ["rollouts", str(spec), "--listen", "127.0.0.1:0", *secured, *options]
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "SERVICE_TOKEN": token or "", **(environ or {})}
         self.log = spec.parent / "service.log"
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*command, *secured, *options],
-                cwd=spec.parent,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "SERVICE_TOKEN": token or "", **(environ or {})},
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
+        reader, writer = os.pipe()
+        self._stdout = os.fdopen(reader)
+        self.process: Command | subprocess.Popen[bytes]
+        with self.log.open("a") as log, os.fdopen(writer, "w") as stdout, Path(os.devnull).open() as nothing:
+            if python == sys.executable:
+                self.process = Command(*words, cwd=spec.parent, env=env, streams=(nothing, stdout, log))
+            else:
+                command = [python, "-m", "hermes_rl.cli.main", *words]
+                self.process = subprocess.Popen(command, cwd=spec.parent, env=env, stdout=stdout, stderr=log)
         self.port = self._port()
 
     @property
@@ -77,9 +78,9 @@ class Served:
         lines: queue.Queue[str | None] = queue.Queue()
 
         def read() -> None:
-            assert self.process.stdout is not None
-            for line in self.process.stdout:
-                lines.put(line)
+            with self._stdout:
+                for line in self._stdout:
+                    lines.put(line)
             lines.put(None)
 
         threading.Thread(target=read, daemon=True).start()

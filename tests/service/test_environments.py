@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.commands import ROOT
 from tests.service.playing import holds, many, named, policy
-from tests.service.served import PLAYED, ROOT, TOKEN, Served, spec_in, until
+from tests.service.served import PLAYED, TOKEN, Served, spec_in, until
 from tests.service.test_batches import by_group
 
 ODD = "zwei/drei %20 & ü"

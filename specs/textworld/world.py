@@ -10,7 +10,7 @@ from hermes_rl import UserError
 
 GAMES = [
     {"rooms": rooms, "objects": 2 * rooms, "quest": quest, "seed": seed}
-    for seed in range(6)
+    for seed in range(8)
     for rooms, quest in ((2, 2), (3, 3), (5, 4), (6, 6))
 ]
 

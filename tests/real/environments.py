@@ -287,6 +287,12 @@ def tinker_python() -> Path:
     return python_of("tinker", upon=trl_python(), whole=True)
 
 
+def ports_python() -> Path:
+    """Return the Python of an environment with what shipped ports play, and all that hermes-rl depends on."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    return python_of("ports", beside=project["dependencies"])
+
+
 def build_all() -> None:
     """Build whatever is not there yet, two at a time: the environments, and the files that tests take from packages."""
     own = [vllm_python, trl_python]  # which others stand on

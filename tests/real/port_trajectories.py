@@ -1,0 +1,165 @@
+"""Play trajectories that are made of each row's solution through a shipped port, and through the original.
+
+    python port_trajectories.py NAME
+
+Prints a JSON object: `gold`, how many solutions score 1 and of how many; `trajectories`; and `differ`, those whose
+scores are not the same, with both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from hermes_rl import Policy, Rollout, open_env
+from hermes_rl.data.rows import Row
+
+ROOT = Path(__file__).resolve().parents[2]
+AT_A_TIME = 8
+Script = list[str]
+"""What the agent says, turn by turn; it is played no further."""
+
+
+def scripts(gold: Script, filler: str, other: Script) -> Iterator[tuple[str, Script]]:
+    """Kinds of trajectories that are made of a solution."""
+    yield "gold", gold
+    yield "nothing", [""]
+    yield "words", [filler]
+    if len(gold) > 1:
+        yield "the last one missing", gold[:-1]
+        yield "the first one missing", gold[1:]
+        yield "reversed", gold[::-1]
+        yield "each twice", [turn for turn in gold for _ in range(2)]
+    yield "words before", [filler, *gold]
+    yield "words twice before", [filler, filler, *gold]
+    if other and other != gold:
+        yield "of another row", other
+
+
+# --------------------------------------------------------------------------------------------------- The originals
+
+
+def reasoning_gym(row: Row, script: Script) -> float:
+    from reasoning_gym import create_dataset
+    from reasoning_gym.utils import extract_answer
+
+    columns = row.columns
+    dataset = create_dataset(columns["dataset"], seed=columns["seed"], size=50)
+    try:
+        return float(dataset.score_answer(extract_answer(script[0]), dataset[columns["index"]]))
+    except Exception:  # noqa: BLE001 - some of its scorers raise, which is no answer
+        return 0.0
+
+
+def textworld(row: Row, script: Script) -> float:
+    import textworld as original
+
+    file = Path.home() / ".cache" / "hermes-rl" / "textworld-1.7" / f"{row.columns['id']}.z8"
+    game = original.start(str(file), original.EnvInfos(max_score=True, won=True, lost=True))
+    state, done = game.reset(), False
+    for command in script:
+        if not done:
+            state, _, done = game.step(command)
+    game.close()
+    return float(state.score) / float(state.max_score)
+
+
+def textarena(row: Row, script: Script) -> float:
+    import textarena as original
+
+    game = original.make(row.columns["game"])
+    game.reset(num_players=1, seed=row.columns["seed"])
+    done = False
+    for move in script:
+        if not done:
+            game.get_observation()
+            done, _ = game.step(move)
+    return max(-1.0, min(1.0, float(game.close()[0][0]))) if done else 0.0
+
+
+# ------------------------------------------------------------------------------------------------------- The ports
+
+
+def answers(row: Row) -> Script:
+    return [] if row.columns["answer"] is None else [f"<answer>{row.columns['answer']}</answer>"]
+
+
+def variants(row: Row, others: Sequence[Row]) -> Iterator[tuple[str, Script]]:
+    """One answer is the whole of a trajectory: what may be written differently is in it."""
+    answer = row.columns["answer"]
+    if answer is not None:
+        yield "gold", answers(row)
+        yield "blanks", [f"So: <answer>  {answer} \n</answer>"]
+        yield "a sentence", [f"<answer>The answer is {answer}.</answer>"]
+        yield "upper case", [f"<answer>{answer.upper()}</answer>"]
+    yield "no tags", [str(answer)]
+    yield "nothing", ["<answer></answer>"]
+    yield "another one's", [f"<answer>{others[0].columns['answer']}</answer>"]
+
+
+PORTS: dict[str, tuple[Callable[[Row, Script], float], int]] = {
+    "reasoning-gym": (reasoning_gym, 98),
+    "textworld": (textworld, 32),
+    "textarena": (textarena, 75),
+}
+"""The original, and how many rows are played."""
+
+
+def trajectories(name: str, rows: Sequence[Row]) -> Iterator[tuple[Row, str, Script]]:
+    solutions = {"textworld": "walkthrough", "textarena": "moves"}
+    for number, row in enumerate(rows):
+        other = rows[number - 1]
+        if name == "reasoning-gym":
+            made = variants(row, [other])
+        else:
+            key = solutions[name]
+            gold, another = ([turn["say"] for turn in each.columns[key]] for each in (row, other))
+            made = scripts(gold, "look" if name == "textworld" else "hm", another) if gold else nothing()
+        yield from ((row, kind, script) for kind, script in made)
+
+
+def nothing() -> Iterator[tuple[str, Script]]:
+    """Of a game whose solution is not known."""
+    yield "nothing", [""]
+    yield "no move", ["hm", "hm"]
+    yield "numbers", ["[1]", "[2]", "[1 1]", "[3]", "[2 2]", "[5]"]
+    yield "ways", ["[up]", "[left]", "[down]", "[right]"] * 3
+
+
+async def played(env: Any, row: Row, script: Script) -> Rollout:
+    async def chat(messages: list[dict[str, Any]], tools: Any) -> dict[str, Any]:
+        said = sum(message["role"] == "assistant" for message in messages)
+        return {"role": "assistant", "content": script[said] or " "}
+
+    return await env.play(row, Policy.chat(chat), sampling={"max_turns": len(script)})
+
+
+async def main(name: str) -> None:
+    original, count = PORTS[name]
+    async with open_env(str(ROOT / "specs" / name / f"{name}.yaml")) as env:
+        rows = list(islice(env.rows(), count))
+        made, free = list(trajectories(name, rows)), asyncio.Semaphore(AT_A_TIME)
+
+        async def score(row: Row, script: Script) -> float | str:
+            async with free:
+                rollout = await played(env, row, script)
+            return f"{rollout.ending}: {rollout.error}" if rollout.score is None else rollout.score
+
+        scores = await asyncio.gather(*(score(row, script) for row, _, script in made))
+    differ, gold = [], []
+    for (row, kind, script), ours in zip(made, scores, strict=True):
+        theirs = original(row, script)
+        if kind == "gold":
+            gold.append(theirs == 1)
+        if ours != theirs:
+            differ.append([row.key, kind, ours, theirs])
+    print(json.dumps({"gold": [sum(gold), len(gold)], "trajectories": len(made), "differ": differ}))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

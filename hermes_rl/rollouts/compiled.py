@@ -12,7 +12,7 @@ import functools
 import io
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -40,6 +40,7 @@ from hermes_rl.rollouts.sandboxes import (
     Keep,
     RewardSandboxes,
     Tooling,
+    laid_files,
     reward_args,
     sandbox_config,
 )
@@ -149,20 +150,30 @@ def with_thinking(messages: list[Message], thinking: str | None) -> list[Message
     return [{"role": "system", "content": text}, *messages[1 if first is not None else 0 :]]
 
 
-def program_of(program: ProgramSection, row: Row, messages: Sequence[Message], rollout_id: str) -> AgentProgram:
-    """Return the agent program, rendered for the row.
+def program_of(
+    spec: Spec, program: ProgramSection, row: Row, messages: Sequence[Message], rollout_id: str, context: int
+) -> AgentProgram:
+    """Return the agent program, rendered for the row; `context` is in tokens.
 
     Raises:
         TemplateError: a template does not work for this row.
+        UserError: one of its files cannot be read, lies outside of the spec's folder, or is laid down twice.
     """
     system = next((text_of(message["content"]) for message in messages if message["role"] == "system"), "")
     prompt = text_of(messages[-1]["content"]) if messages else ""
-    said = (prompt, system, endpoint_of(rollout_id), rollout_id)
+    said = (prompt, system, endpoint_of(rollout_id), rollout_id, context)
     values = {**row.columns, **dict(zip(PROGRAM_VALUES, said, strict=True))}
     command = render(program.command, values, where="agent.program.command", key=row.key)
     env = render(program.env, values, where="agent.program.env", key=row.key)
+    place = "agent.program.files"
+    files = tuple(
+        render_section(file, values, where=f"{place}.{index}", key=row.key) for index, file in enumerate(program.files)
+    )
     return AgentProgram(
-        tuple(map(str, command)), {name: str(value) for name, value in env.items()}, tuple(program.train)
+        tuple(map(str, command)),
+        {name: str(value) for name, value in env.items()},
+        laid_files(files, spec.folder, place),
+        tuple(program.train),
     )
 
 
@@ -515,9 +526,13 @@ class CompiledSpec:
             opens=user.opens,
         )
 
-    def program(self, key: RolloutKey, runtime: ToolRuntime) -> AgentProgram | None:
+    async def program(
+        self, key: RolloutKey, runtime: ToolRuntime, context: Callable[[], Awaitable[int]]
+    ) -> AgentProgram | None:
         program = self.spec.agent.program
-        return None if program is None else program_of(program, key.row, self.prompt(key.row), runtime.task_id)
+        if program is None:
+            return None
+        return program_of(self.spec, program, key.row, self.prompt(key.row), runtime.task_id, await context())
 
     def _register_scripts(self, key: RolloutKey, name: str) -> None:
         user = self.spec.user

@@ -49,6 +49,41 @@ if TYPE_CHECKING:
     from hermes_rl.spec.templates import TemplateError
 
 
+# ------------------------------------------------------------------------------- what several sections are made of
+
+
+def _short_for(key: str, *kinds: type) -> BeforeValidator:
+    """Return what reads a value of these kinds, written in place of the whole section, as the section with that key."""
+    return BeforeValidator(lambda value: {key: value} if isinstance(value, kinds) else value)
+
+
+def _mode(value: Any) -> Any:
+    """Permission bits from digits that are octal however they are written: ``0755`` is the YAML number 755."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return value
+    if not re.fullmatch(r"(0o)?[0-7]{1,5}", str(value)):
+        raise wrong("expected octal permissions such as 0755")
+    return int(str(value).removeprefix("0o"), 8)
+
+
+# Written with the sign that says octal, so that a section that is written out and read again keeps its bits.
+FileMode = Annotated[int, BeforeValidator(_mode), PlainSerializer(lambda value: f"0o{value:03o}"), MayTemplate()]
+
+
+class File(Section):
+    """A file put into the sandbox: exactly one of content, from, base64."""
+
+    to: SystemText = Field(description="Path in the sandbox, relative to its working directory.")
+    content: str | None = Field(None, description="Text of the file.")
+    from_: str | None = Field(
+        None, alias="from", description="File or folder to copy, below the folder of the spec after symlinks."
+    )
+    base64: str | None = Field(None, description="Bytes of the file in base64.")
+    mode: FileMode | None = Field(
+        None, description="Permissions in octal digits, such as 0755; default: those of the source, else 0644."
+    )
+
+
 # ----------------------------------------- ``agent``: how the policy is asked, and when a rollout has had enough
 
 
@@ -68,7 +103,7 @@ def _words(value: Any) -> Any:
     return ("/bin/sh", "-c", value) if isinstance(value, str) else value
 
 
-PROGRAM_VALUES = ("prompt", "system", "endpoint", "token")
+PROGRAM_VALUES = ("prompt", "system", "endpoint", "token", "context")
 """What templates of `agent.program` know beside the row's columns."""
 
 
@@ -76,13 +111,23 @@ class ProgramSection(Section):
     """An agent program that plays instead of the loop; it finds the model at an address in its sandbox.
 
     Its templates know the row's columns, and `prompt` (the text of the last message of the prompt), `system` (that of
-    its system message), `endpoint` (the model's address, without /v1) and `token` (what it may send as a key).
+    its system message), `endpoint` (the model's address, without /v1), `token` (what it may send as a key) and
+    `context` (the tokens of the longest conversation).
     """
 
+    recipe: str | None = Field(
+        None,
+        description="Name of a shipped recipe, or path of one; it is laid below the spec, so that what the spec says "
+        "wins, and lists of packages, files and setup are joined.",
+    )
+    name: str | None = Field(None, description="Name and version, for people; default: the recipe's.")
     command: Annotated[Seq[SystemText], BeforeValidator(_words)] = Field(
-        description="What is run in the sandbox: a list of words, or a text for a shell."
+        (), description="What is run in the sandbox: a list of words, or a text for a shell."
     )
     env: Map[EnvText] = Field(EMPTY, description="Environment variables of the program.")
+    files: Seq[File] = Field(
+        (), description="Files of the program, laid down before it starts, such as its configuration."
+    )
     train: Seq[Literal["main", "subagents", "summaries", "side_calls", "rejected", "changed"]] = Field(
         ("main", "subagents"),
         description="Kinds of its calls that are trained on; all others are left out, and counted in the record.",
@@ -126,8 +171,8 @@ class Agent(Section):
         "is sent, for servers that refuse one.",
     )
     extra_body: FreeMap = Field(EMPTY, description="More fields for the body of each request; chat servers only.")
-    program: Late[ProgramSection] | None = Field(
-        None, description="An agent program that plays instead of the loop; default: the loop."
+    program: Annotated[Late[ProgramSection], _short_for("recipe", str)] | None = Field(
+        None, description="An agent program that plays instead of the loop: the name of its recipe, or all of it."
     )
 
 
@@ -165,11 +210,6 @@ _FILES_SCHEMA = {
 }
 DataFiles = Annotated[Any, PlainValidator(_data_files), WithJsonSchema(_FILES_SCHEMA)]
 Items = Seq[FreeMap]
-
-
-def _short_for(key: str, *kinds: type) -> BeforeValidator:
-    """Return what reads a value of these kinds, written in place of the whole section, as the section with that key."""
-    return BeforeValidator(lambda value: {key: value} if isinstance(value, kinds) else value)
 
 
 class EvalRows(Section):
@@ -340,17 +380,6 @@ BACKENDS = ("bubblewrap", "docker", "modal", "daytona", "ssh", "singularity", "n
 """Backends by name; a package may publish more."""
 
 
-def _mode(value: Any) -> Any:
-    """Permission bits from digits that are octal however they are written: ``0755`` is the YAML number 755."""
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        return value
-    if not re.fullmatch(r"(0o)?[0-7]{1,5}", str(value)):
-        raise wrong("expected octal permissions such as 0755")
-    return int(str(value).removeprefix("0o"), 8)
-
-
-# Written with the sign that says octal, so that a section that is written out and read again keeps its bits.
-FileMode = Annotated[int, BeforeValidator(_mode), PlainSerializer(lambda value: f"0o{value:03o}"), MayTemplate()]
 Network = Annotated[
     Annotated[bool, Tag("switch")] | Annotated[Seq[str], Tag("hosts")],
     Discriminator(lambda value: "hosts" if isinstance(value, list | tuple) else "switch"),
@@ -381,20 +410,6 @@ def _npm_package(value: Any) -> Any:
 
 _NPM_PACKAGE = re.compile(r"(@[a-z0-9][a-z0-9._-]*/)?[a-z0-9][a-z0-9._-]*@\d+\.\d+\.\d+([.+-][\w.+-]*)?")
 NpmPackage = Annotated[str, BeforeValidator(_npm_package)]
-
-
-class File(Section):
-    """A file put into the sandbox: exactly one of content, from, base64."""
-
-    to: SystemText = Field(description="Path in the sandbox, relative to its working directory.")
-    content: str | None = Field(None, description="Text of the file.")
-    from_: str | None = Field(
-        None, alias="from", description="File or folder to copy, below the folder of the spec after symlinks."
-    )
-    base64: str | None = Field(None, description="Bytes of the file in base64.")
-    mode: FileMode | None = Field(
-        None, description="Permissions in octal digits, such as 0755; default: those of the source, else 0644."
-    )
 
 
 class Limits(Section):

@@ -233,6 +233,8 @@ def _program(data: dict[str, Any]) -> Iterator[Fault]:
         yield Fault(("evaluate", "agent", "program"), "one program plays in training and in evaluation", at="key")
     if "program" not in section(data, "agent"):
         return
+    if isinstance(program := data["agent"]["program"], dict) and not program.get("command"):
+        yield Fault(("agent", "program"), "a program needs a `command`, or the `recipe` that has one", at="key")
     for path in (("toolsets",), ("tools",), ("user",), ("agent", "reasoning"), ("agent", "repair_arguments")):
         if path[-1] in section(data, *path[:-1]):
             yield Fault(path, f"`{'.'.join(path)}` is for the loop; an agent program has its own", at="key")
@@ -388,6 +390,7 @@ def _packages(data: dict[str, Any]) -> Iterator[Fault]:
 def file_lists(data: dict[str, Any]) -> Iterator[tuple[NodePath, list[Any]]]:
     """Yield all lists of files, each with its path."""
     lists: list[tuple[NodePath, Any]] = [(("sandbox", "files"), section(data, "sandbox").get("files"))]
+    lists += [(("agent", "program", "files"), section(data, "agent", "program").get("files"))]
     lists += [((*path, "mcp", "files"), section(tool, "mcp").get("files")) for path, tool in tool_entries(data)]
     yield from ((path, files) for path, files in lists if isinstance(files, list))
 

@@ -1,32 +1,39 @@
-"""Agent programs of others, as docs/agents.md starts them: what is trained on is what the policy sampled."""
+"""Agent programs of others, as their recipes start them: what is trained on is what the policy sampled."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
+import resource
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from hermes_rl import Ending, Group, certify, open_env
+from hermes_rl import Ending, Group, Spec, certify, open_env
+from hermes_rl.sandbox.packages import npm_folder, package_folder
 from hermes_rl.spec.load import parse_spec
+from hermes_rl.spec.recipes import about, shipped_recipes
 from tests.api import summing
 from tests.api.summing import Sampler, sampled, trained
-from tests.real.environments import ROOT, python_of
+from tests.real.environments import cache, python_of
 
-COMPONENT = "agent programs: codex, Claude Code, hermes-agent, mini-swe-agent"
+COMPONENT = "agent programs: the recipes"
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(900)]
-
-
-def specs() -> dict[str, dict[str, Any]]:
-    """The specs of known programs in docs/agents.md, by their names."""
-    text = (ROOT / "docs" / "agents.md").read_text("utf-8").partition("## Known programs")[2].partition("\n## ")[0]
-    read = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
-    return {spec["name"]: spec for spec in read}
+CACHE = cache() / "agents" if os.geteuid() else Path("/var/cache/hermes-rl-real")
+"""Sandboxes of root run as another user, who has to enter it."""
+SPEC = """
+name: greeting
+dataset: {{items: [{{word: hello}}]}}
+prompt:
+  user: |-
+    - Write '{{{{ word }}}}' into the file answer.txt.
+    - Read it, "$HOME" or not.
+agent: {{program: {name}, timeout: 300}}
+rewards: {{file_matches: {{args: {{path: answer.txt, content: "{{{{ word }}}}"}}}}}}
+"""
 
 
 def called(name: str, **arguments: Any) -> str:
@@ -45,29 +52,89 @@ POLICIES = {
     "codex": writes_and_reads(lambda command: called("exec_command", yield_time_ms=60000, cmd=command)),
     "claude": writes_and_reads(lambda command: called("Bash", timeout=60000, description="run é", command=command)),
     "hermes": writes_and_reads(lambda command: called("terminal", timeout=60.0, command=command)),
-    "mini": writes_and_reads(
+    "mini-swe-agent": writes_and_reads(
         lambda command: called("bash", command=command),
         called("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
+    ),
+    "opencode": writes_and_reads(lambda command: called("bash", timeout=60000, description="run é", command=command)),
+    "pi": writes_and_reads(lambda command: called("bash", timeout=60.0, command=command)),
+    "qwen": writes_and_reads(
+        lambda command: called("run_shell_command", is_background=False, description="run é", command=command)
     ),
 }
 
 
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node and npm on the path, which the package index has too; what is installed stays for the next session."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(CACHE))
+    monkeypatch.setenv("PATH", f"{python_of('node').parent}:{os.environ['PATH']}")
+
+
+class Usage:
+    """Processor time of the processes that this one has started and that have ended meanwhile, and their memory."""
+
+    def __enter__(self) -> Usage:
+        self._before, self.memory, self._over = self._seconds(), 0, threading.Event()
+        self._looking = threading.Thread(target=self._look)
+        self._looking.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._looking.join()
+        self.seconds = self._seconds() - self._before
+
+    def _seconds(self) -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    def _look(self) -> None:
+        while not self._over.wait(0.05):
+            parents, pages = {}, {}
+            for entry in Path("/proc").iterdir():
+                try:
+                    if entry.name.isdigit():
+                        parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                        pages[int(entry.name)] = int((entry / "statm").read_text().split()[1])
+                except OSError:
+                    continue  # it has ended
+            below = {os.getpid()}
+            while more := {pid for pid, parent in parents.items() if parent in below} - below:
+                below |= more
+            own = sum(size for pid, size in pages.items() if pid in below - {os.getpid()})
+            self.memory = max(self.memory, own * resource.getpagesize())
+
+
+def installed(spec: Spec) -> None:
+    """Install what the recipe needs, so that it is not counted."""
+    if spec.sandbox.python:
+        package_folder(tuple(spec.sandbox.python))
+    if spec.sandbox.npm:
+        npm_folder(tuple(spec.sandbox.npm))
+
+
 @pytest.mark.parametrize("name", POLICIES)
 async def test_it_plays_from_its_package_and_is_trained_exactly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: None, record_property: Callable[..., None], name: str
 ) -> None:
-    monkeypatch.setenv("PATH", f"{python_of('node').parent}:{os.environ['PATH']}")
     monkeypatch.setattr(summing, "write", POLICIES[name])
-    sampler = Sampler()
-    async with open_env(parse_spec(yaml.safe_dump(specs()[name]), folder=tmp_path)) as env:
-        rollout = await env.play(env.rows()[0], sampler.policy())
+    sampler, spec = Sampler(), parse_spec(SPEC.format(name=name), folder=tmp_path)
+    installed(spec)
+    async with open_env(spec) as env:
+        with Usage() as usage:
+            rollout = await env.play(env.rows()[0], sampler.policy())
     assert rollout.result is not None
     program = rollout.result.program
     assert program is not None
-    ending = Ending.GAVE_UP if name == "mini" else Ending.FINISHED
+    ending = Ending.GAVE_UP if name == "mini-swe-agent" else Ending.FINISHED
     assert (rollout.ending, rollout.score, rollout.turns) == (ending, 1.0, 3), program
-    assert (program.exit_code, program.refused, program.left_out) == (0, 0, {})
+    assert (program.exit_code, program.refused, program.left_out) == (0, 0, {}), program
     assert [(call["kind"], call["continues"]) for call in program.calls] == [("main", None), ("main", 0), ("main", 1)]
     assert len(rollout.sequences or ()) == 1
     assert trained([rollout]) == sampled(sampler.answers)
     assert certify(Group("g", rollout.key.row, [rollout])).exact
+    said, share = about(shipped_recipes()[name]), len(trained([rollout])) / len(sampled(sampler.answers))
+    cells = (name, said["version"], said["dialect"], said["licence"], program.requests, len(rollout.sequences or ()))
+    used = (f"{share:.0%}", f"{usage.seconds:.1f} s", f"{usage.memory / 1e6:,.0f} MB")
+    record_property("agents.md", f"| {' | '.join(map(str, (*cells, *used)))} |")

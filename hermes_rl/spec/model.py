@@ -441,12 +441,12 @@ class SandboxSection(Section):
     )
     python: Seq[Package] = Field(
         (),
-        description="Python packages for the default sandbox, as pip names them; installed once, by the machine's pip, "
-        "and laid in read-only.",
+        description="Python packages for bubblewrap and docker, as pip names them, and `python>=3.12` where they need "
+        "that; installed once, by the machine's pip, and laid in read-only.",
     )
     npm: Seq[NpmPackage] = Field(
         (),
-        description="Packages of npm for the default sandbox, each as name@version; installed once, by the machine's "
+        description="Packages of npm for bubblewrap and docker, each as name@version; installed once, by the machine's "
         "npm without their scripts, and laid in read-only.",
     )
     files: Annotated[Seq[File], MayTemplate()] = Field((), description="Files in place before setup.")

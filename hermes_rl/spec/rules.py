@@ -373,18 +373,17 @@ def _bare_machine(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _packages(data: dict[str, Any]) -> Iterator[Fault]:
-    """Where there is an image, packages belong into it; the bare machine has those that it has."""
+    """Folders of this machine are shown to sandboxes of this machine alone; the bare machine has what it has."""
     sandbox = section(data, "sandbox")
     backend = sandbox.get("backend", "bubblewrap")
-    if backend == "bubblewrap" and "image" not in sandbox:
+    if backend in ("bubblewrap", "docker"):
         return
     if backend == "none":
         way = "the backend `none` is this machine itself: install them here"
     else:
-        what = "an image" if backend == "bubblewrap" else f"the backend `{backend}`"
-        way = f"{what} has programs of its own: install them in the image, or in `setup`"
+        way = f"the backend `{backend}` does not see this machine's folders: install them in the image, or in `setup`"
     for key in {"python", "npm"} & sandbox.keys():
-        yield Fault(("sandbox", key), f"`{key}` is for the default sandbox; {way}", at="key")
+        yield Fault(("sandbox", key), f"`{key}` is for bubblewrap and docker; {way}", at="key")
 
 
 def file_lists(data: dict[str, Any]) -> Iterator[tuple[NodePath, list[Any]]]:

@@ -199,6 +199,16 @@ def node() -> Path:
     return found
 
 
+def wheel_of(package: str) -> Path:
+    """Return a folder with the wheel of a package of which the index has the source alone."""
+
+    def build(folder: Path) -> None:
+        own = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "--wheel-dir", str(folder), package]
+        subprocess.run(own, check=True)
+
+    return built(package.partition("=")[0], [], build)
+
+
 def npm_packages(name: str) -> Path:
     """Return the folder of the packages of npm whose versions requirements/<name> pins."""
     pinned = [REQUIREMENTS / name / file for file in ("package.json", "package-lock.json")]

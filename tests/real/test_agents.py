@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +21,16 @@ from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.recipes import about, shipped_recipes
 from tests.api import summing
 from tests.api.summing import Sampler, sampled, trained
-from tests.real.environments import cache, python_of
+from tests.real.containers import PATH
+from tests.real.docker_daemon import Daemon
+from tests.real.environments import ROOT, cache, python_of, wheel_of
+from tests.rootfs import make_rootfs
 
 COMPONENT = "agent programs: the recipes"
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(900)]
-CACHE = cache() / "agents" if os.geteuid() else Path("/var/cache/hermes-rl-real")
+OF_ROOT = Path("/var/cache/hermes-rl-real")
 """Sandboxes of root run as another user, who has to enter it."""
+CACHE = OF_ROOT if os.geteuid() == 0 or os.access(OF_ROOT, os.W_OK) else cache() / "agents"
 SPEC = """
 name: greeting
 dataset: {{items: [{{word: hello}}]}}
@@ -32,6 +39,7 @@ prompt:
     - Write '{{{{ word }}}}' into the file answer.txt.
     - Read it, "$HOME" or not.
 agent: {{program: {name}, timeout: 300}}
+sandbox: {sandbox}
 rewards: {{file_matches: {{args: {{path: answer.txt, content: "{{{{ word }}}}"}}}}}}
 """
 
@@ -44,8 +52,14 @@ def called(name: str, **arguments: Any) -> str:
 
 def writes_and_reads(write: Callable[[str], str], end: str = "It says hello. \n") -> Callable[..., str]:
     """A policy that writes the file, reads it, and says so."""
-    turns = [write("printf hello > answer.txt"), f" Now I read it. é\n{write('cat answer.txt')}", end]
-    return lambda text, right=True: turns[text.count("<tool_response>")]
+    turns = [write("printf hello > answer.txt"), f" Now I read it. é\n{write('cat answer.txt')}", end, end]
+    return lambda text, right=True: turns[text.count("<|im_start|>assistant") - 1]
+
+
+def typed(command: str, done: bool = False) -> str:
+    """What Terminus reads of a text: keys to press."""
+    keys = [{"keystrokes": f"{command}\n", "duration": 1.0}] if command else []
+    return json.dumps({"analysis": "é", "plan": "I type.", "commands": keys, "task_complete": done}, indent=3)
 
 
 POLICIES = {
@@ -57,10 +71,12 @@ POLICIES = {
         called("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
     ),
     "opencode": writes_and_reads(lambda command: called("bash", timeout=60000, description="run é", command=command)),
+    "openhands": writes_and_reads(lambda command: called("terminal", timeout=60.0, command=command)),
     "pi": writes_and_reads(lambda command: called("bash", timeout=60.0, command=command)),
     "qwen": writes_and_reads(
         lambda command: called("run_shell_command", is_background=False, description="run é", command=command)
     ),
+    "terminus-2": writes_and_reads(typed, typed("", done=True)),
 }
 
 
@@ -68,7 +84,20 @@ POLICIES = {
 def node(monkeypatch: pytest.MonkeyPatch) -> None:
     """Node and npm on the path, which the package index has too; what is installed stays for the next session."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(CACHE))
+    # One that OpenHands needs is there as source alone.
+    folders = os.environ.get("PIP_FIND_LINKS", "").split()
+    monkeypatch.setenv("PIP_FIND_LINKS", " ".join([*folders, str(wheel_of("func-timeout==4.3.5"))]))
     monkeypatch.setenv("PATH", f"{python_of('node').parent}:{os.environ['PATH']}")
+
+
+@pytest.fixture(scope="session")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root file system with the libraries that programs of others find in every image of Debian's."""
+    root = make_rootfs(tmp_path_factory.mktemp("image"))
+    (system,) = Path("/lib").glob("*-linux-gnu")
+    for name in ("libdl.so.2", "librt.so.1", "libpthread.so.0", "libstdc++.so.6", "libgcc_s.so.1", "libm.so.6"):
+        shutil.copy(system / name, root / str(system)[1:])
+    return root
 
 
 class Usage:
@@ -109,7 +138,8 @@ class Usage:
 def installed(spec: Spec) -> None:
     """Install what the recipe needs, so that it is not counted."""
     if spec.sandbox.python:
-        package_folder(tuple(spec.sandbox.python))
+        image = spec.sandbox.backend == "docker" or spec.sandbox.image is not None
+        package_folder(tuple(spec.sandbox.python), image)
     if spec.sandbox.npm:
         npm_folder(tuple(spec.sandbox.npm))
 
@@ -118,8 +148,36 @@ def installed(spec: Spec) -> None:
 async def test_it_plays_from_its_package_and_is_trained_exactly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: None, record_property: Callable[..., None], name: str
 ) -> None:
+    record_property("agents.md", await row_of_playing(name, "{}", tmp_path, monkeypatch))
+
+
+@pytest.mark.parametrize("name", ["codex", "hermes", "pi"])
+async def test_it_plays_in_an_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: None, image: Path, name: str
+) -> None:
+    await row_of_playing(name, f"{{image: {image}}}", tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["claude", "codex", "hermes", "mini-swe-agent", "opencode", "pi", "qwen"])
+async def test_it_plays_in_a_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: None, docker_host: Daemon, image: Path, name: str
+) -> None:
+    docker_host.have("equipped:1", image, {"ENV": PATH})
+    await row_of_playing(name, "{backend: docker, image: equipped:1}", tmp_path, monkeypatch)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="who is no root plays all of these tests as an ordinary user")
+def test_an_ordinary_user_plays_them() -> None:
+    user = ["unshare", "--user", "--map-user=1234", "--map-group=1234", "--"]
+    played = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "from_its_package", __file__]
+    done = subprocess.run([*user, *played], cwd=ROOT, capture_output=True, text=True, check=False, timeout=800)
+    assert f"{len(POLICIES)} passed" in done.stdout, done.stdout
+
+
+async def row_of_playing(name: str, sandbox: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Play the spec by a program, check what is recorded, and return the program's row of the table in docs."""
     monkeypatch.setattr(summing, "write", POLICIES[name])
-    sampler, spec = Sampler(), parse_spec(SPEC.format(name=name), folder=tmp_path)
+    sampler, spec = Sampler(), parse_spec(SPEC.format(name=name, sandbox=sandbox), folder=folder)
     installed(spec)
     async with open_env(spec) as env:
         with Usage() as usage:
@@ -128,13 +186,15 @@ async def test_it_plays_from_its_package_and_is_trained_exactly(
     program = rollout.result.program
     assert program is not None
     ending = Ending.GAVE_UP if name == "mini-swe-agent" else Ending.FINISHED
-    assert (rollout.ending, rollout.score, rollout.turns) == (ending, 1.0, 3), program
+    turns = 4 if name == "terminus-2" else 3  # it asks once more whether all is done
+    assert (rollout.ending, rollout.score, rollout.turns) == (ending, 1.0, turns), program
     assert (program.exit_code, program.refused, program.left_out) == (0, 0, {}), program
-    assert [(call["kind"], call["continues"]) for call in program.calls] == [("main", None), ("main", 0), ("main", 1)]
+    links = [(call["kind"], call["continues"]) for call in program.calls]
+    assert links == [("main", None), *(("main", turn) for turn in range(turns - 1))]
     assert len(rollout.sequences or ()) == 1
     assert trained([rollout]) == sampled(sampler.answers)
     assert certify(Group("g", rollout.key.row, [rollout])).exact
     said, share = about(shipped_recipes()[name]), len(trained([rollout])) / len(sampled(sampler.answers))
     cells = (name, said["version"], said["dialect"], said["licence"], program.requests, len(rollout.sequences or ()))
     used = (f"{share:.0%}", f"{usage.seconds:.1f} s", f"{usage.memory / 1e6:,.0f} MB")
-    record_property("agents.md", f"| {' | '.join(map(str, (*cells, *used)))} |")
+    return f"| {' | '.join(map(str, (*cells, *used)))} |"

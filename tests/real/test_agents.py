@@ -122,15 +122,24 @@ class Usage:
 
     def _look(self) -> None:
         while not self._over.wait(0.05):
-            pages: Counter[str] = Counter()
+            parents: dict[int, int] = {}
+            pages: dict[int, tuple[Path, int]] = {}
             for entry in Path("/proc").iterdir():
                 try:
                     if entry.name.isdigit():
-                        pages[os.readlink(entry / "ns" / "pid")] += int((entry / "statm").read_text().split()[1])
+                        parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                        size = int((entry / "statm").read_text().split()[1])
+                        pages[int(entry.name)] = ((entry / "ns" / "pid").readlink(), size)
                 except OSError:
                     continue  # it has ended, or is somebody else's
-            del pages[os.readlink("/proc/self/ns/pid")]
-            self.memory = max(self.memory, max(pages.values(), default=0) * resource.getpagesize())
+            below = {os.getpid()}
+            while more := {pid for pid, parent in parents.items() if parent in below} - below:
+                below |= more
+            sandboxes: Counter[Path] = Counter()
+            for place, size in (pages[pid] for pid in below & pages.keys()):
+                sandboxes[place] += size
+            del sandboxes[Path("/proc/self/ns/pid").readlink()]
+            self.memory = max(self.memory, max(sandboxes.values(), default=0) * resource.getpagesize())
 
 
 def installed(spec: Spec) -> None:

@@ -94,6 +94,16 @@ async def test_an_image_without_python_has_them_with_an_interpreter_of_their_own
         assert "Read-only file system" in found.output
 
 
+@pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")
+async def test_a_container_has_them(wheels: Path, registry: str, docker_host: str) -> None:
+    config = SandboxConfig(backend="docker", packages=("tinytool",), npm=(registry,))
+    async with create_sandbox(config) as sandbox:
+        found = await sandbox.run("tinytool; command -v tinyjs python3; echo $OF_THE_IMAGE; touch /npm/x /python/x")
+        lines = found.output.split("\n")
+        assert lines[:4] == ["tinytool 2.0", "/npm/node_modules/.bin/tinyjs", "/usr/bin/python3", "yes"], found.output
+        assert found.output.count("Read-only file system") == 2
+
+
 async def test_programs_of_an_image_come_first(wheels: Path, rootfs: Path) -> None:
     async with create_sandbox(SandboxConfig(image=str(rootfs), packages=("tinytool",))) as sandbox:
         found = await sandbox.run("command -v python3; tinytool")

@@ -18,7 +18,8 @@ import pytest
 
 from hermes_rl import Ending, Group, Spec, certify, open_env
 from hermes_rl.sandbox.packages import npm_folder, package_folder
-from hermes_rl.spec.load import parse_spec
+from hermes_rl.spec.load import load_spec
+from hermes_rl.spec.overrides import parse_extra_args
 from hermes_rl.spec.recipes import about, shipped_recipes
 from tests.api import summing
 from tests.api.summing import Sampler, sampled, trained
@@ -32,17 +33,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(900)]
 OF_ROOT = Path("/var/cache/hermes-rl-real")
 """Sandboxes of root run as another user, who has to enter it."""
 CACHE = OF_ROOT if os.geteuid() == 0 or os.access(OF_ROOT, os.W_OK) else cache() / "agents"
-SPEC = """
-name: greeting
-dataset: {{items: [{{word: hello}}]}}
-prompt:
-  user: |-
-    - Write '{{{{ word }}}}' into the file answer.txt.
-    - Read it, "$HOME" or not.
-agent: {{program: {name}, timeout: 300}}
-sandbox: {sandbox}
-rewards: {{file_matches: {{args: {{path: answer.txt, content: "{{{{ word }}}}"}}}}}}
-"""
+CHANGES = (
+    "toolsets=null",  # a program has tools of its own
+    "agent.max_trajectory_tokens=null",  # the small tokenizer makes many tokens of the programs' long prompts
+    "sandbox.limits.memory=4GiB",
+    """prompt.user='- "$HOME"? {{ problem_statement }}'""",
+)
+"""What is changed in the shipped spec `swe`; a prompt that begins with a dash is none of a program's options."""
 
 
 def called(name: str, **arguments: Any) -> str:
@@ -51,34 +48,36 @@ def called(name: str, **arguments: Any) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {{ {written} }}}}\n</tool_call>'
 
 
-def writes_and_reads(write: Callable[[str], str], end: str = "It says hello. \n") -> Callable[..., str]:
-    """A policy that writes the file, reads it, and says so."""
-    turns = [write("printf hello > answer.txt"), f" Now I read it. é\n{write('cat answer.txt')}", end, end]
-    return lambda text, right=True: turns[text.count("<|im_start|>assistant") - 1]
-
-
 def typed(command: str, done: bool = False) -> str:
     """What Terminus reads of a text: keys to press."""
     keys = [{"keystrokes": f"{command}\n", "duration": 1.0}] if command else []
     return json.dumps({"analysis": "é", "plan": "I type.", "commands": keys, "task_complete": done}, indent=3)
 
 
-POLICIES = {
-    "codex": writes_and_reads(lambda command: called("exec_command", yield_time_ms=60000, cmd=command)),
-    "claude": writes_and_reads(lambda command: called("Bash", timeout=60000, description="run é", command=command)),
-    "hermes": writes_and_reads(lambda command: called("terminal", timeout=60.0, command=command)),
-    "mini-swe-agent": writes_and_reads(
-        lambda command: called("bash", command=command),
-        called("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
-    ),
-    "opencode": writes_and_reads(lambda command: called("bash", timeout=60000, description="run é", command=command)),
-    "openhands": writes_and_reads(lambda command: called("terminal", timeout=60.0, command=command)),
-    "pi": writes_and_reads(lambda command: called("bash", timeout=60.0, command=command)),
-    "qwen": writes_and_reads(
-        lambda command: called("run_shell_command", is_background=False, description="run é", command=command)
-    ),
-    "terminus-2": writes_and_reads(typed, typed("", done=True)),
+WRITES: dict[str, Callable[[str], str]] = {
+    "claude": lambda command: called("Bash", timeout=60000, description="run é", command=command),
+    "codex": lambda command: called("exec_command", yield_time_ms=60000, cmd=command),
+    "hermes": lambda command: called("terminal", timeout=60.0, command=command),
+    "mini-swe-agent": lambda command: called("bash", command=command),
+    "opencode": lambda command: called("bash", timeout=60000, description="run é", command=command),
+    "openhands": lambda command: called("terminal", timeout=60.0, command=command),
+    "pi": lambda command: called("bash", timeout=60.0, command=command),
+    "qwen": lambda command: called("run_shell_command", is_background=False, description="run é", command=command),
+    "terminus-2": typed,
 }
+"""How a policy has each program run a command."""
+ENDS = {
+    "mini-swe-agent": called("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
+    "terminus-2": typed("", done=True),
+}
+"""What it says at last, where that is no text."""
+
+
+def policy_of(name: str, patch: str) -> Callable[..., str]:
+    """A policy that applies the patch, looks at what has changed, and says so."""
+    write, end = WRITES[name], ENDS.get(name, "It is repaired. \n")
+    turns = [write(f"git apply - <<'END'\n{patch}END"), f" Now I look at it. é\n{write('git diff --stat')}", end, end]
+    return lambda text, right=True: turns[text.count("<|im_start|>assistant") - 1]
 
 
 @pytest.fixture
@@ -151,18 +150,18 @@ def installed(spec: Spec) -> None:
         npm_folder(tuple(spec.sandbox.npm))
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", WRITES)
 async def test_it_plays_from_its_package_and_is_trained_exactly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: None, record_property: Callable[..., None], name: str
 ) -> None:
-    record_property("agents.md", await row_of_playing(name, "{}", tmp_path, monkeypatch))
+    record_property("agents.md", await row_of_playing(name, monkeypatch))
 
 
 @pytest.mark.parametrize("name", ["codex", "hermes", "pi"])
 async def test_it_plays_in_an_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: None, image: Path, name: str
 ) -> None:
-    await row_of_playing(name, f"{{image: {image}}}", tmp_path, monkeypatch)
+    await row_of_playing(name, monkeypatch, f"sandbox.image={image}")
 
 
 @pytest.mark.parametrize("name", ["claude", "codex", "hermes", "mini-swe-agent", "opencode", "pi", "qwen"])
@@ -170,7 +169,7 @@ async def test_it_plays_in_a_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: None, docker_host: Daemon, image: Path, name: str
 ) -> None:
     docker_host.have("equipped:1", image, {"ENV": PATH})
-    await row_of_playing(name, "{backend: docker, image: equipped:1}", tmp_path, monkeypatch)
+    await row_of_playing(name, monkeypatch, "sandbox.backend=docker", "sandbox.image=equipped:1")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="who is no root plays all of these tests as an ordinary user")
@@ -179,17 +178,19 @@ def test_an_ordinary_user_plays_them() -> None:
     played = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "from_its_package", __file__]
     env = {name: value for name, value in os.environ.items() if name != "HERMES_RL_TESTED_WITH"}
     done = subprocess.run([*user, *played], cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=800)
-    assert done.returncode == 0 and f"| {len(POLICIES)} | `pytest" in done.stdout, done.stdout
+    assert done.returncode == 0 and f"| {len(WRITES)} | `pytest" in done.stdout, done.stdout
 
 
-async def row_of_playing(name: str, sandbox: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Play the spec by a program, check what is recorded, and return the program's row of the table in docs."""
-    monkeypatch.setattr(summing, "write", POLICIES[name])
-    sampler, spec = Sampler(), parse_spec(SPEC.format(name=name, sandbox=sandbox), folder=folder)
+async def row_of_playing(name: str, monkeypatch: pytest.MonkeyPatch, *sets: str) -> str:
+    """Play a row of `swe` by a program, check what is recorded, and return the program's row of the table in docs."""
+    spec = load_spec("swe", overrides=parse_extra_args([], [f"agent.program={name}", *CHANGES, *sets]))
+    sampler = Sampler()
     installed(spec)
     async with open_env(spec) as env:
+        row = env.rows()[0]
+        monkeypatch.setattr(summing, "write", policy_of(name, row.columns["patch"]))
         with Usage() as usage:
-            rollout = await env.play(env.rows()[0], sampler.policy())
+            rollout = await env.play(row, sampler.policy())
     assert rollout.result is not None
     program = rollout.result.program
     assert program is not None

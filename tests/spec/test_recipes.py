@@ -10,9 +10,11 @@ import yaml
 
 from hermes_rl.errors import SpecError
 from hermes_rl.spec.load import load_spec, parse_spec
+from hermes_rl.spec.merge import read_spec_text
 from hermes_rl.spec.model import Spec
+from hermes_rl.spec.nodes import SourceText
 from hermes_rl.spec.overrides import parse_extra_args
-from hermes_rl.spec.recipes import ABOUT, about, shipped_recipes
+from hermes_rl.spec.recipes import ABOUT, about, shipped_recipes, with_recipe
 from hermes_rl.spec.schema import spec_json_schema
 
 SPEC = """
@@ -123,6 +125,15 @@ def test_what_is_wrong_is_told_at_its_place(tmp_path: Path, recipe: str, more: s
     with pytest.raises(SpecError, match=problem) as caught:
         parse_spec(SPEC + more, folder=tmp_path)
     assert len(caught.value.problems) == 1, caught.value
+
+
+def test_a_spec_of_a_repository_names_recipes_of_it_alone(tmp_path: Path) -> None:
+    root, _ = read_spec_text("agent: {program: ../tool.yaml}", SourceText("spec.yaml", tmp_path / "in"))
+    assert root is not None
+    (tmp_path / "tool.yaml").write_text(RECIPE)
+    (problem,) = with_recipe(root, tmp_path / "in")[1]
+    assert "a spec of a repository names files of it alone" in problem.message
+    assert with_recipe(root, tmp_path)[1] == []
 
 
 def test_editors_take_a_name() -> None:

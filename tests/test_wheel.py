@@ -22,6 +22,7 @@ def test_a_run_from_the_wheel_alone(tmp_path: Path) -> None:
     installed = tmp_path / "installed"
     subprocess.run([*pip, "install", "--no-deps", "--target", str(installed), str(wheel)], check=True, timeout=100)
     assert (installed / "hermes_rl_verifiers.py").is_file()
+    assert (installed / "hermes_rl/shipped/agents/codex.yaml").is_file()
     done = subprocess.run(
         [sys.executable, "-m", "hermes_rl.cli.main", "run", "terminal-files", "process", "--out", "run",
          "--set", "process.groups=1"],

@@ -47,7 +47,7 @@ BEFORE: Places = {
     "sandbox/hosts.py": "_entry",
     "sandbox/images.py": "cache_folder overlay_refused ready_image _unpack _read",
     "sandbox/none.py": "NoIsolation._check",
-    "sandbox/packages.py": "find_pip npm_folder _run",
+    "sandbox/packages.py": "find_pip npm_folder _bring_interpreter _run _suitable",
     "sandbox/remote.py": "machine _ssh",
     "scoring/grader.py": "find_reward _load RewardFunction.of RewardFunction.require_takes Grader.__post_init__",
     "servers/client.py": "ModelClient.scored SampledByFunction._piece assistant _scoring",

@@ -29,8 +29,9 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import AgentFault, UserError
 from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
 from hermes_rl.plugins import Code, load_object
-from hermes_rl.sandbox.base import CommandResult
+from hermes_rl.sandbox.base import CommandResult, SandboxFile
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
+from hermes_rl.servers.base import TellsContext
 from hermes_rl.servers.completion import as_chat_server
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import Transcript
@@ -57,6 +58,16 @@ GIVEN = ("row", "messages", "prompt", "system", "endpoint", "token", "ctx")
 def endpoint_of(rollout_id: str) -> str:
     """Return the address that a program finds the model at, without ``/v1``."""
     return f"http://127.0.0.1:{PORT}/r/{quote(rollout_id, safe='')}"
+
+
+CONTEXT = 131_072
+"""Tokens of the longest conversation where neither the spec nor the server tells them."""
+
+
+async def context_of(server: Any, options: LoopOptions) -> int:
+    """Return the tokens of the longest conversation that a program may hold: the server's, or the spec's if smaller."""
+    told = await server.context_length() if isinstance(server, TellsContext) else None
+    return min((size for size in (told, options.max_trajectory_tokens) if size is not None), default=CONTEXT)
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,8 @@ class AgentProgram:
 
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    files: tuple[SandboxFile, ...] = ()
+    """Laid down before it starts."""
     train: tuple[Kind, ...] = ("main", "subagents")
     tools: bool = False
     """Whether it is offered the spec's tools."""
@@ -158,6 +171,11 @@ class ProgramDriver:
                 f"agent.program: a sandbox of `backend: {self.runtime.config.backend}` has no network of its own, in "
                 "which the program could find the model; use bubblewrap or docker"
             )
+        for file in self.program.files:
+            try:
+                await sandbox.write_file(file.to, file.data, file.mode)
+            except OSError as error:
+                raise UserError(f"agent.program.files: {file.to} cannot be written: {error.strerror}") from error
         try:
             listener = await sandbox.listen(PORT)
         except OSError as error:  # the sandbox's setup has begun something there

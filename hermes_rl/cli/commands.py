@@ -15,7 +15,7 @@ from hermes_rl.cli.echo import echo
 from hermes_rl.version import __version__
 
 Mode = Literal["serve", "process", "evaluate"]
-Kind = Literal["specs", "toolsets", "tools", "distributions", "rewards", "parsers", "renderers", "sandboxes"]
+Kind = Literal["specs", "toolsets", "tools", "distributions", "rewards", "parsers", "renderers", "sandboxes", "agents"]
 
 Starter = Literal["tools", "swe", "game", "judge", "user", "mcp"]
 

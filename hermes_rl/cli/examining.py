@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from hermes_rl.cli.echo import echo
@@ -65,7 +66,8 @@ def examine(source: str | None, options: Options, *, sampling: bool = False) -> 
     if "policy" in spec.servers:
         checks.append(_tokenizer(tokenizer_of(spec)))
         checks += _tokens(spec)
-    checks += _packages("sandbox.python", package_folder, spec.sandbox.python)
+    image = spec.sandbox.backend == "docker" or spec.sandbox.image is not None
+    checks += _packages("sandbox.python", partial(package_folder, image=image), spec.sandbox.python)
     checks += _packages("sandbox.npm", npm_folder, spec.sandbox.npm)
     checks += _toolsets(spec, environ)
     return [*checks, *asyncio.run(_asked(spec, environ, sampling))]

@@ -16,6 +16,7 @@ def listed(kind: str) -> list[dict[str, str]]:
         "parsers": _parsers,
         "renderers": _renderers,
         "sandboxes": _sandboxes,
+        "agents": _agents,
     }[kind]()
     return [{"name": name, "description": description} for name, description in entries.items()]
 
@@ -75,6 +76,16 @@ def _renderers() -> dict[str, str]:
         "auto": "the family of the model where it is known, else template",
         "template": "the tokenizer's own chat template, of any model",
         **dict.fromkeys(family_names(), "written by hand for this family of models"),
+    }
+
+
+def _agents() -> dict[str, str]:
+    from hermes_rl.spec.recipes import ABOUT, about, shipped_recipes
+
+    texts = {name: about(path) for name, path in shipped_recipes().items()}
+    width = {key: max(len(text[key]) for text in texts.values()) for key in ABOUT[:-1]}
+    return {
+        name: "  ".join(text[key].ljust(width.get(key, 0)) for key in ABOUT).rstrip() for name, text in texts.items()
     }
 
 

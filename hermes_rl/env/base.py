@@ -93,7 +93,7 @@ class HandWritten:
     async def user(self, key: RolloutKey, runtime: ToolRuntime) -> None:
         """Nobody answers; an environment that has somebody plays its own conversation."""
 
-    def program(self, key: RolloutKey, runtime: ToolRuntime) -> None:
+    async def program(self, key: RolloutKey, runtime: ToolRuntime, context: Any) -> None:
         """Return none: the loop plays, or the environment's own code."""
 
     def options(self, split: str) -> LoopOptions:

@@ -13,7 +13,7 @@ import io
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -41,6 +41,7 @@ from hermes_rl.rollouts.sandboxes import (
     Keep,
     RewardSandboxes,
     Tooling,
+    laid_files,
     reward_args,
     sandbox_config,
 )
@@ -155,27 +156,35 @@ def with_thinking(messages: list[Message], thinking: str | None) -> list[Message
 
 
 def program_of(
+    spec: Spec,
     program: ProgramSection,
     row: Row,
     messages: Sequence[Message],
     rollout_id: str,
+    context: int,
     function: AgentFunction | None = None,
 ) -> AgentProgram:
-    """Return the agent program, rendered for the row; `function` is what is called where the spec names `python`.
+    """Return the agent program, rendered for the row; `context` is in tokens, `function` what is called for `python`.
 
     Raises:
         TemplateError: a template does not work for this row.
+        UserError: one of its files cannot be read, lies outside of the spec's folder, or is laid down twice.
     """
     system = next((text_of(message["content"]) for message in messages if message["role"] == "system"), "")
     prompt = text_of(messages[-1]["content"]) if messages else ""
-    said = (prompt, system, endpoint_of(rollout_id), rollout_id)
+    said = (prompt, system, endpoint_of(rollout_id), rollout_id, context)
     values = {**row.columns, **dict(zip(PROGRAM_VALUES, said, strict=True))}
     command = render(program.command, values, where="agent.program.command", key=row.key)
     env = render(program.env, values, where="agent.program.env", key=row.key)
     given = {"row": dict(row.columns), "messages": list(messages), "prompt": prompt, "system": system}
+    place = "agent.program.files"
+    files = tuple(
+        render_section(file, values, where=f"{place}.{index}", key=row.key) for index, file in enumerate(program.files)
+    )
     return AgentProgram(
         tuple(map(str, command)),
         {name: str(value) for name, value in env.items()},
+        laid_files(files, spec.folder, place),
         tuple(program.train),
         program.tools is not None,
         function,
@@ -570,11 +579,14 @@ class CompiledSpec:
         words: list[Any] = render(plain, row.columns, where="user.says", key=row.key)
         return words
 
-    def program(self, key: RolloutKey, runtime: ToolRuntime) -> AgentProgram | None:
+    async def program(
+        self, key: RolloutKey, runtime: ToolRuntime, context: Callable[[], Awaitable[int]]
+    ) -> AgentProgram | None:
         program = self.spec.agent.program
         if program is None:
             return None
-        return program_of(program, key.row, self.prompt(key.row), runtime.task_id, self._agent_function)
+        messages, size = self.prompt(key.row), await context()
+        return program_of(self.spec, program, key.row, messages, runtime.task_id, size, self._agent_function)
 
     def _register_scripts(self, key: RolloutKey, name: str) -> None:
         user = self._simulated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, Protocol
 
@@ -57,8 +58,13 @@ class Environment(Protocol):
         """Who answers the agent's turns without tool calls; None where nobody does."""
         ...
 
-    def program(self, key: RolloutKey, runtime: ToolRuntime) -> AgentProgram | None:
-        """Return the agent program that plays; None where the loop does."""
+    async def program(
+        self, key: RolloutKey, runtime: ToolRuntime, context: Callable[[], Awaitable[int]]
+    ) -> AgentProgram | None:
+        """Return the agent program that plays; None where the loop does.
+
+        `context` returns the tokens of the longest conversation that it may hold.
+        """
         ...
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:

@@ -16,10 +16,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from hermes_rl.agent.loop import HermesAgentLoop
-from hermes_rl.agent.program import ProgramDriver
+from hermes_rl.agent.program import ProgramDriver, context_of
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
@@ -369,7 +370,7 @@ class RolloutRunner:
     async def _converse(self, rollout: Rollout, runtime: ToolRuntime) -> None:
         options = replace(self.options, seed=rollout.seed if self.options.seeded else None)
         tokenizer = None if self.encoder is None else self.encoder.tokenizer
-        program = self.environment.program(rollout.key, runtime)
+        program = await self.environment.program(rollout.key, runtime, partial(context_of, self.policy, options))
         driver: HermesAgentLoop | ProgramDriver
         if program is not None:
             driver = ProgramDriver(self.policy, program, runtime, options, tokenizer)

@@ -90,7 +90,7 @@ class SandboxConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the sandbox's own small environment; nothing is inherited from the host."""
     packages: tuple[str, ...] = ()
-    """Python packages that the sandbox sees read-only, as pip names them; only bubblewrap without an image has them."""
+    """Python packages that the sandbox sees read-only, as pip names them; bubblewrap and docker have them."""
     npm: tuple[str, ...] = ()
     """The same of npm, each with its version."""
     files: tuple[SandboxFile, ...] = ()

@@ -62,11 +62,8 @@ from hermes_rl.sandbox.launcher import (
     system_python,
 )
 from hermes_rl.sandbox.packages import (
-    NPM,
-    PACKAGES,
     RUNTIME_FOLDER,
-    npm_folder,
-    package_folder,
+    Layers,
     runtime_folder,
     runtime_python,
 )
@@ -218,23 +215,19 @@ class SystemRoot(Root):
     """The system of this machine, read-only."""
 
     def __init__(self, workdir: str | None, packages: tuple[str, ...] = (), npm: tuple[str, ...] = ()) -> None:
-        makers = {PACKAGES: (package_folder, packages), NPM: (npm_folder, npm)}
-        self._makers = {place: (make, names) for place, (make, names) in makers.items() if names}
-        self.workdir = _workdir(workdir, (*READ_ONLY, *self._makers))
+        self.packages = Layers(packages, npm)
+        self.workdir = _workdir(workdir, (*READ_ONLY, *self.packages.places))
         self.bwrap = find_bwrap()
         system = system_python()
         self.python = system or own_python()
         self.python_prefix = None if system else shared_prefix(self.python)
         if self.python_prefix is not None:
             self.path += f":{self.python_prefix}/bin"
-        if npm:
-            self.path = f"{NPM}/node_modules/.bin:{self.path}"
-        if packages:
-            self.path = f"{PACKAGES}/bin:{self.path}"
+        self.path = self.packages.path(self.path)
 
     def prepare(self) -> None:
         super().prepare()
-        self._layers = {place: make(names) for place, (make, names) in self._makers.items()}
+        self._layers = self.packages.made()
         self._etc_folder = etc_folder(others=os.geteuid() == 0 or bool(subordinate_users()))
 
     def user(self) -> int | None:
@@ -278,10 +271,14 @@ class SystemRoot(Root):
 class ImageRoot(Root):
     """The files of an image, each changed one in a layer of the sandbox's own."""
 
-    def __init__(self, image: str, workdir: str | None) -> None:
+    def __init__(
+        self, image: str, workdir: str | None, packages: tuple[str, ...] = (), npm: tuple[str, ...] = ()
+    ) -> None:
         self.image = image
+        self.packages = Layers(packages, npm, image=True)
+        self.path = self.packages.path(self.path)
         self._user = OUTER_UID if os.geteuid() == 0 else None
-        self.workdir = _workdir(workdir, ("/proc", "/dev", RUNTIME_FOLDER))
+        self.workdir = _workdir(workdir, ("/proc", "/dev", RUNTIME_FOLDER, *self.packages.places))
         self.bwrap = find_bwrap(overlay=True)
         self.python = system_python() or own_python()
 
@@ -292,11 +289,14 @@ class ImageRoot(Root):
         self.digest = image.digest
         self._runtime = runtime_folder(self.python)
         self.inside = runtime_python(self._runtime)
+        self._layers = self.packages.made()
 
     def options(self, descriptors: Descriptors, disk: int, *, network: bool) -> Iterator[str]:
         yield from ("--overlay-src", "/image", "--overlay", "/scratch/upper", "/scratch/work", "/")
         yield from _devices()
         yield from ("--ro-bind", "/runtime", RUNTIME_FOLDER)
+        for place in self._layers:
+            yield from ("--ro-bind", f"/packages{place}", place)
         yield from ("--perms", "1777", "--dir", "/tmp", "--dir", HOME, "--dir", self.workdir)
         for name, text in (HOSTS | ({RESOLVER: _resolver()} if network else {})).items():
             yield from ("--perms", "0644", "--file", _text(descriptors, text), f"/etc/{name}")
@@ -340,6 +340,9 @@ class ImageRoot(Root):
     def around(self, executable: str, disk: int) -> list[str]:
         argv = ["bwrap", "--unshare-user", "--die-with-parent", "--dev-bind", "/proc", "/proc", "--dev", "/dev"]
         argv += [*_shown(SYSTEM), "--ro-bind", str(self._shown), "/image", "--ro-bind", str(self._runtime), "/runtime"]
+        argv += [
+            word for place, folder in self._layers.items() for word in ("--ro-bind", str(folder), f"/packages{place}")
+        ]
         argv += ["--dir", "/tmp", "--size", str(disk), "--tmpfs", "/scratch", "--dir", "/scratch/upper"]
         return [*argv, "--dir", "/scratch/work", "--chdir", "/", "--", executable]
 
@@ -600,7 +603,7 @@ class Bubblewrap(Isolation):
     def __init__(self, config: SandboxConfig) -> None:
         super().__init__(config)
         self.root: Root = (
-            ImageRoot(config.image, config.workdir)
+            ImageRoot(config.image, config.workdir, config.packages, config.npm)
             if config.image
             else SystemRoot(config.workdir, config.packages, config.npm)
         )

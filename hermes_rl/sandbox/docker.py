@@ -37,7 +37,7 @@ from hermes_rl.sandbox.docker_engine import ANSWER_SECONDS, Engine, EngineAway, 
 from hermes_rl.sandbox.helper_sandbox import NO_CORE, HelperSandbox, Isolation
 from hermes_rl.sandbox.helper_system import process_status
 from hermes_rl.sandbox.launcher import BOOT, helper_bundle, memory_file, own_python, system_python
-from hermes_rl.sandbox.packages import RUNTIME_FOLDER, runtime_folder, runtime_python
+from hermes_rl.sandbox.packages import RUNTIME_FOLDER, Layers, runtime_folder, runtime_python
 from hermes_rl.sandbox.proxy import ENVIRONMENT, PORT, Proxy
 from hermes_rl.sandbox.seccomp import filter_program
 from hermes_rl.threads import made_in_thread
@@ -313,6 +313,8 @@ def _began(pid: int) -> str:
 
 # -------------------------------------------------------------------------------- one sandbox
 
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where an engine looks for commands in a container whose image does not say it."""
 IMAGE = "python:3.11-slim"
 """The image of a sandbox that names none."""
 AT_ONCE = 8
@@ -379,9 +381,12 @@ class Docker(Isolation):
         self._described: Mapping[str, Any] = {}
         """What the image says of its user, working directory and variables."""
         self._proxy = Proxy(config.network) if isinstance(config.network, tuple) and config.network else None
+        self._packages = Layers(config.packages, config.npm, image=True)
         self._starts = _Starts()
         self._creating: asyncio.Task[None] | None = None
         self._removing: asyncio.Task[None] | None = None
+        self._shown: list[dict[str, Any]] = []
+        """The folders of its packages, as the engine is told of them."""
         self._pid = 0
         self._asked = 0.0
         """Since when this start waits for its turn, on the loop's clock."""
@@ -398,7 +403,8 @@ class Docker(Isolation):
 
     def environment(self) -> dict[str, str]:
         proxy = ENVIRONMENT if self._proxy is not None else {}
-        return {"LANG": "C.UTF-8", **self._image_variables(), "HOME": self.home, "TERM": "dumb", **proxy}
+        own = {"LANG": "C.UTF-8", **self._image_variables(), "HOME": self.home, "TERM": "dumb", **proxy}
+        return {**own, "PATH": self._packages.path(own.get("PATH", PATH))} if self._packages.places else own
 
     def _image_variables(self) -> dict[str, str]:
         return dict(entry.partition("=")[::2] for entry in self._described.get("Env") or ())
@@ -412,6 +418,9 @@ class Docker(Isolation):
         code = await asyncio.to_thread(helper_bundle, python)
         runtime = await asyncio.to_thread(runtime_folder, python)
         registry = registry_of(self.image)
+        self._shown = [
+            shared_folder(folder, place) for place, folder in (await asyncio.to_thread(self._packages.made)).items()
+        ]
         until: float | None = None
         while True:
             self._asked = loop.time()
@@ -530,7 +539,7 @@ class Docker(Isolation):
         try:
             self.python = runtime_python(runtime)  # an image may have none
             command = [*self.python, "-c", CONNECT + BOOT]
-            self._creating = asyncio.create_task(self.container.start(command, *shown))
+            self._creating = asyncio.create_task(self.container.start(command, *shown, *self._shown))
             await asyncio.shield(self._creating)
             return await self._meet(rendezvous, code)
         finally:

@@ -1,4 +1,4 @@
-"""What the sandboxes of this machine get beside its system: packages that a spec lists, and a runtime for our helper.
+"""What the sandboxes of this machine get beside their files: packages that a spec lists, and a runtime for our helper.
 
 `package_folder` makes a virtual environment once, by the host's pip and of wheels alone, and `npm_folder` a folder of
 npm's without their scripts, so that nothing of a package runs while it is installed. Both programs read the user's own
@@ -107,17 +107,58 @@ WHEELS = (
 REGISTRY = "npm takes its registry from its own configuration (npm config set registry URL)"
 
 
+class Layers:
+    """The packages of a sandbox: folders that it sees read-only, `python` and `npm` as a spec lists them.
+
+    Args:
+        image: the sandbox has files of its own. Programs of the image are found before those of the packages then,
+            since what the agent works on was installed for them.
+    """
+
+    def __init__(self, python: tuple[str, ...], npm: tuple[str, ...], *, image: bool = False) -> None:
+        self._makers = {PACKAGES: (package_folder, (python, image))} if python else {}
+        self._npm = {NPM: npm} if npm else {}
+        self._image = image
+        self.places = (*self._makers, *self._npm)
+        """Where the sandbox sees them."""
+
+    def made(self) -> dict[str, Path]:
+        """Return the folder for each place, made where it is not there; blocks. Raises `UserError`."""
+        python = {place: make(*given) for place, (make, given) in self._makers.items()}
+        return python | {place: npm_folder(names) for place, names in self._npm.items()}
+
+    def path(self, own: str) -> str:
+        """Return where commands are looked for, with the programs of the packages beside the sandbox's own."""
+        programs = {PACKAGES: f"{PACKAGES}/bin", NPM: f"{NPM}/node_modules/.bin"}
+        added = [programs[place] for place in self.places]
+        return ":".join([own, *added] if self._image else [*added, own])
+
+
 @functools.cache
-def package_folder(packages: tuple[str, ...]) -> Path:
+def package_folder(packages: tuple[str, ...], image: bool = False) -> Path:
     """Return the environment with these packages, made where it is not there; blocks.
+
+    One of them may be `python>=3.12`: it is made with an interpreter of this machine that is at least that new. Where
+    that is none of the sandbox's own, as in an `image`, it brings its interpreter along.
 
     Raises:
         UserError: it cannot be made, with the end of what pip printed.
     """
-    python = system_python() or own_python()
+    least = max((_least(package) for package in packages if _is_interpreter(package)), default=(3, 0))
+    names = [package for package in packages if not _is_interpreter(package)]
+    python = _suitable(least)
     version = _run([python, "-I", "-c", "import sys, sysconfig; print(sys.version, sysconfig.get_platform())"])
-    key = hashlib.sha256("\n".join([python, version, *sorted(packages)]).encode()).hexdigest()[:32]
-    return cached(f"python/{key}", lambda folder: _make(folder, python, packages))
+    alone = image or python != (system_python() or own_python())
+    code = [Path(__file__).read_text("utf-8")] if alone else []
+    key = hashlib.sha256("\n".join([python, version, *sorted(names), *code]).encode()).hexdigest()[:32]
+
+    def make(folder: Path) -> None:
+        _make(folder, python, names)
+        if alone:
+            _bring_interpreter(folder, python)
+        _open(folder)
+
+    return cached(f"python/{key}", make)
 
 
 def _make(folder: Path, python: str, packages: Sequence[str]) -> None:
@@ -125,7 +166,8 @@ def _make(folder: Path, python: str, packages: Sequence[str]) -> None:
     _run([python, "-I", "-m", "venv", "--without-pip", str(folder)])
     inside = str(folder / "bin" / "python")
     wheels = ["--only-binary=:all:", "--no-compile", "--no-input", "--disable-pip-version-check", "--quiet"]
-    _run([*pip, "--python", inside, "install", *wheels, "--", *packages])
+    if packages:
+        _run([*pip, "--python", inside, "install", *wheels, "--", *packages])
     _run(
         [inside, "-I", "-m", "compileall", "-q", "-s", str(folder), "-p", PACKAGES, str(folder / "lib")],
         status=(0, 1),
@@ -134,7 +176,91 @@ def _make(folder: Path, python: str, packages: Sequence[str]) -> None:
         if not path.is_symlink() and path.is_file():
             # Programs name the interpreter by the path at which the environment was made.
             path.write_bytes(path.read_bytes().replace(os.fsencode(folder), PACKAGES.encode()))
-    _open(folder)
+
+
+# An interpreter that comes along runs under its own loader with its own libraries, so that neither the C library of an
+# image nor its lack of Python matters.
+
+_INTERPRETER = re.compile(r"python(?:\s*>=\s*3\.(\d+))?")
+_MANAGED = (".pyenv/versions/*/bin/python3", ".local/share/uv/python/*/bin/python3")
+"""Interpreters in the home that are not on the path."""
+_UNUSED = ("test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "config-*", "__pycache__")
+_OF_WHEELS = ("libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0",
+              "libresolv.so.2", "libutil.so.1", "libnss_files.so.2", "libnss_dns.so.2", "libz.so.1")  # fmt: skip
+"""Libraries that wheels may take for granted, where this machine has them."""
+_STARTS = f"""#!/bin/sh
+base={PACKAGES}/base
+exec $base/lib/LOADER --argv0 {PACKAGES}/bin/python --library-path $base/lib $base/bin/python3 "$@"
+"""
+
+
+def _is_interpreter(package: str) -> bool:
+    return _INTERPRETER.fullmatch(package.strip()) is not None
+
+
+def _least(package: str) -> tuple[int, int]:
+    match = _INTERPRETER.fullmatch(package.strip())
+    return (3, int(match[1] or 0)) if match is not None else (3, 0)
+
+
+def _suitable(least: tuple[int, int]) -> str:
+    """Return an interpreter of this machine that is at least that new: the sandbox's own where it is."""
+    own = system_python() or own_python()
+    if least == (3, 0):
+        return own
+    named = [shutil.which(f"python3.{minor}") for minor in range(least[1], least[1] + 6)]
+    managed = [str(path) for pattern in _MANAGED for path in sorted(Path.home().glob(pattern))]
+    for python in (own, own_python(), *filter(None, named), *managed):
+        try:
+            version = _run([python, "-I", "-c", "import sys, venv; print(*sys.version_info[:2])"]).split()
+        except UserError:
+            continue  # no Python at all, or one without its library
+        if tuple(map(int, version)) >= least:
+            return python
+    raise UserError(
+        f"sandbox.python asks for Python {least[0]}.{least[1]} or later, and this machine has none: install one from "
+        "its packages, with pyenv or with uv"
+    )
+
+
+def _bring_interpreter(folder: Path, python: str) -> None:
+    """Make an environment that was made for this machine's interpreter one that has its own."""
+    look = (
+        "import json, os, sys, sysconfig; print(json.dumps([os.path.realpath('/proc/self/exe'), "
+        "sysconfig.get_path('stdlib'), f'python{sys.version_info[0]}.{sys.version_info[1]}']))"
+    )
+    program, library, version = json.loads(_run([python, "-I", "-c", look]))
+    base = folder / "base"
+    (base / "bin").mkdir(parents=True)
+    (base / "lib").mkdir()
+    shutil.copy(program, base / "bin" / "python3")
+    ignored = shutil.ignore_patterns(*_UNUSED, "site-packages", "dist-packages")
+    shutil.copytree(library, base / "lib" / version, ignore=ignored, ignore_dangling_symlinks=True)
+    built = [program, *map(str, (base / "lib" / version).glob("lib-dynload/*.so"))]
+    needed = re.findall(r"(?:=> )?(/\S+) \(0x", _run(["ldd", *built], status=(0, 1)))
+    loader = next((Path(path) for path in needed if re.match(r"ld[-.].*\.so", Path(path).name)), None)
+    system = next((Path(path).parent for path in needed if Path(path).name == "libc.so.6"), None)
+    if loader is None or system is None:
+        raise UserError(f"sandbox.python cannot be made for an image: {python} is no program of the GNU C library")
+    beside = [system / name for name in _OF_WHEELS]
+    beside += [Path("/usr") / path.relative_to("/") for path in beside]
+    for path in {*map(Path, needed), *(path for path in beside if path.exists())}:
+        if not (base / "lib" / path.name).exists():
+            shutil.copy(path, base / "lib" / path.name)
+    started = [str(base / "lib" / loader.name), "--argv0", str(base / "bin" / "python3"), "--library-path"]
+    started += [str(base / "lib"), str(base / "bin" / "python3"), "-I", "-S"]
+    code = ["-m", "compileall", "-q", "-s", str(folder), "-p", PACKAGES, str(base / "lib" / version)]
+    _run([*started, *code], status=(0, 1))
+    _run([*started, "-c", "import ctypes, ssl, sqlite3"])
+    for path in (folder / "bin").glob("python*"):
+        path.unlink()
+    starts = folder / "bin" / "python"
+    starts.write_text(_STARTS.replace("LOADER", loader.name), "utf-8")
+    starts.chmod(0o755)
+    for name in ("python3", version):
+        (folder / "bin" / name).symlink_to("python")
+    settings = (folder / "pyvenv.cfg").read_text("utf-8")
+    (folder / "pyvenv.cfg").write_text(re.sub(r"(?m)^home = .*$", f"home = {PACKAGES}/base/bin", settings), "utf-8")
 
 
 @functools.cache

@@ -260,6 +260,15 @@ class ChatServer(Protocol):
         ...
 
 
+@runtime_checkable
+class TellsContext(Protocol):
+    """A server, or a client of several, that may tell how long a conversation can be."""
+
+    async def context_length(self) -> int | None:
+        """Return the tokens of the longest conversation; None where it is not known."""
+        ...
+
+
 class Backend(Protocol):
     """One server behind a client. It tries once: the client alone decides whether a call is repeated."""
 

@@ -32,6 +32,7 @@ from hermes_rl.servers.base import (
     Sampling,
     ScoringDialect,
     ServerConfig,
+    TellsContext,
     Timing,
     generated,
     version_of,
@@ -137,6 +138,7 @@ class ModelClient:
         self.retries = 0
         """Attempts beyond the first, of all calls together."""
         self._scripted = [backend for backend in backends if isinstance(backend, PlaysScripts)]
+        self._context: int | None = None
 
     @property
     def configs(self) -> tuple[ServerConfig, ...]:
@@ -224,6 +226,18 @@ class ModelClient:
             return max(versions, default=None)
 
         return await self._on_own_loop(newest())
+
+    async def context_length(self) -> int | None:
+        """Return the tokens of the longest conversation that every server takes; None where no server tells one."""
+        telling = [backend for backend in self._backends if isinstance(backend, TellsContext)]
+
+        async def shortest() -> int | None:
+            lengths = [length for backend in telling if (length := await backend.context_length()) is not None]
+            return min(lengths, default=None)
+
+        if self._context is None:
+            self._context = await self._on_own_loop(shortest())
+        return self._context
 
     def hear(self, version: int) -> None:
         """Note a version of the weights that an answer has told in another process: the newest is at least that."""
@@ -580,11 +594,8 @@ class Asker:
         self._versions.hear(version)
 
     async def context_length(self) -> int | None:
-        """Return the longest conversation, where the server tells it in its list of models."""
-        _, data = await self._transport.get_json("models")
-        entries = data.get("data") if isinstance(data, dict) else None
-        lengths = [entry.get("max_model_len") for entry in entries or () if isinstance(entry, dict)]
-        return next((length for length in lengths if isinstance(length, int)), None)
+        """Return the longest conversation, where the server tells it."""
+        return await self._transport.context_length()
 
     async def close(self) -> None:
         """Close the connections."""

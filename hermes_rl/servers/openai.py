@@ -46,5 +46,9 @@ class OpenAIServer:
                 raise self._transport.refused(PATH, answer, error.status) from None
             raise self._transport.failed(PATH, f"{error}: {excerpt(answer.raw)}") from None
 
+    async def context_length(self) -> int | None:
+        """Return the longest conversation, where the server tells it."""
+        return await self._transport.context_length()
+
     async def close(self) -> None:
         await self._transport.close()

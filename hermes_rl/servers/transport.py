@@ -268,6 +268,13 @@ class Transport:
         except ValueError:
             return answer.status, None
 
+    async def context_length(self) -> int | None:
+        """Return the longest conversation in tokens, where the server tells it in its list of models."""
+        _, data = await self.get_json("models")
+        entries = data.get("data") if isinstance(data, dict) else None
+        lengths = [entry.get("max_model_len") for entry in entries or () if isinstance(entry, dict)]
+        return next((length for length in lengths if isinstance(length, int)), None)
+
     async def close(self) -> None:
         session, self._session = self._session, None
         if session is not None:

@@ -16,8 +16,8 @@ _HERE = Path(__file__).resolve().parent
 _CHECKOUT = _HERE.parent.parent
 
 
-def shipped_dir(kind: Literal["specs", "rewards", "starters"]) -> Path:
-    """Return the folder of the shipped specs, rewards, or files to start from.
+def shipped_dir(kind: Literal["specs", "rewards", "starters", "agents"]) -> Path:
+    """Return the folder of the shipped specs, rewards, files to start from, or recipes of agent programs.
 
     Raises:
         FileNotFoundError: the installation is incomplete.

@@ -34,7 +34,7 @@ def check_samples(spec: Spec, samples: Sequence[Row], findings: Findings) -> Non
             findings.problem(("evaluate", "by", index), f"there is no column `{column}`{choices(column, lacking)}")
     for number, row in enumerate(samples, start=1):
         key = str(number)
-        of_program = {**row, **dict.fromkeys(PROGRAM_VALUES, "")}
+        of_program = {**row, **dict.fromkeys(PROGRAM_VALUES, ""), "context": 1}
         for path, text, kind in _texts(spec):
             values = of_program if path[:2] == ("agent", "program") else row
             if path not in failed and not _works(path, text, kind, values, key, findings):
@@ -62,7 +62,7 @@ def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
     for name, artifact in spec.artifacts.items():
         yield from _below(("artifacts", name), artifact.model_dump(exclude_none=True), str)
     if spec.agent.program is not None:
-        yield from _below(("agent", "program"), spec.agent.program.model_dump(), str)
+        yield from _below(("agent", "program"), spec.agent.program.model_dump(by_alias=True, exclude_unset=True), str)
     yield from _arguments(spec)
     if spec.solution is not None:
         yield from _below(("solution",), spec.solution.model_dump(by_alias=True, exclude_unset=True), None)

@@ -1,6 +1,6 @@
 """`load_spec`: a file, a folder, a shipped spec or a repository becomes a `Spec`, or a `SpecError` with all problems.
 
-Owns the order of the passes: read, extend, override, secrets, variables, demo, paths, templates,
+Owns the order of the passes: read, extend, override, recipe, secrets, variables, demo, paths, templates,
 types and rules.
 """
 
@@ -25,6 +25,7 @@ from hermes_rl.spec.nodes import MappingNode, SourceText, scalar
 from hermes_rl.spec.origin import literal_secrets
 from hermes_rl.spec.paths import absolute, kind_of, leading_out
 from hermes_rl.spec.reader import check_templates
+from hermes_rl.spec.recipes import with_recipe
 from hermes_rl.spec.salvage import Draft, salvage
 from hermes_rl.spec.substitution import substitute
 from hermes_rl.spec.suggest import choices
@@ -231,6 +232,7 @@ class _Loading:
     def validated(self, root: MappingNode) -> tuple[Validated, list[Problem]]:
         """Return what becomes of the tree after all passes, and the problems that the passes before the last told."""
         root, problems = (root, []) if self.overrides is None else self.overrides.apply(root, self.mode)
+        root, unfit = with_recipe(root, None if self.repository is None else self.repository.folder)
         tree, misspelt = corrected(root)
         assert isinstance(tree, MappingNode)
         if tree.get("name") is None:
@@ -241,5 +243,5 @@ class _Loading:
         tree, broken = check_templates(absolute(for_demo(tree) if self.demo else tree))
         assert isinstance(tree, MappingNode)
         outside = () if self.repository is None else leading_out(tree, self.repository.folder)
-        problems += [*misspelt.values(), *secrets, *unset, *broken, *outside]
+        problems += [*unfit, *misspelt.values(), *secrets, *unset, *broken, *outside]
         return validate(tree, confined=self.confined, misspelt=misspelt), problems

@@ -49,6 +49,41 @@ if TYPE_CHECKING:
     from hermes_rl.spec.templates import TemplateError
 
 
+# ------------------------------------------------------------------------------- what several sections are made of
+
+
+def _short_for(key: str, *kinds: type) -> BeforeValidator:
+    """Return what reads a value of these kinds, written in place of the whole section, as the section with that key."""
+    return BeforeValidator(lambda value: {key: value} if isinstance(value, kinds) else value)
+
+
+def _mode(value: Any) -> Any:
+    """Permission bits from digits that are octal however they are written: ``0755`` is the YAML number 755."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return value
+    if not re.fullmatch(r"(0o)?[0-7]{1,5}", str(value)):
+        raise wrong("expected octal permissions such as 0755")
+    return int(str(value).removeprefix("0o"), 8)
+
+
+# Written with the sign that says octal, so that a section that is written out and read again keeps its bits.
+FileMode = Annotated[int, BeforeValidator(_mode), PlainSerializer(lambda value: f"0o{value:03o}"), MayTemplate()]
+
+
+class File(Section):
+    """A file put into the sandbox: exactly one of content, from, base64."""
+
+    to: SystemText = Field(description="Path in the sandbox, relative to its working directory.")
+    content: str | None = Field(None, description="Text of the file.")
+    from_: str | None = Field(
+        None, alias="from", description="File or folder to copy, below the folder of the spec after symlinks."
+    )
+    base64: str | None = Field(None, description="Bytes of the file in base64.")
+    mode: FileMode | None = Field(
+        None, description="Permissions in octal digits, such as 0755; default: those of the source, else 0644."
+    )
+
+
 # ----------------------------------------- ``agent``: how the policy is asked, and when a rollout has had enough
 
 
@@ -68,7 +103,7 @@ def _words(value: Any) -> Any:
     return ("/bin/sh", "-c", value) if isinstance(value, str) else value
 
 
-PROGRAM_VALUES = ("prompt", "system", "endpoint", "token")
+PROGRAM_VALUES = ("prompt", "system", "endpoint", "token", "context")
 """What templates of `agent.program` know beside the row's columns."""
 
 
@@ -76,9 +111,16 @@ class ProgramSection(Section):
     """An agent program that plays instead of the loop; it finds the model at an address in its sandbox.
 
     Its templates know the row's columns, and `prompt` (the text of the last message of the prompt), `system` (that of
-    its system message), `endpoint` (the model's address, without /v1) and `token` (what it may send as a key).
+    its system message), `endpoint` (the model's address, without /v1), `token` (what it may send as a key) and
+    `context` (the tokens of the longest conversation).
     """
 
+    recipe: str | None = Field(
+        None,
+        description="Name of a shipped recipe, or path of one; it is laid below the spec, so that what the spec says "
+        "wins, and lists of packages, files and setup are joined.",
+    )
+    name: str | None = Field(None, description="Name and version, for people; default: the recipe's.")
     command: Annotated[Seq[SystemText], BeforeValidator(_words)] = Field(
         (), description="What is run in the sandbox: a list of words, or a text for a shell."
     )
@@ -88,6 +130,9 @@ class ProgramSection(Section):
         "the sandbox.",
     )
     env: Map[EnvText] = Field(EMPTY, description="Environment variables of the program.")
+    files: Seq[File] = Field(
+        (), description="Files of the program, laid down before it starts, such as its configuration."
+    )
     tools: Literal["mcp"] | None = Field(
         None, description="mcp: the spec's `tools` and `toolsets` are offered to it at the address, as …/mcp."
     )
@@ -137,8 +182,8 @@ class Agent(Section):
         "is sent, for servers that refuse one.",
     )
     extra_body: FreeMap = Field(EMPTY, description="More fields for the body of each request; chat servers only.")
-    program: Late[ProgramSection] | None = Field(
-        None, description="An agent program that plays instead of the loop; default: the loop."
+    program: Annotated[Late[ProgramSection], _short_for("recipe", str)] | None = Field(
+        None, description="An agent program that plays instead of the loop: the name of its recipe, or all of it."
     )
 
 
@@ -176,11 +221,6 @@ _FILES_SCHEMA = {
 }
 DataFiles = Annotated[Any, PlainValidator(_data_files), WithJsonSchema(_FILES_SCHEMA)]
 Items = Seq[FreeMap]
-
-
-def _short_for(key: str, *kinds: type) -> BeforeValidator:
-    """Return what reads a value of these kinds, written in place of the whole section, as the section with that key."""
-    return BeforeValidator(lambda value: {key: value} if isinstance(value, kinds) else value)
 
 
 class EvalRows(Section):
@@ -351,17 +391,6 @@ BACKENDS = ("bubblewrap", "docker", "modal", "daytona", "ssh", "singularity", "n
 """Backends by name; a package may publish more."""
 
 
-def _mode(value: Any) -> Any:
-    """Permission bits from digits that are octal however they are written: ``0755`` is the YAML number 755."""
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        return value
-    if not re.fullmatch(r"(0o)?[0-7]{1,5}", str(value)):
-        raise wrong("expected octal permissions such as 0755")
-    return int(str(value).removeprefix("0o"), 8)
-
-
-# Written with the sign that says octal, so that a section that is written out and read again keeps its bits.
-FileMode = Annotated[int, BeforeValidator(_mode), PlainSerializer(lambda value: f"0o{value:03o}"), MayTemplate()]
 Network = Annotated[
     Annotated[bool, Tag("switch")] | Annotated[Seq[str], Tag("hosts")],
     Discriminator(lambda value: "hosts" if isinstance(value, list | tuple) else "switch"),
@@ -394,20 +423,6 @@ _NPM_PACKAGE = re.compile(r"(@[a-z0-9][a-z0-9._-]*/)?[a-z0-9][a-z0-9._-]*@\d+\.\
 NpmPackage = Annotated[str, BeforeValidator(_npm_package)]
 
 
-class File(Section):
-    """A file put into the sandbox: exactly one of content, from, base64."""
-
-    to: SystemText = Field(description="Path in the sandbox, relative to its working directory.")
-    content: str | None = Field(None, description="Text of the file.")
-    from_: str | None = Field(
-        None, alias="from", description="File or folder to copy, below the folder of the spec after symlinks."
-    )
-    base64: str | None = Field(None, description="Bytes of the file in base64.")
-    mode: FileMode | None = Field(
-        None, description="Permissions in octal digits, such as 0755; default: those of the source, else 0644."
-    )
-
-
 class Limits(Section):
     """What the agent's commands may use; absent means the backend's default."""
 
@@ -437,12 +452,12 @@ class SandboxSection(Section):
     )
     python: Seq[Package] = Field(
         (),
-        description="Python packages for the default sandbox, as pip names them; installed once, by the machine's pip, "
-        "and laid in read-only.",
+        description="Python packages for bubblewrap and docker, as pip names them, and `python>=3.12` where they need "
+        "that; installed once, by the machine's pip, and laid in read-only.",
     )
     npm: Seq[NpmPackage] = Field(
         (),
-        description="Packages of npm for the default sandbox, each as name@version; installed once, by the machine's "
+        description="Packages of npm for bubblewrap and docker, each as name@version; installed once, by the machine's "
         "npm without their scripts, and laid in read-only.",
     )
     files: Annotated[Seq[File], MayTemplate()] = Field((), description="Files in place before setup.")

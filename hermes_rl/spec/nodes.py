@@ -197,7 +197,7 @@ COMMANDS = patterns(
 )  # fmt: skip
 PROSE = patterns(
     "prompt.**", "dataset.columns.**", "sandbox.files.*.content", "sandbox.setup.**", "rewards.*.args.**",
-    "solution.**", "user.system", "artifacts.**",
+    "solution.**", "user.system", "artifacts.**", "agent.program.files.*.content",
 )  # fmt: skip
 TEMPLATES = (
     *PROSE,
@@ -218,12 +218,15 @@ CODE = patterns(
 )
 SOURCE_FILES = patterns(
     "sandbox.files.*.from",
+    "agent.program.files.*.from",
     "tools.*.mcp.files.*.from",
     "user.tools.*.mcp.files.*.from",
     "rewards.*.args.files.*.from",
     "rewards.*.args.calibrate",
 )
-MODES = patterns("sandbox.files.*.mode", "tools.*.mcp.files.*.mode", "user.tools.*.mcp.files.*.mode")
+MODES = patterns(
+    "sandbox.files.*.mode", "agent.program.files.*.mode", "tools.*.mcp.files.*.mode", "user.tools.*.mcp.files.*.mode"
+)
 """Permissions: digits that are octal, with or without YAML's own sign of it."""
 OUTPUTS = patterns("env.data_path_to_save_groups", "env.data_dir_to_save_evals", "toolsets.record", "toolsets.replay")
 FREE = (

@@ -49,6 +49,7 @@ _KIND_KEYS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("sandbox",), ("image",)),
     (("rewards", "*"), ("args",)),
     (("agent", "reasoning"), ("effort", "max_tokens")),
+    (("agent", "program"), ("recipe", "command", "env", "files")),
     (("artifacts", "*"), ("path", "command")),
 )
 """Block, and the keys that belong to one of its kinds: they go when an option changes the kind. The rest stays."""

@@ -255,11 +255,9 @@ def _program(data: dict[str, Any]) -> Iterator[Fault]:
         if path[-1] in section(data, *path[:-1]) and not (offered and "tools" in program):
             way = "; `agent.program.tools: mcp` offers them to it" if offered else ""
             yield Fault(path, f"`{'.'.join(path)}` is for the loop; an agent program has its own{way}", at="key")
-    yield from exactly_one(program, ("agent", "program"), ("command", "python"), "a program")
-    if "python" in program:  # it lives outside of the sandbox
-        if "env" in program:
-            yield Fault(("agent", "program", "env"), "`env` goes with `command`", at="key")
-        return
+    yield from _started(data["agent"]["program"])
+    if "python" in program:
+        return  # it lives outside of the sandbox
     backend = section(data, "sandbox").get("backend", "bubblewrap")
     if isinstance(backend, str) and backend in BACKENDS and backend not in ("bubblewrap", "docker"):
         message = f"a sandbox of {backend} has no network of its own in which a program finds the model"
@@ -268,6 +266,18 @@ def _program(data: dict[str, Any]) -> Iterator[Fault]:
         yield Fault(
             ("sandbox", "network"), "a program finds the model in a network of its own: list the hosts", at="key"
         )
+
+
+def _started(program: Any) -> Iterator[Fault]:
+    """Find fault with how a program is started: by a command in the sandbox, or as a function outside of it."""
+    if isinstance(program, dict) and not program.get("command") and "python" not in program:
+        way = "a `command`, a `python` function, or the `recipe` that has one"
+        yield Fault(("agent", "program"), f"a program needs {way}", at="key")
+    elif isinstance(program, dict):
+        yield from exactly_one(program, ("agent", "program"), ("command", "python"), "a program")
+        for key in ("env", "files") if "python" in program else ():
+            if key in program:
+                yield Fault(("agent", "program", key), f"`{key}` goes with `command`", at="key")
 
 
 def _solution(data: dict[str, Any]) -> Iterator[Fault]:
@@ -397,23 +407,23 @@ def _bare_machine(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _packages(data: dict[str, Any]) -> Iterator[Fault]:
-    """Where there is an image, packages belong into it; the bare machine has those that it has."""
+    """Folders of this machine are shown to sandboxes of this machine alone; the bare machine has what it has."""
     sandbox = section(data, "sandbox")
     backend = sandbox.get("backend", "bubblewrap")
-    if backend == "bubblewrap" and "image" not in sandbox:
+    if backend in ("bubblewrap", "docker"):
         return
     if backend == "none":
         way = "the backend `none` is this machine itself: install them here"
     else:
-        what = "an image" if backend == "bubblewrap" else f"the backend `{backend}`"
-        way = f"{what} has programs of its own: install them in the image, or in `setup`"
+        way = f"the backend `{backend}` does not see this machine's folders: install them in the image, or in `setup`"
     for key in {"python", "npm"} & sandbox.keys():
-        yield Fault(("sandbox", key), f"`{key}` is for the default sandbox; {way}", at="key")
+        yield Fault(("sandbox", key), f"`{key}` is for bubblewrap and docker; {way}", at="key")
 
 
 def file_lists(data: dict[str, Any]) -> Iterator[tuple[NodePath, list[Any]]]:
     """Yield all lists of files, each with its path."""
     lists: list[tuple[NodePath, Any]] = [(("sandbox", "files"), section(data, "sandbox").get("files"))]
+    lists += [(("agent", "program", "files"), section(data, "agent", "program").get("files"))]
     lists += [((*path, "mcp", "files"), section(tool, "mcp").get("files")) for path, tool in tool_entries(data)]
     yield from ((path, files) for path, files in lists if isinstance(files, list))
 

@@ -82,6 +82,7 @@ _SHORTHANDS: dict[tuple[str, str], dict[str, Any]] = {
     ("Spec", "toolsets"): {"type": "array", "items": {"type": "string"}},
     ("Spec", "wandb"): {"type": "string"},
     ("Spec", "state"): {"type": "string"},
+    ("Agent", "program"): {"type": "string"},
     ("Dataset", "eval"): {"const": "only"},
     ("Limits", "memory"): {"type": "string"},
     ("Limits", "disk"): {"type": "string"},

@@ -14,7 +14,7 @@ GAMES = (
     *("LightsOut-v0", "LogicPuzzle-v0", "Minesweeper-v0", "PegJump-v0", "RushHour-v0", "Secretary-v0", "Set-v0"),
     "Sudoku-v0-easy",
 )
-"""Countdown, Cryptarithm, Slitherlink and ThreeCardMonte are left out: they raise at a move that has no form of theirs."""
+"""Countdown, Cryptarithm, Slitherlink and ThreeCardMonte are left out: they raise at a move of another form."""
 
 
 def begun(game: str, seed: int) -> Any:

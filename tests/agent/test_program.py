@@ -360,6 +360,41 @@ async def test_a_program_may_shorten_what_does_not_fit(tmp_path: Path, mode: str
     assert rollout.examples(exact=True)
 
 
+CONFIGURED = """
+dataset: {items: [{size: 7}]}
+prompt: {user: Go.}
+agent:
+  program:
+    command: [cat, /tmp/.tool/config, own]
+    files:
+      - {to: /tmp/.tool/config, content: "{{ endpoint }} {{ context // 2 }} {{ prompt }}"}
+      - {to: own, content: " {{ size }}", mode: 0400}
+  max_trajectory_tokens: BOUND
+rewards: {none: {fn: exact_match, args: {target: x}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("of_model", "bound", "half"),
+    [(2000, "null", 1000), (2000, "1500", 750), (None, "1500", 750), (None, "null", 65536)],
+)
+async def test_its_files_hold_the_address_and_the_context(
+    tmp_path: Path, of_model: int | None, bound: str, half: int
+) -> None:
+    async with open_env(parse_spec(CONFIGURED.replace("BOUND", bound), folder=tmp_path)) as env:
+        rollout = await env.play(env.rows()[0], Sampler().policy(context=of_model))
+    assert rollout.result is not None and rollout.result.program is not None
+    written = rollout.result.program.output
+    assert written.startswith("http://127.0.0.1:8181/r/") and written.endswith(f" {half} Go. 7"), written
+
+
+async def test_files_that_cannot_be_written_are_a_mistake_of_the_spec(tmp_path: Path) -> None:
+    spec = parse_spec(CONFIGURED.replace("to: own", "to: /usr/own").replace("BOUND", "9"), folder=tmp_path)
+    with pytest.raises(UserError, match=r"agent\.program\.files: /usr/own cannot be written"):
+        async with open_env(spec) as env:
+            await env.play(env.rows()[0], Sampler().policy())
+
+
 async def test_a_server_that_fails_is_ours(tmp_path: Path) -> None:
     rollout = await played(tmp_path, "verbatim", Sampler(fails=1.0))
     assert (rollout.ending, rollout.score) == (Ending.SERVER_FAILURE, None)

@@ -18,7 +18,7 @@ from hermes_rl.cli.listing import listed
 from hermes_rl.cli.main import status
 from tests.cli.test_run import ROOT, environment, hermes, no_policy
 
-KINDS = ["specs", "toolsets", "tools", "distributions", "rewards", "parsers", "renderers", "sandboxes"]
+KINDS = ["specs", "toolsets", "tools", "distributions", "rewards", "parsers", "renderers", "sandboxes", "agents"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

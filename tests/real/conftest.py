@@ -54,7 +54,7 @@ from tests.real.environments import (
     vllm_python,
 )
 from tests.real.podman_service import podman_version
-from tests.real.tested_with import rows_of, write
+from tests.real.tested_with import rows_of, write, write_row
 
 START_SECONDS = 300
 VERSIONS = {
@@ -87,7 +87,7 @@ VERSIONS = {
         for name in ("fetch", "git", "sqlite", "time")
     ),
     "MCP servers of npm: everything, filesystem, playwright": npm_versions,
-    "agent programs: codex, Claude Code, hermes-agent, mini-swe-agent": agent_versions,
+    "agent programs: the recipes": agent_versions,
 }
 """Components, as the test modules' `COMPONENT` names them, and how to find out which version was played with."""
 ENGINES = (
@@ -98,6 +98,8 @@ ENGINES = (
 TOGETHER = {"test_docker_registry": "test_docker_daemon", **{f"test_{name}": "engines" for name in ENGINES}}
 """Modules whose tests one worker plays, as they share an engine or all need the cores."""
 _passed: dict[str, list[str]] = {}
+_rows: list[tuple[str, str]] = []
+"""Rows of the tables of pages in docs, each behind the page's name."""
 _figures: list[tuple[str, str]] = []
 """What tests have measured, each behind the id of its test: `record_property("figure", …)` tells it."""
 
@@ -123,6 +125,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     component = dict(report.user_properties).get("component")
     if component is not None and report.when == "call" and report.passed:
         _passed.setdefault(str(component), []).append(report.nodeid)
+        _rows.extend((name, str(told)) for name, told in report.user_properties if name.endswith(".md"))
         _figures.extend((report.nodeid, str(told)) for name, told in report.user_properties if name == "figure")
 
 
@@ -134,6 +137,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(line)
     if rows and (file := os.environ.get("HERMES_RL_TESTED_WITH")):
         write(Path(file), rows)
+        for page, row in _rows:
+            write_row(Path(file).with_name(page), row)
 
 
 class Engine:

@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,8 @@ import tomllib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from hermes_rl.spec.recipes import about, shipped_recipes
 
 REQUIREMENTS = Path(__file__).with_name("requirements")
 HERE = Path(__file__).parent
@@ -198,6 +199,16 @@ def node() -> Path:
     return found
 
 
+def wheel_of(package: str) -> Path:
+    """Return a folder with the wheel of a package of which the index has the source alone."""
+
+    def build(folder: Path) -> None:
+        own = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "--wheel-dir", str(folder), package]
+        subprocess.run(own, check=True)
+
+    return built(package.partition("=")[0], [], build)
+
+
 def npm_packages(name: str) -> Path:
     """Return the folder of the packages of npm whose versions requirements/<name> pins."""
     pinned = [REQUIREMENTS / name / file for file in ("package.json", "package-lock.json")]
@@ -235,9 +246,8 @@ def npm_server(package: str) -> list[str]:
 
 
 def agent_versions() -> str:
-    """Return the versions of the agent programs that docs/agents.md takes from npm and pip."""
-    text = (ROOT / "docs" / "agents.md").read_text("utf-8").partition("## Known programs")[2]
-    return ", ".join(re.findall(r'(?:npm|python): \["[^"]+(?:@|==)([\d.]+)"', text))
+    """Return the agent programs that the recipes start, with their versions."""
+    return ", ".join(f"{name} {about(path)['version']}" for name, path in shipped_recipes().items())
 
 
 def npm_versions() -> str:

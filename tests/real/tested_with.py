@@ -1,5 +1,7 @@
 """Which real components were played with: the table of docs/tested-with.md, made by the tests themselves.
 
+Rows of other pages' tables are told by tests too: `record_property("agents.md", "| … |")`.
+
 Each test that passed counts for the component of its module, `COMPONENT = "…"`. At the end of the session the
 components and their versions are printed, and ``HERMES_RL_TESTED_WITH=docs/tested-with.md`` writes them to that file.
 """
@@ -40,3 +42,15 @@ def write(file: Path, rows: Mapping[str, str]) -> None:
     }
     merged = {**kept, **rows}
     file.write_text(HEADER + "\n".join(merged[name] for name in sorted(merged)) + "\n", "utf-8")
+
+
+def write_row(file: Path, row: str) -> None:
+    """Put a row into the table of a page; one that begins with the same cell goes."""
+    text, name = file.read_text("utf-8"), row.split(" | ")[0]
+    lines = [line for line in text.splitlines() if not line.startswith(f"{name} | ")]
+    head = next(
+        number for number, line in enumerate(lines) if line.startswith("|---") and line.count("|") == row.count("|")
+    )
+    end = next(number for number in range(head, len(lines)) if not lines[number].startswith("|"))
+    rows = sorted([*lines[head + 1 : end], row])
+    file.write_text("\n".join([*lines[: head + 1], *rows, *lines[end:]]) + "\n", "utf-8")

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import sys
 import tarfile
 import threading
 import zipfile
@@ -18,11 +19,12 @@ import pytest
 
 from hermes_rl.cli.main import status
 from hermes_rl.errors import SpecError, UserError
-from hermes_rl.sandbox import SandboxConfig, create_sandbox
+from hermes_rl.sandbox import ResourceLimits, SandboxConfig, create_sandbox
 from hermes_rl.sandbox.backends import Pool
 from hermes_rl.sandbox.packages import PACKAGES, npm_folder, package_folder
 from hermes_rl.spec import parse_spec
 from hermes_rl.spec.fingerprint import fingerprint
+from tests.rootfs import small_root
 
 BASE = "dataset: {items: [{q: a}]}\nprompt: {user: x}\n"
 
@@ -78,6 +80,46 @@ async def test_a_sandbox_has_the_packages_and_cannot_change_them(wheels: Path) -
     await pool.close()
 
 
+async def test_an_image_without_python_has_them_with_an_interpreter_of_their_own(wheels: Path, tmp_path: Path) -> None:
+    image = str(small_root(tmp_path / "root", ["sh", "cat"]))
+    config = SandboxConfig(image=image, packages=("tinytool",), limits=ResourceLimits(disk=64 << 20))
+    async with create_sandbox(config) as sandbox:
+        code = (
+            "import ctypes, ssl, subprocess, sys; print(sys.prefix, flush=True); subprocess.run([sys.executable, '-V'])"
+        )
+        found = await sandbox.run(f'tinytool; python3 -I -c "{code}"; echo x > {PACKAGES}/x')
+        lines = found.output.split("\n")
+        assert lines[0] == "tinytool 2.0", found.output
+        assert lines[1] == PACKAGES and lines[2].startswith("Python 3."), found.output
+        assert "Read-only file system" in found.output
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")
+async def test_a_container_has_them(wheels: Path, registry: str, docker_host: str) -> None:
+    config = SandboxConfig(backend="docker", packages=("tinytool",), npm=(registry,))
+    async with create_sandbox(config) as sandbox:
+        found = await sandbox.run("tinytool; command -v tinyjs python3; echo $OF_THE_IMAGE; touch /npm/x /python/x")
+        lines = found.output.split("\n")
+        assert lines[:4] == ["tinytool 2.0", "/npm/node_modules/.bin/tinyjs", "/usr/bin/python3", "yes"], found.output
+        assert found.output.count("Read-only file system") == 2
+
+
+async def test_programs_of_an_image_come_first(wheels: Path, rootfs: Path) -> None:
+    async with create_sandbox(SandboxConfig(image=str(rootfs), packages=("tinytool",))) as sandbox:
+        found = await sandbox.run("command -v python3; tinytool")
+        assert found.output == "/usr/bin/python3\ntinytool 2.0\n"
+
+
+async def test_a_newer_python_is_brought_along_where_packages_need_it(wheels: Path) -> None:
+    newest = sys.version_info[1]
+    async with create_sandbox(SandboxConfig(packages=(f"python>=3.{newest}", "tinytool"))) as sandbox:
+        found = await sandbox.run("tinytool; python3 -c 'import sys; print(sys.version_info[1])'")
+        name, version = found.output.split("\n")[:2]
+        assert (name, int(version) >= newest) == ("tinytool 2.0", True)
+    with pytest.raises(UserError, match=r"asks for Python 3\.90 or later, and this machine has none"):
+        package_folder(("python>=3.90", "tinytool"))
+
+
 async def test_nothing_in_the_environment_names_where_it_was_made(wheels: Path, own_cache: Path) -> None:
     folder = package_folder(("tinytool",))
     assert folder.is_relative_to(own_cache)
@@ -106,13 +148,15 @@ def test_what_cannot_be_had_is_the_users_to_change_and_leaves_nothing(wheels: Pa
 @pytest.mark.parametrize(
     ("sandbox", "message"),
     [
-        ("{backend: docker, image: debian, python: [pytest]}", "the backend `docker` has programs of its own"),
-        ("{image: ./root, python: [pytest]}", "an image has programs of its own"),
+        (
+            "{backend: modal, image: debian, python: [pytest]}",
+            "the backend `modal` does not see this machine's folders",
+        ),
         ("{backend: none, python: [pytest]}", "this machine itself: install them here"),
         ("{python: ['--index-url=http://x']}", "expected a package such as pytest"),
         ("{python: [./wheel.whl]}", "expected a package such as pytest"),
         ("{python: ['a @ https://x/a.whl']}", "expected a package such as pytest"),
-        ("{image: ./root, npm: [tinytool@1.0.0]}", "`npm` is for the default sandbox"),
+        ("{backend: ssh, npm: [tinytool@1.0.0]}", "`npm` is for bubblewrap and docker"),
         ("{backend: none, npm: [tinytool@1.0.0]}", "this machine itself: install them here"),
         *(
             (f"{{npm: ['{name}']}}", "expected a package of npm with its version")

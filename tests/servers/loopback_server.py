@@ -81,7 +81,7 @@ class Loopback:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = dict(line.split(": ", 1) for line in head[1:] if line)
         body = await reader.readexactly(int(headers.get("Content-Length", 0)))
-        self.seen.append(Seen(head[0].split()[1], headers, json.loads(body)))
+        self.seen.append(Seen(head[0].split()[1], headers, json.loads(body or b"{}")))
         self.in_flight += 1
         self.peak = max(self.peak, self.in_flight)
         try:

@@ -45,6 +45,22 @@ async def test_a_plain_call(loopback: Start) -> None:
     assert "Authorization" not in server.seen[0].headers
 
 
+async def test_the_shortest_context_of_all_servers_is_told(loopback: Start) -> None:
+    servers = [await loopback() for _ in range(3)]
+    models = [{"id": "m", "max_model_len": 4096}, {"id": "m", "max_model_len": 2048}, {"id": "m"}]
+    for server, model in zip(servers, models, strict=True):
+        server.otherwise = Answer(body=json.dumps({"data": [model]}).encode())
+    configs = [
+        ServerConfig(kind, server.url, "m") for kind, server in zip(("vllm", "openai", "openai"), servers, strict=True)
+    ]
+    async with create_client("policy", configs) as policy:
+        assert [await policy.context_length(), await policy.context_length()] == [2048, 2048]
+    assert [server.seen[0].path for server in servers] == ["/v1/models"] * 3
+    assert [len(server.seen) for server in servers] == [1, 1, 1]  # it is asked once
+    async with role(servers[2]) as policy:
+        assert await policy.context_length() is None
+
+
 async def test_only_what_is_set_is_sent(loopback: Start) -> None:
     server = await loopback()
     tools = [{"type": "function", "function": {"name": "t", "parameters": {}}}]

@@ -1,0 +1,127 @@
+"""Recipes: how agent programs of others are installed and started, each a file of its own with a name.
+
+A recipe has the keys `sandbox` and `agent` of a spec, and says in a few words what it is. `agent.program: codex` lays
+it below the spec when that is loaded: what the spec says wins, mappings merge, and lists of packages, files and setup
+are joined, the recipe's first. Behind that nothing knows of recipes.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from pathlib import Path
+
+from hermes_rl.errors import Problem
+from hermes_rl.shipped import shipped_dir
+from hermes_rl.spec.merge import expand_shorthand
+from hermes_rl.spec.nodes import (
+    MappingNode,
+    Node,
+    NodePath,
+    ScalarNode,
+    SequenceNode,
+    find,
+    is_in,
+    patterns,
+    scalar,
+)
+from hermes_rl.spec.reader import read_file
+from hermes_rl.spec.suggest import choices
+
+ABOUT = ("version", "dialect", "licence", "description")
+"""What a recipe says of its program, for `hermes-rl list agents`."""
+_KEYS = (*ABOUT, "sandbox", "agent")
+_JOINED = patterns("sandbox.python", "sandbox.npm", "sandbox.files", "sandbox.setup", "agent.program.files")
+_PROGRAM = ("agent", "program")
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Return the recipes that come with hermes-rl, by name."""
+    return {path.stem: path for path in sorted(shipped_dir("agents").glob("*.yaml"))}
+
+
+def about(path: Path) -> dict[str, str]:
+    """Return what a shipped recipe says of its program, by the names of `ABOUT`."""
+    root, _ = read_file(path, str(path))
+    assert isinstance(root, MappingNode)
+    return {key: node.text for key in ABOUT if isinstance(node := root.get(key), ScalarNode)}
+
+
+def with_recipe(root: MappingNode, within: Path | None = None) -> tuple[MappingNode, list[Problem]]:
+    """Return a spec with the recipe that it names laid below it, and what is wrong with that.
+
+    `within` is a folder that a recipe has to lie in, unless it is a shipped one.
+    """
+    agent, written = root.get("agent"), find(root, _PROGRAM)
+    program = None if written is None else expand_shorthand(written, _PROGRAM)
+    named = program.get("recipe") if isinstance(program, MappingNode) else None
+    if not isinstance(agent, MappingNode) or not isinstance(named, ScalarNode) or not isinstance(named.value, str):
+        return root, []
+    assert isinstance(program, MappingNode)
+    recipe, problems = _recipe(named, within)
+    if recipe is None:
+        return root.having(agent=agent.having(program=ScalarNode(named.mark, None, "", False, broken=True))), problems
+    laid = _laid_below(recipe, root.having(agent=agent.having(program=program.without("recipe"))), ())
+    assert isinstance(laid, MappingNode)
+    return laid, problems
+
+
+def _recipe(named: ScalarNode, within: Path | None) -> tuple[MappingNode | None, list[Problem]]:
+    """Return the part of a recipe that is laid below a spec; None with the reasons where there is none."""
+    shipped = shipped_recipes()
+    if named.value in shipped:
+        path = shipped[named.value]
+        shown = str(path)
+    elif "/" in named.value or named.value.endswith((".yaml", ".yml")):
+        source = named.mark.source
+        path = (source.folder / Path(named.value).expanduser()).resolve()
+        shown = posixpath.normpath(
+            posixpath.join(posixpath.dirname(source.name) if source.has_lines else "", named.value)
+        )
+        if within is not None and not path.is_relative_to(within.resolve()):
+            return None, [named.mark.problem(f"a spec of a repository names files of it alone; this is {path}")]
+    else:
+        own = "; one of your own is named by its path, such as ./agent.yaml"
+        message = f"there is no agent program `{named.value}`{choices(named.value, shipped)}{own}"
+        return None, [named.mark.problem(message)]
+    try:
+        root, problems = read_file(path, shown)
+    except OSError as error:
+        return None, [named.mark.problem(f"cannot be read: {named.value}: {error.strerror}")]
+    if problems:
+        return None, problems
+    if not isinstance(root, MappingNode):
+        return None, [
+            (named if root is None else root).mark.problem("a recipe is a mapping with `sandbox` and `agent`")
+        ]
+    problems = [
+        entry.key.problem(f"unknown key `{key}` of a recipe{choices(key, _KEYS)}")
+        for key, entry in root.entries.items()
+        if key not in _KEYS
+    ]
+    program = find(root, _PROGRAM)
+    if not isinstance(program, MappingNode) or "recipe" in program.entries or "command" not in program.entries:
+        mark = root.mark if program is None else program.mark
+        problems.append(mark.problem("a recipe starts a program: it needs `agent.program` with a `command`"))
+    if problems:
+        return None, problems
+    assert isinstance(program, MappingNode)
+    agent, version = root.get("agent"), root.get("version")
+    assert isinstance(agent, MappingNode)
+    if "name" not in program.entries:
+        words = [path.stem, *([version.text] if isinstance(version, ScalarNode) else [])]
+        program = program.having(name=scalar(named.mark, " ".join(words)))
+    return root.without(*ABOUT).having(agent=agent.having(program=program)), []
+
+
+def _laid_below(recipe: Node, spec: Node, path: NodePath) -> Node:
+    """Return the value of a spec with that of a recipe below it."""
+    if isinstance(recipe, SequenceNode) and isinstance(spec, SequenceNode) and is_in(path, _JOINED):
+        return SequenceNode(spec.mark, (*recipe.items, *spec.items))
+    if not isinstance(recipe, MappingNode) or not isinstance(spec, MappingNode):
+        return spec
+    both = {
+        key: entry.value if (own := spec.get(key)) is None else _laid_below(entry.value, own, (*path, key))
+        for key, entry in recipe.entries.items()
+    }
+    keys = {key: entry for key, entry in recipe.entries.items() if key not in spec.entries}
+    return MappingNode(spec.mark, {**spec.entries, **keys}).having(**both)

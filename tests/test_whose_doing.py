@@ -28,7 +28,7 @@ Places = Mapping[str, str]
 
 BEFORE: Places = {
     # The spec, the command line and this machine decide, before any agent has said a word.
-    "agent/program.py": "ProgramDriver._play ProgramDriver._ending",
+    "agent/program.py": "AgentFunction.of ProgramDriver._play ProgramDriver._ending",
     "agent/user.py": "UserOfCode.speak FixedWords.__init__",
     "plugins.py": "load_object published load_published load_file _execute _import _attribute",
     "rollouts/compiled.py": "CompiledSpec.policy CompiledSpec._require_ending_tools _changed _function",
@@ -70,6 +70,7 @@ BEFORE: Places = {
 }
 OF_A_ROW: Places = {
     # Made of a row and the spec alone. Once a rollout was graded, such an error is of its own rollout.
+    "agent/program.py": "ProgramDriver._inside",
     "rollouts/compiled.py": "_read image_url _bytes CompiledSpec._state",
     "rollouts/sandboxes.py": "laid_files _expand _inside _read_file",
     "sandbox/base.py": "Sandbox.prepare",

@@ -53,7 +53,7 @@ LIVES = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4), st.floats(0, 1)
 def played(folder: Path) -> set[str]:
     """Return the rollouts of all whole lines, those that wait for others of their group included."""
     texts = [file.read_text("utf-8") for name in (ROLLOUTS, WAITING) if (file := folder / name).exists()]
-    return {match for text in texts for match in re.findall(r'^\{"id": "([^"]+)".*\n', text, re.MULTILINE)}
+    return {match for text in texts for match in re.findall(r'^\{"id":"([^"]+)".*\n', text, re.MULTILINE)}
 
 
 async def live(folder: Path, mode: Mode, compared: bool, lives: list[tuple[int, int, float]]) -> None:

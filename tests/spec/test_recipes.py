@@ -109,7 +109,11 @@ def test_a_child_spec_takes_another_program(tmp_path: Path) -> None:
     [
         (RECIPE, "agent: {program: codx}", r"<text>:5:18: there is no agent program `codx`; did you mean `codex`"),
         (RECIPE, "agent: {program: ./none.yaml}", r"<text>:5:18: cannot be read: ./none.yaml: No such file"),
-        (RECIPE, "agent: {program: {env: {A: b}}}", r"<text>:5:9: a program needs a `command`, or the `recipe`"),
+        (
+            RECIPE,
+            "agent: {program: {env: {A: b}}}",
+            r"<text>:5:9: a program needs a `command`, a `python` function, or the `recipe`",
+        ),
         (RECIPE + "sandox: {}", "agent: {program: ./tool.yaml}", r"tool.yaml:14:1: unknown key `sandox` of a recipe"),
         ("- a", "agent: {program: ./tool.yaml}", r"tool.yaml:1:1: a recipe is a mapping"),
         ("", "agent: {program: ./tool.yaml}", r"a recipe is a mapping"),

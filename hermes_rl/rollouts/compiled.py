@@ -108,10 +108,14 @@ def gold_turns(spec: Spec, row: Row) -> tuple[ScriptedTurn, ...]:
 
 
 def user_script(spec: Spec, row: Row, prior: int) -> Script:
-    """Return what a scripted user says: each `user` of the solution's turns in order, then the first stop phrase."""
-    said = [str(turn["user"]) for turn in _turns(spec, row) if turn.get("user") is not None]
-    stop = spec.user.stop[:1] if spec.user is not None else ()
-    return Script(tuple(ScriptedTurn(say=text) for text in (*said, *stop)), prior)
+    """Return what a scripted user does: `user_tools` and `user` of each of the solution's turns, then the first stop
+    phrase."""
+    stop = [{"user": phrase} for phrase in spec.user.stop[:1]] if spec.user is not None else []
+    script: list[dict[str, Any]] = []
+    for turn in (*_turns(spec, row), *stop):
+        script += [{"tools": turn["user_tools"]}] if turn.get("user_tools") else []
+        script += [{"say": turn["user"]}] if turn.get("user") is not None else []
+    return Script.of(script, prior)
 
 
 def _turns(spec: Spec, row: Row) -> list[dict[str, Any]]:

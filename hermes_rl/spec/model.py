@@ -749,6 +749,9 @@ class Turn(Section):
     say: str | None = Field(None, description="Text of this turn.")
     reasoning: str | None = Field(None, description="Reasoning of this turn.")
     user: str | None = Field(None, description="What a scripted user answers, or opens with in a turn of its own.")
+    user_tools: Annotated[Seq[Call], MayTemplate()] | None = Field(
+        None, description="What a scripted user calls before it says that, in order."
+    )
 
 
 class Solution(Section):

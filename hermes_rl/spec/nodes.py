@@ -185,7 +185,7 @@ def patterns(*texts: str) -> tuple[Pattern, ...]:
 
 
 ROWS = patterns("dataset.items.**", "dataset.fallback.items.**")
-ARGS = patterns("rewards.*.args.**", "solution.turns.*.tools.*.args.**")
+ARGS = patterns("rewards.*.args.**", "solution.turns.*.tools.*.args.**", "solution.turns.*.user_tools.*.args.**")
 HEADERS = patterns(
     "servers.*.headers_env.*", "servers.*.*.headers_env.*",
     "tools.*.mcp.headers_env.*", "user.tools.*.mcp.headers_env.*",

@@ -286,7 +286,7 @@ def _solution(data: dict[str, Any]) -> Iterator[Fault]:
         if name not in ("turns", "patch") and difflib.get_close_matches(name, ["turns", "patch"], cutoff=0.75):
             yield Fault(path, f"unknown key `{name}`{choices(name, ['turns', 'patch'])}", at="key")
     for path, turn in entries(data, "solution", "turns"):
-        if isinstance(turn, dict) and not {"tools", "say", "user"} & turn.keys():
+        if isinstance(turn, dict) and not {"tools", "say", "user", "user_tools"} & turn.keys():
             yield Fault(path, "a turn needs `tools`, `say`, or the `user` that answers", at="key")
 
 

@@ -323,8 +323,7 @@ async def test_hostile_texts_are_read_in_time() -> None:
     await play(len(READERS) * 8, seed_of_today())
 
 
-TEXTS = int(os.environ.get("READERS_TEXTS", "4000"))
-"""Texts of the fuzzer: 4,000 in the slow suite, 20,000 in a full run."""
+TEXTS = int(os.environ.get("READERS_TEXTS", "20000"))
 
 
 @pytest.mark.slow

@@ -480,15 +480,17 @@ def old_pytest() -> tuple[SandboxFile, ...]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 async def test_an_old_pytest_is_fooled_no_more_than_a_new_one(old_pytest: tuple[SandboxFile, ...]) -> None:
     kinds = ("a module in front", "patched pytest", "conftest", "a call", "a package of the test's name")
     cheats = [case for kind in kinds for case in PLANTED[kind] if "-m pytest" in case.command]
-    found = await values(cheats, old_pytest)
+    found = await values(cheats[FIRST::ONE_IN], old_pytest)
     assert {name: value.value for name, value in found.items() if value.value != 0} == {}
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 async def test_an_old_pytest_does_not_hurt_the_honest(old_pytest: tuple[SandboxFile, ...]) -> None:
     cases = [case for case in (*HONEST, *ODD) if "-m pytest" in case.command]
-    found = await values(cases, old_pytest)
+    found = await values(cases[FIRST::ONE_IN], old_pytest)
     assert {name: value.reason for name, value in found.items() if value.value != 1} == {}

@@ -83,7 +83,10 @@ CASES: dict[str, tuple[str, str]] = {
         "version: 1\ndataset:\n  items: [{q: a}]\n  ▶path: org/data\nprompt: {user: a}\n",
         "`items` is there already",
     ),
-    "no-source": ("version: 1\n▶dataset: {shuffle: 1}\nprompt: {user: a}\n", "needs one of path, items or generator"),
+    "no-source": (
+        "version: 1\n▶dataset: {shuffle: 1}\nprompt: {user: a}\n",
+        "needs one of path, items, generator or harbor",
+    ),
     "format-without-files": (
         "version: 1\ndataset: {path: ▶json}\nprompt: {user: a}\n",
         "say which in `data_files`",

@@ -8,11 +8,10 @@ Source of names and defaults: Harbor 0.25 (`task.toml`, version 1).
 from __future__ import annotations
 
 import base64
-import io
 import json
+import posixpath
 import re
 import shlex
-import tarfile
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -240,15 +239,17 @@ class _Task:
         solution = self.folder / "solution"
         if not (solution / "solve.sh").is_file():
             return "true"
-        packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-            for path in _inside(solution):
-                archive.add(path, arcname=str(path.relative_to(solution)), recursive=False)
-        text = base64.encodebytes(packed.getvalue()).decode()
-        return (
-            "mkdir -p /solution && base64 -d <<'END' | tar -xz -C /solution --no-same-owner && "
-            f"bash /solution/solve.sh\n{text}END\n"
-        )
+        commands = []
+        for path in _inside(solution):
+            place = f"/solution/{path.relative_to(solution)}"
+            target = shlex.quote(place)
+            commands.append(f"mkdir -p {shlex.quote(posixpath.dirname(place))}")
+            data = path.read_bytes()
+            try:  # what the shell itself can write, whatever programs the image has
+                commands.append(f"printf %s {shlex.quote(_text(data))} > {target}")
+            except ValueError:
+                commands.append(f"echo {base64.b64encode(data).decode()} | base64 -d > {target}")
+        return " && ".join([*commands, "bash /solution/solve.sh"])
 
     # ------------------------------------------------------------------ environment/
 
@@ -362,6 +363,14 @@ def _inside(folder: Path) -> list[Path]:
     """Return the files in a folder that lie in it, also after symlinks."""
     top = folder.resolve()
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.resolve().is_relative_to(top))
+
+
+def _text(data: bytes) -> str:
+    """Return bytes as text; raises ValueError where they are none that a command can hold."""
+    text = data.decode("utf-8")
+    if "\0" in text:
+        raise ValueError("a null character")
+    return text
 
 
 def _mode(path: Path) -> int:

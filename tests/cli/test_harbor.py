@@ -58,9 +58,9 @@ def task(
     return folder
 
 
-async def played(folder: Path, out: Path, command: str | None = None) -> dict[str, Any]:
+async def played(folder: Path, out: Path, command: str | None = None, *more: str) -> dict[str, Any]:
     """Play one task by its own solution, or by a command; returns the rollout's line."""
-    sets = ['servers.policy={"type": "scripted"}']
+    sets = ['servers.policy={"type": "scripted"}', *more]
     if command is not None:
         turns = [{"tools": [{"name": "terminal", "args": {"command": command}}]}, {"say": "Done."}]
         sets.append(f"solution={json.dumps({'turns': turns})}")
@@ -117,6 +117,19 @@ async def test_tests_that_cannot_run_at_all_are_nobodys_score(tmp_path: Path) ->
     test = "uvx pytest /tests && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n"
     with pytest.raises(RunError, match=r"cannot run in this sandbox.*uvx: command not found"):
         await played(task(tmp_path / "task", test=test), tmp_path / "run", "true")
+
+
+async def test_a_solution_may_have_other_files_whatever_their_bytes(tmp_path: Path) -> None:
+    folder = task(
+        tmp_path / "task", solve="cmp /solution/odd/it\\'s.bin given.bin && cat '/solution/a b' > answer.txt\n"
+    )
+    (folder / "solution/a b").write_text("42\n")
+    (folder / "solution/odd").mkdir()
+    (folder / "solution/odd/it's.bin").write_bytes(bytes(range(256)))
+    (folder / "environment/given.bin").write_bytes(bytes(range(256)))
+    (folder / "environment/Dockerfile").write_text(DOCKERFILE + "COPY given.bin ./\n")
+    line = await played(folder, tmp_path / "run")
+    assert (line["score"], line["error"]) == (1.0, None)
 
 
 TABLES = '[[steps]]\nname = "one"\n'

@@ -40,7 +40,9 @@ SetAsRunOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=
 TokenOption = Annotated[str | None, typer.Option(help="Variable that holds the token of requests.")]
 ListenOption = Annotated[str, typer.Option(help="HOST:PORT; the port 0 is any that is free.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
-SPECS = "A path of a spec or its folder, the name of a shipped spec, or a repository: owner/name@REV."
+SPECS = (
+    "A path of a spec or its folder, the name of a shipped spec, a repository: owner/name@REV, or tasks: harbor:FOLDER."
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -264,6 +266,18 @@ def report(run_directory: RunArgument) -> None:
     from hermes_rl.reading.report import write_report
 
     echo(str(write_report(run_directory)))
+
+
+@app.command()
+def export(
+    run_directory: RunArgument,
+    out: Annotated[Path, typer.Option(help="Folder for a file per rollout.")],
+    form: Annotated[Literal["atif"], typer.Option("--format", help="atif: trajectories as Harbor has them.")] = "atif",
+) -> None:
+    """Write a run's rollouts in a format of others."""
+    from hermes_rl.reading.atif import export_atif
+
+    echo(f"{export_atif(run_directory, out)} trajectories ({form}) in {out}")
 
 
 @app.command()

@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+from hermes_rl.data.harbor import tasks_of
 from hermes_rl.data.rows import Row, derive
-from hermes_rl.data.sources import is_fetched, is_on_hub, open_source, taken_for_local
+from hermes_rl.data.sources import Opened, is_fetched, is_on_hub, open_source, taken_for_local
 from hermes_rl.errors import Problem, SpecError, UserError
 from hermes_rl.spec import check
 from hermes_rl.spec.findings import Findings
@@ -55,7 +56,7 @@ def _checked_rows(spec: Spec, findings: Findings) -> list[Row]:
             if is_fetched(source):
                 findings.warning((*path, "path"), "files at an address are not fetched; their rows were not checked")
                 continue
-            opened = open_source(source, split, spec.seed)
+            opened = _opened(spec, source, split, findings)
             rows += islice(derive(spec, opened.read()), None if opened.finite else SAMPLES)
         except SpecError as error:
             findings.extend(list(error.problems), [])
@@ -68,6 +69,15 @@ def _checked_rows(spec: Spec, findings: Findings) -> list[Row]:
                 message = "a fraction of one row leaves none for evaluation: write `eval: only`, or add rows"
                 findings.problem(("dataset", "eval", "fraction"), message)
     return rows
+
+
+def _opened(spec: Spec, source: Source, split: str, findings: Findings) -> Opened:
+    if source.harbor is None:
+        return open_source(source, split, spec.seed)
+    tasks = tasks_of(spec)
+    for note in tasks.notes:
+        findings.warning(("dataset", "harbor"), note.removeprefix("WARNING: "))
+    return Opened(lambda: iter(tasks.rows), finite=True)
 
 
 def _undivided(spec: Spec, rows: list[Row]) -> bool:
@@ -103,4 +113,5 @@ def _blame(path: NodePath, source: Source, error: UserError) -> NodePath:
     if str(error).startswith("dataset.key"):
         return ("dataset", "key")
     given: dict[str, Any] = {"data_files": source.data_files, "items": source.items, "path": source.path}
+    given["harbor"] = source.harbor
     return next(((*path, name) for name, value in given.items() if value is not None), path)

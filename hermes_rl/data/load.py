@@ -13,6 +13,7 @@ from itertools import islice
 from random import Random
 from typing import Literal
 
+from hermes_rl.data.harbor import tasks_of
 from hermes_rl.data.hub import HubOutOfReachError
 from hermes_rl.data.rows import Row, Rows, combined, derive, fraction_of, seeded
 from hermes_rl.data.sources import Opened, is_on_hub, open_source, taken_for_local
@@ -126,6 +127,11 @@ def load_rows(spec: Spec, split: Split, *, notify: Notify) -> Rows:
 def _source(spec: Spec, notify: Notify) -> tuple[Source, Opened]:
     """Return the dataset itself or its fallback, with the split that training rows come from."""
     dataset = spec.dataset
+    if dataset.harbor is not None:
+        tasks = tasks_of(spec)
+        for note in tasks.notes:
+            notify(note)
+        return dataset, Opened(lambda: iter(tasks.rows), finite=True)
     if (warning := taken_for_local(spec)) is not None:
         notify(warning)
     if not spec.demo or not is_on_hub(dataset):

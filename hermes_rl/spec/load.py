@@ -50,7 +50,8 @@ def load_spec(
     """Load a spec from a path or by the name of a shipped one.
 
     Args:
-        source: path of a YAML file or of an environment's folder, name of a shipped spec, or address of a repository.
+        source: path of a YAML file or of an environment's folder, name of a shipped spec, address of a repository, or
+            ``harbor:`` and a folder of tasks in Harbor's format.
         overrides: what the command line changes (`parse_extra_args`).
         demo: change the spec so that it runs without model, network and containers.
         environ: variables for `${VAR}`; default: the environment.
@@ -61,9 +62,10 @@ def load_spec(
         SpecError: with every problem at its place.
         UserError: there is no such spec.
     """
-    path, name, repository = find_spec(source)
+    path, name, repository, tasks = find_spec(source)
     try:
         root, problems = read_spec_file(path, name, None if repository is None else repository.folder)
+        root = _playing(root, tasks)
     except OSError as error:
         raise UserError(f"{name}: cannot be read: {error.strerror}") from None
     if root is not None and "set" in root.entries:
@@ -87,8 +89,9 @@ def load_draft(
         return Draft(load_spec(source, overrides=overrides, environ=environ), has_rows=True), []
     except SpecError as error:
         problems = list(error.problems)
-    path, name, repository = find_spec(source)
+    path, name, repository, tasks = find_spec(source)
     root, unreadable = read_spec_file(path, name, None if repository is None else repository.folder)
+    root = _playing(root, tasks)
     if root is None or unreadable:
         return None, problems  # what could not be read may be what the rest depends on
     loading = _Loading(path.stem, environ, overrides, repository=repository)
@@ -113,11 +116,24 @@ def parse_spec(
 
 
 class Found(NamedTuple):
-    """The file of a spec, what to call it in messages, and the repository that it came from."""
+    """The file of a spec, what to call it in messages, the repository that it came from, and the tasks of its own."""
 
     path: Path
     name: str
     repository: Fetched | None = None
+    tasks: Path | None = None
+
+
+TASKS = "harbor:"
+"""What stands in front of a folder of tasks in Harbor's format, where a spec is named."""
+
+
+def _playing(root: MappingNode | None, tasks: Path | None) -> MappingNode | None:
+    """Return the tree with these tasks as its dataset, where there are some."""
+    dataset = None if root is None or tasks is None else root.get("dataset")
+    if root is None or not isinstance(dataset, MappingNode):
+        return root
+    return root.having(dataset=dataset.having(harbor=scalar(dataset.mark, str(tasks))))
 
 
 def find_spec(source: str | Path) -> Found:
@@ -127,6 +143,11 @@ def find_spec(source: str | Path) -> Found:
         UserError: there is no such file, folder or shipped spec; a folder has no spec or several; or a repository
             cannot be had, or its content is not trusted yet.
     """
+    if str(source).startswith(TASKS):
+        tasks = Path(str(source).removeprefix(TASKS)).expanduser().absolute()
+        if not tasks.is_dir():
+            raise UserError(f"{source}: there is no folder {tasks}; name a task folder, or a folder of task folders")
+        return Found(shipped_specs()["harbor"], f"{TASKS}{tasks}", tasks=tasks)
     path = Path(source)
     kind = kind_of(path) if source != "" else 0  # which Path takes for the working directory
     if kind == stat.S_IFREG:

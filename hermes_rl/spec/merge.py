@@ -30,7 +30,7 @@ from hermes_rl.spec.nodes import (
 from hermes_rl.spec.reader import read_bytes, read_text
 
 _KINDS: Mapping[Pattern, tuple[str, ...]] = {
-    ("dataset",): ("path", "generator", "items"),
+    ("dataset",): ("path", "generator", "items", "harbor"),
     ("dataset", "eval"): ("split", "fraction", "only"),
     ("dataset", "fallback"): ("path", "items"),
     ("prompt",): ("messages", "system", "user"),

@@ -241,7 +241,7 @@ EvalField = Annotated[Late[EvalRows], BeforeValidator(lambda rows: {"only": True
 
 
 class Source(Section):
-    """Where rows come from: exactly one of path, items, generator."""
+    """Where rows come from: exactly one of path, items, generator, harbor."""
 
     path: str | None = Field(
         None,
@@ -259,6 +259,9 @@ class Source(Section):
     items: Items | None = Field(None, description="Rows written here; never substituted, never rendered.")
     generator: str | None = Field(
         None, description="file.py:function, called as fn(*, seed, split); it yields rows and may be endless."
+    )
+    harbor: str | None = Field(
+        None, description="A task folder in Harbor's format, or a folder of such folders; a row for each task."
     )
 
 
@@ -447,7 +450,7 @@ class SandboxSection(Section):
         None, description="Container image; for bubblewrap a folder or archive with a root file system."
     )
     workdir: SystemText | None = Field(None, description="Working directory in the sandbox; default: its home.")
-    env: Annotated[Mapping[SystemText, EnvText], AfterValidator(freeze)] = Field(
+    env: Annotated[Mapping[SystemText, EnvText], AfterValidator(freeze), MayTemplate()] = Field(
         EMPTY, description="Environment variables of every command."
     )
     python: Seq[Package] = Field(

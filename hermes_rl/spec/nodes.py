@@ -202,7 +202,13 @@ PROSE = patterns(
 TEMPLATES = (
     *PROSE,
     *patterns(
-        "sandbox.image", "sandbox.files.**", "sandbox.env.**", "sandbox.limits.**", "user.**", "agent.program.**"
+        "sandbox.image",
+        "sandbox.workdir",
+        "sandbox.files.**",
+        "sandbox.env.**",
+        "sandbox.limits.**",
+        "user.**",
+        "agent.program.**",
     ),
 )
 TEXT_FILES = patterns("prompt.system.file", "prompt.user.file", "prompt.messages.*.content.file", "user.system.file")
@@ -217,6 +223,7 @@ CODE = patterns(
     "serve.trainer",
 )
 SOURCE_FILES = patterns(
+    "dataset.harbor",
     "sandbox.files.*.from",
     "agent.program.files.*.from",
     "tools.*.mcp.files.*.from",

@@ -41,7 +41,7 @@ from hermes_rl.spec.suggest import choices
 _KIND_KEYS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (
         ("dataset",),
-        ("path", "name", "split", "data_files", "revision", "streaming", "items", "generator", "fallback"),
+        ("path", "name", "split", "data_files", "revision", "streaming", "items", "generator", "harbor", "fallback"),
     ),
     (("dataset", "eval"), ("split", "fraction", "only")),
     (("prompt",), ("messages", "system", "user")),

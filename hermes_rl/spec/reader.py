@@ -81,8 +81,8 @@ def _number(text: str) -> str | int | float:
 # Also turns `!raw` text into a template that gives exactly that text, so that nothing later has to know of it.
 
 _WHERE = (
-    "prompt, dataset.columns, sandbox.image, .files, .setup, .env and .limits, rewards.*.args, solution, user, "
-    "artifacts and agent.program"
+    "prompt, dataset.columns, sandbox.image, .workdir, .files, .setup, .env and .limits, rewards.*.args, solution, "
+    "user, artifacts and agent.program"
 )
 _LEFT_ALONE = nodes.patterns("description", "agent.extra_body.**", "evaluate.agent.extra_body.**", "env.**")
 """Text that is passed on as it is, braces and all."""

@@ -29,7 +29,7 @@ from hermes_rl.spec.suggest import choices
 
 # --------------------------------------------------------------------------- Dataset, prompt, toolsets and tools
 
-SOURCES = ("path", "items", "generator")
+SOURCES = ("path", "items", "generator", "harbor")
 PATH_KEYS = ("name", "split", "data_files", "revision", "streaming")
 """Keys that say more about `path` and mean nothing without it."""
 
@@ -56,8 +56,9 @@ def _fallback(data: dict[str, Any]) -> Iterator[Fault]:
     dataset = section(data, "dataset")
     if "fallback" in dataset and "path" not in dataset:
         yield Fault(("dataset", "fallback"), "a fallback is for a dataset on the hub; there is no `path`", at="key")
-    if "generator" in section(dataset, "fallback"):
-        yield Fault(("dataset", "fallback", "generator"), "a fallback is items or path", at="key")
+    for key in ("generator", "harbor"):
+        if key in section(dataset, "fallback"):
+            yield Fault(("dataset", "fallback", key), "a fallback is items or path", at="key")
 
 
 def _eval(data: dict[str, Any]) -> Iterator[Fault]:

@@ -20,12 +20,14 @@ import pytest
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, channel, create_sandbox, docker_engine
-from hermes_rl.sandbox.docker import Container, Docker
+from hermes_rl.sandbox.docker import IMAGE, Container, Docker
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.tools.search import Query, search
 from tests.agent.test_program import played
 from tests.api.summing import Sampler, sampled, trained
 from tests.attacks.test_known_attacks import require_held
+from tests.cli.test_harbor import TOML, task
+from tests.cli.test_harbor import played as task_played
 from tests.real.conftest import hermes
 from tests.real.containers import NO_SHELL, OWN_PLACES, SHELL_ONLY, begun, conformance, groups, rollouts, settled
 from tests.real.docker_daemon import DockerDaemon
@@ -105,6 +107,20 @@ async def test_an_image_that_is_nowhere_is_one_clear_error(monkeypatch: pytest.M
     monkeypatch.setattr(docker_engine, "PULL_PAUSES", (0.01, 0.02))
     with pytest.raises(SandboxFailure, match=r"the image no-such/image:1 cannot be pulled: the Docker engine says"):
         await create_sandbox(SandboxConfig(backend="docker", image="no-such/image:1")).start()
+
+
+@pytest.mark.parametrize("named", ["docker_image", "Dockerfile"])
+async def test_a_task_folder_is_played_in_its_own_image(tmp_path: Path, named: str) -> None:
+    test = "[ $(id -u) = 0 ] && [ -f answer.txt ] && [ -f /.dockerenv ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n"
+    if named == "docker_image":
+        folder = task(tmp_path / "task", TOML + f"docker_image = '{IMAGE}'\n", "FROM other\nUSER x\n", test)
+    else:
+        folder = task(tmp_path / "task", TOML, f"FROM {IMAGE}\nWORKDIR /work\nRUN echo 42 > made\n", test)
+    backend = "sandbox.backend=docker"
+    right = await task_played(folder, tmp_path / "right", None, backend)
+    forged = "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt"
+    wrong = await task_played(folder, tmp_path / "wrong", forged, backend)
+    assert [(line["score"], line["error"]) for line in (right, wrong)] == [(1.0, None), (0.0, None)]
 
 
 # -------------------------------------------------------------------------------- limits

@@ -5,11 +5,15 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
+from tests.reading.test_atif import exported
 from tests.real.conftest import hermes
 from tests.real.environments import harbor_files
 
@@ -75,3 +79,28 @@ def test_the_templates_own_script_and_tests_score_a_task(tmp_path: Path) -> None
     assert {one["messages"][0]["content"]: one["score"] for one in lines} == {
         "as it comes": 1.0, "right": 1.0, "wrong": 0.0, "forged": 0.0,
     }  # fmt: skip
+
+
+VALIDATE = """
+import sys
+from pathlib import Path
+
+from harbor.models.trajectories import Trajectory
+
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    print(path.name, len(Trajectory.model_validate_json(path.read_text("utf-8")).steps))
+"""
+
+
+def test_exported_trajectories_are_what_its_models_take(tmp_path: Path) -> None:
+    exported(tmp_path)
+    environ = {**os.environ, "PYTHONPATH": str(harbor_files())}
+    done = subprocess.run(
+        [sys.executable, "-c", VALIDATE, str(tmp_path / "atif")],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:2] == ["odd%2Fone:0-0.json 5", "plain:0-0.json 3"]

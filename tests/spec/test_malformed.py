@@ -83,7 +83,23 @@ CASES: dict[str, tuple[str, str]] = {
         "version: 1\ndataset:\n  items: [{q: a}]\n  ▶path: org/data\nprompt: {user: a}\n",
         "`items` is there already",
     ),
-    "no-source": ("version: 1\n▶dataset: {shuffle: 1}\nprompt: {user: a}\n", "needs one of path, items or generator"),
+    "no-source": (
+        "version: 1\n▶dataset: {shuffle: 1}\nprompt: {user: a}\n",
+        "needs one of path, items, generator or harbor",
+    ),
+    "tasks-and-rows": (
+        "version: 1\ndataset:\n  harbor: tasks\n  ▶items: [{q: a}]\nprompt: {user: a}\n",
+        "`harbor` is there already",
+    ),
+    "tasks-as-fallback": (
+        "version: 1\ndataset:\n  path: org/data\n  fallback: {items: [{q: a}], ▶harbor: tasks}\nprompt: {user: a}\n",
+        "harbor",
+    ),
+    "tasks-are-a-path": ("version: 1\ndataset: {harbor: ▶[a, b]}\nprompt: {user: a}\n", "expected text"),
+    "no-template-of-env": (
+        "version: 1\ndataset: {items: [{q: a}]}\nsandbox: {env: ▶3}\nprompt: {user: a}\n",
+        "a mapping",
+    ),
     "format-without-files": (
         "version: 1\ndataset: {path: ▶json}\nprompt: {user: a}\n",
         "say which in `data_files`",

@@ -1,0 +1,121 @@
+"""What a command writes as the reward, into a file of numbers."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tempfile
+from hashlib import sha256
+from typing import Any
+
+from hermes_rl import Score
+from hermes_rl.errors import RewardFailure
+from hermes_rl.values import is_number, read_json
+
+JSON, TEXT = "reward.json", "reward.txt"
+LACKING = re.compile(
+    r"(curl|wget|uv|uvx|pip3?|pytest|python3?|bash): (command )?not found|No module named '?pytest|"
+    r"Could not resolve host|Temporary failure in name resolution"
+)
+"""What says that the tests did not run, because the image or the network lacks what their script needs."""
+NOT_EXECUTED = (126, 127)
+SHOWN = 400
+"""Characters of the command's output in a reason."""
+
+
+def reward_file(
+    ctx: Any,
+    *,
+    command: str,
+    files: list[dict[str, Any]] | None = None,
+    folder: str = "/logs/verifier",
+    env: dict[str, str] | None = None,
+    name: str = "reward",
+    timeout: float = 600.0,
+) -> Score:
+    """The number that `command` writes into `folder`: into reward.json, names with a number each, or into reward.txt.
+
+    What is in the folder before is set aside first, and comes back afterwards. Of several names in reward.json the one
+    called `name` is the value, or else their mean; all are metrics. Where no number can be read, a sandbox that the
+    agent never saw is asked: if the command cannot run there either, nobody is graded by it, else the value is 0.
+
+    Args:
+        command: a shell command, run in the working directory when `files` are in place.
+        files: laid down before, removed after: a list of {to, content | from, mode}.
+        folder: where the command writes; empty when it starts.
+        env: environment variables of the command.
+        name: which number of reward.json is the value.
+        timeout: seconds; a command that takes longer scores 0.
+    """
+    answer, numbers, problem = _run(ctx, command, files or [], folder, env or {}, timeout)
+    if answer.get("timed_out"):
+        return Score(0.0, reason=f"no end within {timeout:g} s")
+    value = None if numbers is None else numbers.get(name, sum(numbers.values()) / len(numbers))
+    if value is None or (value <= 0 and LACKING.search(answer["output"])):
+        _require_it_can_run(ctx, command, files or [], folder, env or {}, timeout)
+    if numbers is None or value is None:
+        said = answer["output"].strip()[-SHOWN:]
+        return Score(0.0, reason=f"{problem} (exit status {answer['exit_code']}): {said}")
+    return Score(value, metrics=numbers if set(numbers) != {name} else {})
+
+
+def _run(
+    ctx: Any, command: str, files: list[dict[str, Any]], folder: str, env: dict[str, str], timeout: float
+) -> tuple[dict[str, Any], dict[str, float] | None, str]:
+    """Run the command; its answer, the numbers that it wrote, and where these are None why."""
+    with tempfile.TemporaryDirectory() as empty:
+        # Not by `rm`, which may be a program of the agent: what is there is moved away from outside.
+        laid = [ctx.upload(empty, folder)]
+    for file in files:
+        laid.append(
+            ctx.upload(file["from"], file["to"])
+            if "from" in file
+            else ctx.write_file(file["to"], file["content"], file.get("mode"))
+        )
+    for each in laid:
+        if "error" in each:
+            return {"exit_code": 1, "output": ""}, None, f"the tests cannot be put in place: {each['error']}"
+    variables = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in env.items())
+    answer = ctx.terminal(variables + command, timeout=timeout)
+    return answer, *_numbers(ctx, folder)
+
+
+def _numbers(ctx: Any, folder: str) -> tuple[dict[str, float] | None, str]:
+    read = ctx.read_file(f"{folder}/{JSON}")
+    if "error" not in read:
+        try:
+            written = read_json(read["content"])
+        except ValueError:
+            return None, f"{JSON} is no JSON"
+        if isinstance(written, dict) and written and all(is_number(value) for value in written.values()):
+            return {str(key): float(value) for key, value in written.items()}, ""
+        return None, f"{JSON} has to hold names with a finite number each"
+    read = ctx.read_file(f"{folder}/{TEXT}")
+    if "error" in read or not read["content"].strip():
+        return None, f"the command has written no {JSON} and no {TEXT}"
+    try:
+        number = float(read["content"])
+    except ValueError:
+        return None, f"{TEXT} is no number"
+    return ({"reward": number}, "") if is_number(number) else (None, f"{TEXT} is no finite number")
+
+
+def _require_it_can_run(
+    ctx: Any, command: str, files: list[dict[str, Any]], folder: str, env: dict[str, str], timeout: float
+) -> None:
+    """Raise `RewardFailure` where the command cannot run in a sandbox in which nothing of the agent is."""
+    said = repr((command, [sorted((key, repr(value)) for key, value in file.items()) for file in files], env, folder))
+    key = f"reward_file {sha256(said.encode('utf-8', 'surrogatepass')).hexdigest()}"
+    lacks = ctx.recall(key)  # it is the same for all rollouts of a row
+    if lacks is None:
+        with ctx.untouched() as clean:
+            answer, numbers, _ = _run(clean, command, files, folder, env, timeout)
+            clean.restore()
+        cannot = numbers is None and answer["exit_code"] in NOT_EXECUTED
+        lacks = answer["output"].strip()[-SHOWN:] if cannot or LACKING.search(answer["output"]) else ""
+        if cannot and not lacks:
+            lacks = f"exit status {answer['exit_code']}"
+        if not answer.get("timed_out"):
+            ctx.remember(key, lacks)
+    if lacks:
+        raise RewardFailure(f"reward_file: the command cannot run in this sandbox: {lacks}")

@@ -1,0 +1,4 @@
+#!/bin/bash
+cat > greet.sh <<'END'
+echo "Hello, ${1:-you}!"
+END

@@ -31,7 +31,7 @@ from hermes_rl.tools.context import ToolContext
 from hermes_rl.tools.hermes_toolsets import NAMES, HermesToolsets
 from hermes_rl.tools.mcp_server import McpSettings
 from hermes_rl.tools.mcp_tools import McpSource
-from hermes_rl.tools.python_tools import python_tool, state_tools
+from hermes_rl.tools.python_tools import python_tool, tools_of_state
 from hermes_rl.tools.recording import Recorder, Replay, canned_tools
 from hermes_rl.tools.rollout_process import RolloutTool, process_tools
 
@@ -486,9 +486,9 @@ class Tooling:
     def toolkit(self, group: str, state: Any) -> Toolkit:
         """Return the tools of a rollout: those of its group, and those of its own state object."""
         shared = self.shared(group)
-        names = [tool.state for tool in self._entries if tool.state is not None]
+        entries = [(tool.state, tool.schemas, tool.arguments) for tool in self._entries if tool.state is not None]
         apart = self.spec.state is not None and self.spec.state.process
-        own = [tool for name in names for tool in (process_tools if apart else state_tools)(state, name)]
+        own = [tool for entry in entries for tool in (process_tools if apart else tools_of_state)(state, *entry)]
         return Toolkit([*shared.tools, *own]) if own else shared
 
     def shared(self, group: str) -> Toolkit:
@@ -516,7 +516,11 @@ class Tooling:
 
     def _function(self, entry: ToolSection) -> Tool:
         reference = str(entry.python)
-        tool = RolloutTool.of_function(reference) if entry.process else python_tool(reference)
+        if entry.process:
+            tool: Tool = RolloutTool.of_function(reference, entry.arguments)
+        else:
+            tool = python_tool(reference)
+            tool.arguments = entry.arguments
         if not entry.outside:
             return tool
         if self._outside.replay is not None:

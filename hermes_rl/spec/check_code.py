@@ -51,8 +51,8 @@ def check_state_tools(spec: Spec, findings: Findings) -> None:
     node = names.get(class_name)  # None where the file does not define the class itself
     members = _of_class(node, names, ()) if isinstance(node, ast.ClassDef) else None
     own = names_in(node.body) if isinstance(node, ast.ClassDef) else {}
-    for path, name in _named(spec):
-        method = own.get(name)
+    for path, name, by_model in _named(spec):
+        method = own.get(name) if by_model else None
         fault = uncallable(method, bound=True) if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) else None
         if fault is not None:
             findings.problem(path, f"tool `{name}` {fault}")
@@ -67,7 +67,8 @@ def check_state_tools(spec: Spec, findings: Findings) -> None:
                 findings.warning(path, f"as far as can be told without running it, {message}")
 
 
-def _named(spec: Spec) -> Iterator[tuple[NodePath, str]]:
+def _named(spec: Spec) -> Iterator[tuple[NodePath, str, bool]]:
+    """Yield each name of something that the state has, its place, and whether its signature is what a model calls."""
     owners: tuple[tuple[NodePath, tuple[ToolSection, ...]], ...] = (
         (("tools",), spec.tools),
         (("user", "tools"), spec.user.tools if spec.user else ()),
@@ -75,9 +76,13 @@ def _named(spec: Spec) -> Iterator[tuple[NodePath, str]]:
     user, state = spec.user, spec.state
     asked: list[tuple[NodePath, str | None]] = [(("user", "state"), user.state if user else None)]
     asked += [(("state", key), getattr(state, key)) for key in ("over", "close")]
-    yield from ((path, name) for path, name in asked if name is not None)
+    yield from ((path, name, False) for path, name in asked if name is not None)
     for path, tools in owners:
-        yield from (((*path, index, "state"), tool.state) for index, tool in enumerate(tools) if tool.state is not None)
+        for index, tool in enumerate(tools):
+            if tool.state is not None:
+                yield (*path, index, "state"), tool.state, tool.schemas is None
+            if tool.schemas is not None:
+                yield (*path, index, "schemas"), tool.schemas, False
 
 
 def _of_class(node: ast.ClassDef, there: dict[str, ast.AST], seen: tuple[str, ...]) -> _Members:

@@ -547,6 +547,16 @@ class ToolSection(Section):
     state: str | None = Field(
         None, description="Name of an object on the rollout's state, for its public methods; or of one method."
     )
+    schemas: str | None = Field(
+        None,
+        description="For state: attribute with a list of tools, each `{name, description, parameters}`; the method "
+        "that `state` names is called with a tool's name and its arguments.",
+    )
+    arguments: Literal["strict", "repair"] | None = Field(
+        None,
+        description="For python and state: `strict` hands on what was sent, unchecked; `repair` is "
+        "`agent.repair_arguments` for these tools alone; default: as `agent` says.",
+    )
     process: bool = Field(
         False, description="For python: the rollout's own process runs it, so that its modules are the rollout's own."
     )

@@ -123,6 +123,12 @@ def _tools(data: dict[str, Any]) -> Iterator[Fault]:
         for place, name in enumerate(tool["ends"] if isinstance(tool.get("ends"), list) else ()):
             if isinstance(function, str) and name != function.rpartition(":")[2]:
                 yield Fault((*path, "ends", place), f"the tool is named `{function.rpartition(':')[2]}`")
+        if "schemas" in tool and "state" not in tool:
+            yield Fault((*path, "schemas"), "`schemas` goes with `state`; other tools have schemas already", at="key")
+        if "arguments" in tool and "mcp" in tool:
+            yield Fault(
+                (*path, "arguments"), "`arguments` goes with `python` or `state`; a server checks its own", at="key"
+            )
         if "outside" in tool and "python" not in tool:
             yield Fault((*path, "outside"), "`outside` goes with `python`; of other tools it is known", at="key")
         if isinstance(tool.get("mcp"), dict):

@@ -241,6 +241,8 @@ class Tool(ABC):
     """Acts on the world outside of the rollout's machine, so that its answers may be recorded and replayed."""
     timeout: float | None = None
     """Seconds for one call, where the tool has a bound of its own; the smaller of it and the spec's wins."""
+    arguments: Literal["strict", "repair"] | None = None
+    """What becomes of arguments: `strict` ones are handed on as sent, `repair` converts them to the schema."""
 
     @property
     @abstractmethod

@@ -94,9 +94,12 @@ def read_arguments(raw: object) -> dict[str, Any]:
 async def checked_arguments(raw: object, tool: Tool, *, repair: bool = False) -> dict[str, Any]:
     """Read and check arguments of a tool, beside the event loop where that may take long; raises `ToolInputError`.
 
-    With `repair` those of another type that can stand for the right one are converted.
+    With `repair` those of another type that can stand for the right one are converted; those of a `strict` tool are
+    only read.
     """
-    schema = tool.parameters
+    schema, repair = tool.parameters, repair or tool.arguments == "repair"
+    if tool.arguments == "strict":
+        return await one_at_a_time(lambda: read_arguments(raw))
     if tool.has_patterns:
         return await _checked_apart(raw if isinstance(raw, str) else json.dumps(raw, default=str), schema, repair)
     if not isinstance(raw, str) or len(raw) <= SHORT:

@@ -10,10 +10,10 @@ import functools
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
@@ -142,7 +142,11 @@ class PythonTool(DescribedTool):
         self._turns = Turns()
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
-        return answer_of(await call_function(self.function, self.signature.values(args), self._turns))
+        return answer_of(await call_function(self.function, self.values(args), self._turns))
+
+    def values(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments as the annotated types, or as they were sent."""
+        return args if self.arguments == "strict" else self.signature.values(args)
 
 
 def python_tool(function: Callable[..., Any] | str, name: str | None = None, base: Path | None = None) -> Tool:
@@ -183,13 +187,50 @@ class StateTool(DescribedTool):
         self._turns = Turns()
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
-        return answer_of(await call_function(self.method_of(runtime.state), self.signature.values(args), self._turns))
+        return answer_of(await call_function(self.method_of(runtime.state), self.values(args), self._turns))
+
+    def values(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments as the annotated types, or as they were sent."""
+        return args if self.arguments == "strict" else self.signature.values(args)
 
     def method_of(self, state: object) -> Callable[..., Any]:
         """Return the method of this state."""
         owner = state if self._attribute is None else getattr(state, self._attribute)
         method: Callable[..., Any] = getattr(owner, self.name)
         return method
+
+
+class DescribedStateTool(DescribedTool):
+    """A tool whose schema the state has; one method of the state answers for all such tools."""
+
+    parallel = False
+
+    def __init__(self, schema: Mapping[str, Any], method: str) -> None:
+        super().__init__(schema["name"], schema.get("description", ""), schema["parameters"])
+        self.method = method
+        self._turns = Turns()
+
+    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        method = functools.partial(getattr(runtime.state, self.method), self.name, args)
+        return answer_of(await call_function(method, {}, self._turns))
+
+
+def described_tools(state: object, method: str, schemas: str) -> tuple[Tool, ...]:
+    """Return the tools that the attribute `schemas` of a state describes, and its method `method` answers.
+
+    Raises:
+        UserError: there is no such attribute or method, or it describes no tools.
+    """
+    _method(state, method)
+    described: Any = _attribute(state, schemas)
+    for schema in described if isinstance(described, list | tuple) else [described]:
+        parameters = schema.get("parameters") if isinstance(schema, Mapping) else None
+        if not isinstance(parameters, Mapping) or not NAME.fullmatch(str(schema.get("name"))):
+            raise UserError(
+                f"{schemas!r} of the state {type(state).__name__} has to be a list of tools, each a mapping of `name` "
+                f"(letters, digits, _ and -), `description` and `parameters`, not {schema!r:.200}"
+            )
+    return tuple(DescribedStateTool(schema, method) for schema in described)
 
 
 def state_tools(state: object, name: str | None = None) -> tuple[Tool, ...]:
@@ -202,6 +243,16 @@ def state_tools(state: object, name: str | None = None) -> tuple[Tool, ...]:
     tools = tuple(StateTool(name, method, own) for own, method in _public_methods(owner))
     if not tools:
         raise UserError(f"{name or type(state).__name__} has no public methods, so there are no tools")
+    return tools
+
+
+def tools_of_state(
+    state: object, name: str, schemas: str | None = None, arguments: Literal["strict", "repair"] | None = None
+) -> tuple[Tool, ...]:
+    """Return the tools of one entry `{state: NAME, schemas: …, arguments: …}`."""
+    tools = state_tools(state, name) if schemas is None else described_tools(state, name, schemas)
+    for tool in tools:
+        tool.arguments = arguments
     return tools
 
 

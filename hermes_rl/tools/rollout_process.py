@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic_core import to_jsonable_python
 
@@ -18,7 +18,7 @@ from hermes_rl.foreign.process import current_runner
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.plugins import Code
 from hermes_rl.tools.base import DescribedTool, Tool, ToolFailedError, ToolInputError, ToolRuntime, as_json, describe
-from hermes_rl.tools.python_tools import PythonTool, StateTool, answer_of, state_tools
+from hermes_rl.tools.python_tools import PythonTool, StateTool, answer_of, state_tools, tools_of_state
 
 HERE = "hermes_rl.tools.rollout_process"
 STATE = "state"
@@ -77,24 +77,32 @@ class RolloutTool(DescribedTool):
 
     def __init__(self, tool: Tool, function: str, **arguments: Any) -> None:
         super().__init__(tool.name, tool.description, tool.parameters)
-        self.parallel, self._function, self._arguments = tool.parallel, function, arguments
+        self.parallel, self.arguments = tool.parallel, tool.arguments
+        self._function, self._arguments = function, arguments
 
     @classmethod
-    def of_function(cls, reference: str) -> RolloutTool:
+    def of_function(cls, reference: str, arguments: Literal["strict", "repair"] | None = None) -> RolloutTool:
         """Return the tool of a function; what is wrong with it is told as `python_tool` does."""
         from hermes_rl.tools.python_tools import python_tool
 
-        return cls(python_tool(reference), "call_function", code=Code.of(reference))
+        tool = python_tool(reference)
+        tool.arguments = arguments
+        return cls(tool, "call_function", code=Code.of(reference), strict=arguments == "strict")
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         process: RolloutProcess = runtime.process
         return await process.answer(self.name, self._function, args=args, **self._arguments)
 
 
-def process_tools(state: object, name: str | None) -> tuple[Tool, ...]:
-    """Return the tools that `state_tools` finds on a state of this class, called on that of the rollout's process."""
-    own = state_tools(state, name)
-    return tuple(RolloutTool(tool, "call_method", source=name, method=tool.name) for tool in own)
+def process_tools(
+    state: object, name: str, schemas: str | None, arguments: Literal["strict", "repair"] | None
+) -> tuple[Tool, ...]:
+    """Return the tools of an entry for a state of this class, called on that of the rollout's process."""
+    own = tools_of_state(state, name, schemas, arguments)
+    if schemas is not None:
+        return tuple(RolloutTool(tool, "call_described", member=name, called=tool.name) for tool in own)
+    strict = arguments == "strict"
+    return tuple(RolloutTool(tool, "call_method", source=name, method=tool.name, strict=strict) for tool in own)
 
 
 # ------------------------------------------------------------------------------------------ What runs in the process
@@ -110,18 +118,23 @@ def own_state(number: int) -> Any:
     return current_runner().objects[STATE]
 
 
-async def call_method(source: str | None, method: str, args: dict[str, Any]) -> dict[str, str]:
+async def call_described(member: str, called: str, args: dict[str, Any]) -> dict[str, str]:
+    """Call the method of the state that answers for a tool of this name."""
+    return await _answered(lambda: getattr(current_runner().objects[STATE], member)(called, args), answer_of)
+
+
+async def call_method(source: str | None, method: str, args: dict[str, Any], strict: bool) -> dict[str, str]:
     """Call a method of the state as a tool."""
     tool = next(tool for tool in state_tools(current_runner().objects[STATE], source) if tool.name == method)
     assert isinstance(tool, StateTool)
     called = tool.method_of(current_runner().objects[STATE])
-    return await _answered(lambda: called(**tool.signature.values(args)), answer_of)
+    return await _answered(lambda: called(**(args if strict else tool.signature.values(args))), answer_of)
 
 
-async def call_function(code: Code, args: dict[str, Any]) -> dict[str, str]:
+async def call_function(code: Code, args: dict[str, Any], strict: bool) -> dict[str, str]:
     """Call a function as a tool."""
     tool = PythonTool(code.load())
-    return await _answered(lambda: tool.function(**tool.signature.values(args)), answer_of)
+    return await _answered(lambda: tool.function(**(args if strict else tool.signature.values(args))), answer_of)
 
 
 async def ask_state(member: str, args: dict[str, Any]) -> dict[str, str]:

@@ -303,6 +303,11 @@ def ports_python() -> Path:
     return python_of("ports", beside=project["dependencies"])
 
 
+def bfcl_python() -> Path:
+    """Return the Python of an environment with BFCL, beside what the other ports have."""
+    return python_of("bfcl", upon=ports_python(), whole=True)
+
+
 def build_all() -> None:
     """Build whatever is not there yet, two at a time: the environments, and the files that tests take from packages."""
     own = [vllm_python, trl_python]  # which others stand on

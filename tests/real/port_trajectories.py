@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,12 @@ from hermes_rl.data.rows import Row
 
 ROOT = Path(__file__).resolve().parents[2]
 AT_A_TIME = 8
-Script = list[str]
-"""What the agent says, turn by turn; it is played no further."""
+EVERY = int(os.environ.get("PORTS_EVERY", "40"))
+"""Of the rows with many trajectories each, one of so many is played; 1 plays all."""
+Calls = list[dict[str, Any]]
+"""What a turn calls: `name` and `args`, which may be a text that stands in the place of the JSON."""
+Script = list[Any]
+"""What the agent says, or `Calls`, turn by turn; it is played no further."""
 
 
 def scripts(gold: Script, filler: str, other: Script) -> Iterator[tuple[str, Script]]:
@@ -82,7 +87,80 @@ def textarena(row: Row, script: Script) -> float:
     return max(-1.0, min(1.0, float(game.close()[0][0]))) if done else 0.0
 
 
+def bfcl(row: Row, script: Script) -> float:
+    from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
+
+    columns = row.columns
+    entry = {key: columns[key] for key in ("id", "initial_config", "involved_classes")}
+    turns = [[[written(call) for call in calls] for calls in turn] for turn in user_turns(script)]
+    if len(turns) != len(columns["truth"]) or any(len(turn) > MOST_STEPS for turn in turns):
+        return 0.0
+    model = f"m{next(NUMBERS)}"  # it keeps the worlds of a model
+    return float(multi_turn_checker(turns, columns["truth"], entry, columns["kind"], model)["valid"])
+
+
+MOST_STEPS = 20
+NUMBERS = count()
+
+
+def user_turns(script: Script) -> list[list[Calls]]:
+    """The steps with calls between two words of the agent; those behind the last words are of no turn."""
+    turns: list[list[Calls]] = [[]]
+    for said in script:
+        if isinstance(said, list):
+            turns[-1].append(said)
+        else:
+            turns.append([])
+    return turns[:-1]
+
+
+def written(call: dict[str, Any]) -> str:
+    """A call as Python, which the original evaluates."""
+    return f"{call['name']}({','.join(f'{key}={value!r}' for key, value in call['args'].items())})"
+
+
 # ------------------------------------------------------------------------------------------------------- The ports
+
+
+def conversations(gold: Script, other: Script, offered: Sequence[str]) -> Iterator[tuple[str, Script]]:
+    """Kinds of trajectories that are made of a solution that calls tools."""
+    places = [(at, n) for at, said in enumerate(gold) if isinstance(said, list) for n in range(len(said))]
+    words = [said for said in gold if isinstance(said, str)]
+
+    def changed(at: int, calls: Calls) -> Script:
+        return [*gold[:at], *([calls] if calls else []), *gold[at + 1 :]]
+
+    yield "gold", gold
+    yield "nothing", words
+    yield "wrong words", ["I cannot do that." if isinstance(said, str) else said for said in gold]
+    yield "one turn short", gold[:-1]
+    yield "of another row", other
+    yield (
+        "one call a step",
+        [step for said in gold for step in ([[c] for c in said] if isinstance(said, list) else [said])],
+    )
+    yield "reversed", [said[::-1] if isinstance(said, list) else said for said in gold]
+    yield "each twice", [said * 2 if isinstance(said, list) else said for said in gold]
+    yield "all in the first turn", [[gold[at][n] for at, n in places], *words]
+    yield "an unknown function", [[{"name": "no_such_tool", "args": {}}], *gold]
+    yield "more steps than a turn may have", [*[[{"name": "no_such_tool", "args": {}}]] * 21, *gold]
+    yield "a call without arguments", [[{"name": offered[0], "args": {}}], *gold]
+    for at, n in {places[0], places[-1], places[len(places) // 2]}:
+        call = gold[at][n]
+        rest = [*gold[at][:n], *gold[at][n + 1 :]]
+        yield f"without call {at}.{n}", changed(at, rest)
+        yield f"call {at}.{n} twice", changed(at, [*gold[at], call])
+        for key, value in call["args"].items():
+            others = (("wrong", "wrong"), ("another", value + 1 if isinstance(value, int) else f"{value}x"))
+            for kind, wrong in (*others, ("JSON text", json.dumps(value)), ("a list", [value])):
+                bad = {**call, "args": {**call["args"], key: wrong}}
+                yield f"{kind} for {key} in {at}.{n}", changed(at, [*gold[at][:n], bad, *gold[at][n + 1 :]])
+        yield f"one more argument in {at}.{n}", changed(at, [*rest, {**call, "args": {**call["args"], "no_such": 1}}])
+
+
+def said_in(turns: Sequence[dict[str, Any]]) -> Script:
+    """A solution's turns as a script."""
+    return [turn["tools"] if "tools" in turn else turn["say"] for turn in turns]
 
 
 def answers(row: Row) -> Script:
@@ -106,6 +184,7 @@ PORTS: dict[str, tuple[Callable[[Row, Script], float], int]] = {
     "reasoning-gym": (reasoning_gym, 98),
     "textworld": (textworld, 32),
     "textarena": (textarena, 75),
+    "bfcl": (bfcl, 800),
 }
 """The original, and how many rows are played."""
 
@@ -116,6 +195,11 @@ def trajectories(name: str, rows: Sequence[Row]) -> Iterator[tuple[Row, str, Scr
         other = rows[number - 1]
         if name == "reasoning-gym":
             made = variants(row, [other])
+        elif name == "bfcl":
+            if number % EVERY:
+                continue
+            gold, another = (said_in(each.columns["gold"]) for each in (row, other))
+            made = conversations(gold, another, row.columns["says"][0]["tools"])
         else:
             key = solutions[name]
             gold, another = ([turn["say"] for turn in each.columns[key]] for each in (row, other))
@@ -133,16 +217,20 @@ def nothing() -> Iterator[tuple[str, Script]]:
 
 async def played(env: Any, row: Row, script: Script) -> Rollout:
     async def chat(messages: list[dict[str, Any]], tools: Any) -> dict[str, Any]:
-        said = sum(message["role"] == "assistant" for message in messages)
-        return {"role": "assistant", "content": script[said] or " "}
+        said = script[sum(message["role"] == "assistant" for message in messages)]
+        if not isinstance(said, list):
+            return {"role": "assistant", "content": said or " "}
+        calls = [{"name": call["name"], "arguments": json.dumps(call["args"])} for call in said]
+        numbered = [{"id": f"c{n}", "type": "function", "function": call} for n, call in enumerate(calls)]
+        return {"role": "assistant", "content": None, "tool_calls": numbered}
 
     return await env.play(row, Policy.chat(chat), sampling={"max_turns": len(script)})
 
 
 async def main(name: str) -> None:
-    original, count = PORTS[name]
+    original, number = PORTS[name]
     async with open_env(str(ROOT / "specs" / name / f"{name}.yaml")) as env:
-        rows = list(islice(env.rows(), count))
+        rows = list(islice(env.rows("eval" if name == "bfcl" else "train"), number))
         made, free = list(trajectories(name, rows)), asyncio.Semaphore(AT_A_TIME)
 
         async def score(row: Row, script: Script) -> float | str:
@@ -158,7 +246,8 @@ async def main(name: str) -> None:
             gold.append(theirs == 1)
         if ours != theirs:
             differ.append([row.key, kind, ours, theirs])
-    print(json.dumps({"gold": [sum(gold), len(gold)], "trajectories": len(made), "differ": differ}))
+    full = sum(ours == 1 for ours in scores)
+    print(json.dumps({"gold": [sum(gold), len(gold)], "trajectories": len(made), "full": full, "differ": differ}))
 
 
 if __name__ == "__main__":

@@ -10,26 +10,31 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.environments import HERE, ROOT, ports_python, version_in
+from tests.real.environments import HERE, ROOT, bfcl_python, ports_python, version_in
 
-COMPONENT = "reasoning-gym, TextWorld, TextArena"
+COMPONENT = "reasoning-gym, TextWorld, TextArena, BFCL"
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(900)]
 
 LEAST = 200
 """Trajectories of each."""
-PACKAGES = {"reasoning-gym": "reasoning-gym", "textworld": "textworld", "textarena": "textarena"}
+PACKAGES = {"reasoning-gym": "reasoning-gym", "textworld": "textworld", "textarena": "textarena", "bfcl": "bfcl-eval"}
+
+
+def python(name: str) -> Path:
+    """Return the Python of an environment with what a port plays."""
+    return bfcl_python() if name == "bfcl" else ports_python()
 
 
 @pytest.fixture(scope="module")
 def version() -> str:
-    return ", ".join(f"{name} {version_in(ports_python(), name)}" for name in PACKAGES.values())
+    return ", ".join(f"{package} {version_in(python(name), package)}" for name, package in PACKAGES.items())
 
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_scores_are_those_of_the_original(
     name: str, version: str, record_property: Callable[[str, object], None]
 ) -> None:
-    program = [str(ports_python()), str(HERE / "port_trajectories.py"), name]
+    program = [str(python(name)), str(HERE / "port_trajectories.py"), name]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "random"}
     done = subprocess.run(program, capture_output=True, text=True, timeout=800, env=environ, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -45,7 +50,7 @@ def test_it_plays_and_goes_on(name: str, tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def run(mode: str, *options: str) -> None:
-        command = [str(ports_python()), "-m", "hermes_rl.cli.main", "run", name, mode, "--demo", "--out", "run"]
+        command = [str(python(name)), "-m", "hermes_rl.cli.main", "run", name, mode, "--demo", "--out", "run"]
         subprocess.run([*command, "--quiet", *options], cwd=tmp_path, timeout=400, env=environ, check=True)
 
     run("evaluate", "--set", "evaluate.limit=2")

@@ -333,3 +333,80 @@ def problems_of(text: str, folder: Path) -> list[str]:
     except SpecError as error:
         problems = list(error.problems)
     return [str(problem) for problem in problems]
+
+
+# ------------------------------------------------------------- Tools that the state describes, and arguments as sent
+
+DESCRIBED = """
+from typing import ClassVar
+
+
+class World:
+    documents: ClassVar = [
+        {"name": name, "description": "Say what was sent.", "parameters": {
+            "type": "object", "properties": {"items": {"type": "array"}}, "required": ["items"]}}
+        for name in ("first", "second")
+    ]
+    broken: ClassVar = [{"name": "no good name", "parameters": {}}]
+
+    def __init__(self, item):
+        self.item = item
+
+    def call(self, name, arguments):
+        return f"{name} {arguments!r}"
+
+    def count(self, items: list[int]) -> str:
+        \"\"\"Count things.\"\"\"
+        return f"{type(items).__name__} {len(items)}"
+"""
+
+
+def described(folder: Path, tool: dict[str, Any], turns: list[Any], apart: bool) -> Any:
+    (folder / "described.py").write_text(DESCRIBED)
+    state = {"python": "described.py:World", "process": apart}
+    return spec_of(folder, turns, state=state, tools=[tool], user=None, prompt={"user": "Go."}, rewards=None)
+
+
+def answers(rollout: Rollout) -> list[str]:
+    assert rollout.result is not None
+    return [message["content"] for message in rollout.result.messages if message["role"] == "tool"]
+
+
+@APART
+async def test_a_method_answers_for_tools_that_the_state_describes(tmp_path: Path, apart: bool) -> None:
+    turns = [calls("first", items=[1]), calls("second", items="[1]"), calls("third"), *says("Done.")]
+    rollout = await play(described(tmp_path, {"state": "call", "schemas": "documents"}, turns, apart))
+    first, second, third = answers(rollout)
+    assert first == "first {'items': [1]}"
+    assert "items" in second and "array" in second
+    assert "third" in third
+
+
+@APART
+@pytest.mark.parametrize(
+    ("arguments", "sent", "answer"),
+    [
+        ("strict", "[1, 2]", "str 6"),
+        ("repair", "[1, 2]", "list 2"),
+        (None, "[1, 2]", "items"),
+        ("strict", ["1"], "list 1"),
+    ],
+)
+async def test_arguments_are_handed_on_as_sent_or_repaired(
+    tmp_path: Path, apart: bool, arguments: str | None, sent: Any, answer: str
+) -> None:
+    tool = {"state": "count"} | ({} if arguments is None else {"arguments": arguments})
+    rollout = await play(described(tmp_path, tool, [calls("count", items=sent), *says("Done.")], apart))
+    assert answer in answers(rollout)[0]
+    assert (arguments is None) == ("error" in answers(rollout)[0])
+
+
+async def test_what_describes_no_tools_is_the_spec_s_mistake(tmp_path: Path) -> None:
+    spec = described(tmp_path, {"state": "call", "schemas": "broken"}, says("Done."), False)
+    with pytest.raises(UserError, match="'broken' of the state World has to be a list of tools"):
+        await play(spec)
+    problems = problems_of("tools: [{state: call, schemas: docs}]\n" + yaml.safe_dump({
+        "dataset": {"items": [{"q": 1}]}, "prompt": {"user": "Go."}, "state": "described.py:World",
+        "servers": {"policy": {"type": "scripted"}},
+    }), tmp_path)  # fmt: skip
+    assert "1:32" in problems[0] and "has no `docs`" in problems[0]

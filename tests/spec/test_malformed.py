@@ -139,6 +139,19 @@ CASES: dict[str, tuple[str, str]] = {
         "the name `f` is taken",
     ),
     "state-tool-without-state": (BASE + "tools: [{state: ▶desk}]\n", "no `state:`"),
+    "schemas-of-a-function": (
+        BASE + "tools: [{python: a.py:f, ▶schemas: s}]\n",
+        "`schemas` goes with `state`",
+    ),
+    "schemas-of-no-name": (BASE + "state: a.py:A\ntools: [{state: a, schemas: ▶[b]}]\n", "expected text, got a list"),
+    "arguments-unknown": (
+        BASE + "tools: [{python: a.py:f, arguments: ▶stric}]\n",
+        "did you mean `strict`? Choices: strict, repair",
+    ),
+    "arguments-of-a-server": (
+        BASE + "tools: [{mcp: {name: a, command: a}, ▶arguments: strict}]\n",
+        "`arguments` goes with `python` or `state`",
+    ),
     "not-code": (BASE + "tools: [{python: ▶calculator}]\n", "expected file.py:function"),
     "mcp-url-of-a-rollout": (
         BASE + "tools: [{mcp: {name: a, url: 'http://localhost:1', ▶scope: rollout}}]\n",

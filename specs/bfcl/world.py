@@ -1,0 +1,182 @@
+"""BFCL's conversations of several turns: their rows, their worlds, and the comparison behind each turn."""
+
+import ast
+import copy
+import importlib
+import inspect
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hermes_rl import UserError
+
+KINDS = ("base", "miss_func", "miss_param", "long_context")
+REFUSED = {"kill", "exit", "quit", "remove", "unlink", "popen", "Popen", "run"}
+"""Names of functions that are not called."""
+ONE_AT_A_TIME = threading.Lock()
+"""One world writes into a constant of its module."""
+
+
+def part(name: str) -> Any:
+    """A module of the package."""
+    try:
+        return importlib.import_module(f"bfcl_eval.{name}")
+    except ImportError as error:
+        package = "pip install --no-deps bfcl-eval==2026.3.23 && pip install mpmath==1.3.0"
+        raise UserError(f"BFCL is not installed: {package} ({error})") from error
+
+
+def data(name: str) -> list[dict[str, Any]]:
+    """The lines of a file of the package's data."""
+    file = Path(part("constants").__path__[0]).parent / "data" / name
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+
+
+def world_class(name: str) -> Any:
+    """One of the package's worlds."""
+    module = part("constants.executable_backend_config").CLASS_FILE_PATH_MAPPING[name]
+    return getattr(part(module.removeprefix("bfcl_eval.")), name)
+
+
+@cache
+def documents_of(world: str) -> tuple[dict[str, Any], ...]:
+    """The schemas of a world's tools, with the names of types that JSON Schema has."""
+    file = part("constants.executable_backend_config").MULTI_TURN_FUNC_DOC_FILE_MAPPING[world]
+    types = part("constants.type_mappings").GORILLA_TO_OPENAPI
+
+    def typed(schema: Any) -> Any:
+        if isinstance(schema, list):
+            return [typed(each) for each in schema]
+        if not isinstance(schema, dict):
+            return schema
+        renamed = {key: typed(value) for key, value in schema.items()}
+        kind = renamed.get("type")
+        return renamed | {"type": types.get(kind, "string")} if isinstance(kind, str) else renamed
+
+    keys = ("name", "description", "parameters")
+    return tuple({key: typed(each[key]) for key in keys} for each in data(f"multi_turn_func_doc/{file}"))
+
+
+def entries(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
+    """The rows of the four kinds, each with the words of its user, which tools come with them, and gold turns."""
+    added = part("constants.default_prompts").DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC
+    for kind in KINDS:
+        truths = {row["id"]: row["ground_truth"] for row in data(f"possible_answer/BFCL_v4_multi_turn_{kind}.json")}
+        for row in data(f"BFCL_v4_multi_turn_{kind}.json"):
+            names = [each["name"] for world in row["involved_classes"] for each in documents_of(world)]
+            missed: dict[str, list[str]] = row.get("missed_function", {})
+            held = [name for names in missed.values() for name in names]
+            says = []
+            for number, messages in enumerate(row["question"]):
+                held = [name for name in held if name not in missed.get(str(number), ())]
+                words = "\n\n".join(message["content"] for message in messages) or added
+                says.append({"say": words, "tools": [name for name in names if name not in held]})
+            truth = truths[row["id"]]
+            gold = [{"tools": calls, "say": "Done."} for calls in map(list, map(gold_calls, truth, [row] * len(truth)))]
+            columns = {key: row[key] for key in ("id", "initial_config", "involved_classes")}
+            turns = [
+                turn
+                for each in gold
+                for turn in ([{"tools": each["tools"]}] if each["tools"] else []) + [{"say": each["say"]}]
+            ]
+            yield {**columns, "kind": kind, "says": says, "truth": truth, "gold": turns}
+
+
+def gold_calls(texts: Iterable[str], row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Calls that are written as Python, with every argument by name."""
+    for text in texts:
+        call: Any = ast.parse(text, mode="eval").body
+        owners = [world_class(world) for world in row["involved_classes"]]
+        method = next(getattr(owner, call.func.id) for owner in reversed(owners) if hasattr(owner, call.func.id))
+        given = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+        bound = dict(
+            zip(list(inspect.signature(method).parameters)[1:], map(ast.literal_eval, call.args), strict=False)
+        )
+        yield {"name": call.func.id, "args": bound | given}
+
+
+class Worlds:
+    """One object of each class that a row involves."""
+
+    def __init__(self, item: dict[str, Any]) -> None:
+        self.objects = {name: world_class(name)() for name in item["involved_classes"]}
+        for name, world in self.objects.items():
+            if hasattr(world, "_load_scenario"):
+                scenario = copy.deepcopy(item["initial_config"].get(name, {}))
+                world._load_scenario(scenario, long_context=item["kind"] == "long_context")
+        self.documents = [schema for name in self.objects for schema in documents_of(name)]
+        self.functions: dict[str, Callable[..., Any]] = {
+            name: method
+            for world in self.objects.values()
+            for name, method in inspect.getmembers(world, predicate=inspect.ismethod)
+            if not name.startswith("_")
+        }
+
+    def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """What the tool of this name answers; what it raises is an answer too."""
+        return self.answer(name, lambda function: function(**arguments))
+
+    def truth(self, text: str) -> str:
+        """What a call answers that is written as Python."""
+        return self.answer(text.partition("(")[0], lambda _: eval(text, dict(self.functions)))
+
+    def answer(self, name: str, call: Callable[[Any], Any]) -> str:
+        """The text of what a call returns or raises."""
+        with ONE_AT_A_TIME:
+            try:
+                if name in REFUSED:
+                    raise ValueError(f"Function call {name} is not allowed.")
+                if name not in self.functions:
+                    raise NameError(f"name {name!r} is not defined")
+                value = call(self.functions[name])
+            except Exception as error:  # noqa: BLE001 - whatever it is, the agent reads it
+                return f"Error during execution: {error}"
+            if not isinstance(value, dict):
+                return str(value)
+            try:
+                return json.dumps(value)
+            except (TypeError, ValueError):
+                return str(value)
+
+
+def public(world: object) -> dict[str, Any]:
+    """What is compared of a world."""
+    return {name: value for name, value in vars(world).items() if not name.startswith("_")}
+
+
+def calls_by_turn(messages: Iterable[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The calls that could be read, for each message of the user."""
+    turns: list[list[dict[str, Any]]] = []
+    for message in messages:
+        if message["role"] == "user":
+            turns.append([])
+        for call in message.get("tool_calls") or ():
+            try:
+                arguments = json.loads(call["function"]["arguments"] or "{}")
+            except ValueError:
+                continue
+            if turns and isinstance(arguments, dict):
+                turns[-1].append({"name": call["function"]["name"], "args": arguments})
+    return turns
+
+
+def turn_by_turn(result: Any, item: dict[str, Any]) -> float:
+    """Whether, behind each turn that has gold calls, worlds are as gold leaves them and gold's answers were seen."""
+    ours, gold = Worlds(item), Worlds(item)
+    turns, seen = calls_by_turn(result.messages), Counter[str]()
+    if len(turns) < len(item["truth"]):
+        return 0.0
+    for calls, truth in zip(turns, item["truth"], strict=False):
+        seen.update(ours.call(call["name"], call["args"]) for call in calls)
+        needed = Counter(gold.truth(text) for text in truth)
+        if truth and not (
+            calls
+            and needed <= seen
+            and all(public(ours.objects[name]) == public(world) for name, world in gold.objects.items())
+        ):
+            return 0.0
+    return 1.0

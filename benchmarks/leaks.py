@@ -1,9 +1,10 @@
 """What thousands of rollouts leave behind: nothing.
 
-    python benchmarks/leaks.py [--rollouts N] [--concurrency C] [--backend bubblewrap|none]
+    python benchmarks/leaks.py [--rollouts N] [--concurrency C] [--backend bubblewrap|none] [--program]
 
 Plays rollouts that start background jobs, leave orphans, are cancelled, or lose their sandbox, and counts processes,
 descriptors, temporary files, control groups, threads and memory before and after. Exits with 1 where these differ.
+With `--program` an agent program in the sandbox plays them, and leaves connections to its endpoint half open.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import json
 import os
 import sys
 import tempfile
@@ -53,6 +55,34 @@ rewards: {{file_matches: {{args: {{path: f, content: hello}}}}}}
 solution: {{turns: [{{tools: [{{name: terminal, args: {{command: "{{{{ c }}}}"}}}}]}}, {{say: done}}]}}
 servers: {{policy: {{type: scripted, deviate: 0}}}}
 """
+AGENT = """
+import json, os, socket, subprocess, sys, urllib.request
+TOOL = {"type": "function", "function": {"name": "terminal", "parameters": {"type": "object"}}}
+messages = [{"role": "user", "content": sys.argv[1]}]
+half = socket.create_connection(("127.0.0.1", 8181))
+half.sendall(b"POST /v1/chat/completions HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: 9\\r\\n\\r\\n{")
+while True:
+    body = json.dumps({"model": "m", "messages": messages, "tools": [TOOL]}).encode()
+    request = urllib.request.Request(os.environ["BASE"], body, {"Content-Type": "application/json"})
+    message = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    messages.append(message)
+    if not message.get("tool_calls"):
+        os._exit(0)
+    for call in message["tool_calls"]:
+        command = json.loads(call["function"]["arguments"])["command"]
+        with open("/tmp/out", "w+") as out:  # a job in the background would keep a pipe open
+            subprocess.run(["sh", "-c", command], stdout=out)
+            out.seek(0)
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": out.read()})
+"""
+PLAYED_BY_PROGRAM = {
+    "toolsets: [terminal]\n": "",
+    "sandbox: {{": "sandbox: {{files: [{{to: agent.py, content: AGENT}}], ",
+    "artifacts:": """agent:
+  program: {{command: [python3, agent.py, "{{{{ prompt }}}}"], env: {{BASE: "{{{{ endpoint }}}}/v1/chat/completions"}}}}
+artifacts:""",
+}
+"""What a program that plays changes in the spec."""
 WARM_UP = 64
 SPARE_MEMORY = 16 << 20
 """Bytes by which an allocator's pool may grow; a leak of thousands of sandboxes is more."""
@@ -74,6 +104,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rollouts", type=int, default=5000, help="rollouts in all (default: 5000)")
     parser.add_argument("--concurrency", type=int, default=32, help="rollouts at a time (default: 32)")
     parser.add_argument("--backend", default="bubblewrap", help="bubblewrap (default) or none")
+    parser.add_argument("--program", action="store_true", help="an agent program plays, and not the loop")
     return parser.parse_args()
 
 
@@ -81,7 +112,11 @@ async def measure(
     options: argparse.Namespace,
 ) -> tuple[dict[str, int], dict[str, int], Counter[str], float]:
     items = ", ".join(f"{{c: {_quoted(command)}}}" for command in COMMANDS.values())
-    spec = parse_spec(SPEC.format(items=items, backend=options.backend))
+    text = SPEC
+    for loop, program in PLAYED_BY_PROGRAM.items() if options.program else ():
+        text = text.replace(loop, program)
+    text = text.format(items=items, backend=options.backend).replace("AGENT", json.dumps(AGENT))
+    spec = parse_spec(text)
     await play(spec, WARM_UP, options.concurrency, 0)  # what is made once per process is no leak
     before = await census()
     began = time.perf_counter()

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Self
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from hermes_rl.agent.conversations import Conversations, ProgramCall
 from hermes_rl.agent.dialects import CHAT, COUNT_TOKENS, dialect_at, written_count, written_model, written_models
@@ -37,6 +38,17 @@ from hermes_rl.threads import one_at_a_time
 from hermes_rl.values import count_of, read_bounded, write_message
 
 log = logging.getLogger(__name__)
+_http_log = logging.getLogger(f"{__name__}.http")
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether an error of the HTTP library is to be logged: a program that sends no HTTP, or is gone, could fill the
+    log."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, ConnectionError | HttpProcessingError)
+
+
+_http_log.addFilter(_is_ours)
 
 PORT = 8181
 POLICY = "policy"
@@ -116,7 +128,7 @@ class Endpoint:
         self._closed = False
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
-        self._server = web.Server(self._handle, auto_decompress=False, access_log=None)
+        self._server = web.Server(self._handle, auto_decompress=False, access_log=None, logger=_http_log)
 
     def serve(self, listener: socket.socket) -> None:
         """Serve what comes in at a listening socket, which is ours to close from now on."""

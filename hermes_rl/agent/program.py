@@ -9,7 +9,6 @@ cannot be started is a mistake of the spec.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import secrets
 import socket
@@ -265,11 +264,11 @@ async def _first(running: asyncio.Task[Any], event: Awaitable[Any] | None, secon
     """Wait until the program has ended or the event is there, at most so many seconds."""
     waiting = None if event is None else asyncio.ensure_future(event)
     both = {running} if waiting is None else {running, waiting}
-    await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    if waiting is not None:
-        waiting.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await waiting
+    try:
+        await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if waiting is not None:
+            waiting.cancel()
 
 
 def write_down(endpoint: Endpoint, result: AgentResult, train: Sequence[Kind]) -> None:

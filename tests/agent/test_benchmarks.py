@@ -52,6 +52,13 @@ def test_hundreds_of_rollouts_leave_nothing(backend: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_thousand_rollouts_of_agent_programs_leave_nothing(tmp_path: Path) -> None:
+    sizes = ("--rollouts", "1000", "--concurrency", "64", "--program")
+    assert "| control groups | 0 | 0 |" in run("benchmarks/leaks.py", *sizes, TMPDIR=str(tmp_path))
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(find_layout() is None, reason="this user may make no control groups here")
 def test_a_run_lives_beside_sandboxes_that_want_all_memory() -> None:

@@ -362,3 +362,27 @@ async def test_what_clients_look_for_first_is_there() -> None:
         async with played.session.get(f"{base}/api/show") as response:
             assert response.status == 404
     assert (played.endpoint.refused, played.result.turns_used) == (0, 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_connections_that_are_closed_half_way_are_not_reported(
+    caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    """A program could fill the log of the run."""
+    engine = Engine(7)
+    async with Asking(engine) as played:
+        port = int(played.address.rpartition(":")[2].partition("/")[0])
+        body = json.dumps({"messages": [{"role": "user", "content": "Begin."}], "stream": stream}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        for sent in (head, head + body[:9], head + body):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            await writer.drain()
+            await asyncio.sleep(0.1)
+            writer.transport.abort()
+        await played.until_asked(1)
+        engine.release()
+        await asyncio.sleep(0.2)
+        assert played.result.turns_used == 1
+    assert [record.getMessage() for record in caplog.records] == []
+    assert [call["kind"] for call in played.result.program.calls] == ["undelivered"]  # type: ignore[union-attr]

@@ -340,6 +340,26 @@ async def test_what_a_program_does_is_graded(tmp_path: Path, mode: str, ending: 
     assert (rollout.ending, rollout.score, rollout.error) == (ending, 0.0, None)
 
 
+async def test_a_rollout_that_is_cancelled_leaves_no_task(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    async with open_env(parse_spec(TEXT.format(mode="hangs", command="python3", timeout=60), folder=tmp_path)) as env:
+        before = asyncio.all_tasks()
+
+        def waiting() -> list[asyncio.Task[object]]:
+            return [task for task in asyncio.all_tasks() - before if "Event.wait" in repr(task)]
+
+        playing = asyncio.create_task(env.play(env.rows()[0], Sampler().policy()))
+        async with asyncio.timeout(30):
+            while not waiting():
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+        await asyncio.sleep(0.1)
+        assert playing.cancelled()
+        assert waiting() == []
+
+
 async def test_requests_that_nobody_can_answer_are_refused_and_harm_nothing(tmp_path: Path) -> None:
     rollout = await played(tmp_path, "nasty")
     assert rollout.result is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections import Counter
 from contextlib import suppress
 from random import Random
@@ -29,8 +30,8 @@ def message_of(seed: int, turn: int) -> dict[str, Any]:
 
 
 class FaultyModel:
-    def __init__(self, *, faults: float, latency: float = 0.03) -> None:
-        self.faults, self.latency = faults, latency
+    def __init__(self, *, faults: float, latency: float = 0.03, port: int = 0) -> None:
+        self.faults, self.latency, self.port = faults, latency, port
         self.random = Random(11)
         self.answered: Counter[tuple[int, int]] = Counter()
         self.failed: Counter[str] = Counter()
@@ -43,7 +44,7 @@ class FaultyModel:
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
 
     async def __aenter__(self) -> FaultyModel:
-        self._server = await asyncio.start_server(self._connection, "127.0.0.1", 0, backlog=1024)
+        self._server = await asyncio.start_server(self._connection, "127.0.0.1", self.port, backlog=1024)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -58,6 +59,10 @@ class FaultyModel:
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        if head.startswith("get "):  # how long its context is: it does not say
+            self._write(writer, 404, b"{}")
+            await writer.drain()
+            return True
         length = int(head.partition("content-length: ")[2].partition("\r")[0])
         body = json.loads(await reader.readexactly(length))
         self.asked.set()
@@ -93,3 +98,13 @@ class FaultyModel:
     def _write(self, writer: asyncio.StreamWriter, status: int, body: bytes, surplus: int = 0) -> None:
         head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body) + surplus}\r\n\r\n"
         writer.write(head.encode() + body)
+
+
+async def serve(port: int) -> None:
+    """Serve without faults until the process is ended."""
+    async with FaultyModel(faults=0.0, latency=0.15, port=port):
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(int(sys.argv[1])))

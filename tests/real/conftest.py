@@ -31,6 +31,7 @@ from tests.real.environments import (
     agent_versions,
     agentlightning_python,
     axe_version,
+    bfcl_python,
     browser_python,
     harbor_files,
     litellm_python,
@@ -42,6 +43,7 @@ from tests.real.environments import (
     openenv_python,
     openrlhf_python,
     package_version,
+    ports_python,
     ray_python,
     skyrl_python,
     tinker_python,
@@ -88,6 +90,10 @@ VERSIONS = {
     ),
     "MCP servers of npm: everything, filesystem, playwright": npm_versions,
     "agent programs: the recipes": agent_versions,
+    "reasoning-gym, TextWorld, TextArena, BFCL": lambda: ", ".join(
+        version_in(bfcl_python() if name == "bfcl-eval" else ports_python(), name)
+        for name in ("reasoning-gym", "textworld", "textarena", "bfcl-eval")
+    ),
 }
 """Components, as the test modules' `COMPONENT` names them, and how to find out which version was played with."""
 ENGINES = (

@@ -99,6 +99,28 @@ def bfcl(row: Row, script: Script) -> float:
     return float(multi_turn_checker(turns, columns["truth"], entry, columns["kind"], model)["valid"])
 
 
+def agentdojo(row: Row, script: Script) -> float:
+    from agentdojo.agent_pipeline import AgentPipeline, InitQuery, ToolsExecutionLoop, ToolsExecutor
+    from agentdojo.agent_pipeline.base_pipeline_element import BasePipelineElement
+    from agentdojo.functions_runtime import FunctionCall
+    from agentdojo.task_suite.load_suites import get_suites
+    from agentdojo.types import text_content_block_from_string
+
+    said = iter(script)
+
+    class Scripted(BasePipelineElement):  # type: ignore[misc]
+        def query(self, query: str, runtime: Any, env: Any, messages: Any = (), extra_args: Any = None) -> Any:
+            turn = next(said, " ")
+            calls = [FunctionCall(function=c["name"], args=dict(c["args"])) for c in turn if isinstance(turn, list)]
+            content = [text_content_block_from_string("" if isinstance(turn, list) else turn or " ")]
+            message = {"role": "assistant", "content": content, "tool_calls": calls or None}
+            return query, runtime, env, [*messages, message], extra_args or {}
+
+    suite = get_suites("v1.2.2")[row.columns["suite"]]
+    pipeline = AgentPipeline([InitQuery(), Scripted(), ToolsExecutionLoop([ToolsExecutor(), Scripted()])])
+    return float(suite.run_task_with_pipeline(pipeline, suite.user_tasks[row.columns["task"]], None, {})[0])
+
+
 MOST_STEPS = 20
 NUMBERS = count()
 
@@ -158,6 +180,28 @@ def conversations(gold: Script, other: Script, offered: Sequence[str]) -> Iterat
         yield f"one more argument in {at}.{n}", changed(at, [*rest, {**call, "args": {**call["args"], "no_such": 1}}])
 
 
+def tasks_done(gold: Script, other: Script) -> Iterator[tuple[str, Script]]:
+    """Kinds of trajectories of a task that ends with the agent's first words."""
+    *steps, words = gold
+    yield "gold", gold
+    yield "nothing", [words]
+    yield "wrong words", [*steps, "I cannot do that."]
+    yield "in one step", [[call for step in steps for call in step], words] if steps else [words]
+    yield "reversed", [*steps[::-1], words]
+    yield "of another row", other
+    yield "an unknown function", [[{"name": "no_such_tool", "args": {}}], [c for s in steps for c in s] or words, words]
+    for at, step in enumerate(steps):
+        if len(steps) > 5 and 1 < at < len(steps) - 2:
+            continue
+        yield f"without step {at}", [*steps[:at], *steps[at + 1 :], words]
+        if len(steps) < 14:
+            yield f"step {at} twice", [*steps[: at + 1], *steps[at:], words]
+        for key, value in step[0]["args"].items():
+            for kind, wrong in (("wrong", "wrong"), ("JSON text", json.dumps(value)), ("list", [value])):
+                bad = {**step[0], "args": {**step[0]["args"], key: wrong}}
+                yield f"{kind} for {key} in {at}", [*steps[:at], [bad, *step[1:]], *steps[at + 1 :], words]
+
+
 def said_in(turns: Sequence[dict[str, Any]]) -> Script:
     """A solution's turns as a script."""
     return [turn["tools"] if "tools" in turn else turn["say"] for turn in turns]
@@ -185,6 +229,7 @@ PORTS: dict[str, tuple[Callable[[Row, Script], float], int]] = {
     "textworld": (textworld, 32),
     "textarena": (textarena, 75),
     "bfcl": (bfcl, 800),
+    "agentdojo": (agentdojo, 97),
 }
 """The original, and how many rows are played."""
 
@@ -200,6 +245,11 @@ def trajectories(name: str, rows: Sequence[Row]) -> Iterator[tuple[Row, str, Scr
                 continue
             gold, another = (said_in(each.columns["gold"]) for each in (row, other))
             made = conversations(gold, another, row.columns["says"][0]["tools"])
+        elif name == "agentdojo":
+            if number % 9:
+                continue
+            gold, another = (said_in(each.columns["gold"]) for each in (row, other))
+            made = tasks_done(gold, another)
         else:
             key = solutions[name]
             gold, another = ([turn["say"] for turn in each.columns[key]] for each in (row, other))
@@ -230,7 +280,7 @@ async def played(env: Any, row: Row, script: Script) -> Rollout:
 async def main(name: str) -> None:
     original, number = PORTS[name]
     async with open_env(str(ROOT / "specs" / name / f"{name}.yaml")) as env:
-        rows = list(islice(env.rows("eval" if name == "bfcl" else "train"), number))
+        rows = list(islice(env.rows("eval" if name in ("bfcl", "agentdojo") else "train"), number))
         made, free = list(trajectories(name, rows)), asyncio.Semaphore(AT_A_TIME)
 
         async def score(row: Row, script: Script) -> float | str:

@@ -1,0 +1,98 @@
+"""AgentDojo's user tasks: which there are, one task's environment with its tools, and the original's check of it."""
+
+import copy
+import json
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from hermes_rl import UserError
+
+VERSION = "v1.2.2"
+MOST_STEPS = 14
+"""Steps that a solution may take before its words."""
+
+
+@cache
+def suites() -> dict[str, Any]:
+    """The four suites by name."""
+    try:
+        from agentdojo.task_suite.load_suites import get_suites
+    except ImportError as error:
+        raise UserError(f"AgentDojo is not installed: pip install agentdojo==0.1.35 ({error})") from error
+    return dict(get_suites(VERSION))
+
+
+@cache
+def environment(suite: str) -> Any:
+    """A suite's environment, as it is before any task."""
+    return suites()[suite].load_and_inject_default_environment({})
+
+
+def tasks(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
+    """The user tasks, each with the calls and words that solve it."""
+    from agentdojo.agent_pipeline.agent_pipeline import load_system_message
+
+    system = load_system_message(None)
+    for name, suite in suites().items():
+        for identity, task in suite.user_tasks.items():
+            before = task.init_environment(copy.deepcopy(environment(name)))
+            calls = [{"name": call.function, "args": dict(call.args)} for call in task.ground_truth(before)]
+            steps = [[call] for call in calls] if len(calls) <= MOST_STEPS else [calls]
+            gold = [*({"tools": step} for step in steps), {"say": task.GROUND_TRUTH_OUTPUT or "Done."}]
+            row = {"id": f"{name}-{identity}", "suite": name, "task": identity}
+            yield {**row, "system": system, "prompt": task.PROMPT, "gold": gold}
+
+
+def read(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments as the original takes them: a text that is a list in Python is that list."""
+    from ast import literal_eval
+
+    from agentdojo.agent_pipeline.tool_execution import is_string_list
+
+    listed = {key for key, value in arguments.items() if isinstance(value, str) and is_string_list(value)}
+    return {key: literal_eval(value) if key in listed else value for key, value in arguments.items()}
+
+
+class World:
+    """The environment of one task, before and after the agent's calls."""
+
+    def __init__(self, item: dict[str, Any]) -> None:
+        self.suite, self.task = item["suite"], item["task"]
+        suite = suites()[self.suite]
+        self.now = suite.user_tasks[self.task].init_environment(copy.deepcopy(environment(self.suite)))
+        self.before = self.now.model_copy(deep=True)
+        self.documents = [
+            {"name": tool.name, "description": tool.description, "parameters": tool.parameters.model_json_schema()}
+            for tool in suite.tools
+        ]
+
+    def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """What the tool of this name answers; an error is an answer too."""
+        from agentdojo.agent_pipeline.tool_execution import tool_result_to_str
+        from agentdojo.functions_runtime import FunctionsRuntime
+
+        runtime = FunctionsRuntime(suites()[self.suite].tools)
+        result, error = runtime.run_function(self.now, name, read(arguments))
+        return error or str(tool_result_to_str(result))
+
+
+def utility(result: Any, state: World) -> float:
+    """Whether the task is done, as its own check says."""
+    from agentdojo.functions_runtime import FunctionCall
+    from agentdojo.types import text_content_block_from_string
+
+    calls = []
+    for message in result.messages:
+        for call in message.get("tool_calls") or ():
+            try:
+                arguments = json.loads(call["function"]["arguments"] or "{}")
+            except ValueError:
+                continue
+            if isinstance(arguments, dict):
+                calls.append(FunctionCall(function=call["function"]["name"], args=read(arguments)))
+    last = result.messages[-1]
+    words = (last.get("content") or "") if last["role"] == "assistant" else ""
+    said = [text_content_block_from_string(words)] if words else []
+    suite = suites()[state.suite]
+    return float(suite._check_task_result(suite.user_tasks[state.task], said, state.before, state.now, calls))

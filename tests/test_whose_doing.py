@@ -28,7 +28,7 @@ Places = Mapping[str, str]
 
 BEFORE: Places = {
     # The spec, the command line and this machine decide, before any agent has said a word.
-    "agent/program.py": "AgentFunction.of ProgramDriver._play ProgramDriver._ending",
+    "agent/program.py": "AgentFunction.of ProgramDriver._ending",
     "agent/user.py": "UserOfCode.speak FixedWords.__init__",
     "plugins.py": "load_object published load_published load_file _execute _import _attribute",
     "rollouts/compiled.py": "CompiledSpec.policy CompiledSpec._require_ending_tools _changed _function",
@@ -65,7 +65,8 @@ BEFORE: Places = {
     "tools/hermes_toolsets.py": "HermesToolsets.tools HermesToolsets._describe",
     "tools/mcp_client.py": "require_mcp",
     "tools/mcp_tools.py": "McpSource.list_tools McpSource._allowed McpSource._tool",
-    "tools/python_tools.py": "Signature.of _parameters PythonTool.__init__ python_tool state_tools _attribute _method",
+    "tools/python_tools.py": "Signature.of _parameters PythonTool.__init__ python_tool described_tools state_tools "
+    "_attribute _method",
     "tools/recording.py": "Recorder.__init__ Replay.__init__ Replay.tools canned_tools",
 }
 OF_A_ROW: Places = {
@@ -128,6 +129,7 @@ DECIDED: Places = {
     "sandbox/remote.py": "reading answer RemoteSandbox._ask",
     "scoring/grader.py": "call_reward _apart _on_loop _of_error _per_member _read",
     "scoring/judge.py": "_Asking.decided",
+    "rewards/reward_file.py": "_require_it_can_run",
     "tools/context.py": "ToolContext._on_sandbox",
     "tools/execute.py": "_outcome_of",
     "tools/mcp_server.py": "McpServer._start",

@@ -219,9 +219,9 @@ def spec_in(folder: Path, address: Address | None = None) -> Path:
 
 
 def shipped_specs() -> dict[str, Path]:
-    """Return the specs that come with hermes-rl, by name: files, and folders with a file of their own name."""
+    """Return the specs that come with hermes-rl, by name: files, and those in folders whose name theirs begin with."""
     folder = shipped_dir("specs")
-    inside = [path for path in folder.glob("*/*.yaml") if path.stem == path.parent.name]
+    inside = [path for path in folder.glob("*/*.yaml") if path.stem.startswith(path.parent.name)]
     return {path.stem: path for path in sorted([*folder.glob("*.yaml"), *inside], key=lambda path: path.stem)}
 
 

@@ -41,6 +41,9 @@ def games(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
 class Arena:
     """One game. What it says is the agent's user."""
 
+    imports = ("textarena",)
+    """What is loaded once, and not in each rollout's process."""
+
     def __init__(self, item: dict[str, Any]) -> None:
         self.game = begun(item["game"], item["seed"])
         self.over, self.reward = False, 0.0

@@ -56,6 +56,9 @@ def compiled(item: dict[str, Any]) -> Path:
 class Game:
     """One game, played by commands."""
 
+    imports = ("textworld",)
+    """What is loaded once, and not in each rollout's process."""
+
     def __init__(self, item: dict[str, Any]) -> None:
         import textworld
 

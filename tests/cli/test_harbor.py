@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,14 +68,19 @@ def task(
 
 async def played(folder: Path, out: Path, command: str | None = None, *more: str) -> dict[str, Any]:
     """Play one task by its own solution, or by a command; returns the rollout's line."""
+    (line,) = await all_played(f"harbor:{folder}", out, command, *more)
+    return line
+
+
+async def all_played(source: str, out: Path, command: str | None = None, *more: str) -> list[dict[str, Any]]:
+    """Play each row of a spec by its solution, or by a command; returns the rollouts' lines."""
     sets = ['servers.policy={"type": "scripted"}', *more]
     if command is not None:
         turns = [{"tools": [{"name": "terminal", "args": {"command": command}}]}, {"say": "Done."}]
         sets.append(f"solution={json.dumps({'turns': turns})}")
-    spec = load_spec(f"harbor:{folder}", overrides=parse_extra_args((), sets))
+    spec = load_spec(source, overrides=parse_extra_args((), sets))
     _, directory = await run_evaluate(spec, Launch("evaluate", out=out, progress=Progress(io.StringIO())))
-    (line,) = lines(directory.path / "rollouts.jsonl")
-    return dict(line)
+    return lines(directory.path / "rollouts.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -371,3 +377,32 @@ def test_a_folder_without_tasks_is_the_users_mistake(tmp_path: Path) -> None:
         read_tasks(tmp_path, "bubblewrap", network=False)
     with pytest.raises(UserError, match="there is no folder"):
         load_spec(f"harbor:{tmp_path}/nowhere")
+
+
+def example(page: str, begin: str) -> str:
+    """The block of YAML in a page of the docs that has a line."""
+    text = (Path(__file__).parents[2] / "docs" / page).read_text("utf-8")
+    (block,) = [
+        block for block in re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) if begin in block
+    ]
+    return str(block)
+
+
+async def test_the_docs_spec_of_task_folders_plays_those_it_chooses(tmp_path: Path) -> None:
+    for name, category in {"a": "files", "b": "files", "c": "files", "d": "networks"}.items():
+        task(tmp_path / "tasks" / name, TOML + f"[metadata]\ncategory = '{category}'\n")
+    (tmp_path / "spec.yaml").write_text(example("spec.md", "{harbor: tasks"))
+    played_lines = await all_played(str(tmp_path / "spec.yaml"), tmp_path / "run")
+    assert [(line["score"], line["row_key"] in "abc") for line in played_lines] == [(1.0, True)], "a quarter of three"
+
+
+@pytest.mark.parametrize(
+    ("command", "value", "alone"), [(None, 1.0, 1.0), ("echo 8 34 > answer.txt", 1.0, 0.0), ("true", 0.0, 0.0)]
+)
+async def test_the_docs_spec_of_reward_file_scores(
+    tmp_path: Path, command: str | None, value: float, alone: float
+) -> None:
+    (tmp_path / "spec.yaml").write_text(example("rewards.md", "fn: reward_file"))
+    played_lines = await all_played(str(tmp_path / "spec.yaml"), tmp_path / "run", command)
+    assert [line["rewards"]["checked"]["value"] for line in played_lines] == [value] * 2
+    assert [line["rewards"]["checked"]["metrics"] for line in played_lines] == [{"right": value, "alone": alone}] * 2

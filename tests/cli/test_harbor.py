@@ -15,6 +15,7 @@ from hermes_rl.data.harbor import read_tasks
 from hermes_rl.errors import RunError, SpecError, UserError
 from hermes_rl.runs.evaluate import run_evaluate
 from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.overrides import parse_extra_args
@@ -66,6 +67,10 @@ def task(
     return folder
 
 
+def quiet() -> Progress:
+    return Progress(io.StringIO())
+
+
 async def played(folder: Path, out: Path, command: str | None = None, *more: str) -> dict[str, Any]:
     """Play one task by its own solution, or by a command; returns the rollout's line."""
     (line,) = await all_played(f"harbor:{folder}", out, command, *more)
@@ -79,7 +84,7 @@ async def all_played(source: str, out: Path, command: str | None = None, *more: 
         turns = [{"tools": [{"name": "terminal", "args": {"command": command}}]}, {"say": "Done."}]
         sets.append(f"solution={json.dumps({'turns': turns})}")
     spec = load_spec(source, overrides=parse_extra_args((), sets))
-    _, directory = await run_evaluate(spec, Launch("evaluate", out=out, progress=Progress(io.StringIO())))
+    _, directory = await run_evaluate(spec, Launch("evaluate", out=out, progress=quiet()))
     return lines(directory.path / "rollouts.jsonl")
 
 
@@ -143,6 +148,54 @@ async def test_a_solution_may_have_other_files_whatever_their_bytes(tmp_path: Pa
     (folder / "environment/Dockerfile").write_text(DOCKERFILE + "COPY given.bin ./\n")
     line = await played(folder, tmp_path / "run")
     assert (line["score"], line["error"]) == (1.0, None)
+
+
+async def test_variables_of_a_solution_are_the_sandboxs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANSWER", "this machine's")
+    solve = 'echo "${ANSWER:-none} $GREETING ${HERE} {{ nothing }}" > said.txt; echo 42 > answer.txt\n'
+    test = TEST.replace(
+        "[ ", '[ "$(cat said.txt)" = "it\'s mine hello /app {{ nothing }}" ] && [ -z "$ANSWER" ] && [ ', 1
+    )
+    toml = TOML + '[solution]\nenv = { ANSWER = "it\'s mine", HERE = "/app" }\n'
+    folder = task(tmp_path / "task", toml, test=test, solve=solve)
+    assert (await played(folder, tmp_path / "run"))["score"] == 1.0
+    folder = task(tmp_path / "task", test=test, solve=solve)
+    assert (await played(folder, tmp_path / "without"))["score"] == 0.0
+
+
+async def test_process_plays_the_tasks_that_are_not_for_evaluation(tmp_path: Path) -> None:
+    for name in "abcd":
+        task(tmp_path / "tasks" / name)
+    sets = (
+        "dataset.eval={fraction: 0.25}",
+        "process={groups: 3, group_size: 2}",
+        'servers.policy={"type": "scripted"}',
+    )
+    spec = load_spec(f"harbor:{tmp_path}/tasks", overrides=parse_extra_args((), sets))
+    summary, directory = await run_process(spec, Launch("process", tmp_path / "process", progress=quiet()))
+    assert summary.written == 3
+    trained = {line["row_key"] for line in lines(directory.path / "rollouts.jsonl")}
+    assert {score for group in lines(directory.path / "groups.jsonl") for score in group["scores"]} == {1.0}
+    (evaluated,) = await all_played(f"harbor:{tmp_path}/tasks", tmp_path / "run", None, sets[0])
+    assert trained | {evaluated["row_key"]} == set("abcd")
+    assert evaluated["row_key"] not in trained
+
+    only = load_spec(f"harbor:{tmp_path}/tasks", overrides=parse_extra_args((), sets[1:]))
+    with pytest.raises(UserError, match="every row is for evaluation"):
+        await run_process(only, Launch("process", tmp_path / "only", progress=quiet()))
+
+
+async def test_an_evaluation_goes_on_with_the_tasks_that_were_not_played(tmp_path: Path) -> None:
+    task(tmp_path / "tasks/a")
+    task(tmp_path / "tasks/b")
+    first = await all_played(f"harbor:{tmp_path}/tasks", tmp_path / "run", None, "evaluate.limit=1")
+    both = await all_played(f"harbor:{tmp_path}/tasks", tmp_path / "run")
+    assert (len(first), len(both), both[:1]) == (1, 2, first)
+    again = await all_played(f"harbor:{tmp_path}/tasks", tmp_path / "run")
+    assert again == both, "nothing is played anew"
+    task(tmp_path / "tasks/b", test="echo 1 > /logs/verifier/reward.txt\n")
+    with pytest.raises(UserError, match=r"a run of something else .*changed: dataset"):
+        await all_played(f"harbor:{tmp_path}/tasks", tmp_path / "run")
 
 
 TABLES = '[[steps]]\nname = "one"\n'

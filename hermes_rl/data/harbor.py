@@ -85,9 +85,10 @@ class Tasks:
 
 def tasks_of(spec: Spec) -> Tasks:
     """Return the tasks that `dataset.harbor` of a spec names; see `read_tasks`."""
-    sandbox = spec.sandbox
+    sandbox, rule = spec.sandbox, spec.dataset.eval
+    agent = spec.agent_for("evaluate" if rule is not None and rule.only else "process")
     return read_tasks(
-        Path(str(spec.dataset.harbor)), sandbox.backend, network=sandbox.network, agent_timeout=spec.agent.timeout
+        Path(str(spec.dataset.harbor)), sandbox.backend, network=sandbox.network, agent_timeout=agent.timeout
     )
 
 
@@ -332,6 +333,8 @@ class _Task:
         for name in ("tests", "solution"):
             for ignored in sorted((self.folder / name).rglob(".harborignore")):
                 self._refuse(ignored, 1, "files are not left out by it; remove it, and the files that it names")
+        if (self.folder / "tests/Dockerfile").is_file():
+            self.notes.append("tests/Dockerfile is not built: tests run in the agent's sandbox")
         names = {path.name for path in self.folder.iterdir() if not path.name.startswith(".")}
         if others := sorted(names - FILES - {trajectory.name}):
             self.notes.append(f"of no effect, as no part of the format: {', '.join(others)}")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hermes_rl.data.check import check_spec
 from hermes_rl.data.harbor import read_tasks
 from hermes_rl.errors import RunError, SpecError, UserError
 from hermes_rl.runs.evaluate import run_evaluate
@@ -309,6 +310,12 @@ STANDS_IN = "the default sandbox stands in for the image debian:bookworm-slim"
         (TOML, DOCKERFILE + "EXPOSE 80\n", {}, "`EXPOSE` of environment/Dockerfile is of no effect"),
         (TOML, DOCKERFILE, {"notes.md": ""}, "of no effect, as no part of the format: notes.md"),
         (
+            TOML,
+            DOCKERFILE,
+            {"tests/Dockerfile": "FROM debian"},
+            "tests/Dockerfile is not built: tests run in the agent's",
+        ),
+        (
             TOML.replace("600.0", "90.0"),
             DOCKERFILE,
             {},
@@ -326,6 +333,25 @@ def test_what_changes_nothing_is_said_in_a_line_for_all_tasks(
     first, second = sorted(tasks.notes, key=lambda said: STANDS_IN in said)
     assert first.startswith(f"a, b, c and 2 more: {note}")
     assert second == f"a, b, c and 2 more: {STANDS_IN}"
+
+
+def test_validate_says_all_that_a_run_says(tmp_path: Path) -> None:
+    task(tmp_path / "a", TOML + "build_timeout_sec = 60.0\n")
+    task(tmp_path / "b", TOML.replace("600.0", "900.0"))
+    task(tmp_path / "c", TOML + "gpus = 1\n")
+    sets = ("evaluate.agent.timeout=300",)
+    problems, warnings = check_spec(load_spec(f"harbor:{tmp_path}", overrides=parse_extra_args((), sets)))
+    assert problems == []
+    expected = [
+        "a, b: the default sandbox stands in for the image debian",
+        "a: `agent.timeout_sec` is 600, but `agent.timeout` of the spec is 300, and that counts",
+        "a: `environment.build_timeout_sec` is of no effect",
+        "b: `agent.timeout_sec` is 900, but `agent.timeout` of the spec is 300, and that counts",
+        f"left out: {tmp_path}/c/task.toml:12:1: task c cannot be played: `environment.gpus`",
+    ]
+    assert len(warnings) == len(expected)
+    for warning, begin in zip(warnings, expected, strict=True):
+        assert str(warning).startswith(f"{tmp_path}: {begin}")
 
 
 def test_a_task_with_all_that_is_played_needs_no_words(tmp_path: Path) -> None:

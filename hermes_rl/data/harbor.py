@@ -188,6 +188,7 @@ class _Task:
             self._hold_network(table)
         self._note_unused()
         self._files(file)
+        self._links()
         self._environment(file)
         self.env |= self._variables("environment.env")
         seconds = self._number("agent.timeout_sec")
@@ -341,6 +342,14 @@ class _Task:
         if "solution" in names and not (self.folder / "solution/solve.sh").is_file():
             self.notes.append("solution/ has no solve.sh, so that the task has no solution of its own")
 
+    def _links(self) -> None:
+        """Refuse links that are not followed, behind which files would be missing."""
+        copied = () if self._at("environment.docker_image") is not None else ("environment",)
+        for top in (self.folder / name for name in ("tests", "solution", *copied)):
+            for path in sorted(top.rglob("*")):
+                if path.is_symlink() and not (path.is_file() and path.resolve().is_relative_to(top.resolve())):
+                    self._refuse(path, 1, f"only links to files in {top.name}/ are followed")
+
     def _instruction(self) -> str:
         try:
             return (self.folder / "instruction.md").read_text("utf-8")
@@ -453,7 +462,7 @@ class _Task:
             if path.is_dir():
                 if (context / ".dockerignore").is_file():
                     return f"`COPY {source}` of a folder with a .dockerignore is not built here: {BUILD}"
-                into = [(f"{top.rstrip('/.')}/{inner.relative_to(path)}", inner) for inner in _inside(path)]
+                into = [(f"{top.rstrip('/.')}/{inner.relative_to(path)}", inner) for inner in _inside(path, context)]
             else:
                 whole = target.endswith(("/", ".")) or len(sources) > 1
                 into = [(f"{top.rstrip('/.')}/{path.name}" if whole else top, path)]
@@ -490,10 +499,10 @@ def _reaches_beyond(network: bool | Sequence[str], other: bool | Sequence[str]) 
     )
 
 
-def _inside(folder: Path) -> list[Path]:
-    """Return the files in a folder that lie in it, also after symlinks."""
-    top = folder.resolve()
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.resolve().is_relative_to(top))
+def _inside(folder: Path, top: Path | None = None) -> list[Path]:
+    """Return the files in a folder that lie in it, or in `top` above it, also after symlinks."""
+    bound = (top or folder).resolve()
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.resolve().is_relative_to(bound))
 
 
 def _text(data: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import re
@@ -268,6 +269,27 @@ def test_a_file_that_would_be_ignored_refuses_the_task(tmp_path: Path, name: str
         read_tasks(task(tmp_path / "odd", others={name: text}), "bubblewrap", network=False)
     (problem,) = refused.value.problems
     assert str(problem).startswith(f"{tmp_path}/odd/{name}:1:1: task odd cannot be played: {why}")
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [("tests/out", "../task.toml"), ("solution/folder", "."), ("environment/none", "nothing"), ("tests/far", "/etc")],
+)
+def test_a_link_that_would_be_left_out_refuses_the_task(tmp_path: Path, link: str, target: str) -> None:
+    folder = task(tmp_path / "odd")
+    (folder / link).symlink_to(target)
+    with pytest.raises(SpecError) as refused:
+        read_tasks(folder, "bubblewrap", network=False)
+    (problem,) = refused.value.problems
+    assert str(problem).startswith(f"{folder}/{link}:1:1: task odd cannot be played: only links to files in ")
+
+
+def test_a_link_to_a_file_beside_it_is_that_file(tmp_path: Path) -> None:
+    folder = task(tmp_path / "task", dockerfile="FROM debian\nCOPY data /app\n", others={"environment/data/a": "a"})
+    (folder / "environment/data/b").symlink_to("../given.txt")
+    (row,) = read_tasks(folder, "bubblewrap", network=False).rows
+    files = {file["to"]: base64.b64decode(file["base64"]) for file in row["files"]}
+    assert files == {"/app/a": b"a", "/app/b": b"given\n"}
 
 
 def test_a_dockerignore_refuses_the_copy_of_a_folder(tmp_path: Path) -> None:

@@ -75,8 +75,8 @@ def _opened(spec: Spec, source: Source, split: str, findings: Findings) -> Opene
     if source.harbor is None:
         return open_source(source, split, spec.seed)
     tasks = tasks_of(spec)
-    for note in tasks.notes:
-        findings.warning(("dataset", "harbor"), note.removeprefix("WARNING: "))
+    # They are of the folder and not of the spec's line, of which but one would be said.
+    findings.extend([], [Problem(source.harbor, None, None, note.removeprefix("WARNING: ")) for note in tasks.notes])
     return Opened(lambda: iter(tasks.rows), finite=True)
 
 

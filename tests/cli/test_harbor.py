@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hermes_rl.data.check import check_spec
 from hermes_rl.data.harbor import read_tasks
 from hermes_rl.errors import RunError, SpecError, UserError
 from hermes_rl.runs.evaluate import run_evaluate
 from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.overrides import parse_extra_args
@@ -40,9 +45,14 @@ SOLVE = "echo 42 > answer.txt\n"
 
 
 def task(
-    folder: Path, toml: str = TOML, dockerfile: str | None = DOCKERFILE, test: str = TEST, solve: str = SOLVE
+    folder: Path,
+    toml: str = TOML,
+    dockerfile: str | None = DOCKERFILE,
+    test: str = TEST,
+    solve: str = SOLVE,
+    others: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write a task folder."""
+    """Write a task folder, and other files into it."""
     files = {
         "task.toml": toml,
         "instruction.md": "Write the answer into answer.txt.",
@@ -52,22 +62,32 @@ def task(
     }
     if dockerfile is not None:
         files["environment/Dockerfile"] = dockerfile
+    files |= others or {}
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return folder
 
 
+def quiet() -> Progress:
+    return Progress(io.StringIO())
+
+
 async def played(folder: Path, out: Path, command: str | None = None, *more: str) -> dict[str, Any]:
     """Play one task by its own solution, or by a command; returns the rollout's line."""
+    (line,) = await all_played(f"harbor:{folder}", out, command, *more)
+    return line
+
+
+async def all_played(source: str, out: Path, command: str | None = None, *more: str) -> list[dict[str, Any]]:
+    """Play each row of a spec by its solution, or by a command; returns the rollouts' lines."""
     sets = ['servers.policy={"type": "scripted"}', *more]
     if command is not None:
         turns = [{"tools": [{"name": "terminal", "args": {"command": command}}]}, {"say": "Done."}]
         sets.append(f"solution={json.dumps({'turns': turns})}")
-    spec = load_spec(f"harbor:{folder}", overrides=parse_extra_args((), sets))
-    _, directory = await run_evaluate(spec, Launch("evaluate", out=out, progress=Progress(io.StringIO())))
-    (line,) = lines(directory.path / "rollouts.jsonl")
-    return dict(line)
+    spec = load_spec(source, overrides=parse_extra_args((), sets))
+    _, directory = await run_evaluate(spec, Launch("evaluate", out=out, progress=quiet()))
+    return lines(directory.path / "rollouts.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -132,6 +152,54 @@ async def test_a_solution_may_have_other_files_whatever_their_bytes(tmp_path: Pa
     assert (line["score"], line["error"]) == (1.0, None)
 
 
+async def test_variables_of_a_solution_are_the_sandboxs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANSWER", "this machine's")
+    solve = 'echo "${ANSWER:-none} $GREETING ${HERE} {{ nothing }}" > said.txt; echo 42 > answer.txt\n'
+    test = TEST.replace(
+        "[ ", '[ "$(cat said.txt)" = "it\'s mine hello /app {{ nothing }}" ] && [ -z "$ANSWER" ] && [ ', 1
+    )
+    toml = TOML + '[solution]\nenv = { ANSWER = "it\'s mine", HERE = "/app" }\n'
+    folder = task(tmp_path / "task", toml, test=test, solve=solve)
+    assert (await played(folder, tmp_path / "run"))["score"] == 1.0
+    folder = task(tmp_path / "task", test=test, solve=solve)
+    assert (await played(folder, tmp_path / "without"))["score"] == 0.0
+
+
+async def test_process_plays_the_tasks_that_are_not_for_evaluation(tmp_path: Path) -> None:
+    for name in "abcd":
+        task(tmp_path / "tasks" / name)
+    sets = (
+        "dataset.eval={fraction: 0.25}",
+        "process={groups: 3, group_size: 2}",
+        'servers.policy={"type": "scripted"}',
+    )
+    spec = load_spec(f"harbor:{tmp_path}/tasks", overrides=parse_extra_args((), sets))
+    summary, directory = await run_process(spec, Launch("process", tmp_path / "process", progress=quiet()))
+    assert summary.written == 3
+    trained = {line["row_key"] for line in lines(directory.path / "rollouts.jsonl")}
+    assert {score for group in lines(directory.path / "groups.jsonl") for score in group["scores"]} == {1.0}
+    (evaluated,) = await all_played(f"harbor:{tmp_path}/tasks", tmp_path / "run", None, sets[0])
+    assert trained | {evaluated["row_key"]} == set("abcd")
+    assert evaluated["row_key"] not in trained
+
+    only = load_spec(f"harbor:{tmp_path}/tasks", overrides=parse_extra_args((), sets[1:]))
+    with pytest.raises(UserError, match="every row is for evaluation"):
+        await run_process(only, Launch("process", tmp_path / "only", progress=quiet()))
+
+
+async def test_an_evaluation_goes_on_with_the_tasks_that_were_not_played(tmp_path: Path) -> None:
+    task(tmp_path / "tasks/a")
+    task(tmp_path / "tasks/b")
+    first = await all_played(f"harbor:{tmp_path}/tasks", tmp_path / "run", None, "evaluate.limit=1")
+    both = await all_played(f"harbor:{tmp_path}/tasks", tmp_path / "run")
+    assert (len(first), len(both), both[:1]) == (1, 2, first)
+    again = await all_played(f"harbor:{tmp_path}/tasks", tmp_path / "run")
+    assert again == both, "nothing is played anew"
+    task(tmp_path / "tasks/b", test="echo 1 > /logs/verifier/reward.txt\n")
+    with pytest.raises(UserError, match=r"a run of something else .*changed: dataset"):
+        await all_played(f"harbor:{tmp_path}/tasks", tmp_path / "run")
+
+
 TABLES = '[[steps]]\nname = "one"\n'
 """A table that is written behind the others."""
 
@@ -154,6 +222,26 @@ TABLES = '[[steps]]\nname = "one"\n'
         (TOML, "FROM debian\n# a note\nUSER nobody\n", "Dockerfile:3", "`USER` is not built"),
         (TOML, "FROM debian\nCOPY ../task.toml /\n", "Dockerfile:2", "has no such file"),
         (TOML, "FROM debian\nENV A='b\n", "Dockerfile:2", "cannot be read"),
+        (TOML, 'FROM debian\nENTRYPOINT ["/serve"]\n', "Dockerfile:2", "`ENTRYPOINT` is not run: a sandbox starts"),
+        (TOML + "env = 'A=b'\n", DOCKERFILE, "task.toml:12", "`environment.env`: expected a table"),
+        (TOML + "memory = 'much'\n", DOCKERFILE, "task.toml:12", "expected 512M or 2G"),
+        (TOML + "memory = '1G'\n", DOCKERFILE, "task.toml:12", "`environment.memory_mb` says another size"),
+        (TOML + "network_mode = 'some'\n", DOCKERFILE, "task.toml:12", "expected no-network, public, or allowlist"),
+        (TOML + "allowed_hosts = 'a.org'\n", DOCKERFILE, "task.toml:12", "expected no-network, public, or allowlist"),
+        (TOML + "[verifier.environment]\n", DOCKERFILE, "task.toml:12", "tests run in the agent's sandbox alone"),
+        (
+            TOML + "[solution]\nenv = { KEY = '${KEY}' }\n",
+            DOCKERFILE,
+            "task.toml:13",
+            "`solution.env.KEY`: variables of",
+        ),
+        ("solution = 3\n" + TOML, DOCKERFILE, "task.toml:1", "`solution`: expected a table"),
+        (
+            TOML.replace("[verifier]\n", "[verifier]\nenvironment_mode = 'separate'\n"),
+            DOCKERFILE,
+            "task.toml:4",
+            "`verifier.environment_mode`: tests run in the agent's sandbox alone",
+        ),
     ],
 )
 def test_what_cannot_be_played_is_refused_by_file_and_line(
@@ -164,6 +252,199 @@ def test_what_cannot_be_played_is_refused_by_file_and_line(
     (problem,) = refused.value.problems
     assert f"{place}:1: task odd cannot be played: " in str(problem)
     assert why in problem.message
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("trajectory.json", "{}", "a conversation that came before"),
+        ("tests/data/.harborignore", "*.log\n", "files are not left out by it"),
+        ("solution/.harborignore", "*.log\n", "files are not left out by it"),
+        ("environment/docker-compose.yaml", "services: {}\n", "services beside the sandbox"),
+        ("environment/singularity-compose.yaml", "services: {}\n", "services beside the sandbox"),
+    ],
+)
+def test_a_file_that_would_be_ignored_refuses_the_task(tmp_path: Path, name: str, text: str, why: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        read_tasks(task(tmp_path / "odd", others={name: text}), "bubblewrap", network=False)
+    (problem,) = refused.value.problems
+    assert str(problem).startswith(f"{tmp_path}/odd/{name}:1:1: task odd cannot be played: {why}")
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [("tests/out", "../task.toml"), ("solution/folder", "."), ("environment/none", "nothing"), ("tests/far", "/etc")],
+)
+def test_a_link_that_would_be_left_out_refuses_the_task(tmp_path: Path, link: str, target: str) -> None:
+    folder = task(tmp_path / "odd")
+    (folder / link).symlink_to(target)
+    with pytest.raises(SpecError) as refused:
+        read_tasks(folder, "bubblewrap", network=False)
+    (problem,) = refused.value.problems
+    assert str(problem).startswith(f"{folder}/{link}:1:1: task odd cannot be played: only links to files in ")
+
+
+def test_a_link_to_a_file_beside_it_is_that_file(tmp_path: Path) -> None:
+    folder = task(tmp_path / "task", dockerfile="FROM debian\nCOPY data /app\n", others={"environment/data/a": "a"})
+    (folder / "environment/data/b").symlink_to("../given.txt")
+    (row,) = read_tasks(folder, "bubblewrap", network=False).rows
+    files = {file["to"]: base64.b64decode(file["base64"]) for file in row["files"]}
+    assert files == {"/app/a": b"a", "/app/b": b"given\n"}
+
+
+def test_a_dockerignore_refuses_the_copy_of_a_folder(tmp_path: Path) -> None:
+    others = {"environment/.dockerignore": "*.log\n"}
+    assert read_tasks(task(tmp_path / "file", others=others), "bubblewrap", network=False).rows
+    folder = task(tmp_path / "all", dockerfile="FROM debian\nCOPY . /app\n", others=others)
+    with pytest.raises(SpecError, match=r"Dockerfile:2:1: .*`COPY \.` of a folder with a \.dockerignore"):
+        read_tasks(folder, "bubblewrap", network=False)
+
+
+STANDS_IN = "the default sandbox stands in for the image debian:bookworm-slim"
+
+
+@pytest.mark.parametrize(
+    ("toml", "dockerfile", "others", "note"),
+    [
+        (
+            TOML + "build_timeout_sec = 60.0\n",
+            DOCKERFILE,
+            {},
+            "`environment.build_timeout_sec` is of no effect: no image",
+        ),
+        (TOML + "gpu_types = ['H100']\n", DOCKERFILE, {}, "`environment.gpu_types` is of no effect where no GPU"),
+        ("artifacts = ['/app/out']\n" + TOML, DOCKERFILE, {}, "`artifacts` is not collected; `artifacts` of the spec"),
+        (
+            "multi_step_reward_strategy = 'mean'\n" + TOML,
+            DOCKERFILE,
+            {},
+            "`multi_step_reward_strategy` is of effect for",
+        ),
+        (
+            TOML + "memory_bm = 1\n",
+            DOCKERFILE,
+            {},
+            "`environment.memory_bm` is no key of the format, and of no effect; did you mean `memory_mb`?",
+        ),
+        (TOML + "[extra]\na = 1\n", DOCKERFILE, {}, "`extra` is no key of the format, and of no effect"),
+        (TOML + "[solution]\nuser = 'a'\n", DOCKERFILE, {}, "`solution.user` is no key of the format"),
+        (TOML, DOCKERFILE + 'CMD ["nginx"]\n', {}, "`CMD` of environment/Dockerfile is not run, nor is it by Harbor"),
+        (TOML, DOCKERFILE + "EXPOSE 80\n", {}, "`EXPOSE` of environment/Dockerfile is of no effect"),
+        (TOML, DOCKERFILE, {"notes.md": ""}, "of no effect, as no part of the format: notes.md"),
+        (
+            TOML,
+            DOCKERFILE,
+            {"tests/Dockerfile": "FROM debian"},
+            "tests/Dockerfile is not built: tests run in the agent's",
+        ),
+        (
+            TOML.replace("600.0", "90.0"),
+            DOCKERFILE,
+            {},
+            "`agent.timeout_sec` is 90, but `agent.timeout` of the spec is 600, and that counts: --set agent.",
+        ),
+    ],
+)
+def test_what_changes_nothing_is_said_in_a_line_for_all_tasks(
+    tmp_path: Path, toml: str, dockerfile: str, others: dict[str, str], note: str
+) -> None:
+    for name in "abcde":
+        task(tmp_path / name, toml, dockerfile, others=others)
+    tasks = read_tasks(tmp_path, "bubblewrap", network=False, agent_timeout=600)
+    assert [row["name"] for row in tasks.rows] == list("abcde")
+    first, second = sorted(tasks.notes, key=lambda said: STANDS_IN in said)
+    assert first.startswith(f"a, b, c and 2 more: {note}")
+    assert second == f"a, b, c and 2 more: {STANDS_IN}"
+
+
+def test_validate_says_all_that_a_run_says(tmp_path: Path) -> None:
+    task(tmp_path / "a", TOML + "build_timeout_sec = 60.0\n")
+    task(tmp_path / "b", TOML.replace("600.0", "900.0"))
+    task(tmp_path / "c", TOML + "gpus = 1\n")
+    sets = ("evaluate.agent.timeout=300",)
+    problems, warnings = check_spec(load_spec(f"harbor:{tmp_path}", overrides=parse_extra_args((), sets)))
+    assert problems == []
+    expected = [
+        "a, b: the default sandbox stands in for the image debian",
+        "a: `agent.timeout_sec` is 600, but `agent.timeout` of the spec is 300, and that counts",
+        "a: `environment.build_timeout_sec` is of no effect",
+        "b: `agent.timeout_sec` is 900, but `agent.timeout` of the spec is 300, and that counts",
+        f"left out: {tmp_path}/c/task.toml:12:1: task c cannot be played: `environment.gpus`",
+    ]
+    assert len(warnings) == len(expected)
+    for warning, begin in zip(warnings, expected, strict=True):
+        assert str(warning).startswith(f"{tmp_path}: {begin}")
+
+
+def test_a_task_with_all_that_is_played_needs_no_words(tmp_path: Path) -> None:
+    toml = """\
+schema_version = "1.4"
+source = "here"
+[task]
+name = "a/b"
+[metadata]
+anything = "goes"
+[agent]
+timeout_sec = 600
+network_mode = "no-network"
+[verifier]
+timeout_sec = 60
+environment_mode = "shared"
+env = { WANTED = "42" }
+[environment]
+os = "Linux"
+cpus = 1
+gpus = 0
+memory = "512M"
+storage = "2G"
+mcp_servers = []
+workdir = "/app"
+network_mode = "no-network"
+env = { A = "b" }
+[solution]
+env = { C = "d" }
+"""
+    folder = task(tmp_path / "task", toml, None, others={"README.md": "", ".gitignore": ""})
+    tasks = read_tasks(folder, "bubblewrap", network=False, agent_timeout=600)
+    assert tasks.notes == []
+    (row,) = tasks.rows
+    assert (row["memory"], row["disk"], row["cpu"]) == (512 * 2**20, 2 * 2**30, 1)
+
+
+ALLOWS = "network_mode = 'allowlist'\nallowed_hosts = ['pypi.org', '*.a.org']\n"
+
+
+@pytest.mark.parametrize("table", ["environment", "agent", "verifier"])
+@pytest.mark.parametrize(
+    ("rule", "network", "refused", "note"),
+    [
+        ("network_mode = 'no-network'\n", False, None, None),
+        ("network_mode = 'no-network'\n", True, "the task may reach no host, and", None),
+        ("network_mode = 'no-network'\n", ["pypi.org"], "--set sandbox.network=false", None),
+        ("network_mode = 'public'\n", True, None, None),
+        ("network_mode = 'public'\n", ["pypi.org"], None, "any host, and `sandbox.network` does not: --set sandbox."),
+        ("network_mode = 'public'\n", False, None, "--set sandbox.network=true"),
+        (ALLOWS, True, '--set \'sandbox.network=["pypi.org", "*.a.org"]\'', None),
+        (ALLOWS, ["pypi.org", "*.a.org"], None, None),
+        (ALLOWS, ["PyPI.org", "b.a.org"], None, "lets the task reach pypi.org, *.a.org, and"),
+        (ALLOWS, ["pypi.org", "b.org"], "the task may reach pypi.org, *.a.org, and `sandbox.network` gives more", None),
+        (ALLOWS, False, None, "lets the task reach pypi.org, *.a.org, and `sandbox.network` does not"),
+    ],
+)
+def test_each_table_of_a_task_may_bound_the_network(
+    tmp_path: Path, table: str, rule: str, network: bool | Sequence[str], refused: str | None, note: str | None
+) -> None:
+    folder = task(tmp_path / "task", TOML.replace(f"[{table}]\n", f"[{table}]\n{rule}"))
+    if refused is not None:
+        with pytest.raises(SpecError) as raised:
+            read_tasks(folder, "bubblewrap", network=network, agent_timeout=600)
+        (problem,) = raised.value.problems
+        assert f"`{table}.network_mode`: " in problem.message
+        assert refused in problem.message
+        return
+    notes = read_tasks(folder, "bubblewrap", network=network, agent_timeout=600).notes
+    assert [said for said in notes if STANDS_IN not in said] == [said for said in notes if note and note in said]
+    assert len(notes) == (1 if note is None else 2)
 
 
 def test_tasks_that_cannot_be_played_are_left_out_and_named(tmp_path: Path) -> None:
@@ -178,6 +459,9 @@ def test_a_backend_with_images_has_the_tasks_own(tmp_path: Path) -> None:
     built = task(tmp_path / "built", TOML + "docker_image = 'a/b:1'\n", "FROM scratch\nUSER x\n")
     (row,) = read_tasks(built, "docker", network=False).rows
     assert (row["image"], row["setup"], row["files"]) == ("a/b:1", [], [])
+    (built / "environment/Dockerfile").write_text("FROM scratch\nCMD serve\nENTRYPOINT serve\n")
+    with pytest.raises(SpecError, match=r"Dockerfile:3:1: .*`ENTRYPOINT` is not run"):
+        read_tasks(built, "docker", network=False)
     (row,) = read_tasks(task(tmp_path / "plain"), "docker", network=False).rows
     assert (row["image"], row["workdir"]) == ("debian:bookworm-slim", "/app")
 
@@ -185,7 +469,7 @@ def test_a_backend_with_images_has_the_tasks_own(tmp_path: Path) -> None:
 def test_a_task_without_network_is_refused_where_the_sandbox_has_one(tmp_path: Path) -> None:
     closed = task(tmp_path / "closed", TOML + "allow_internet = false\n")
     assert read_tasks(closed, "bubblewrap", network=False).rows
-    with pytest.raises(SpecError, match=r"task.toml:12:1: .*the task has no network"):
+    with pytest.raises(SpecError, match=r"task.toml:12:1: .*`environment.allow_internet`: the task may reach no host"):
         read_tasks(closed, "bubblewrap", network=True)
 
 
@@ -194,3 +478,32 @@ def test_a_folder_without_tasks_is_the_users_mistake(tmp_path: Path) -> None:
         read_tasks(tmp_path, "bubblewrap", network=False)
     with pytest.raises(UserError, match="there is no folder"):
         load_spec(f"harbor:{tmp_path}/nowhere")
+
+
+def example(page: str, begin: str) -> str:
+    """The block of YAML in a page of the docs that has a line."""
+    text = (Path(__file__).parents[2] / "docs" / page).read_text("utf-8")
+    (block,) = [
+        block for block in re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) if begin in block
+    ]
+    return str(block)
+
+
+async def test_the_docs_spec_of_task_folders_plays_those_it_chooses(tmp_path: Path) -> None:
+    for name, category in {"a": "files", "b": "files", "c": "files", "d": "networks"}.items():
+        task(tmp_path / "tasks" / name, TOML + f"[metadata]\ncategory = '{category}'\n")
+    (tmp_path / "spec.yaml").write_text(example("spec.md", "{harbor: tasks"))
+    played_lines = await all_played(str(tmp_path / "spec.yaml"), tmp_path / "run")
+    assert [(line["score"], line["row_key"] in "abc") for line in played_lines] == [(1.0, True)], "a quarter of three"
+
+
+@pytest.mark.parametrize(
+    ("command", "value", "alone"), [(None, 1.0, 1.0), ("echo 8 34 > answer.txt", 1.0, 0.0), ("true", 0.0, 0.0)]
+)
+async def test_the_docs_spec_of_reward_file_scores(
+    tmp_path: Path, command: str | None, value: float, alone: float
+) -> None:
+    (tmp_path / "spec.yaml").write_text(example("rewards.md", "fn: reward_file"))
+    played_lines = await all_played(str(tmp_path / "spec.yaml"), tmp_path / "run", command)
+    assert [line["rewards"]["checked"]["value"] for line in played_lines] == [value] * 2
+    assert [line["rewards"]["checked"]["metrics"] for line in played_lines] == [{"right": value, "alone": alone}] * 2

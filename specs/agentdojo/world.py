@@ -37,10 +37,11 @@ def environment(suite: str) -> Any:
 
 def tasks(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
     """The user tasks, each with the calls and words that solve it."""
+    own = suites()
     from agentdojo.agent_pipeline.agent_pipeline import load_system_message
 
     system = load_system_message(None)
-    for name, suite in suites().items():
+    for name, suite in own.items():
         for identity, task in suite.user_tasks.items():
             before = task.init_environment(copy.deepcopy(environment(name)))
             calls = [{"name": call.function, "args": dict(call.args)} for call in task.ground_truth(before)]

@@ -1,5 +1,6 @@
 """AgentDojo's user tasks: which there are, one task's environment with its tools, and the original's check of it."""
 
+import contextlib
 import copy
 import json
 from collections.abc import Iterator
@@ -7,6 +8,11 @@ from functools import cache
 from typing import Any
 
 from hermes_rl import UserError
+
+with contextlib.suppress(ImportError):
+    # Its modules import each other in a circle, which only this entrance gets through: worlds are carried to other
+    # processes, which would enter by the module of an environment's class.
+    import agentdojo.task_suite.load_suites  # noqa: F401
 
 VERSION = "v1.2.2"
 MOST_STEPS = 14
@@ -31,10 +37,11 @@ def environment(suite: str) -> Any:
 
 def tasks(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
     """The user tasks, each with the calls and words that solve it."""
+    own = suites()
     from agentdojo.agent_pipeline.agent_pipeline import load_system_message
 
     system = load_system_message(None)
-    for name, suite in suites().items():
+    for name, suite in own.items():
         for identity, task in suite.user_tasks.items():
             before = task.init_environment(copy.deepcopy(environment(name)))
             calls = [{"name": call.function, "args": dict(call.args)} for call in task.ground_truth(before)]

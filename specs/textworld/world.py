@@ -1,5 +1,6 @@
 """TextWorld's games: which there are, and one of them as the world that answers the agent."""
 
+import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
@@ -42,14 +43,16 @@ def compiled(item: dict[str, Any]) -> Path:
 
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hermes-rl" / "textworld-1.7"
     file = folder / f"{item['id']}.z8"
-    if not file.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as own:
-            game, options = made(item)
-            options.path = str(Path(own) / "game.z8")
-            compile_game(game, options)
-            Path(own, "game.json").replace(file.with_suffix(".json"))
-            Path(own, "game.z8").replace(file)
+    folder.mkdir(parents=True, exist_ok=True)
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the rollouts of a group begin at once, each in a process of its own
+        if not file.exists():
+            with tempfile.TemporaryDirectory(dir=folder) as own:
+                game, options = made(item)
+                options.path = str(Path(own) / "game.z8")
+                compile_game(game, options)
+                Path(own, "game.json").replace(file.with_suffix(".json"))
+                Path(own, "game.z8").replace(file)
     return file
 
 

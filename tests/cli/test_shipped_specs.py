@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import io
+import sys
 from pathlib import Path
 
 import pytest
 
+from hermes_rl import UserError
 from hermes_rl.cli.listing import listed
+from hermes_rl.data.load import load_rows
 from hermes_rl.runs.deep import examine
 from hermes_rl.runs.evaluate import run_evaluate
 from hermes_rl.runs.opening import Launch
@@ -38,6 +41,14 @@ def test_a_spec_that_needs_a_package_says_which_and_is_in_the_table(name: str) -
     path = shipped_specs()[name].relative_to(Path(__file__).parents[2])
     assert f"| [{name}](../{path}) | {load_spec(name, demo=True).description} |" in TABLE
     assert "pip install" in (load_spec(name, demo=True).description or "")
+
+
+@pytest.mark.parametrize("name", PORTS)
+def test_a_spec_without_its_package_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = {"bfcl": "bfcl_eval"}.get(name, name.replace("-", "_"))
+    monkeypatch.setitem(sys.modules, module, None)  # an import of it fails, whether it is installed or not
+    with pytest.raises(UserError, match="pip install"):
+        load_rows(load_spec(name, demo=True), "eval", notify=print)
 
 
 @pytest.mark.parametrize("name", SPECS)

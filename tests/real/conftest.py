@@ -29,6 +29,7 @@ from tests.real.docker_registry import registry_version
 from tests.real.environments import (
     HERE,
     agent_versions,
+    agentdojo_python,
     agentlightning_python,
     axe_version,
     bfcl_python,
@@ -90,9 +91,12 @@ VERSIONS = {
     ),
     "MCP servers of npm: everything, filesystem, playwright": npm_versions,
     "agent programs: the recipes": agent_versions,
-    "reasoning-gym, TextWorld, TextArena, BFCL": lambda: ", ".join(
-        version_in(bfcl_python() if name == "bfcl-eval" else ports_python(), name)
-        for name in ("reasoning-gym", "textworld", "textarena", "bfcl-eval")
+    "reasoning-gym, TextWorld, TextArena, BFCL, AgentDojo": lambda: ", ".join(
+        (
+            *(version_in(ports_python(), name) for name in ("reasoning-gym", "textworld", "textarena")),
+            version_in(bfcl_python(), "bfcl-eval"),
+            version_in(agentdojo_python(), "agentdojo"),
+        )
     ),
 }
 """Components, as the test modules' `COMPONENT` names them, and how to find out which version was played with."""

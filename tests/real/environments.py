@@ -308,6 +308,11 @@ def bfcl_python() -> Path:
     return python_of("bfcl", upon=ports_python(), whole=True)
 
 
+def agentdojo_python() -> Path:
+    """Return the Python of an environment with AgentDojo, beside what the other ports have."""
+    return python_of("agentdojo", upon=ports_python())
+
+
 def build_all() -> None:
     """Build whatever is not there yet, two at a time: the environments, and the files that tests take from packages."""
     own = [vllm_python, trl_python]  # which others stand on

@@ -2,17 +2,20 @@
 
     python port_trajectories.py NAME
 
-Prints a JSON object: `gold`, how many solutions score 1 and of how many; `trajectories`; and `differ`, those whose
-scores are not the same, with both.
+Prints a JSON object: `tasks`, how many rows the spec has; `gold`, how many solutions score 1 and of how many;
+`trajectories`; `full`, how many of them score 1; `differ`, those whose scores are not the same, with both; `rows`, of
+how many rows more than the solution is played; `kinds` of trajectories; `lines` of the port, of YAML and of Python, and
+those of the original's modules that it `replaced`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -22,8 +25,8 @@ from hermes_rl.data.rows import Row
 
 ROOT = Path(__file__).resolve().parents[2]
 AT_A_TIME = 8
-EVERY = int(os.environ.get("PORTS_EVERY", "40"))
-"""Of the rows with many trajectories each, one of so many is played; 1 plays all."""
+EVERY = {"bfcl": 40, "agentdojo": 12}
+"""Of the rows with many trajectories each, one of so many is played; PORTS_EVERY=1 plays all."""
 Calls = list[dict[str, Any]]
 """What a turn calls: `name` and `args`, which may be a text that stands in the place of the JSON."""
 Script = list[Any]
@@ -152,54 +155,61 @@ def conversations(gold: Script, other: Script, offered: Sequence[str]) -> Iterat
     def changed(at: int, calls: Calls) -> Script:
         return [*gold[:at], *([calls] if calls else []), *gold[at + 1 :]]
 
-    yield "gold", gold
     yield "nothing", words
     yield "wrong words", ["I cannot do that." if isinstance(said, str) else said for said in gold]
     yield "one turn short", gold[:-1]
-    yield "of another row", other
+    yield "another row's", other
     yield (
         "one call a step",
         [step for said in gold for step in ([[c] for c in said] if isinstance(said, list) else [said])],
     )
     yield "reversed", [said[::-1] if isinstance(said, list) else said for said in gold]
-    yield "each twice", [said * 2 if isinstance(said, list) else said for said in gold]
+    yield "each call twice", [said * 2 if isinstance(said, list) else said for said in gold]
     yield "all in the first turn", [[gold[at][n] for at, n in places], *words]
-    yield "an unknown function", [[{"name": "no_such_tool", "args": {}}], *gold]
-    yield "more steps than a turn may have", [*[[{"name": "no_such_tool", "args": {}}]] * 21, *gold]
+    yield "an unknown function", [UNKNOWN, *gold]
+    yield "too many steps", [*[UNKNOWN] * 21, *gold]
     yield "a call without arguments", [[{"name": offered[0], "args": {}}], *gold]
     for at, n in {places[0], places[-1], places[len(places) // 2]}:
         call = gold[at][n]
         rest = [*gold[at][:n], *gold[at][n + 1 :]]
-        yield f"without call {at}.{n}", changed(at, rest)
-        yield f"call {at}.{n} twice", changed(at, [*gold[at], call])
-        for key, value in call["args"].items():
-            others = (("wrong", "wrong"), ("another", value + 1 if isinstance(value, int) else f"{value}x"))
-            for kind, wrong in (*others, ("JSON text", json.dumps(value)), ("a list", [value])):
-                bad = {**call, "args": {**call["args"], key: wrong}}
-                yield f"{kind} for {key} in {at}.{n}", changed(at, [*gold[at][:n], bad, *gold[at][n + 1 :]])
-        yield f"one more argument in {at}.{n}", changed(at, [*rest, {**call, "args": {**call["args"], "no_such": 1}}])
+        yield "a call missing", changed(at, rest)
+        yield "a call twice", changed(at, [*gold[at], call])
+        for kind, bad in changed_calls(call):
+            yield kind, changed(at, [*gold[at][:n], bad, *gold[at][n + 1 :]])
+        yield "one more argument", changed(at, [*rest, {**call, "args": {**call["args"], "no_such": 1}}])
 
 
 def tasks_done(gold: Script, other: Script) -> Iterator[tuple[str, Script]]:
     """Kinds of trajectories of a task that ends with the agent's first words."""
     *steps, words = gold
-    yield "gold", gold
+    calls = [call for step in steps for call in step]
     yield "nothing", [words]
     yield "wrong words", [*steps, "I cannot do that."]
-    yield "in one step", [[call for step in steps for call in step], words] if steps else [words]
+    yield "in one step", [*([calls] if calls else []), words]
     yield "reversed", [*steps[::-1], words]
-    yield "of another row", other
-    yield "an unknown function", [[{"name": "no_such_tool", "args": {}}], [c for s in steps for c in s] or words, words]
+    yield "another row's", other
+    yield "another row's calls too", [*steps, *other[:-1], words]
+    yield "an unknown function", [UNKNOWN, *([calls] if calls else []), words]
+    for least in (15, 16, 17):  # the original makes 15 steps
+        yield "too many steps", [*[UNKNOWN] * (least - len(steps)), *steps, words]
     for at, step in enumerate(steps):
         if len(steps) > 5 and 1 < at < len(steps) - 2:
             continue
-        yield f"without step {at}", [*steps[:at], *steps[at + 1 :], words]
-        if len(steps) < 14:
-            yield f"step {at} twice", [*steps[: at + 1], *steps[at:], words]
-        for key, value in step[0]["args"].items():
-            for kind, wrong in (("wrong", "wrong"), ("JSON text", json.dumps(value)), ("list", [value])):
-                bad = {**step[0], "args": {**step[0]["args"], key: wrong}}
-                yield f"{kind} for {key} in {at}", [*steps[:at], [bad, *step[1:]], *steps[at + 1 :], words]
+        yield "a call missing", [*steps[:at], *steps[at + 1 :], words]
+        yield "a call twice", [*steps[: at + 1], *steps[at:], words]
+        for kind, bad in changed_calls(step[0]):
+            yield kind, [*steps[:at], [bad, *step[1:]], *steps[at + 1 :], words]
+
+
+UNKNOWN: Calls = [{"name": "no_such_tool", "args": {}}]
+
+
+def changed_calls(call: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A call with one of its arguments written differently."""
+    for key, value in call["args"].items():
+        others = (("a wrong argument", "wrong"), ("a near argument", value + 1 if type(value) is int else f"{value}x"))
+        for kind, wrong in (*others, ("an argument as JSON text", json.dumps(value)), ("as a list", [value])):
+            yield kind, {**call, "args": {**call["args"], key: wrong}}
 
 
 def said_in(turns: Sequence[dict[str, Any]]) -> Script:
@@ -224,32 +234,46 @@ def variants(row: Row, others: Sequence[Row]) -> Iterator[tuple[str, Script]]:
     yield "another one's", [f"<answer>{others[0].columns['answer']}</answer>"]
 
 
-PORTS: dict[str, tuple[Callable[[Row, Script], float], int]] = {
-    "reasoning-gym": (reasoning_gym, 98),
-    "textworld": (textworld, 32),
-    "textarena": (textarena, 75),
-    "bfcl": (bfcl, 800),
-    "agentdojo": (agentdojo, 97),
+PORTS: dict[str, tuple[Callable[[Row, Script], float], int, Sequence[str]]] = {
+    "reasoning-gym": (reasoning_gym, 98, ()),
+    "textworld": (textworld, 32, ()),
+    "textarena": (textarena, 75, ()),
+    "bfcl": (
+        bfcl,
+        800,
+        [
+            "bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker",
+            "bfcl_eval.eval_checker.multi_turn_eval.multi_turn_utils",
+            "bfcl_eval.model_handler.base_handler",
+        ],
+    ),
+    "agentdojo": (agentdojo, 97, ["agentdojo.task_suite.task_suite", "agentdojo.agent_pipeline.tool_execution"]),
 }
-"""The original, and how many rows are played."""
+"""The original, how many rows are played, and its modules of which the port takes the place."""
+
+
+def code_lines(files: Iterable[Path]) -> int:
+    """How many lines there are, without blank ones and those that are comments."""
+    lines = [line.strip() for file in files for line in file.read_text("utf-8").splitlines()]
+    return sum(bool(line) and not line.startswith("#") for line in lines)
 
 
 def trajectories(name: str, rows: Sequence[Row]) -> Iterator[tuple[Row, str, Script]]:
+    made: Iterable[tuple[str, Script]]
     solutions = {"textworld": "walkthrough", "textarena": "moves"}
+    every = int(os.environ.get("PORTS_EVERY", EVERY.get(name, 1)))
     for number, row in enumerate(rows):
         other = rows[number - 1]
         if name == "reasoning-gym":
             made = variants(row, [other])
         elif name == "bfcl":
-            if number % EVERY:
-                continue
             gold, another = (said_in(each.columns["gold"]) for each in (row, other))
-            made = conversations(gold, another, row.columns["says"][0]["tools"])
+            yield row, "gold", gold
+            made = () if number % every else conversations(gold, another, row.columns["says"][0]["tools"])
         elif name == "agentdojo":
-            if number % 9:
-                continue
             gold, another = (said_in(each.columns["gold"]) for each in (row, other))
-            made = tasks_done(gold, another)
+            yield row, "gold", gold
+            made = () if number % every else tasks_done(gold, another)
         else:
             key = solutions[name]
             gold, another = ([turn["say"] for turn in each.columns[key]] for each in (row, other))
@@ -274,12 +298,14 @@ async def played(env: Any, row: Row, script: Script) -> Rollout:
         numbered = [{"id": f"c{n}", "type": "function", "function": call} for n, call in enumerate(calls)]
         return {"role": "assistant", "content": None, "tool_calls": numbered}
 
-    return await env.play(row, Policy.chat(chat), sampling={"max_turns": len(script)})
+    most = min(len(script), env.spec.agent.max_turns)  # a script may end before its conversation does
+    return await env.play(row, Policy.chat(chat), sampling={"max_turns": most})
 
 
 async def main(name: str) -> None:
-    original, number = PORTS[name]
-    async with open_env(str(ROOT / "specs" / name / f"{name}.yaml")) as env:
+    original, number, modules = PORTS[name]
+    folder = ROOT / "specs" / name
+    async with open_env(str(folder / f"{name}.yaml")) as env:
         rows = list(islice(env.rows("eval" if name in ("bfcl", "agentdojo") else "train"), number))
         made, free = list(trajectories(name, rows)), asyncio.Semaphore(AT_A_TIME)
 
@@ -289,15 +315,26 @@ async def main(name: str) -> None:
             return f"{rollout.ending}: {rollout.error}" if rollout.score is None else rollout.score
 
         scores = await asyncio.gather(*(score(row, script) for row, _, script in made))
+        tasks = env.spec.dataset.limit
     differ, gold = [], []
     for (row, kind, script), ours in zip(made, scores, strict=True):
-        theirs = original(row, script)
+        theirs = original(row, script) if isinstance(ours, float) else None
         if kind == "gold":
             gold.append(theirs == 1)
         if ours != theirs:
             differ.append([row.key, kind, ours, theirs])
-    full = sum(ours == 1 for ours in scores)
-    print(json.dumps({"gold": [sum(gold), len(gold)], "trajectories": len(made), "full": full, "differ": differ}))
+    found = {
+        "tasks": tasks,
+        "gold": [sum(gold), len(gold)],
+        "trajectories": len(made),
+        "full": sum(ours == 1 for ours in scores),
+        "differ": differ,
+        "rows": len({row.key for row, kind, _ in made if kind != "gold"}),
+        "kinds": list(dict.fromkeys(kind for _, kind, _ in made)),
+        "lines": [code_lines([folder / f"{name}.yaml"]), code_lines(folder.glob("*.py"))],
+        "replaced": code_lines(Path(str(importlib.import_module(module).__file__)) for module in modules),
+    }
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -45,12 +45,10 @@ def write(file: Path, rows: Mapping[str, str]) -> None:
 
 
 def write_row(file: Path, row: str) -> None:
-    """Put a row into the table of a page; one that begins with the same cell goes."""
-    text, name = file.read_text("utf-8"), row.split(" | ")[0]
-    lines = [line for line in text.splitlines() if not line.startswith(f"{name} | ")]
-    head = next(
-        number for number, line in enumerate(lines) if line.startswith("|---") and line.count("|") == row.count("|")
-    )
+    """Put a row into the table of a page with as many columns; a row that begins with the same cell goes."""
+    text, name, columns = file.read_text("utf-8"), row.split(" | ")[0], row.count("|")
+    lines = [line for line in text.splitlines() if not (line.startswith(f"{name} | ") and line.count("|") == columns)]
+    head = next(number for number, line in enumerate(lines) if line.startswith("|---") and line.count("|") == columns)
     end = next(number for number in range(head, len(lines)) if not lines[number].startswith("|"))
     rows = sorted([*lines[head + 1 : end], row])
     file.write_text("\n".join([*lines[: head + 1], *rows, *lines[end:]]) + "\n", "utf-8")

@@ -561,7 +561,8 @@ class CompiledSpec:
             return UserOfCode(ask, where, runtime.toolkit.names, max_turns=user.max_turns, opens=user.opens)
         if user.says is not None:
             return FixedWords(self._words(key.row), "user.says", runtime.toolkit.names, opens=user.opens)
-        toolkit = self._user_tooling.toolkit(key.group, runtime.state)
+        apart = self.spec.state is not None and self.spec.state.process
+        toolkit = self._user_tooling.toolkit(key.group, self._sample_state(key.row) if apart else runtime.state)
         return SimulatedUser(
             self.roles[user.server],
             content_of(user.system, key.row, "user.system") if user.system is not None else None,

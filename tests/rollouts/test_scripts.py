@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from hermes_rl import open_env
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
@@ -59,9 +61,11 @@ servers: {policy: {type: scripted}, user: {type: scripted}}
 """
 
 
-async def test_a_scripted_user_calls_its_tools_before_it_speaks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", ["door.py:Door", '{python: "door.py:Door", process: true}'])
+async def test_a_scripted_user_calls_its_tools_before_it_speaks(state: str, tmp_path: Path) -> None:
     (tmp_path / "door.py").write_text(DOOR)
-    async with open_env(parse_spec(TOGETHER, folder=tmp_path)) as env:
+    text = TOGETHER.replace("state: door.py:Door", f"state: {state}")
+    async with open_env(parse_spec(text, folder=tmp_path)) as env:
         rollout = await env.play(env.rows()[0])
     assert (rollout.score, rollout.ending) == (1.0, Ending.USER_STOP)
     assert rollout.result is not None

@@ -432,9 +432,8 @@ class CompiledSpec:
         config = self._sandbox_of(key.row)
         await self._open(config)
         process = await self._process(key.row)
-        apart = self.spec.state is not None and self.spec.state.process
-        state = process if apart else self._state(key.row)
-        toolkit = self.tooling.toolkit(key.group, self._sample_state(key.row) if apart else state)
+        state = process if self.spec.state_apart else self._state(key.row)
+        toolkit = self.tooling.toolkit(key.group, self._described_by(key.row, state))
         for role in self.roles.values():
             role.live_here()
         name = free_task_id(key.id)
@@ -471,15 +470,17 @@ class CompiledSpec:
 
     async def _process(self, row: Row) -> RolloutProcess | None:
         """Begin the process of a rollout's own, where the spec wants one."""
-        state = self.spec.state if self.spec.state is not None and self.spec.state.process else None
+        state = self.spec.state if self.spec.state_apart else None
         tools = (*self.spec.tools, *(self.spec.user.tools if self.spec.user else ()))
         if state is None and not any(tool.process for tool in tools):
             return None
         code = None if state is None else Code.of(state.python)
         return await RolloutProcess.start(code, dict(row.columns), f"{state and state.python} (row {row.key})")
 
-    def _sample_state(self, row: Row) -> Any:
-        """Return a state by which to describe tools, where those of rollouts live elsewhere."""
+    def _described_by(self, row: Row, state: Any) -> Any:
+        """Return the state by which tools are described: the rollout's own, or a sample where that lives elsewhere."""
+        if not self.spec.state_apart:
+            return state
         if self._sample is None:
             self._sample = self._state(row)
         return self._sample
@@ -561,8 +562,7 @@ class CompiledSpec:
             return UserOfCode(ask, where, runtime.toolkit.names, max_turns=user.max_turns, opens=user.opens)
         if user.says is not None:
             return FixedWords(self._words(key.row), "user.says", runtime.toolkit.names, opens=user.opens)
-        apart = self.spec.state is not None and self.spec.state.process
-        toolkit = self._user_tooling.toolkit(key.group, self._sample_state(key.row) if apart else runtime.state)
+        toolkit = self._user_tooling.toolkit(key.group, self._described_by(key.row, runtime.state))
         return SimulatedUser(
             self.roles[user.server],
             content_of(user.system, key.row, "user.system") if user.system is not None else None,
@@ -574,7 +574,7 @@ class CompiledSpec:
         )
 
     def _question(self, member: str) -> Tool:
-        return state_question(member, apart=self.spec.state is not None and self.spec.state.process)
+        return state_question(member, apart=self.spec.state_apart)
 
     def _words(self, row: Row) -> list[Any]:
         """Return the fixed words of the user, rendered for a row."""
@@ -682,7 +682,7 @@ def _roles(spec: Spec, environ: Mapping[str, str]) -> dict[str, ModelClient]:
 def _function(spec: Spec, name: str, reward: Reward) -> RewardFunction:
     found = find_reward(name, reward.fn, [other for other in spec.rewards if other != name])
     function = replace(found, code=found.code if reward.process else None, timeout=reward.timeout)
-    if function.code is None and "state" in function.parameters and spec.state is not None and spec.state.process:
+    if function.code is None and "state" in function.parameters and spec.state_apart:
         raise UserError(f"rewards.{name}: it names `state`, which is in a process, so it cannot run in the runner")
     return function
 

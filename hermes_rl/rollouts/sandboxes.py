@@ -487,8 +487,8 @@ class Tooling:
         """Return the tools of a rollout: those of its group, and those of its own state object."""
         shared = self.shared(group)
         entries = [(tool.state, tool.schemas, tool.arguments) for tool in self._entries if tool.state is not None]
-        apart = self.spec.state is not None and self.spec.state.process
-        own = [tool for entry in entries for tool in (process_tools if apart else tools_of_state)(state, *entry)]
+        made = process_tools if self.spec.state_apart else tools_of_state
+        own = [tool for entry in entries for tool in made(state, *entry)]
         return Toolkit([*shared.tools, *own]) if own else shared
 
     def shared(self, group: str) -> Toolkit:

@@ -957,6 +957,11 @@ class Spec(Section):
         return self._origin.root.mark.source.name
 
     @property
+    def state_apart(self) -> bool:
+        """Whether the state of a rollout lives in a process of the rollout's own."""
+        return self.state is not None and self.state.process
+
+    @property
     def tool_timeout(self) -> float:
         """Seconds per tool call: the agent's own, else 300, or the sandbox's where that is longer."""
         own = self.agent.tool_timeout or max(TOOL_TIMEOUT, self.sandbox.timeout)

@@ -98,11 +98,12 @@ async def checked_arguments(raw: object, tool: Tool, *, repair: bool = False) ->
     only read.
     """
     schema, repair = tool.parameters, repair or tool.arguments == "repair"
+    short = not isinstance(raw, str) or len(raw) <= SHORT
     if tool.arguments == "strict":
-        return await one_at_a_time(lambda: read_arguments(raw))
+        return read_arguments(raw) if short else await one_at_a_time(lambda: read_arguments(raw))
     if tool.has_patterns:
         return await _checked_apart(raw if isinstance(raw, str) else json.dumps(raw, default=str), schema, repair)
-    if not isinstance(raw, str) or len(raw) <= SHORT:
+    if short:
         with contextlib.suppress(_TooManyStepsError):
             return _checked(read_arguments(raw), schema, FEW_STEPS, repair)
     return await one_at_a_time(lambda: check_arguments(read_arguments(raw), schema, repair=repair))

@@ -228,6 +228,10 @@ CALL_TIMEOUT: ContextVar[float | None] = ContextVar("CALL_TIMEOUT", default=None
 """Seconds that the call now running may take, so that a tool can end its own work in time and say so."""
 
 
+ArgumentRule = Literal["strict", "repair"]
+"""What becomes of arguments: `strict` ones are handed on as sent, `repair` converts them to the schema."""
+
+
 class Tool(ABC):
     """Something that the model can call. One object serves all rollouts: what differs is in the runtime."""
 
@@ -241,8 +245,8 @@ class Tool(ABC):
     """Acts on the world outside of the rollout's machine, so that its answers may be recorded and replayed."""
     timeout: float | None = None
     """Seconds for one call, where the tool has a bound of its own; the smaller of it and the spec's wins."""
-    arguments: Literal["strict", "repair"] | None = None
-    """What becomes of arguments: `strict` ones are handed on as sent, `repair` converts them to the schema."""
+    arguments: ArgumentRule | None = None
+    """A rule of its own; None: as the spec's agent says."""
 
     @property
     @abstractmethod

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean, load_object
 from hermes_rl.threads import Turns
-from hermes_rl.tools.base import DescribedTool, Tool, ToolInputError, ToolRuntime, as_json
+from hermes_rl.tools.base import ArgumentRule, DescribedTool, Tool, ToolInputError, ToolRuntime, as_json
 
 # ---------------------------------------------------- From a signature to a schema, and from arguments to values
 # Whatever pydantic can describe may be annotated: str, int, list, Optional, Literal, Enum, dataclasses, models, ….
@@ -129,7 +129,20 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What OpenAI's API takes as the name of a tool."""
 
 
-class PythonTool(DescribedTool):
+class CodeTool(DescribedTool):
+    """A tool whose schema is the signature of Python code."""
+
+    def __init__(self, code: Callable[..., Any], name: str) -> None:
+        self.signature = Signature.of(code, name)
+        super().__init__(name, self.signature.description, self.signature.parameters)
+        self._turns = Turns()
+
+    def values(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments as the annotated types, or as they were sent; raises `ToolInputError`."""
+        return args if self.arguments == "strict" else self.signature.values(args)
+
+
+class PythonTool(CodeTool):
     """One function. The text that it returns is the answer; anything else is answered as JSON."""
 
     def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
@@ -137,16 +150,10 @@ class PythonTool(DescribedTool):
         name = name or str(getattr(function, "__name__", ""))
         if not NAME.fullmatch(name):
             raise UserError(f"{name!r} cannot be the name of a tool; use letters, digits, _ and -")
-        self.signature = Signature.of(function, name)
-        super().__init__(name, self.signature.description, self.signature.parameters)
-        self._turns = Turns()
+        super().__init__(function, name)
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         return answer_of(await call_function(self.function, self.values(args), self._turns))
-
-    def values(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments as the annotated types, or as they were sent."""
-        return args if self.arguments == "strict" else self.signature.values(args)
 
 
 def python_tool(function: Callable[..., Any] | str, name: str | None = None, base: Path | None = None) -> Tool:
@@ -175,23 +182,17 @@ def answer_of(result: Any) -> str:
 # the one tool; or a list of names of such methods. Without a name, all public methods of the state are tools.
 
 
-class StateTool(DescribedTool):
+class StateTool(CodeTool):
     """One method, looked up on `runtime.state` at each call. Not parallel: calls may depend on each other."""
 
     parallel = False
 
     def __init__(self, attribute: str | None, method: Callable[..., Any], name: str) -> None:
         self._attribute = attribute
-        self.signature = Signature.of(method, name)
-        super().__init__(name, self.signature.description, self.signature.parameters)
-        self._turns = Turns()
+        super().__init__(method, name)
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         return answer_of(await call_function(self.method_of(runtime.state), self.values(args), self._turns))
-
-    def values(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments as the annotated types, or as they were sent."""
-        return args if self.arguments == "strict" else self.signature.values(args)
 
     def method_of(self, state: object) -> Callable[..., Any]:
         """Return the method of this state."""
@@ -247,7 +248,7 @@ def state_tools(state: object, name: str | None = None) -> tuple[Tool, ...]:
 
 
 def tools_of_state(
-    state: object, name: str, schemas: str | None = None, arguments: Literal["strict", "repair"] | None = None
+    state: object, name: str, schemas: str | None = None, arguments: ArgumentRule | None = None
 ) -> tuple[Tool, ...]:
     """Return the tools of one entry `{state: NAME, schemas: …, arguments: …}`."""
     tools = state_tools(state, name) if schemas is None else described_tools(state, name, schemas)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from pydantic_core import to_jsonable_python
 
@@ -17,8 +17,17 @@ from hermes_rl.foreign.pool import POOL, EndedError, ForeignError, OwnProcess
 from hermes_rl.foreign.process import current_runner
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.plugins import Code
-from hermes_rl.tools.base import DescribedTool, Tool, ToolFailedError, ToolInputError, ToolRuntime, as_json, describe
-from hermes_rl.tools.python_tools import PythonTool, StateTool, answer_of, state_tools, tools_of_state
+from hermes_rl.tools.base import (
+    ArgumentRule,
+    DescribedTool,
+    Tool,
+    ToolFailedError,
+    ToolInputError,
+    ToolRuntime,
+    as_json,
+    describe,
+)
+from hermes_rl.tools.python_tools import PythonTool, StateTool, answer_of, tools_of_state
 
 HERE = "hermes_rl.tools.rollout_process"
 STATE = "state"
@@ -75,34 +84,32 @@ class RolloutProcess:
 class RolloutTool(DescribedTool):
     """A function of the spec, or a method of its state, that is called in the rollout's process."""
 
-    def __init__(self, tool: Tool, function: str, **arguments: Any) -> None:
+    def __init__(self, tool: Tool, function: str, **given: Any) -> None:
         super().__init__(tool.name, tool.description, tool.parameters)
         self.parallel, self.arguments = tool.parallel, tool.arguments
-        self._function, self._arguments = function, arguments
+        self._function, self._given = function, given
 
     @classmethod
-    def of_function(cls, reference: str, arguments: Literal["strict", "repair"] | None = None) -> RolloutTool:
+    def of_function(cls, reference: str, arguments: ArgumentRule | None = None) -> RolloutTool:
         """Return the tool of a function; what is wrong with it is told as `python_tool` does."""
         from hermes_rl.tools.python_tools import python_tool
 
         tool = python_tool(reference)
         tool.arguments = arguments
-        return cls(tool, "call_function", code=Code.of(reference), strict=arguments == "strict")
+        return cls(tool, "call_function", code=Code.of(reference), arguments=arguments)
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         process: RolloutProcess = runtime.process
-        return await process.answer(self.name, self._function, args=args, **self._arguments)
+        return await process.answer(self.name, self._function, args=args, **self._given)
 
 
-def process_tools(
-    state: object, name: str, schemas: str | None, arguments: Literal["strict", "repair"] | None
-) -> tuple[Tool, ...]:
+def process_tools(state: object, name: str, schemas: str | None, arguments: ArgumentRule | None) -> tuple[Tool, ...]:
     """Return the tools of an entry for a state of this class, called on that of the rollout's process."""
     own = tools_of_state(state, name, schemas, arguments)
     if schemas is not None:
         return tuple(RolloutTool(tool, "call_described", member=name, called=tool.name) for tool in own)
-    strict = arguments == "strict"
-    return tuple(RolloutTool(tool, "call_method", source=name, method=tool.name, strict=strict) for tool in own)
+    given = {"source": name, "arguments": arguments}
+    return tuple(RolloutTool(tool, "call_method", method=tool.name, **given) for tool in own)
 
 
 # ------------------------------------------------------------------------------------------ What runs in the process
@@ -123,18 +130,20 @@ async def call_described(member: str, called: str, args: dict[str, Any]) -> dict
     return await _answered(lambda: getattr(current_runner().objects[STATE], member)(called, args), answer_of)
 
 
-async def call_method(source: str | None, method: str, args: dict[str, Any], strict: bool) -> dict[str, str]:
+async def call_method(source: str, method: str, args: dict[str, Any], arguments: ArgumentRule | None) -> dict[str, str]:
     """Call a method of the state as a tool."""
-    tool = next(tool for tool in state_tools(current_runner().objects[STATE], source) if tool.name == method)
+    own = tools_of_state(current_runner().objects[STATE], source, arguments=arguments)
+    tool = next(tool for tool in own if tool.name == method)
     assert isinstance(tool, StateTool)
     called = tool.method_of(current_runner().objects[STATE])
-    return await _answered(lambda: called(**(args if strict else tool.signature.values(args))), answer_of)
+    return await _answered(lambda: called(**tool.values(args)), answer_of)
 
 
-async def call_function(code: Code, args: dict[str, Any], strict: bool) -> dict[str, str]:
+async def call_function(code: Code, args: dict[str, Any], arguments: ArgumentRule | None) -> dict[str, str]:
     """Call a function as a tool."""
     tool = PythonTool(code.load())
-    return await _answered(lambda: tool.function(**(args if strict else tool.signature.values(args))), answer_of)
+    tool.arguments = arguments
+    return await _answered(lambda: tool.function(**tool.values(args)), answer_of)
 
 
 async def ask_state(member: str, args: dict[str, Any]) -> dict[str, str]:

@@ -65,14 +65,14 @@ def _run(
     """Run the command; its answer, the numbers that it wrote, and where these are None why."""
     with tempfile.TemporaryDirectory() as empty:
         # Not by `rm`, which may be a program of the agent: what is there is moved away from outside.
-        laid = [ctx.upload(empty, folder)]
+        answers = [ctx.upload(empty, folder)]
     for file in files:
-        laid.append(
+        answers.append(
             ctx.upload(file["from"], file["to"])
             if "from" in file
             else ctx.write_file(file["to"], file["content"], file.get("mode"))
         )
-    for each in laid:
+    for each in answers:
         if "error" in each:
             return {"exit_code": 1, "output": ""}, None, f"the tests cannot be put in place: {each['error']}"
     variables = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in env.items())

@@ -112,6 +112,6 @@ def _blame(path: NodePath, source: Source, error: UserError) -> NodePath:
     """Return the key that an error of the data is about."""
     if str(error).startswith("dataset.key"):
         return ("dataset", "key")
-    given: dict[str, Any] = {"data_files": source.data_files, "items": source.items, "path": source.path}
-    given["harbor"] = source.harbor
+    keys = ("data_files", "items", "path", "harbor")
+    given: dict[str, Any] = {key: getattr(source, key) for key in keys}
     return next(((*path, name) for name, value in given.items() if value is not None), path)

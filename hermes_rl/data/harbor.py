@@ -176,14 +176,13 @@ class _Task:
             return None
         for key, why in REFUSED.items():
             if self._at(key) not in (None, [], ""):
-                self._refuse(file, self._line(key), f"`{key}`: {why}")
+                self._refuse_key(key, why)
         if self._number("environment.gpus", 0):
-            self._refuse(file, self._line("environment.gpus"), "`environment.gpus`: no sandbox here has a GPU")
+            self._refuse_key("environment.gpus", "no sandbox here has a GPU")
         if str(self._at("environment.os") or "linux").lower() != "linux":
-            self._refuse(file, self._line("environment.os"), "`environment.os`: sandboxes are Linux")
+            self._refuse_key("environment.os", "sandboxes are Linux")
         if self._at("verifier.environment_mode") not in (None, "shared"):
-            why = '`verifier.environment_mode`: tests run in the agent\'s sandbox alone, as with "shared"'
-            self._refuse(file, self._line("verifier.environment_mode"), why)
+            self._refuse_key("verifier.environment_mode", 'tests run in the agent\'s sandbox alone, as with "shared"')
         for table in ("environment", "agent", "verifier"):
             self._hold_network(table)
         self._note_unused()
@@ -237,7 +236,7 @@ class _Task:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            self._refuse(self.folder / TASK, self._line(key), f"`{key}`: expected a number, got {value!r}")
+            self._refuse_key(key, f"expected a number, got {value!r}")
             return default
         return value
 
@@ -250,10 +249,10 @@ class _Task:
             try:
                 written = parse_size(f"{older}i")  # the format's G is 2**30 bytes
             except ValueError:
-                self._refuse(self.folder / TASK, self._line(key), f"`{key}`: expected 512M or 2G, got {older!r}")
+                self._refuse_key(key, f"expected 512M or 2G, got {older!r}")
                 return None
             if size and size != written:
-                self._refuse(self.folder / TASK, self._line(key), f"`{key}`: `{key}_mb` says another size")
+                self._refuse_key(key, f"`{key}_mb` says another size")
             size = written
         return size or None
 
@@ -271,14 +270,13 @@ class _Task:
             allowed = {"allowlist": hosts}
         if mode not in allowed:
             why = "expected no-network, public, or allowlist with a list of `allowed_hosts`"
-            self._refuse(self.folder / TASK, self._line(key), f"`{key}`: {why}")
+            self._refuse_key(key, why)
             return
         reach = allowed[mode]
         words = "any host" if reach is True else ", ".join(reach or ()) or "no host"
         way = f"--set {shlex.quote(f'sandbox.network={json.dumps(reach or False)}')}"
         if _reaches_beyond(self.network, reach):
-            why = f"`{key}`: the task may reach {words}, and `sandbox.network` gives more: {way}"
-            self._refuse(self.folder / TASK, self._line(key), why)
+            self._refuse_key(key, f"the task may reach {words}, and `sandbox.network` gives more: {way}")
         elif _reaches_beyond(reach, self.network):
             self.notes.append(f"`{key}` lets the task reach {words}, and `sandbox.network` does not: {way}")
 
@@ -286,7 +284,7 @@ class _Task:
         for table, keys in KEYS.items():
             given = self._at(table) if table else self._toml
             if given is not None and not isinstance(given, dict):
-                self._refuse(self.folder / TASK, self._line(table), f"`{table}`: expected a table, got {given!r}")
+                self._refuse_key(table, f"expected a table, got {given!r}")
                 continue
             for key in sorted((given or {}).keys() - keys):
                 name = f"{table}.{key}" if table else key
@@ -295,16 +293,15 @@ class _Task:
 
     def _variables(self, key: str) -> dict[str, str]:
         """Return variables; those that take a value of this machine are refused, as it may be a secret."""
-        given, taken = self._at(key) or {}, {}
+        given, variables = self._at(key) or {}, {}
         if not isinstance(given, dict):
-            self._refuse(self.folder / TASK, self._line(key), f"`{key}`: expected a table, got {given!r}")
+            self._refuse_key(key, f"expected a table, got {given!r}")
             return {}
         for name, value in given.items():
             if "${" in str(value):
-                line = self._line(f"{key}.{name}")
-                self._refuse(self.folder / TASK, line, f"`{key}.{name}`: variables of this machine are not handed over")
-            taken[str(name)] = str(value)
-        return taken
+                self._refuse_key(f"{key}.{name}", "variables of this machine are not handed over")
+            variables[str(name)] = str(value)
+        return variables
 
     def _line(self, key: str) -> int:
         """Return the line of task.toml in which a key, or its table, stands."""
@@ -320,6 +317,10 @@ class _Task:
             elif current == table and re.match(rf"\s*\"?{re.escape(name)}\"?\s*[=.]", line):
                 return number
         return nearest if nearest > 1 or not table else self._line(table)
+
+    def _refuse_key(self, key: str, why: str) -> None:
+        """Refuse the task for a key of task.toml, at its line."""
+        self._refuse(self.folder / TASK, self._line(key), f"`{key}`: {why}")
 
     def _refuse(self, file: Path, line: int, why: str) -> None:
         self.problems.append(Problem(str(file), line, 1, f"task {self.folder.name} cannot be played: {why}"))

@@ -62,10 +62,9 @@ def load_spec(
         SpecError: with every problem at its place.
         UserError: there is no such spec.
     """
-    path, name, repository, tasks = find_spec(source)
+    path, name, repository, _ = found = find_spec(source)
     try:
-        root, problems = read_spec_file(path, name, None if repository is None else repository.folder)
-        root = _playing(root, tasks)
+        root, problems = _tree_of(found)
     except OSError as error:
         raise UserError(f"{name}: cannot be read: {error.strerror}") from None
     if root is not None and "set" in root.entries:
@@ -89,12 +88,11 @@ def load_draft(
         return Draft(load_spec(source, overrides=overrides, environ=environ), has_rows=True), []
     except SpecError as error:
         problems = list(error.problems)
-    path, name, repository, tasks = find_spec(source)
-    root, unreadable = read_spec_file(path, name, None if repository is None else repository.folder)
-    root = _playing(root, tasks)
+    found = find_spec(source)
+    root, unreadable = _tree_of(found)
     if root is None or unreadable:
         return None, problems  # what could not be read may be what the rest depends on
-    loading = _Loading(path.stem, environ, overrides, repository=repository)
+    loading = _Loading(found.path.stem, environ, overrides, repository=found.repository)
     return salvage(loading.validated(root)[0]), problems
 
 
@@ -128,12 +126,13 @@ TASKS = "harbor:"
 """What stands in front of a folder of tasks in Harbor's format, where a spec is named."""
 
 
-def _playing(root: MappingNode | None, tasks: Path | None) -> MappingNode | None:
-    """Return the tree with these tasks as its dataset, where there are some."""
-    dataset = None if root is None or tasks is None else root.get("dataset")
+def _tree_of(spec: Found) -> tuple[MappingNode | None, list[Problem]]:
+    """Read the file of a spec, with its own tasks as the dataset where it has some; raises OSError."""
+    root, problems = read_spec_file(spec.path, spec.name, None if spec.repository is None else spec.repository.folder)
+    dataset = None if root is None or spec.tasks is None else root.get("dataset")
     if root is None or not isinstance(dataset, MappingNode):
-        return root
-    return root.having(dataset=dataset.having(harbor=scalar(dataset.mark, str(tasks))))
+        return root, problems
+    return root.having(dataset=dataset.having(harbor=scalar(dataset.mark, str(spec.tasks)))), problems
 
 
 def find_spec(source: str | Path) -> Found:

@@ -143,16 +143,15 @@ class World:
 # ------------------------------------------------------------------------------------------------------------ Score
 
 
-def by_the_rules(result: Any, item: dict[str, Any], state: Any) -> float:
+def by_the_rules(result: Any, state: Any) -> float:
     """The product of what the task asks for: databases, assertions about the world, calls, and words.
 
     What a judge would have to say of the agent's words is left out.
     """
     criteria, world = state.task.evaluation_criteria, state.world
     said = [message for message in result.messages[result.prompt_length :] if message["role"] != "tool"]
-    unknown = sum(
-        1 for error in result.tool_errors if error.tool_name not in {each["name"] for each in state.documents}
-    )
+    offered = {each["name"] for each in state.documents}
+    unknown = sum(error.tool_name not in offered for error in result.tool_errors)
     batches = sum(1 for message in said if message.get("tool_calls"))
     if len(said) + batches + 2 * len(state.calls) + 1 >= STEPS or state.errors + unknown >= ERRORS:
         return 0.0
@@ -183,7 +182,7 @@ def by_the_rules(result: Any, item: dict[str, Any], state: Any) -> float:
 
 
 def calls_of(messages: list[Any]) -> Iterator[Any]:
-    """The agent's calls, whatever became of them."""
+    """The agent's calls, whatever became of them: the original counts failed ones, too."""
     from tau2.data_model.message import ToolCall
 
     for message in messages:

@@ -276,8 +276,9 @@ def export(
 ) -> None:
     """Write a run's rollouts in a format of others."""
     from hermes_rl.reading.atif import export_atif
+    from hermes_rl.visible import counted
 
-    echo(f"{export_atif(run_directory, out)} trajectories ({form}) in {out}")
+    echo(f"{counted(export_atif(run_directory, out), 'rollout')} ({form}) in {out}")
 
 
 @app.command()

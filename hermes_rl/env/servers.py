@@ -287,8 +287,11 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
                     seed = drawn_seed(request.seed, "choice", number) if number else request.seed
                     transcript = transcripts[number] if transcripts is not None else request.transcript
                     calls.append(group.create_task(self.role.chat(replace(request, seed=seed, transcript=transcript))))
-        except* HermesRLError as errors:
-            raise errors.exceptions[0] from None
+        except BaseExceptionGroup as errors:  # not `except*`: some versions of Python raise a group out of it again
+            failures, others = errors.split(HermesRLError)
+            if failures is None or others is not None:
+                raise
+            raise failures.exceptions[0] from None
         return [call.result() for call in calls]
 
     async def close(self) -> None:

@@ -47,7 +47,9 @@ class TerminalBench2EvalConfig(HermesAgentEnvConfig):
 
 def extract(archive: str, folder: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(base64.b64decode(archive)), mode="r:gz") as tar:
-        tar.extractall(path=str(folder), filter="data")
+        if hasattr(tarfile, "data_filter"):  # Python 3.11.4
+            tar.extraction_filter = tarfile.data_filter
+        tar.extractall(path=str(folder))
 
 
 class TerminalBench2EvalEnv(HermesAgentBaseEnv):

@@ -4,7 +4,8 @@
 
 A model server with canned answers in a process of its own; each contender in one too, which is sent the same bytes: the
 conversations of a program, by each dialect, streamed and not. Its processor time is measured from the first request to
-the last, behind a round that warms up. Prints a Markdown table.
+the last, behind a round that warms up. Prints two Markdown tables: beside a proxy, and what becomes of it where the
+policy is one of tokens, which somebody has to render, tokenize and parse.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,11 @@ from hermes_rl.agent.dialects.base import ProgramAnswer, ProgramDialect, Program
 from hermes_rl.agent.endpoint import Endpoint
 from hermes_rl.agent.recorder import LoopOptions, PolicyRecorder
 from hermes_rl.agent.result import AgentResult
+from hermes_rl.servers.base import ChatRequest
+from hermes_rl.threads import rare_full_collections
 from hermes_rl.tokens.load import load_tokenizer
+from hermes_rl.tokens.parsers import load_parser
+from hermes_rl.tokens.rendering import for_template
 from hermes_rl.tokens.transcript import Transcript
 
 TEXT = "The listing shows what was asked for; I go on with the next step of the work. " * 2
@@ -40,7 +46,42 @@ ANSWER = ProgramAnswer("r", 0, "m", {"role": "assistant", "content": TEXT, "tool
 RESULT, SYSTEM = "total 8 notes.txt " * 45, "You work in a shell, step by step, and say what you do. " * 70
 TOOLS = 8
 SAMPLED = f'{TEXT}<tool_call>\n{{"name": "tool0", "arguments": {ARGUMENTS}}}\n</tool_call><|im_end|>'
-BASELINE, VERIFIERS = "aiohttp proxy", "verifiers"
+BASELINE, CHAT, TOKENS = "aiohttp proxy", "hermes-rl, chat server", "hermes-rl, tokens"
+RENDERING, ALONE, VERIFIERS = "aiohttp that renders", "the policy alone", "verifiers"
+STREAMED = ":streamGenerateContent"
+"""Google's path says whether an answer is streamed; in the other dialects the body does."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is asked: by a dialect, streamed or not."""
+
+    dialect: ProgramDialect
+    stream: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.dialect.path[1:]}{', streamed' if self.stream else ''}"
+
+    @property
+    def google(self) -> bool:
+        return self.dialect.path.startswith(":")
+
+    @property
+    def path(self) -> str:
+        return f"/v1beta/models/m{self.dialect.path}" if self.google else f"/v1{self.dialect.path}"
+
+    def bodies(self, turns: int) -> list[bytes]:
+        """Return the requests of one conversation, one for each turn."""
+        return [body(self.dialect, turn, stream=self.stream) for turn in range(turns)]
+
+
+CASES = [
+    Case(dialect, stream)
+    for dialect in DIALECTS
+    for stream in (False, True)
+    if not dialect.path.startswith(":") or stream == (dialect.path == STREAMED)
+]
 
 
 # -------------------------------------------------------------------------------- What is asked, and what is answered
@@ -64,6 +105,13 @@ def body(dialect: ProgramDialect, turn: int, *, stream: bool) -> bytes:
         result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": RESULT}]}
         messages = [{"role": "user", "content": "Begin."}, *turn * [said, result]]
         return json.dumps({**more, "max_tokens": 999, "system": SYSTEM, "messages": messages, "tools": tools}).encode()
+    if dialect.path.startswith(":"):
+        functions = [{"name": name, **described, "parametersJsonSchema": schema} for name in names]
+        answered = {"functionResponse": {"id": "c1", "name": "tool0", "response": {"output": RESULT}}}
+        contents = [{"role": "user", "parts": [{"text": "Begin."}]}]
+        contents += turn * [whole["candidates"][0]["content"], {"role": "user", "parts": [answered]}]
+        google = {"contents": contents, "systemInstruction": {"parts": [{"text": SYSTEM}]}}
+        return json.dumps({**google, "tools": [{"functionDeclarations": functions}]}).encode()
     tools = [{"type": "function", "function": {"name": name, **described, "parameters": schema}} for name in names]
     result = {"role": "tool", "tool_call_id": "c1", "content": RESULT}
     begun = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Begin."}]
@@ -75,9 +123,12 @@ async def canned(request: web.BaseRequest) -> web.StreamResponse:
     """The model: it answers in the dialect of the path."""
     asked = await request.read()
     dialect = next(each for each in DIALECTS if request.path.endswith(each.path))
-    stream = b'"stream":true' in asked.replace(b'"stream": true', b'"stream":true')
-    given = ProgramRequest([], [], stream=stream, sampling={})
-    if not stream:
+    streamed = b'"stream": true' in asked or b'"stream":true' in asked or dialect.path == STREAMED
+    return await answered(request, dialect, ProgramRequest([], [], stream=streamed, sampling={}))
+
+
+async def answered(request: web.BaseRequest, dialect: ProgramDialect, given: ProgramRequest) -> web.StreamResponse:
+    if not given.stream:
         return web.Response(body=dialect.written(ANSWER, given), content_type="application/json")
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
@@ -121,19 +172,61 @@ async def chatted(stack: AsyncExitStack, model: str, ports: int) -> list[int]:
     return await recorded(stack, Policy.server("openai", f"{model}/v1", "m"), ports)
 
 
-async def tokenized(stack: AsyncExitStack, model: str, ports: int) -> list[int]:
+def token_policy() -> Policy:
     tokens = load_tokenizer().encode(SAMPLED)
 
     async def sample(ids: list[int], sampling: Sampling) -> Sampled:
         return Sampled(tokens, [-0.1] * len(tokens), "stop")
 
-    return await recorded(stack, Policy.sampling(sample, None), ports)
+    return Policy.sampling(sample, None)
+
+
+async def tokenized(stack: AsyncExitStack, model: str, ports: int) -> list[int]:
+    return await recorded(stack, token_policy(), ports)
+
+
+async def rendering(stack: AsyncExitStack, model: str, ports: int) -> list[int]:
+    """What a chat server does in front of its engine: it renders and tokenizes each request, and parses the answer."""
+    tokenizer, parser = load_tokenizer(), load_parser("hermes")
+    sampled = tokenizer.encode(SAMPLED)
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        dialect = next(each for each in DIALECTS if request.path.endswith(each.path))
+        asked = dialect.read(json.loads(await request.read()))
+        messages = [for_template(message) for message in asked.messages]
+        tokenizer.encode(tokenizer.render(messages, asked.tools, add_generation_prompt=True))
+        parser.calls(tokenizer.decode(sampled[:-1]), asked.tools)
+        return await answered(request, dialect, asked)
+
+    return [await served(answer) for _ in range(ports)]
+
+
+def policy_alone(case: Case, options: argparse.Namespace) -> float:
+    """Return the milliseconds per call of the policy of `TOKENS`, asked for the same without an endpoint."""
+    requests = [(case.dialect.read(json.loads(asked)), len(asked)) for asked in case.bodies(options.turns)]
+    role = token_policy().role
+
+    async def converse() -> None:
+        transcript = Transcript()
+        for asked, size in requests:
+            await role.chat(ChatRequest(asked.messages, asked.tools, resent=size, transcript=transcript))
+
+    async def all_of_them() -> float:
+        await converse()
+        before = time.process_time()
+        for _ in range(options.conversations):
+            await converse()
+        return 1000 * (time.process_time() - before) / (options.conversations * options.turns)
+
+    with rare_full_collections():
+        return asyncio.run(all_of_them())
 
 
 CONTENDERS: dict[str, Callable[[AsyncExitStack, str, int], Awaitable[list[int]]]] = {
     BASELINE: proxied,
-    "hermes-rl, chat server": chatted,
-    "hermes-rl, tokens": tokenized,
+    CHAT: chatted,
+    TOKENS: tokenized,
+    RENDERING: rendering,
 }
 
 
@@ -152,6 +245,7 @@ async def served(handler: Any) -> int:
 async def serve(name: str, model: str, ports: int) -> None:
     """Be a contender: print the ports, then the processor time at each line that is read."""
     async with AsyncExitStack() as stack:
+        stack.enter_context(rare_full_collections())  # as in every run
         numbers = [await served(canned)] if name == "model" else await CONTENDERS[name](stack, model, ports)
         say(json.dumps([[number, "local"] for number in numbers]))
         while await asyncio.to_thread(sys.stdin.readline):
@@ -194,7 +288,7 @@ async def play(places: list[tuple[int, str]], path: str, bodies: list[bytes], co
         async with free:
             for asked in bodies:
                 headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}", "x-api-key": key}
-                async with session.post(f"http://127.0.0.1:{port}/v1{path}", data=asked, headers=headers) as answer:
+                async with session.post(f"http://127.0.0.1:{port}{path}", data=asked, headers=headers) as answer:
                     said = await answer.read()
                     assert answer.status == 200 and b"ls -l /workspace" in said, said[:500]
 
@@ -202,13 +296,15 @@ async def play(places: list[tuple[int, str]], path: str, bodies: list[bytes], co
         await asyncio.gather(*(converse(session, *place) for place in places))
 
 
-def measure(name: str, model: str, dialect: ProgramDialect, options: argparse.Namespace, *, stream: bool) -> float:
+def measure(name: str, model: str, case: Case, options: argparse.Namespace) -> float:
     """Return the milliseconds of processor time per call."""
-    bodies = [body(dialect, turn, stream=stream) for turn in range(options.turns)]
+    if name == ALONE:
+        return policy_alone(case, options)
+    bodies = case.bodies(options.turns)
     with process(contender(name, model, options.conversations + 4, options)) as (places, used):
-        asyncio.run(play(places[:4], dialect.path, bodies, 4))
+        asyncio.run(play(places[:4], case.path, bodies, 4))
         before = used()
-        asyncio.run(play(places[4:], dialect.path, bodies, options.concurrency))
+        asyncio.run(play(places[4:], case.path, bodies, options.concurrency))
         return 1000 * (used() - before) / (options.conversations * options.turns)
 
 
@@ -226,28 +322,40 @@ def main() -> None:
     if options.serve:
         asyncio.run(serve(options.serve, options.model, options.ports))
         return
-    rows, contenders = [], [*CONTENDERS, *([VERIFIERS] if options.verifiers else [])]
+    contenders = [*CONTENDERS, ALONE, *([VERIFIERS] if options.verifiers else [])]
+    beside_proxy, of_tokens = list[list[str]](), list[list[str]]()
     with process(contender("model", "", 1, options)) as (places, _):
         model = f"http://127.0.0.1:{places[0][0]}"
-        for dialect in DIALECTS:
-            for stream in (False, True):
-                measured: dict[str, list[float]] = {name: [] for name in contenders}
-                for _ in range(options.repetitions):
-                    for name in contenders:
-                        measured[name].append(measure(name, model, dialect, options, stream=stream))
-                what = f"{dialect.path[1:]}{', streamed' if stream else ''}"
-                ratios = [
-                    [mine / proxy for mine, proxy in zip(measured[name], measured[BASELINE], strict=True)]
-                    for name in contenders
-                    if name != BASELINE
-                ]
-                rows.append([what, *map(spread, measured.values()), *map(spread, ratios)])
+        for case in CASES:
+            measured: dict[str, list[float]] = {name: [] for name in contenders}
+            for _ in range(options.repetitions):
+                for name in contenders:
+                    if name != VERIFIERS or not case.google:  # which it does not speak
+                        measured[name].append(measure(name, model, case, options))
+            own = [whole - part for whole, part in zip(measured[TOKENS], measured[ALONE], strict=True)]
+            proxy, others = measured[BASELINE], [CHAT, *([VERIFIERS] if options.verifiers else [])]
+            figures = [proxy, *(measured[name] for name in others), *(ratios(measured[name], proxy) for name in others)]
+            beside_proxy.append([case.name, *(spread(each) if each else "–" for each in figures)])
+            figures = [measured[RENDERING], measured[TOKENS], measured[ALONE]]
+            figures += [
+                ratios(measured[TOKENS], measured[RENDERING]),
+                ratios(measured[TOKENS], proxy),
+                ratios(own, proxy),
+            ]
+            of_tokens.append([case.name, *map(spread, figures)])
     sizes = [len(body(DIALECTS[0], turn, stream=False)) for turn in (0, options.turns - 1)]
     say(f"{options.conversations} conversations of {options.turns} calls of {sizes[0]} to {sizes[1]} bytes,")
     say(f"{options.concurrency} at a time, {options.repetitions} repetitions; median (smallest to largest).")
-    say(f"{machine()}.\n")
-    names = [f"{name}, CPU ms per call" for name in contenders]
-    say(table(["dialect", *names, *(f"ratio: {name}" for name in contenders if name != BASELINE)], rows))
+    say(f"{machine()}. CPU in ms per call.\n")
+    say(table(["dialect", BASELINE, *others, *(f"{name} / proxy" for name in others)], beside_proxy))
+    say("")
+    compared = [f"{TOKENS} / {RENDERING}", f"{TOKENS} / proxy", f"{TOKENS} without {ALONE} / proxy"]
+    say(table(["dialect", RENDERING, TOKENS, ALONE, *compared], of_tokens))
+
+
+def ratios(mine: list[float], others: list[float]) -> list[float]:
+    """Return the ratios within each repetition; none where one of them was not measured."""
+    return [a / b for a, b in zip(mine, others, strict=False)]
 
 
 if __name__ == "__main__":

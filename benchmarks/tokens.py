@@ -94,7 +94,7 @@ def play(renderer: Renderer, turns: int, tokens: int) -> dict[str, list[float]]:
             clock = Clock(spent)
             prompt = next_prompt(renderer, transcript, messages, TOOLS)
             clock.lap("render")
-            sampling = Sampling(prompt.ids, 1024, renderer.stop_ids, text=prompt.text)
+            sampling = Sampling(prompt.ids, 1024, renderer.stop_ids, text=lambda prompt=prompt: prompt.text)
             sampling.written(Completions().body(sampling, ServerConfig("vllm")))
             clock.lap("request")
             body = [chance.randrange(256, 3000) for _ in range(per_turn)]

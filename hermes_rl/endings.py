@@ -27,6 +27,7 @@ class Ending(StrEnum):
     USER_TURNS = "user_turns"
     WORLD_OVER = "world_over"
     WORLD_FAILED = "world_failed"
+    STEP_FAILED = "step_failed"
     TOOL_ERRORS = "tool_errors"
     GAVE_UP = "gave_up"
     SERVER_FAILURE = "server_failure"
@@ -87,8 +88,14 @@ RULES: Mapping[Ending, Rule] = {
     Ending.SANDBOX_KILLED: _policys("its own commands hit a limit of the sandbox, or killed it"),
     Ending.USER_STOP: _policys("the simulated user said a stop phrase, or the policy's words left it without any"),
     Ending.USER_TURNS: _policys("`user.max_turns` turns of the simulated user were used up without a stop phrase"),
-    Ending.WORLD_OVER: _policys("a tool, the state, or the user by code said that it is over"),
-    Ending.WORLD_FAILED: _policys("the spec's code that speaks for the user, or says whether it is over, raised"),
+    Ending.WORLD_OVER: _policys(
+        "a tool, the state, the user by code, or the schedule of several agents said that it is over"
+    ),
+    Ending.WORLD_FAILED: _policys(
+        "the spec's code that speaks for the user, says who of several agents speaks, or whether it is over, raised, "
+        "or what comes with the user's words could not be laid down"
+    ),
+    Ending.STEP_FAILED: _policys("the rewards of a step were below the `min_reward` of the words that follow it"),
     Ending.TOOL_ERRORS: _policys("`agent.max_tool_errors` tool calls were errors"),
     Ending.GAVE_UP: _policys(
         "its agent program ended without asking the model, behind a request that had no answer, or behind a tool call "

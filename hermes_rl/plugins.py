@@ -40,11 +40,18 @@ def load_object(ref: str, base: Path | None = None) -> Any:
     place, _, name = ref.rpartition(":")
     if not place or not name:
         raise UserError(f"{ref!r} is no reference to code; write file.py:name or package.module:name")
+    return _attribute(load_module(place, base), name, place)
+
+
+def load_module(place: str, base: Path | None = None) -> ModuleType:
+    """Return the module that a reference names before its colon: a file (see `load_object`), or one that is installed.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
     if place.endswith(".py"):
-        module = load_file((base or Path.cwd()) / Path(place).expanduser())
-    else:
-        module = _import(place, ref)
-    return _attribute(module, name, place)
+        return load_file((base or Path.cwd()) / Path(place).expanduser())
+    return _import(place, place)
 
 
 class Code(NamedTuple):
@@ -85,7 +92,7 @@ def itself(value: Any) -> Any:
     return value
 
 
-def published(group: str, what: str, taken: Container[str] = ()) -> dict[str, EntryPoint]:
+def published(group: str, what: str, reserved: Container[str] = ()) -> dict[str, EntryPoint]:
     """Find what installed packages publish under a group of entry points, by name, without the names that are `taken`.
 
     Raises:
@@ -96,7 +103,7 @@ def published(group: str, what: str, taken: Container[str] = ()) -> dict[str, En
         if point.name in points:
             both = f"{points[point.name].value} and {point.value}"
             raise UserError(f"two packages publish a {what} {point.name!r} ({both}); remove one of them")
-        if point.name not in taken:
+        if point.name not in reserved:
             points[point.name] = point
     return points
 

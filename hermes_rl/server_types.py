@@ -32,6 +32,7 @@ class ServerType:
         tells_version: whether it tells the version of its weights without `weights_path`.
         embedded: it plays scripts inside of this process, so it has no address, and a model's name means nothing.
         needs: keys that a spec has to give.
+        rates: it is a reward model, which answers a conversation with numbers and says nothing.
     """
 
     backend: Code | None = None
@@ -39,6 +40,7 @@ class ServerType:
     tells_version: bool = False
     embedded: bool = False
     needs: tuple[str, ...] = ("base_url",)
+    rates: bool = False
 
     @property
     def token_level(self) -> bool:
@@ -52,6 +54,7 @@ class ServerType:
 
 
 _OPENAI = "hermes_rl.servers.openai:OpenAIServer"
+_RATING = "hermes_rl.servers.reward_model"
 _COMPLETIONS = "hermes_rl.servers.vllm:Completions"
 _LEGACY = "hermes_rl.servers.atropos:LegacyGenerate"
 TYPES: Mapping[str, ServerType] = MappingProxyType(
@@ -60,6 +63,9 @@ TYPES: Mapping[str, ServerType] = MappingProxyType(
         "vllm": ServerType(dialects=(_COMPLETIONS, _LEGACY), needs=("base_url", "model")),
         "sglang": ServerType(dialects=("hermes_rl.servers.sglang:Generate",), tells_version=True),
         "atropos": ServerType(dialects=(_LEGACY,), tells_version=True),
+        "vllm-score": ServerType(f"{_RATING}:ScorePath", needs=("base_url", "model"), rates=True),
+        "vllm-classify": ServerType(f"{_RATING}:ClassifyPath", needs=("base_url", "model"), rates=True),
+        "vllm-pooling": ServerType(f"{_RATING}:PoolingPath", needs=("base_url", "model"), rates=True),
         "scripted": ServerType("hermes_rl.servers.scripted.server:ScriptedBackend", embedded=True, needs=()),
     }
 )

@@ -151,7 +151,11 @@ class PerLoopSemaphore:
 
     def here(self) -> asyncio.Semaphore:
         """Those of the running loop; use it with ``async with``."""
-        return self._by_loop.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._count))
+        loop = asyncio.get_running_loop()
+        semaphore = self._by_loop.get(loop)
+        if semaphore is None:
+            semaphore = self._by_loop[loop] = asyncio.Semaphore(self._count)
+        return semaphore
 
 
 _one = PerLoopSemaphore(1)

@@ -167,11 +167,15 @@ def too_many_values(text: str | bytes) -> bool:
     if len(text) <= MOST_VALUES:
         return False
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    marks = (b",", b"[", b"{")
+    # Most texts have few values even if all that stands in their strings is counted, and need not be looked through.
+    if sum(map(data.count, marks)) + (data.count(b'"') + 1) // 2 + 1 + len(data) // PER_VALUE <= MOST_VALUES:
+        return False
     count = place = 0
     while count <= MOST_VALUES:
         begin = data.find(b'"', place)
         end = begin if begin >= 0 else len(data)
-        count += 1 + sum(data.count(mark, place, end) for mark in (b",", b"[", b"{")) + (end - place) // PER_VALUE
+        count += 1 + sum(data.count(mark, place, end) for mark in marks) + (end - place) // PER_VALUE
         if begin < 0:
             return count > MOST_VALUES
         place = begin + 1
@@ -238,17 +242,15 @@ def _by_the_cut(error: ValueError, size: int) -> bool:
     return not isinstance(error, UnwantedValueError)  # too many digits, unless the number goes on as another one
 
 
+_HOLDERS = (dict, list)
+
+
 def too_deep(value: object) -> bool:
     """Whether more than `MOST_LEVELS` objects and lists are within each other in a value that JSON can have."""
-    level = [value]
+    level = [value] if isinstance(value, _HOLDERS) else []
     for _ in range(MOST_LEVELS):
-        inner: list[object] = []
-        for each in level:
-            if isinstance(each, dict):
-                inner += each.values()
-            elif isinstance(each, list):
-                inner += each
-        if not inner:
+        if not level:
             return False
-        level = inner
-    return any(isinstance(each, dict | list) for each in level)
+        held = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [inner for values in held for inner in values if isinstance(inner, _HOLDERS)]
+    return bool(level)

@@ -8,7 +8,7 @@ from typing import Any
 
 from hermes_rl import Score
 
-URL = re.compile(r"https?://[^\s<>\"'`\])}]+")
+URL = re.compile(r"https?://[^\s<>\"'`\])}，。；：！？、…（）【】「」『』《》〈〉“”‘’]+")
 
 
 def citations(result: Any, *, at_least: int = 1) -> Score:
@@ -16,8 +16,8 @@ def citations(result: Any, *, at_least: int = 1) -> Score:
 
     A tool gave an address that stands in its answer, unless it is an error, or the policy had said the address to a
     tool before: it may come back from there. What the prompt says may be said. Addresses begin with http:// or https://
-    and end at white space, quotes or closing brackets; punctuation at their end and a final `/` do not count. Equal
-    ones count once.
+    and end at white space, quotes, closing brackets or full-width punctuation; punctuation and marks of Markdown at
+    their end and a final `/` do not count. Equal ones count once.
 
     Args:
         at_least: number of different addresses that have to be cited.
@@ -58,4 +58,4 @@ def _texts(value: Any) -> Iterator[str]:
 
 def addresses(text: str) -> set[str]:
     """The different addresses in a text."""
-    return {found.rstrip(".,;:!?").rstrip("/") for found in URL.findall(text)}
+    return {address.rstrip(".,;:!?*_~|").rstrip("/") for address in URL.findall(text)}

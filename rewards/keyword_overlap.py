@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
+
+from hermes_rl.scoring.words import words_of
 
 FUNCTION_WORDS = frozenset(
     {
@@ -17,8 +18,8 @@ FUNCTION_WORDS = frozenset(
 def keyword_overlap(result: Any, *, reference: str) -> float:
     """The share of the reference's words that stand in the last thing the policy said, from 0 to 1.
 
-    Words are runs of letters, digits and `_`, compared by Unicode case folding, each once; English function words do
-    not count, unless the reference has no others.
+    Words are runs of letters, digits and `_`, in scripts without spaces single characters, compared by Unicode case
+    folding, each once; English function words do not count, unless the reference has no others.
 
     Args:
         reference: the text whose words are wanted; it must have some.
@@ -31,5 +32,5 @@ def keyword_overlap(result: Any, *, reference: str) -> float:
 
 def words(text: str) -> set[str]:
     """The words of a text, without function words where it has others."""
-    found = set(re.findall(r"\w+", text.casefold()))
-    return found - FUNCTION_WORDS or found
+    every = words_of(text.casefold())
+    return every - FUNCTION_WORDS or every

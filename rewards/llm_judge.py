@@ -1,13 +1,15 @@
-"""A model judges the final answer by a rubric."""
+"""A model judges the final answer, or the whole conversation, by a rubric or by a list of assertions."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import statistics
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from hermes_rl import Score
+from hermes_rl.agent.result import text_of
 from hermes_rl.errors import AgentFault, JudgeFailure, UserError
 from hermes_rl.scoring.grader import RewardFunction, call_reward, find_reward
 from hermes_rl.scoring.judge import Bill, JudgeRole, Shown, marked, number_in, require_agreement, verdict
@@ -15,6 +17,7 @@ from hermes_rl.scoring.value import group_only_for, in_runner, interpret
 
 WORDS = 300
 """Characters of a judge's reason that are kept."""
+ASSERTION = "The score is 1 if this assertion holds, and 0 if it does not: {}"
 
 
 @in_runner
@@ -23,7 +26,10 @@ async def llm_judge(
     group: list[Any],
     roles: Mapping[str, JudgeRole],
     *,
-    rubric: str,
+    rubric: str | None = None,
+    assertions: list[str] | None = None,
+    need: Literal["all", "share"] = "all",
+    where: Literal["final", "conversation"] = "final",
     server: str | list[str] = "judge",
     question: str | None = None,
     reference: str | None = None,
@@ -32,35 +38,78 @@ async def llm_judge(
     calibrate: str | None = None,
     min_agreement: float = 0.8,
 ) -> list[Score]:
-    """The judge's score for the last thing the policy said, brought from `scale` to 0…1; of several judges the median.
+    """The judge's score for what the policy said, brought from `scale` to 0…1; of several judges the median.
 
     A judge that fails, or whose verdict cannot be read after repair, fails the rollout; an answer that talks it out of
     a verdict scores 0. An answer that is too long for it is cut in the middle, with a mark. With a `fallback` the group
     is judged as a whole: all of it is scored by that reward instead, and each reason says so.
 
+    Each of `assertions` is judged by itself, in the place of a rubric, and the score is made of how many hold; the
+    metrics `assertion_1`, `assertion_2`, … say which. Without any the score is 1.
+
     Args:
         rubric: what deserves which score.
+        assertions: what has to be true.
+        need: `all` assertions for a score of 1, else 0; or the `share` that holds is the score.
+        where: the last thing that the policy said is judged, or all that was said and called, without system messages.
         server: the role that judges, or several of them.
         question: what the answer is about, where the judge is to know.
         reference: what is right, where the judge is to know.
-        scale: the lowest and the highest score that a judge may give.
+        scale: the lowest and the highest score that a judge may give by a rubric.
         fallback: a reward that takes over for the whole group; it gets `question` and `reference` if it takes them.
         calibrate: file of labelled cases; a judge that agrees with fewer than `min_agreement` of them is refused.
         min_agreement: share of the cases.
     """
+    if (rubric is None) is (assertions is None):
+        raise UserError("llm_judge: give it either a `rubric` or `assertions`")
     judges = [_role(roles, name) for name in ([server] if isinstance(server, str) else server)]
-    task = _Task(rubric, question, reference, scale)
+    rubrics = [rubric] if rubric is not None else [ASSERTION.format(each) for each in assertions or ()]
+    tasks = [_Task(each, question, reference, scale if rubric is not None else (0, 1)) for each in rubrics]
     instead = None if fallback is None else find_reward(fallback, None)
+
+    async def judged(result: Any) -> Score:
+        said = _spoken(result) if where == "conversation" else [("ANSWER", result.final_response)]
+        scores = await asyncio.gather(*(task.judged(judges, said, result.final_response) for task in tasks))
+        return scores[0] if rubric is not None else _together(scores, need)
+
     try:
         if calibrate is not None:
             for judge in judges:
-                await require_agreement(judge.name, calibrate, min_agreement, task.scorer(judge))
-        answers = [result.final_response for result in group]
-        return list(await asyncio.gather(*(task.judged(judges, answer) for answer in answers)))
+                await require_agreement(judge.name, calibrate, min_agreement, tasks[0].scorer(judge))
+        return list(await asyncio.gather(*map(judged, group)))
     except JudgeFailure as failure:
         if instead is None:
             raise
         return [await _fallen_back(instead, result, question, reference, failure) for result in group]
+
+
+Said = list[tuple[str, str]]
+"""What is judged: who said it, and the text."""
+
+
+def _spoken(result: Any) -> Said:
+    """Return what was said and called in a conversation."""
+    spoken = []
+    for message in result.messages:
+        calls = [call.get("function") for call in message.get("tool_calls") or ()]
+        parts = [text_of(message.get("content")), *([json.dumps(calls)] if calls else [])]
+        if message["role"] != "system":
+            spoken.append((message["role"].upper(), "\n".join(part for part in parts if part)))
+    return spoken
+
+
+def _together(scores: list[Score], need: str) -> Score:
+    """Return the score of all assertions from that of each."""
+    holds = [float(score.value or 0.0) > 0.5 for score in scores]  # half of the judges are no majority
+    metrics: dict[str, float] = {f"assertion_{number}": held for number, held in enumerate(holds, 1)}
+    for name in {name for score in scores for name in score.metrics}:
+        metrics[name] = sum(score.metrics.get(name, 0.0) for score in scores)
+    told = [
+        f"{number} {'holds' if held else 'does not hold'}: {score.reason}"
+        for number, (held, score) in enumerate(zip(holds, scores, strict=True), 1)
+    ]
+    value = float(all(holds)) if need == "all" or not holds else sum(holds) / len(holds)
+    return Score(value, reason="; ".join(told) or "nothing is asserted", metrics=metrics)
 
 
 class _Task:
@@ -78,10 +127,10 @@ class _Task:
             "additionalProperties": False,
         }
 
-    async def judged(self, judges: list[JudgeRole], answer: str) -> Score:
+    async def judged(self, judges: list[JudgeRole], said: Said, answer: str) -> Score:
         bill = Bill()
         try:
-            given = await asyncio.gather(*(self.ask(judge, answer, bill) for judge in judges))
+            given = await asyncio.gather(*(self.ask(judge, said, answer, bill) for judge in judges))
         except AgentFault as fault:
             return Score(0.0, reason=str(fault)[:WORDS], metrics=bill.counts)
         scores = [score for score, _ in given]
@@ -94,13 +143,13 @@ class _Task:
         async def score(case: Mapping[str, Any]) -> float:
             own = _Task(self.rubric, case.get("question"), case.get("reference"), (self.low, self.high))
             try:
-                return (await own.ask(judge, case["answer"], Bill()))[0]
+                return (await own.ask(judge, [("ANSWER", case["answer"])], case["answer"], Bill()))[0]
             except AgentFault as fault:  # no agent has written a labelled case
                 raise JudgeFailure(str(fault)) from fault
 
         return score
 
-    async def ask(self, judge: JudgeRole, answer: str, bill: Bill) -> tuple[float, str]:
+    async def ask(self, judge: JudgeRole, said: Said, answer: str, bill: Bill) -> tuple[float, str]:
         if judge.scripted:
             return self._scripted(answer)
 
@@ -108,9 +157,10 @@ class _Task:
             parts = [f"Rubric:\n{self.rubric}"]
             parts += [marked("QUESTION", self.question)] if self.question is not None else []
             parts += [marked("REFERENCE", self.reference)] if self.reference is not None else []
-            parts.append(marked("ANSWER", shown(answer)))
+            parts += [marked(who, shown(text)) for who, text in said]
+            what = "answer" if [who for who, _ in said] == ["ANSWER"] else "conversation"
             parts.append(
-                f"Score the answer from {self.low:g} to {self.high:g} by the rubric. First the reason in one sentence, "
+                f"Score the {what} from {self.low:g} to {self.high:g} by the rubric. First the reason in one sentence, "
                 'then the score: {"reason": "…", "score": …}'
             )
             return "\n\n".join(parts)

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from hermes_rl import Score
+from hermes_rl.scoring.words import pattern_of
 
 # Whatever is repeated is taken whole (`*+`): no text makes a search go back, so it takes as long as it is long.
 BOXED = re.compile(r"\\boxed\{\s*+(?:\\text\{\s*+)?+\(?+([A-Za-z])\)?+\s*+\}?\s*+\}")
@@ -44,5 +45,10 @@ def chosen(answer: str, choices: list[str]) -> str | None:
         return alone[1].upper()
     if found := IN_BRACKETS.findall(answer):
         return str(found[-1])
-    named = [i for i, choice in enumerate(choices) if re.search(rf"(?i)(?<!\w){re.escape(choice)}(?!\w)", answer)]
-    return chr(ord("A") + named[0]) if len(named) == 1 else None
+    # The longest first, so that "New York" is not "York" too; each text is a group of the pattern.
+    by_length = sorted(
+        ((choice, place) for place, choice in enumerate(choices) if choice), key=lambda each: -len(each[0])
+    )
+    pattern = "|".join(f"({pattern_of(choice)})" for choice, _ in by_length)
+    named = {match.lastindex for match in re.finditer(pattern, answer, re.IGNORECASE)} if pattern else set()
+    return chr(ord("A") + by_length[(named.pop() or 0) - 1][1]) if len(named) == 1 else None

@@ -7,9 +7,10 @@ import re
 from typing import Any
 
 from hermes_rl import Score
+from hermes_rl.scoring.words import LETTER
 
 DIGITS = r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)"
-NUMBER = re.compile(rf"(?<![\w.])[-+−]?{DIGITS}(?:[eE][-+]?\d+)?(?!\w)")
+NUMBER = re.compile(rf"(?<!{LETTER})(?<!\.)[-+−]?{DIGITS}(?:[eE][-+]?\d+)?(?!{LETTER})")
 
 
 def numeric_close(result: Any, *, target: float, relative: float = 1e-6, absolute: float = 0.0) -> Score:

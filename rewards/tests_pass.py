@@ -24,7 +24,15 @@ from hermes_rl.scoring import apart_relay, apart_server, apart_wire, reporter
 from hermes_rl.scoring.canaries import Planted, plant
 from hermes_rl.scoring.heard import Reported, understood
 from hermes_rl.scoring.missing import NOT_EXECUTED, NOT_FOUND, last_command, missing, programs
-from hermes_rl.scoring.steering import Steering, created
+from hermes_rl.scoring.steering import (
+    CONFIGURATIONS,
+    INIT,
+    Steering,
+    above,
+    created,
+    named_in_configuration,
+    renamed,
+)
 from hermes_rl.scoring.test_names import RUNNERS, collected, may_skip, passed
 
 PROGRAMS = (".py", ".sh", ".bash")
@@ -35,10 +43,12 @@ SCRIPT = re.compile(r"(?<![\w-])(python[\d.]*(?:\s+-[uBOqv]+)*\s+)(?=([^\s;&|()\
 TIMED_OUT = 124
 SUSPECT = ("not found", "No module named ", "No such file or directory")
 """What an image that lacks a program may let a command print."""
+DELETED = re.compile(r"^ delete (?:mode \d{6} )?(.*)$", re.MULTILINE)
+"""What ``git apply --summary`` says of a file that a patch takes away."""
 FIND = """
 import sys
 from importlib.machinery import PathFinder
-for name in sys.argv[1:]:
+for name in open(sys.argv[1], "rb").read().decode("utf-8").split():
     spec = PathFinder.find_spec(name, [place for place in sys.path if place])
     if spec is not None and spec.origin:
         print(name, spec.origin, sep="\\t")
@@ -93,7 +103,9 @@ def tests_pass(
     of_use = reference and tests.names is not None  # of other commands it would tell nothing
     known = _by_reference(ctx, tests, reference, canaries=canaries is not False) if of_use else _Known()
     within = ctx.resolve(".").rstrip("/") + "/"
-    steering = Steering(map(ctx.relative, sources), trust or [], command.replace(within, ""))
+    steers = f"{command.replace(within, '')} {_configured(ctx) if RUNNERS.search(command) else ''}"
+    paths = [posixpath.normpath(ctx.relative(path)) for path in sources]
+    steering = Steering(paths, trust or [], steers, _packages(ctx, paths))
     problem = _withdraw(ctx, steering, apply, command)
     if problem is None and apart:
         return _scored_apart(ctx, tests, known, needs, sing=bool(canaries))
@@ -378,6 +390,20 @@ def _rewritten(ctx: Any, command: str, sources: dict[str, str]) -> str | None:
     return None
 
 
+def _packages(ctx: Any, paths: Sequence[str]) -> set[str]:
+    """Return the folders above tests that are packages in the image, or are made such by the tests' own files."""
+    marks = {f"{folder}/{INIT}" for path in paths for folder in above(path) if folder not in ("", "/")}
+    own = marks & set(paths)
+    there = (_there(ctx, sorted(marks - own)) or set()) - set(ctx.brought()) if marks - own else set()
+    return {posixpath.dirname(mark) for mark in own | there}
+
+
+def _configured(ctx: Any) -> str:
+    """Return the folders in which the configuration of pytest lets Python look for modules."""
+    look = f"grep -hs -A20 '^[[:space:]]*pythonpath' {' '.join(CONFIGURATIONS)} | head -c 20000"
+    return named_in_configuration(ctx.terminal(look)["output"])
+
+
 def _withdraw(ctx: Any, steering: Steering, apply: str | None, command: str) -> str | None:
     """Leave out what steers of the artifacts that lie there, and of the patch `apply`; what went wrong, if anything."""
     laid: dict[str, bool] = ctx.brought()
@@ -402,10 +428,13 @@ def _in_front(ctx: Any, steering: Steering, paths: Sequence[str], command: str) 
     if not modules:
         return []
     python = next((word for word in re.findall(r"[\w./-]+", command) if re.fullmatch(r"python[\d.]*", word)), "python3")
-    key = f"installed {python} {sorted(modules)}"
+    names = "\n".join(sorted(modules))
+    key = f"installed {python} {sha256(names.encode()).hexdigest()}"
     installed: list[str] | None = ctx.recall(key)
     if installed is None:
-        answer = ctx.terminal("cd / && " + shlex.join([python, "-c", FIND, *sorted(modules)]))
+        listing = f"/tmp/list-{secrets.token_hex(16)}"  # as arguments so many names may be more than a program takes
+        ctx.write_file(listing, names)
+        answer = ctx.terminal("cd / && " + shlex.join([python, "-c", FIND, listing]))
         within = ctx.resolve(".").rstrip("/") + "/"
         lines = [line.split("\t") for line in answer["output"].splitlines() if "\t" in line]
         installed = [
@@ -428,27 +457,34 @@ def _apply(ctx: Any, name: str, steering: Steering, command: str, out: list[str]
     path = f"/tmp/patch-{secrets.token_hex(16)}"
     written = ctx.write_file(path, patch)
     listed = ctx.terminal(shlex.join(["git", "apply", "--numstat", "-z", path]) + " 2>/dev/null")
+    summary = ctx.terminal(shlex.join(["git", "apply", "--summary", path]) + " 2>/dev/null | grep '^ delete '")
     if listed["exit_code"] == NOT_FOUND and _lacks_git(ctx):
         raise RewardFailure("tests_pass: the image lacks 'git', which `apply` needs")
     changed = [line.split("\t", 2)[2] for line in listed["output"].split("\0") if line.count("\t") >= 2]
-    there = None if listed.get("truncated") else _there(ctx, changed + _modules_of(steering, changed))
+    text = patch.decode("utf-8", "replace")
+    away = {target for source, target in renamed(text) if steering.steers(source) or steering.holds(source)}
+    cut = listed.get("truncated") or summary.get("truncated")
+    listable = not cut and "\ufffd" not in listed["output"] and away <= set(changed)
+    there = _there(ctx, changed + _modules_of(steering, changed)) if listable else None
     if there is None:
         return f"artifact {name} changes more files than can be listed, or files whose names cannot"
     # What the spec lays into every sandbox is in a fresh one already; the agent's patch may have it as something new.
-    provided = sorted(created(patch.decode("utf-8", "replace")) & set(ctx.provided()))
+    provided = sorted(created(text) & set(ctx.provided()))
     # A module of that name which the image has is what is worked on, such as the code of a library that pytest uses.
     known = {line.removesuffix(".py") for line in there}
     new = [path for path in changed if path not in there]
     left_out = {path for path in changed if steering.steers(path) or steering.shadows(path) not in (known | {None})}
-    left_out |= {path for path in new if not steering.may_add(path)}
+    left_out |= {path for path in new if not steering.may_add(path)} | away
+    left_out |= set(filter(steering.holds, DELETED.findall(summary["output"])))
     left_out |= set(_in_front(ctx, steering, [path for path in new if path not in left_out], command))
     out += sorted(left_out)
     excluded = [f"--exclude={_literal(path)}" for path in (*sorted(left_out), *provided)]
+    links = (_there(ctx, changed, test="-h") or set()) if b"120000" in patch else set()
     answer = ctx.terminal(shlex.join(["git", "apply", "--whitespace=nowarn", *excluded, path]))
     if "error" in written or answer["exit_code"] != 0:
         return f"artifact {name} cannot be applied: {written.get('error') or answer['output'][-400:]}"
     if b"120000" in patch:
-        for link in _there(ctx, new, test="-h") or ():
+        for link in sorted((_there(ctx, changed, test="-h") or set()) - links):
             ctx.terminal(shlex.join(["rm", "-f", "--", link]))  # it may lead to what would be left out
     return None
 
@@ -467,7 +503,7 @@ def _there(ctx: Any, paths: Sequence[str], test: str = "-e") -> set[str] | None:
     loop = f'while IFS= read -r p; do if [ {test} "$p" ] || [ -h "$p" ]; then printf "%s\\n" "$p"; fi; done <{listing}'
     answer = ctx.terminal(loop)
     whole = answer["exit_code"] == 0 and not answer.get("truncated")
-    return set(answer["output"].splitlines()) & set(paths) if whole else None
+    return set(answer["output"].split("\n")) & set(paths) if whole else None  # others break lines within names
 
 
 def _lacks_git(ctx: Any) -> bool:

@@ -8,6 +8,7 @@ import io
 import json
 import subprocess
 import sys
+import tracemalloc
 import unicodedata
 from pathlib import Path
 
@@ -91,3 +92,14 @@ def test_a_whole_run_prints_no_control_character_of_an_agent(tmp_path: Path, com
     said = (done.stdout + done.stderr).decode()
     assert "pwned" in said
     assert all(line.isprintable() for line in said.replace("\t", " ").split("\n")), said
+
+
+def test_a_long_text_takes_memory_by_its_length_alone() -> None:
+    text = "\u2212" * 900_000
+    tracemalloc.start()
+    try:
+        assert visible(text) == text
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 12_000_000

@@ -28,10 +28,11 @@ Places = Mapping[str, str]
 
 BEFORE: Places = {
     # The spec, the command line and this machine decide, before any agent has said a word.
-    "agent/program.py": "AgentFunction.of ProgramDriver._ending",
-    "agent/user.py": "UserOfCode.speak FixedWords.__init__",
+    "agent/program.py": "AgentFunction.of",
+    "agent/seats.py": "Table.play",
+    "agent/user.py": "UserOfCode.speak FixedWords.__init__ FixedWords.speak",
     "plugins.py": "load_object published load_published load_file _execute _import _attribute",
-    "rollouts/compiled.py": "CompiledSpec.policy CompiledSpec._require_ending_tools _changed _function",
+    "rollouts/compiled.py": "CompiledSpec.policy CompiledSpec._require_tools _changed _function _schedule_function",
     "rollouts/sandboxes.py": "Tooling._every_toolset _variable",
     "rollouts/teacher.py": "Teacher.probe",
     "runs/journal.py": "Journal._parsed _lock",
@@ -50,7 +51,7 @@ BEFORE: Places = {
     "sandbox/packages.py": "find_pip npm_folder _bring_interpreter _run _suitable",
     "sandbox/remote.py": "machine _ssh",
     "scoring/grader.py": "find_reward _load RewardFunction.of RewardFunction.require_takes Grader.__post_init__",
-    "servers/client.py": "ModelClient.scored SampledByFunction._piece assistant _scoring",
+    "servers/client.py": "ModelClient.rated ModelClient.scored SampledByFunction._piece assistant _scoring",
     "servers/exactness.py": "require_reachable",
     "servers/factory.py": "create_client _backend _variable",
     "servers/policy.py": "Policy.server Policy.of_spec Policy.described",
@@ -66,22 +67,24 @@ BEFORE: Places = {
     "tools/mcp_client.py": "require_mcp",
     "tools/mcp_tools.py": "McpSource.list_tools McpSource._allowed McpSource._tool",
     "tools/python_tools.py": "Signature.of _parameters PythonTool.__init__ python_tool described_tools state_tools "
-    "_attribute _method",
+    "functions_of _attribute _document _method",
     "tools/recording.py": "Recorder.__init__ Replay.__init__ Replay.tools canned_tools",
 }
 OF_A_ROW: Places = {
     # Made of a row and the spec alone. Once a rollout was graded, such an error is of its own rollout.
     "agent/program.py": "ProgramDriver._inside",
-    "rollouts/compiled.py": "_read image_url _bytes CompiledSpec._state",
+    "rollouts/compiled.py": "_read image_url _bytes CompiledSpec._state CompiledSpec.program",
     "rollouts/sandboxes.py": "laid_files _expand _inside _read_file",
     "sandbox/base.py": "Sandbox.prepare",
     "scoring/grader.py": "Grader._arguments",
     "scoring/judge.py": "require_agreement _cases",
     "scoring/mathematics.py": "_verified",
     "tools/context.py": "ToolContext.artifact ToolContext.call_tool",
-    "rewards/llm_judge.py": "_Task.__init__ _Task.scorer.score _role",
+    "rewards/llm_judge.py": "llm_judge _Task.__init__ _Task.scorer.score _role",
     "rewards/llm_pairwise.py": "llm_pairwise",
+    "rewards/reward_model.py": "reward_model",
     "rewards/tests_pass.py": "tests_pass _apply _alone _lay _by_reference _scored_apart",
+    "tools/python_tools.py": "Choice.require_met",
     "tools/rollout_process.py": "RolloutProcess.start",
 }
 OF_A_CALLER: Places = {
@@ -117,10 +120,12 @@ OURS: Places = {
 }
 OF_A_REWARD: Places = {
     # What a reward's own code gives or raises. What the agent's files do to it is an `AgentFault` already.
-    "scoring/value.py": "_no_value interpret _of_score _overrides _finite _sum _known _gate",
+    "scoring/value.py": "_no_value interpret _of_score _overrides _finite _combined _known require_gate",
 }
 DECIDED: Places = {
-    # An agent reaches these, and data decide: the same call over plain words, what the kernel says, what worked before.
+    # An agent reaches these, and data decide: the same call over plain words, what the kernel says, what worked before,
+    # whether an agent had touched the sandbox.
+    "agent/program.py": "ProgramDriver._play",
     "agent/user.py": "SimulatedUser._words_or_whose_doing",
     "rollouts/runner.py": "RolloutRunner._fail_alone RolloutRunner._compare",
     "runs/player.py": "error_of",

@@ -12,29 +12,29 @@ WIDTH, LAYERS, HEADS, LONGEST = 128, 3, 4, 1024
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.before, self.behind = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.before, self.behind = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, _ = x.shape
         q, k, v = self.qkv(self.before(x)).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
         return x + self.mlp(self.behind(x))
 
 
 class Small(nn.Module):
     """Token ids of shape (batch, length), padded at the end, → logits."""
 
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(self, vocabulary: int, width: int = WIDTH, layers: int = LAYERS) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(vocabulary, WIDTH), nn.Embedding(LONGEST, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, vocabulary, bias=False)
+        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(LONGEST, width)
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))

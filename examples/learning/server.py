@@ -37,8 +37,8 @@ class PolicyServer:
     def __init__(self, model: Small, stop: int, seed: int = 0) -> None:
         self.model, self.stop, self.version = model, stop, 0
         self.paused = False
-        self.log: dict[tuple[float, ...], Sampled] = {}
-        """Everything that was sampled, by its log-probabilities, which no two answers share."""
+        self.log: dict[tuple[tuple[int, ...], tuple[float, ...]], Sampled] = {}
+        """Everything that was sampled, by its prompt and its log-probabilities."""
         self._generator = torch.Generator().manual_seed(seed)
         self._waiting: asyncio.Queue[_Asked] = asyncio.Queue()
         self._going = asyncio.Event()
@@ -103,7 +103,7 @@ class PolicyServer:
                         asked.answer.set_exception(error)
                     continue
             for asked, sampled in zip(batch, answers, strict=True):
-                self.log[sampled.logprobs] = sampled
+                self.log[sampled.prompt, sampled.logprobs] = sampled
                 if not asked.answer.done():
                     asked.answer.set_result(sampled)
 

@@ -23,16 +23,25 @@ from hermes_rl.tokens.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 MASKED = -100
+MOST_NATS = 2.0
 
 
-def warm_up(model: Small, tokenizer: Tokenizer, tools: list[dict[str, Any]], *, steps: int, noise: float) -> float:
-    """Supervised training on scripted transcripts; returns the last loss."""
+def warm_up(
+    model: Small,
+    tokenizer: Tokenizer,
+    tools: list[dict[str, Any]],
+    *,
+    steps: int,
+    noise: float,
+    written: Callable[[random.Random, float], list[dict[str, Any]]] = transcript,
+) -> float:
+    """Supervised training on scripted transcripts, those of the task or others; returns the last loss."""
     chance = random.Random(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, steps)
     lines = []
     for _ in range(2000):
-        (line,) = chat_tokens(tokenizer, transcript(chance, noise), tools).sequences or ()
+        (line,) = chat_tokens(tokenizer, written(chance, noise), tools).sequences or ()
         lines.append(line)
     loss = torch.tensor(0.0)
     for _ in range(steps):
@@ -60,10 +69,22 @@ class Curve:
 
 
 class Trainer:
-    """GRPO: group-normalised advantages, clipped ratios, one optimiser step per batch."""
+    """GRPO: group-normalised advantages, clipped ratios, `epochs` optimiser steps per batch.
 
-    def __init__(self, model: Small, server: PolicyServer, *, lr: float = 4e-4) -> None:
-        self.model, self.server = model, server
+    `entropy_bonus` is what a token gains for each nat that it was unlikely, up to `MOST_NATS` of them: it keeps the
+    policy from settling early.
+    """
+
+    def __init__(
+        self,
+        model: Small,
+        server: PolicyServer,
+        *,
+        lr: float = 4e-4,
+        epochs: int = 1,
+        entropy_bonus: float = 0.0,
+    ) -> None:
+        self.model, self.server, self.epochs, self.entropy_bonus = model, server, epochs, entropy_bonus
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
         self.snapshots = {0: copy.deepcopy(model)}
         self.curve = Curve(parameters=sum(parameter.numel() for parameter in model.parameters()))
@@ -73,14 +94,18 @@ class Trainer:
     ) -> None:
         """Register, and take `steps` batches; the first `measured` of them only show what the policy earns as it is."""
         async for number, groups in _batches(api, steps, batch):
-            await asyncio.to_thread(self._compare, groups)
-            self.curve.reward.append(fmean(score for group in groups for score in group["scores"]))
-            if number >= measured:
-                await self._train(groups)
+            await self.take(groups, train=number >= measured)
             logger.info(
                 "step %d: reward %.3f, difference %.1e", number, self.curve.reward[-1], self.curve.difference[-1]
             )
             on_step(number)
+
+    async def take(self, groups: list[dict[str, Any]], *, train: bool = True) -> None:
+        """Note what a batch earns and how exact it is, and take a step on it."""
+        await asyncio.to_thread(self._compare, groups)
+        self.curve.reward.append(fmean(score for group in groups for score in group["scores"]))
+        if train:
+            await self._train(groups)
 
     async def _train(self, groups: list[dict[str, Any]]) -> None:
         async with self.server.lock:
@@ -96,8 +121,8 @@ class Trainer:
         for group in groups:
             for tokens, masks, given in zip(group["tokens"], group["masks"], group["inference_logprobs"], strict=True):
                 for start, stop in _stretches(masks):
-                    sampled = self.server.log[tuple(given[start:stop])]
-                    assert list(sampled.prompt) == tokens[:start], "sampled in another context"
+                    sampled = self.server.log.get((tuple(tokens[:start]), tuple(given[start:stop])))
+                    assert sampled is not None, "sampled in another context"
                     assert list(sampled.ids) == tokens[start:stop], "other tokens than were sampled"
                     ours = logprobs(self.snapshots[sampled.version], torch.tensor([tokens[:stop]]))[0, start - 1 :]
                     worst = max(worst, float((ours - torch.tensor(sampled.logprobs)).abs().max()))
@@ -110,14 +135,16 @@ class Trainer:
         ids, labels = padded([line[0] for line in lines]), padded([line[1] for line in lines], MASKED)[:, 1:]
         before = padded([line[2] for line in lines], 1.0)[:, 1:]
         advantage = torch.tensor([line[3] for line in lines])[:, None]
+        advantage = advantage - self.entropy_bonus * before.clamp(min=-MOST_NATS)
         said = (labels != MASKED).float()
-        ratio = torch.exp((logprobs(self.model, ids) - before) * said)
-        gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.25) * advantage)
-        loss = -(gain * said).sum() / said.sum()
-        self.optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
+        for _ in range(self.epochs):
+            ratio = torch.exp((logprobs(self.model, ids) - before) * said)
+            gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.25) * advantage)
+            loss = -(gain * said).sum() / said.sum()
+            self.optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
 
 
 def _lines(group: dict[str, Any]) -> list[tuple[list[int], list[int], list[float], float]]:

@@ -2,8 +2,8 @@
 
 A program works on its main line, and beside it asks for sub-agents, summaries and titles, or asks again for what it has
 thrown away. No request says so. It is found out by what later requests repeat: the ids of calls, which only one answer
-of the rollout has, and texts. The tokens are placed by the transcript, which compares more strictly; here only digests
-are kept, since each request has all that was said before it.
+of the rollout has, and texts. The tokens are placed by the transcript, which compares more strictly; here digests
+are kept, and the last request alone, since each has all that was said before it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal
 
 from hermes_rl.agent.result import Message, text_of
@@ -49,7 +50,7 @@ class ProgramCall:
     """How its answer begins, for people: its text, or the tools that it calls."""
     continued: bool = False
     quoted: bool = False
-    """Its text stands in a later request, elsewhere than as an answer of the model."""
+    """Its text stands in a later request, elsewhere than as an answer of the model in its own conversation."""
     returned: bool = False
     """Its text or one of its tool calls stands in a later request."""
     changed: bool = False
@@ -67,6 +68,8 @@ class Conversations:
         """How many calls each conversation has, by its root; those that have tools."""
         self._minted: dict[str, tuple[int, str]] = {}
         """Id of a tool call → the call of the model that made it, and what it says."""
+        self._last: tuple[list[Message], list[list[str]], list[bytes]] = [], [], [b""]
+        """The messages of the last request, with what `_digested` returns of them."""
 
     def add(
         self,
@@ -77,15 +80,14 @@ class Conversations:
     ) -> ProgramCall:
         """Add a request with the answer that the program was given; `before`: calls answered when it was made, None:
         all that are known."""
-        calls = [canonical_calls(message) for message in [*messages, answer]]
-        digests = [b""]
-        for message, said in zip([*messages, answer], calls, strict=True):
-            digests.append(_digest(digests[-1], message, said))
+        calls, digests = self._digested(list(messages))
+        calls = [*calls, canonical_calls(answer)]
+        digests = [*digests, _digest(digests[-1], answer, calls[-1])]
         answered = [place for place, message in enumerate(messages, 1) if message["role"] == "assistant"]
         deepest = next((place for place in reversed(answered) if digests[place] in self._after), None)
         continues = None if deepest is None else self._giver(digests[deepest], messages[deepest - 1])
         root = digests[answered[0] - 1] if answered else digests[-2]
-        origin = self._look_back(messages, calls)
+        origin = self._look_back(messages, calls, root, bool(tools))
         if root not in self._roots and origin is not None:
             # Its beginning was rewritten, or a summary of the main line has taken its place.
             root = self.calls[origin].root if self.calls[origin].tools or not tools else self.main
@@ -104,14 +106,36 @@ class Conversations:
         self._equipped |= {root} if call.tools else set()
         return call
 
+    def _digested(self, messages: list[Message]) -> tuple[list[list[str]], list[bytes]]:
+        """Return what the calls of each message say, and the digests of the conversation up to each, from none on.
+
+        They are known for the messages with which the last request has begun too.
+        """
+        known, calls, digests = self._last
+        pairs = takewhile(lambda pair: pair[0] == pair[1], zip(messages, known, strict=False))
+        same = sum(1 for _ in pairs)
+        calls, digests = calls[:same], digests[: same + 1]
+        for message in messages[same:]:
+            calls.append(canonical_calls(message))
+            digests.append(_digest(digests[-1], message, calls[-1]))
+        self._last = messages, calls, digests
+        return calls, digests
+
     def _giver(self, digest: bytes, answer: Message) -> int:
         """Return which of the calls that said the same gave an answer: by the ids of its calls, else the last."""
         ids = [made["id"] for made in answer.get("tool_calls") or ()]
         minted = [self._minted[each][0] for each in ids if each in self._minted]
         return next((number for number in minted if number in self._after[digest]), self._after[digest][-1])
 
-    def _look_back(self, messages: Sequence[Message], calls: Sequence[list[str]]) -> int | None:
-        """Note which answers a request holds; returns the last of them whose conversation it goes on with."""
+    def _look_back(
+        self, messages: Sequence[Message], calls: Sequence[list[str]], root: bytes, equipped: bool
+    ) -> int | None:
+        """Note which answers a request holds; returns the last of them whose conversation it goes on with.
+
+        Args:
+            root: digest of how its conversation begins.
+            equipped: whether it has tools.
+        """
         origin = None
         for message, texts in zip(messages, calls, strict=False):
             for made, said in zip(message.get("tool_calls") or (), texts, strict=True):
@@ -128,7 +152,9 @@ class Conversations:
         for number, call in unfinished[-OPEN:]:
             roles = {each["role"] for each in messages if call.text in text_of(each.get("content"))}
             call.returned |= bool(roles)
-            if roles - {"assistant"}:
+            # A summary may also come back as if it had been said in the conversation that takes the old one's place.
+            moved = bool(roles) and equipped and not call.tools and call.root != root
+            if moved or roles - {"assistant"}:
                 call.quoted, origin = True, number
         return origin
 

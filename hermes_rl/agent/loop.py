@@ -143,6 +143,7 @@ class HermesAgentLoop:
         user: who answers turns without tool calls; None: such a turn is the last.
         budget_config: bounds on what tools answer, as the configuration of an environment builds it.
         tokenizer: estimates the tokens of what a chat server has not counted yet; None: only its own count is known.
+        request_id: names its requests; default: as `task_id`.
     """
 
     def __init__(
@@ -161,6 +162,7 @@ class HermesAgentLoop:
         user: AnswersAgent | None = None,
         budget_config: ResultBudget | None = None,
         tokenizer: Tokenizer | None = None,
+        request_id: str | None = None,
     ) -> None:
         given: dict[str, Any] = {
             "max_turns": max_turns,
@@ -169,12 +171,13 @@ class HermesAgentLoop:
             "extra_body": extra_body,
             "results": budget_config,
         }
-        self.options = replace(options or LoopOptions(), **{k: v for k, v in given.items() if v is not None})
+        changed = {name: value for name, value in given.items() if value is not None}
+        self.options = replace(options or LoopOptions(), **changed) if changed else options or LoopOptions()
         self.server = as_chat_server(server)
         self.sandbox = sandbox or _sandbox_of(server)
         self._failed: Callable[[HermesRLError], None] | None = getattr(server, "loop_failed", None)
         self.toolkit = toolkit_of(tool_schemas, valid_tool_names)
-        self.task_id = task_id
+        self.task_id, self.request_id = task_id, request_id
         self.user = user
         self.tokenizer = tokenizer
         self._offered = self.toolkit
@@ -211,7 +214,7 @@ class HermesAgentLoop:
     async def _play(self, recorder: PolicyRecorder, runtime: ToolRuntime) -> Ending:
         result = recorder.result
         if self.user is not None:
-            self.user.begin(result.messages, self.options.seed)
+            self.user.begin(result, self.options.seed)
             if self.user.opens and (over := await self._hear(result)) is not None:
                 raise ServerFailure(f"the user ended the conversation before it began ({over})")
         try:
@@ -225,7 +228,8 @@ class HermesAgentLoop:
         """Make one model call and the tool calls that it asks for; returns the ending, if this turn was the last."""
         result = recorder.result
         prompt, schemas = result.messages[: result.prompt_length], self._offered.schemas
-        answer = await recorder.ask(await self._history(result), schemas, prompt=prompt, rollout_id=runtime.task_id)
+        request_id = self.request_id or runtime.task_id
+        answer = await recorder.ask(await self._history(result), schemas, prompt=prompt, rollout_id=request_id)
         calls = self._take(answer.reply, result)
         if (ending := recorder.ended_by(answer, calls)) is not None:
             if ending is Ending.FINISHED and self.user is not None:
@@ -339,4 +343,5 @@ def _record(outcome: ToolOutcome, turn: int) -> ToolCall:
         result=outcome.content,
         error=outcome.error.error if outcome.error is not None else None,
         seconds=outcome.seconds,
+        repaired=outcome.repaired,
     )

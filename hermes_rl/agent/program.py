@@ -3,7 +3,10 @@
 Or it is a function of the spec's own, called in a process outside of the sandbox. This module starts the program,
 watches its time, and says how the rollout ended. Exit codes say little, as programs end with 0 behind an error and with
 1 behind success: what the endpoint has seen decides. Everything that a program does is the policy's doing; that it
-cannot be started is a mistake of the spec.
+cannot be started is a mistake of the spec, unless an agent has written something that may be the cause.
+
+A program that has a seat among several agents is run once for each turn of the seat. Its sandbox stays, and all of its
+runs together are one conversation, within one set of budgets.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import inspect
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -24,19 +27,21 @@ from hermes_rl.agent.endpoint import PORT, Endpoint, first_answer
 from hermes_rl.agent.recorder import LoopOptions, PolicyRecorder
 from hermes_rl.agent.result import AgentResult, Message, ProgramRun, ToolCall, text_of, tokens_of
 from hermes_rl.agent.tool_server import ToolServer
+from hermes_rl.agent.user import AnswersAgent
 from hermes_rl.endings import Ending
-from hermes_rl.errors import AgentFault, UserError
+from hermes_rl.errors import AgentFault, ToolError, UserError
 from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
 from hermes_rl.plugins import Code, load_object
 from hermes_rl.sandbox.base import CommandResult, SandboxFile
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.servers.base import TellsContext
 from hermes_rl.servers.completion import as_chat_server
+from hermes_rl.spec.templates import TemplateError
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import Transcript
-from hermes_rl.tools.base import ToolRuntime
+from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.context import KILLED, ToolContext
-from hermes_rl.values import read_bounded
+from hermes_rl.values import read_bounded, whole_text
 
 LONGEST = 3600.0
 """Seconds that a program may work where the spec bounds nothing."""
@@ -54,9 +59,9 @@ GIVEN = ("row", "messages", "prompt", "system", "endpoint", "token", "ctx")
 """What a function may name as parameters."""
 
 
-def endpoint_of(rollout_id: str) -> str:
+def endpoint_of(rollout_id: str, port: int = PORT) -> str:
     """Return the address that a program finds the model at, without ``/v1``."""
-    return f"http://127.0.0.1:{PORT}/r/{quote(rollout_id, safe='')}"
+    return f"http://127.0.0.1:{port}/r/{quote(rollout_id, safe='')}"
 
 
 CONTEXT = 131_072
@@ -77,21 +82,22 @@ class AgentFunction:
     takes: tuple[str, ...]
 
     @classmethod
-    def of(cls, reference: str) -> AgentFunction:
-        """Load a function by its absolute reference; raises UserError where it cannot be loaded, or wants what is not
-        there."""
+    def of(cls, reference: str, given: tuple[str, ...] = GIVEN, where: str = "agent.program.python") -> AgentFunction:
+        """Load a function by its absolute reference; `given` are the parameters that it may name.
+
+        Raises:
+            UserError: it cannot be loaded, or wants what is not there; the message begins with `where` it is named.
+        """
         function = load_object(reference)
         if not callable(function):
-            raise UserError(f"agent.program.python: {reference} is no function")
+            raise UserError(f"{where}: {reference} is no function")
         parameters = inspect.signature(function).parameters.values()
         named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-        unknown = [each.name for each in named if each.name not in GIVEN and each.default is each.empty]
+        unknown = [each.name for each in named if each.name not in given and each.default is each.empty]
         if unknown:
-            raise UserError(
-                f"agent.program.python: {reference} wants `{unknown[0]}`; it may name {', '.join(GIVEN)} as parameters"
-            )
+            raise UserError(f"{where}: {reference} wants `{unknown[0]}`; it may name {', '.join(given)} as parameters")
         everything = any(each.kind is each.VAR_KEYWORD for each in parameters)
-        return cls(Code.of(reference), GIVEN if everything else tuple(n.name for n in named if n.name in GIVEN))
+        return cls(Code.of(reference), given if everything else tuple(n.name for n in named if n.name in given))
 
 
 @dataclass(frozen=True)
@@ -108,29 +114,47 @@ class AgentProgram:
     function: AgentFunction | None = None
     """What is called instead of the command, with those of `given` that it takes."""
     given: Mapping[str, Any] = field(default_factory=dict)
+    place: str = "agent.program"
+    """Where it stands in the spec, for errors."""
+
+
+ProgramOf = Callable[[Sequence[Message]], Awaitable[AgentProgram]]
+"""Says how a program is started for a conversation, whose last message is what it is to answer."""
 
 
 class ProgramDriver:
-    """Plays one rollout by a program.
+    """Plays one rollout by a program, or one seat of an episode.
 
     Args:
         server: the policy: anything with `chat(ChatRequest)`.
+        program: how it is started.
         runtime: the rollout's machine.
+        user: what the seat hears, and who hears what it says; None: the program is run once, for the prompt.
+        toolkit: the tools that it may be offered; default: those of the machine.
+        request_id: names its requests; default: the machine's task.
+        port: of the sandbox, where it finds the model; those who share a sandbox have different ones.
     """
 
     def __init__(
         self,
         server: Any,
-        program: AgentProgram,
+        program: ProgramOf,
         runtime: ToolRuntime,
         options: LoopOptions,
         tokenizer: Tokenizer | None = None,
+        *,
+        user: AnswersAgent | None = None,
+        toolkit: Toolkit | None = None,
+        request_id: str | None = None,
+        port: int = PORT,
     ) -> None:
         self.server = as_chat_server(server)
-        self.program = program
-        self.runtime = runtime
-        self.options = options
-        self.tokenizer = tokenizer
+        self.runtime, self.options, self.tokenizer = runtime, options, tokenizer
+        self._program, self._user, self._port = program, user, port
+        self._request_id = request_id or runtime.task_id
+        self._tools = ToolServer(runtime, options, toolkit)
+        self._listener: socket.socket | None = None
+        """The sandbox's port, open from the first run to the end."""
 
     async def run(self, messages: Sequence[Message]) -> AgentResult:
         """Play the rollout; `messages` are the spec's prompt, which the program's command holds in its own way.
@@ -147,51 +171,103 @@ class ProgramDriver:
             program=ProgramRun(),
         )
         recorder = PolicyRecorder(result, self.server, self.options, self.tokenizer)
-        return await recorder.play(partial(self._play, recorder), self.runtime)
+        play = partial(self._play, recorder, result.messages) if self._user is None else partial(self._turns, recorder)
+        try:
+            return await recorder.play(play, self.runtime)
+        finally:
+            if self._listener is not None:
+                self._listener.close()
 
-    async def _play(self, recorder: PolicyRecorder) -> Ending:
-        secret = secrets.token_urlsafe(24) if self.program.function is not None else ""
-        listener, run = self._outside(secret) if secret else await self._inside()
-        tools = ToolServer(self.runtime, self.options) if self.program.tools else None
-        endpoint = Endpoint(recorder, self.runtime.task_id, secret, tools)
+    async def _turns(self, recorder: PolicyRecorder) -> Ending:
+        """Run the program for each turn of its seat; returns the ending of the run, or of the episode, that is its
+        last."""
+        assert self._user is not None
+        result, said = recorder.result, None
+        conversation = list(result.messages)
+        self._user.begin(result, self.options.seed)
+        while True:
+            answer = await self._user.speak(said)
+            if answer.error is not None:
+                result.tool_errors.append(ToolError(result.turns_used, "user", said or "", answer.error, ""))
+            if answer.ending is not None:
+                return answer.ending
+            conversation = hearing(conversation, answer.message)
+            try:
+                ending = await self._play(recorder, conversation, by_others=answer.message is not None)
+            except TemplateError as error:
+                if answer.message is None and not result.turns_used:
+                    raise
+                # Over what another seat has said, so it ends the seat's part and not the run.
+                result.tool_errors.append(ToolError(result.turns_used, "user", "", str(error), ""))
+                return Ending.WORLD_FAILED
+            if ending is not Ending.FINISHED:
+                return ending
+            said = result.final_response
+            conversation.append({"role": "assistant", "content": said})
+
+    async def _play(
+        self, recorder: PolicyRecorder, conversation: Sequence[Message], *, by_others: bool = False
+    ) -> Ending:
+        """Run the program once; `by_others`: other agents have written what it is to answer."""
+        touched = self.runtime.started or recorder.result.turns_used > 0
+        program = await self._program(conversation)
+        try:
+            return await self._run(recorder, program)
+        except _NotBegunError as error:
+            run = recorder.result.program
+            # Words may be what a function fails at, or longer than a command line can be; a program that is not there
+            # (127) is missing whatever they are.
+            of_words = by_others and run is not None and run.exit_code in (RAISED, CANNOT_START[0])
+            if not touched and not of_words:
+                raise UserError(str(error)) from error
+            recorder.result.tool_errors.append(ToolError(recorder.result.turns_used, "", "", str(error), ""))
+            return Ending.GAVE_UP
+
+    async def _run(self, recorder: PolicyRecorder, program: AgentProgram) -> Ending:
+        secret = secrets.token_urlsafe(24) if program.function is not None else ""
+        listener, run = self._outside(program, secret) if secret else await self._inside(program)
+        endpoint = Endpoint(recorder, self._request_id, secret, self._tools if program.tools else None)
         try:
             async with endpoint:
                 endpoint.serve(listener)
                 ended, in_time = await self._watched(run, endpoint, recorder)
         finally:  # from here on no answer comes any more
-            write_down(endpoint, recorder.result, self.program.train)
-        return self._ending(endpoint, recorder, ended, in_time=in_time)
+            write_down(endpoint, recorder.result, program.train)
+        return self._ending(program, endpoint, recorder, ended, in_time=in_time)
 
-    async def _inside(self) -> tuple[socket.socket, Coroutine[Any, Any, CommandResult]]:
+    async def _inside(self, program: AgentProgram) -> tuple[socket.socket, Coroutine[Any, Any, CommandResult]]:
         """Open the sandbox's port; returns it with the program's run."""
         sandbox = await self.runtime.sandbox()
         if not isinstance(sandbox, HelperSandbox):
             raise UserError(
-                f"agent.program: a sandbox of `backend: {self.runtime.config.backend}` has no network of its own, in "
+                f"{program.place}: a sandbox of `backend: {self.runtime.config.backend}` has no network of its own, in "
                 "which the program could find the model; use bubblewrap or docker"
             )
-        for file in self.program.files:
+        if self._listener is None:
+            for file in program.files:
+                try:
+                    await sandbox.write_file(file.to, file.data, file.mode)
+                except OSError as error:
+                    problem = f"{program.place}.files: {file.to} cannot be written: {error.strerror}"
+                    raise _NotBegunError(problem) from error
             try:
-                await sandbox.write_file(file.to, file.data, file.mode)
-            except OSError as error:
-                raise UserError(f"agent.program.files: {file.to} cannot be written: {error.strerror}") from error
-        try:
-            listener = await sandbox.listen(PORT)
-        except OSError as error:  # the sandbox's setup has begun something there
-            raise UserError(f"agent.program: port {PORT} of the sandbox cannot be opened: {error}") from error
-        program = self.program
-        return listener, sandbox.run(program.command, env=program.env, timeout=10 * LONGEST, output_limit=OUTPUT)
+                self._listener = await sandbox.listen(self._port)
+            except OSError as error:  # the sandbox's setup, or an agent, has begun something there
+                problem = f"{program.place}: port {self._port} of the sandbox cannot be opened: {error}"
+                raise _NotBegunError(problem) from error
+        run = sandbox.run(program.command, env=program.env, timeout=10 * LONGEST, output_limit=OUTPUT)
+        return self._listener.dup(), run
 
-    def _outside(self, secret: str) -> tuple[socket.socket, Coroutine[Any, Any, CommandResult]]:
+    def _outside(self, program: AgentProgram, secret: str) -> tuple[socket.socket, Coroutine[Any, Any, CommandResult]]:
         """Open a port of this machine; returns it with the function's call. Who knows the path may ask there."""
         listener = socket.create_server(("127.0.0.1", 0))
-        return listener, self._called(f"http://127.0.0.1:{listener.getsockname()[1]}/r/{secret}", secret)
+        return listener, self._called(program, f"http://127.0.0.1:{listener.getsockname()[1]}/r/{secret}", secret)
 
-    async def _called(self, endpoint: str, token: str) -> CommandResult:
+    async def _called(self, program: AgentProgram, endpoint: str, token: str) -> CommandResult:
         """Call the function in a process of its own; returns how it ended, as if it were a command."""
-        function, runtime = self.program.function, self.runtime
+        function, runtime = program.function, self.runtime
         assert function is not None
-        known = {**self.program.given, "endpoint": endpoint, "token": token, "ctx": ToolContext(runtime.task_id)}
+        known = {**program.given, "endpoint": endpoint, "token": token, "ctx": ToolContext(runtime.task_id)}
         process = await POOL.hold(function.code)
         try:
             given = {name: known[name] for name in function.takes}
@@ -211,14 +287,15 @@ class ProgramDriver:
     ) -> tuple[CommandResult | None, bool]:
         """Run the program to its end; returns how it ended, None where it was ended, and whether that was in time."""
         bound, began = self.options.working_time or LONGEST, time.monotonic()
+        timings = recorder.result.timings
+        before = timings.tools
         running = asyncio.create_task(run)
         over: float | None = None
         in_time = True
         try:
             while not running.done() and in_time and endpoint.failure is None:
                 await _first(running, endpoint.ended.wait() if over is None else None, GLANCE)
-                timings = recorder.result.timings
-                timings.tools = max(0.0, time.monotonic() - began - endpoint.waiting)
+                timings.tools = before + max(0.0, time.monotonic() - began - endpoint.waiting)
                 in_time = timings.working < bound
                 if endpoint.ended.is_set():
                     over = over or time.monotonic()
@@ -231,7 +308,13 @@ class ProgramDriver:
                 await asyncio.gather(running, return_exceptions=True)
 
     def _ending(
-        self, endpoint: Endpoint, recorder: PolicyRecorder, ended: CommandResult | None, *, in_time: bool
+        self,
+        program: AgentProgram,
+        endpoint: Endpoint,
+        recorder: PolicyRecorder,
+        ended: CommandResult | None,
+        *,
+        in_time: bool,
     ) -> Ending:
         run = recorder.result.program
         assert run is not None
@@ -248,16 +331,37 @@ class ProgramDriver:
         if endpoint.too_long:
             return Ending.TOKEN_BUDGET  # it could not make the conversation shorter
         if endpoint.main is None:
-            if self.program.function is not None and run.exit_code == RAISED and not run.requests:
-                # Nothing that the policy has written can be the cause.
-                raise UserError(f"agent.program.python raised before it asked the model: {run.output.strip()}")
-            if ended is not None and ended.exit_code in CANNOT_START and self.program.function is None:
-                raise UserError(f"agent.program cannot be started (status {ended.exit_code}): {run.output.strip()}")
+            if program.function is not None and run.exit_code == RAISED and not endpoint.requests:
+                raise _NotBegunError(f"{program.place}.python raised before it asked the model: {run.output.strip()}")
+            if ended is not None and ended.exit_code in CANNOT_START and program.function is None:
+                problem = f"{program.place} cannot be started (status {ended.exit_code}): {run.output.strip()}"
+                raise _NotBegunError(problem)
             return Ending.GAVE_UP
         ending = recorder.ended_by(endpoint.main.answer, endpoint.main.calls)
         if ending is None and run.exit_code == 0 and endpoint.answered:
             return Ending.FINISHED  # it takes a call, or what the call does, as the end of its work
         return ending or Ending.GAVE_UP
+
+
+class _NotBegunError(Exception):
+    """A program cannot be started, or ends before it has asked for anything."""
+
+
+def hearing(conversation: Sequence[Message], message: Message | None) -> list[Message]:
+    """Return a conversation with what its seat hears; what its prompt ends with and the first words are one message.
+
+    A program is told the last message alone, so that it is empty where the seat hears nothing between two turns. Null
+    bytes and halves of characters are replaced, as no command line can hold them.
+    """
+    words = "" if message is None else whole_text(message["content"]).replace("\0", "\ufffd")
+    last = conversation[-1] if conversation else None
+    if last is None or last["role"] != "user":
+        return [*conversation, {"role": "user", "content": words}]
+    if message is None:
+        return list(conversation)
+    content, words = last["content"], f"\n\n{words}"
+    joined = [*content, {"type": "text", "text": words}] if isinstance(content, list) else f"{content}{words}"
+    return [*conversation[:-1], {**last, "content": joined}]
 
 
 async def _first(running: asyncio.Task[Any], event: Awaitable[Any] | None, seconds: float) -> None:
@@ -272,29 +376,40 @@ async def _first(running: asyncio.Task[Any], event: Awaitable[Any] | None, secon
 
 
 def write_down(endpoint: Endpoint, result: AgentResult, train: Sequence[Kind]) -> None:
-    """Write what the program's requests were into the result: its main line as the messages, the calls, the counts."""
+    """Add what a run of the program has asked to the result: its main line to the messages, the calls, the counts."""
     run, call = result.program, endpoint.main
     assert run is not None
-    run.requests, run.refused = endpoint.requests, endpoint.refused
-    calls, kinds = endpoint.conversations.calls, endpoint.conversations.kinds()
+    run.requests, run.refused = run.requests + endpoint.requests, run.refused + endpoint.refused
+    before, calls, kinds = len(run.calls), endpoint.conversations.calls, endpoint.conversations.kinds()
     exact = result.transcript is not None and bool(result.transcript.turns)
-    for turn, (each, kind, reply) in enumerate(zip(calls, kinds, result.replies, strict=True)):
+    answered = zip(calls, kinds, result.replies[before:], strict=True)
+    for turn, (each, kind, reply) in enumerate(answered, before):
         tokens, trained = tokens_of(reply.usage, "completion_tokens"), exact and kind in train
-        record = {"kind": kind, "continues": each.continues, "tokens": tokens, "trained": trained}
+        continues = None if each.continues is None else before + each.continues
+        record = {"kind": kind, "continues": continues, "tokens": tokens, "trained": trained}
         run.calls.append({**record, "begins": each.begins})
         if exact and not trained:
             assert result.transcript is not None
             result.transcript.left_out[turn] = kind
             run.left_out[kind] = run.left_out.get(kind, 0) + tokens
-    run.sampling = endpoint.sampling
+    run.sampling |= endpoint.sampling
     if call is not None:
-        result.messages = [*call.request.messages, call.message]
+        messages = [*call.request.messages, call.message]
+        result.messages = _joined(result.messages, messages) if before else messages
         result.prompt_length = first_answer(result.messages)
         result.tool_schemas = call.request.tools
         result.tool_calls = _tool_calls(result.messages[result.prompt_length :])
     if endpoint.tools is not None:
         result.tool_calls = _matched(result.tool_calls, endpoint.tools.calls)
         result.tool_errors = list(endpoint.tools.errors)
+
+
+def _joined(earlier: Sequence[Message], messages: Sequence[Message]) -> list[Message]:
+    """Return what a program has said in earlier runs and in this one, which may have gone on with the conversation."""
+    last = text_of(earlier[-1].get("content"))
+    if any(each["role"] == "assistant" and text_of(each.get("content")) == last for each in messages[:-1]):
+        return list(messages)
+    return [*earlier, *(each for each in messages if each["role"] != "system" or each not in earlier)]
 
 
 def _matched(said: Sequence[ToolCall], run: Sequence[ToolCall]) -> list[ToolCall]:

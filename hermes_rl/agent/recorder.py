@@ -172,7 +172,8 @@ class PolicyRecorder:
         Raises:
             Failure: a model server, the sandbox or a tool's server failed; `.result` is the part played so far.
         """
-        result = self.result
+        result, bound = self.result, self.options.task_timeout
+        runtime.time_left = None if bound is None else TimeLeft(bound)
         try:
             result.ending = await drive()
             runtime.overslept(result.timings.queue)
@@ -185,8 +186,8 @@ class PolicyRecorder:
             if not failure.ending.graded:
                 raise
         result.finished_naturally = result.ending.finished_naturally
-        if self.options.task_timeout is not None:
-            runtime.time_left = TimeLeft(self.options.task_timeout - result.timings.working)
+        if runtime.time_left is not None:
+            runtime.time_left.work(result.timings.working)
         if result.transcript is not None and result.transcript.turns:
             result.managed_state = ManagedState(result.transcript.sequences)
         elif isinstance(self.server, CompletionAdapter):

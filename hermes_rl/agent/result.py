@@ -42,6 +42,8 @@ class ToolCall:
     result: str
     error: str | None = None
     seconds: float = 0.0
+    repaired: int = 0
+    """Values of its arguments that were converted to the type that the tool's schema asks for."""
 
 
 @dataclass
@@ -110,6 +112,16 @@ class ProgramRun:
         return [number for number, call in enumerate(self.calls) if not call["trained"]]
 
 
+@dataclass(frozen=True)
+class GradedStep:
+    """A step of a rollout that the rewards have looked at while it was played."""
+
+    turns: int
+    """Model calls from the rollout's beginning to the step's end."""
+    rewards: Mapping[str, Mapping[str, Any]]
+    """By the name of each reward that looks at steps what a rollout's line has of it: value, reason, metrics."""
+
+
 @dataclass
 class AgentResult:
     """One conversation from the prompt to its ending.
@@ -137,8 +149,14 @@ class AgentResult:
     tool_schemas: list[dict[str, Any]] = field(default_factory=list, repr=False)
     world_rewards: list[tuple[int, float]] = field(default_factory=list)
     """What a user by code gave for turns: the turn that it answered, from 1, and how much."""
+    steps: list[GradedStep] = field(default_factory=list)
+    """The steps behind which the user has gone on, or ended the rollout; the last one of others is not among them."""
     program: ProgramRun | None = None
     """Set where an agent program has driven the rollout."""
+    seat: str = ""
+    """Whose conversation it is, where an episode has several seats."""
+    outcome: Any = None
+    """What the schedule of such an episode has returned, as plain values."""
 
     def for_rewards(self) -> AgentResult:
         """Return the result without what no reward sees: raw answers, the transcript, and the tools themselves."""
@@ -153,6 +171,7 @@ class AgentResult:
             tool_errors=list(self.tool_errors),
             tool_calls=list(self.tool_calls),
             world_rewards=list(self.world_rewards),
+            steps=list(self.steps),
             usage=replace(self.usage),
             timings=replace(self.timings),
         )

@@ -15,7 +15,7 @@ from typing import Any
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import ToolCall
 from hermes_rl.errors import ToolError
-from hermes_rl.tools.base import ToolRuntime
+from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.execute import execute_calls
 from hermes_rl.version import __version__
 
@@ -31,12 +31,14 @@ class ToolServer:
     """Serves the tools of one rollout.
 
     Args:
-        runtime: the rollout's machine, whose toolkit is offered.
+        runtime: the rollout's machine.
         options: bounds of calls and of their results.
+        toolkit: what is offered; default: the machine's.
     """
 
-    def __init__(self, runtime: ToolRuntime, options: LoopOptions) -> None:
+    def __init__(self, runtime: ToolRuntime, options: LoopOptions, toolkit: Toolkit | None = None) -> None:
         self._runtime, self._options = runtime, options
+        self._toolkit = runtime.toolkit if toolkit is None else toolkit
         self.calls: list[ToolCall] = []
         """Those that have been run, in the order in which they ended."""
         self.errors: list[ToolError] = []
@@ -68,7 +70,7 @@ class ToolServer:
             case "ping":
                 return _result(message, {})
             case "tools/list":
-                functions = [schema["function"] for schema in self._runtime.toolkit.schemas]
+                functions = [schema["function"] for schema in self._toolkit.schemas]
                 return _result(message, {"tools": [_listed(function) for function in functions]})
             case "tools/call":
                 name, arguments = given.get("name"), given.get("arguments") or {}
@@ -78,7 +80,7 @@ class ToolServer:
         return _error(message, NO_METHOD, f"there is no method {message['method'][:100]!r}")
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        tool = self._runtime.toolkit.get(name)
+        tool = self._toolkit.get(name)
         if tool is not None and not tool.parallel:
             async with self._alone:
                 return await self._run(name, arguments)
@@ -88,7 +90,7 @@ class ToolServer:
         options, number = self._options, len(self.calls) + 1
         call = {"id": f"mcp-{number}", "function": {"name": name, "arguments": json.dumps(arguments)}}
         seconds = min((each for each in (options.tool_timeout, options.working_time) if each), default=None)
-        outcomes = await execute_calls([call], self._runtime.toolkit, self._runtime, turn=0, tool_timeout=seconds)
+        outcomes = await execute_calls([call], self._toolkit, self._runtime, turn=0, tool_timeout=seconds)
         (outcome,) = outcomes if options.results is None else options.results.apply(outcomes)
         error = outcome.error
         self.calls.append(
@@ -100,6 +102,7 @@ class ToolServer:
                 result=outcome.content,
                 error=None if error is None else error.error,
                 seconds=outcome.seconds,
+                repaired=outcome.repaired,
             )
         )
         self.errors += [] if error is None else [error]

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from hermes_rl.agent.result import Message, Usage, text_of
+from hermes_rl.agent.result import AgentResult, Message, Usage, text_of
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, ServerFailure, UserError
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, drawn_seed, without_thinking
@@ -77,8 +77,8 @@ class AnswersAgent(Protocol):
         """Whether it speaks first."""
         ...
 
-    def begin(self, messages: Sequence[Message], seed: int | None = None) -> None:
-        """Take over the conversation so far; `seed` is the rollout's."""
+    def begin(self, result: AgentResult, seed: int | None = None) -> None:
+        """Take over the conversation so far, which is written into `result` as it goes on; `seed` is the rollout's."""
         ...
 
     async def speak(self, said: str | None = None) -> UserAnswer:
@@ -97,6 +97,7 @@ class SimulatedUser:
         stop: phrases that end the conversation when it says one.
         max_turns: how often it speaks at most.
         opens: it speaks first.
+        edit: puts its words to code of the spec, whose answer the agent hears; raises `ToolFailedError`.
     """
 
     def __init__(
@@ -109,8 +110,10 @@ class SimulatedUser:
         stop: Sequence[str] = (),
         max_turns: int = 30,
         opens: bool = False,
+        edit: Callable[[str], Awaitable[Any]] | None = None,
     ) -> None:
         self.opens = opens
+        self._edit = edit
         self.usage = Usage()
         self.turns = 0
         self._server = as_chat_server(server)
@@ -124,13 +127,13 @@ class SimulatedUser:
         """The agent has said something, and not only the prompt for it."""
         self._history: list[Message] = [] if system is None else [{"role": "system", "content": system}]
 
-    def begin(self, messages: Sequence[Message], seed: int | None = None) -> None:
+    def begin(self, result: AgentResult, seed: int | None = None) -> None:
         """Take over the conversation so far; its user messages count as this user's own words.
 
         `seed` is the rollout's; each call of the user gets a seed drawn from it.
         """
         self._seed = seed
-        said = [message for message in messages if message["role"] in ("user", "assistant")]
+        said = [message for message in result.messages if message["role"] in ("user", "assistant")]
         if not said or said[0]["role"] == "user":
             self._history.append({"role": "user", "content": GREETING})
         for message in said:
@@ -147,7 +150,15 @@ class SimulatedUser:
         ending = Ending.USER_TURNS if self.turns >= self._max_turns else None
         if any(phrase in text for phrase in self._stop):
             ending = Ending.USER_STOP
-        return UserAnswer({"role": "user", "content": text}, ending)
+        if self._edit is None:
+            return UserAnswer({"role": "user", "content": text}, ending)
+        try:
+            answer = user_answer(await self._edit(text), self._runtime.toolkit.names)
+        except ToolFailedError as error:  # what it fails at was said to the agent, and may be what the agent asked for
+            return UserAnswer(None, Ending.WORLD_FAILED, error=f"user.edit: {error.detail}")
+        if answer.message is not None:  # it has said what the agent hears
+            self._history[-1] = {"role": "assistant", "content": text_of(answer.message["content"])}
+        return replace(answer, ending=answer.ending or ending)
 
     async def _words_or_whose_doing(self) -> str:
         """Return the words. Raises a `Failure`; its ending is the policy's where that left the user without any."""
@@ -239,6 +250,30 @@ class SimulatedUser:
             self._history.append({"role": "tool", "tool_call_id": outcome.id, "content": outcome.content})
 
 
+class WithHook:
+    """A user before whose answers code of the spec is called, once the agent has said something.
+
+    Args:
+        user: who answers.
+        hook: calls the code; raises `ToolFailedError`, which ends the rollout and is the agent's doing.
+    """
+
+    def __init__(self, user: AnswersAgent, hook: Callable[[], Awaitable[Any]]) -> None:
+        self.opens, self._user, self._hook = user.opens, user, hook
+
+    def begin(self, result: AgentResult, seed: int | None = None) -> None:
+        self._user.begin(result, seed)
+
+    async def speak(self, said: str | None = None) -> UserAnswer:
+        """Call the hook, and let the user answer."""
+        if said is not None:
+            try:
+                await self._hook()
+            except ToolFailedError as error:
+                return UserAnswer(None, Ending.WORLD_FAILED, error=error.detail)
+        return await self._user.speak(said)
+
+
 # ------------------------------------------------------------------------------------------------- A user that is code
 
 
@@ -269,7 +304,7 @@ class UserOfCode:
         self._ask, self._where, self._tools = ask, where, tools
         self._left = max_turns
 
-    def begin(self, messages: Sequence[Message], seed: int | None = None) -> None:
+    def begin(self, result: AgentResult, seed: int | None = None) -> None:
         """Do nothing: the code knows its row, and hears what the agent says."""
 
     async def speak(self, said: str | None = None) -> UserAnswer:
@@ -327,21 +362,46 @@ class FixedWords:
         words: mappings as `UserOfCode` answers them.
         where: names the words in messages.
         tools: names of all tools that the agent can have.
+        before: what happens before the words of a number are said, such as laying down files for them; it returns an
+            ending where they are not to be said, and raises `ToolFailedError` where the agent is in its way.
         opens: the first words come before the agent's.
     """
 
     def __init__(
-        self, words: Sequence[Mapping[str, Any]], where: str, tools: Collection[str], *, opens: bool = False
+        self,
+        words: Sequence[Mapping[str, Any]],
+        where: str,
+        tools: Collection[str],
+        before: Callable[[AgentResult, int], Awaitable[Ending | None]] | None = None,
+        *,
+        opens: bool = False,
     ) -> None:
         self.opens = opens
+        self._where, self._before, self._spoken = where, before, 0
+        self._result = AgentResult()
         try:
-            self._answers = iter([user_answer(each, tools) for each in words])
+            self._answers = [user_answer(each, tools) for each in words]
         except ToolFailedError as error:
             raise UserError(f"{where} {error.detail}") from error
 
-    def begin(self, messages: Sequence[Message], seed: int | None = None) -> None:
-        """Do nothing: the words are there already."""
+    def begin(self, result: AgentResult, seed: int | None = None) -> None:
+        """Remember where the conversation is written: the words are there already."""
+        self._result = result
 
     async def speak(self, said: str | None = None) -> UserAnswer:
-        """Answer with the next words."""
-        return next(self._answers, UserAnswer(None, Ending.FINISHED))
+        """Answer with the next words, or open the conversation with the first.
+
+        Raises:
+            UserError: what comes with the first words cannot be laid down.
+            Failure: a reward failed that looks at the step before.
+        """
+        number, self._spoken = self._spoken, self._spoken + 1
+        if number >= len(self._answers):
+            return UserAnswer(None, Ending.FINISHED)
+        try:
+            ending = None if self._before is None else await self._before(self._result, number)
+        except ToolFailedError as error:
+            if said is None:
+                raise UserError(f"{self._where}.{number}: {error.detail}") from error
+            return UserAnswer(None, Ending.WORLD_FAILED, error=error.detail)
+        return self._answers[number] if ending is None else UserAnswer(None, ending)

@@ -542,6 +542,8 @@ class Env:
     ) -> Session:
         """Return a rollout whose turns come from the caller; tools, user, budgets, endings and rewards stay ours.
 
+        Of several agents those whose server is `policy` are stepped, each turn with its `seat`.
+
         Args:
             row, group, split, sampling: as for `play`; it is the only member of its group.
             tokenizer: a hub name, a folder or a tokenizer object of `transformers`, so that a turn may be token ids;

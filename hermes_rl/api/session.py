@@ -12,10 +12,11 @@ from array import array
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.rollouts.rollout import Encoder, Rollout
+from hermes_rl.rollouts.rollout import ALONE, Encoder, Rollout
 from hermes_rl.runs.exact import renderer_of, tokenizer_of
 from hermes_rl.servers.base import (
     CALLABLE,
@@ -52,6 +53,8 @@ class SessionTurn:
     """The conversation as tokens; None where there is no tokenizer."""
     stop_ids: tuple[int, ...] = ()
     """Tokens that end a turn."""
+    seat: str = ""
+    """Who of several agents speaks, whose conversation this is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +76,20 @@ class _Said(Exception):
 class Stepped:
     """The policy of a session: it asks whoever steps, and waits for the answer.
 
-    It is a `Backend` for messages, and the `TokenSource` of a token server where there is a tokenizer.
+    It is a `Backend` for messages, and the `TokenSource` of a token server where there is a tokenizer. Seats that speak
+    at the same time are asked one after the other.
     """
 
-    def __init__(self, renderer: Renderer | None, context: int | None) -> None:
+    def __init__(self, renderer: Renderer | None, context: int | None, *, seats: bool = False) -> None:
         self._config, self._context = ServerConfig(CALLABLE, model="stepped"), context
         self._encoder = Encoder(
             renderer.tokenizer if renderer is not None else None, "the session has no tokenizer and no token ids"
         )
         self._tokens = TokenServer(self._config, self, lambda: renderer) if renderer is not None else None
         self.role = ModelClient("policy", [self], RetryPolicy(attempts=1))
-        self.turns: asyncio.Queue[SessionTurn] = asyncio.Queue()
-        self.waiting: asyncio.Future[_Answer] | None = None
-        """Where the answer to the turn that was handed out belongs; None while there is no such turn."""
+        self._seats, self._alone = seats, asyncio.Lock()
+        self.turns: asyncio.Queue[tuple[SessionTurn, asyncio.Future[_Answer]]] = asyncio.Queue()
+        """What is asked, and where the answer belongs; who asked may have been ended meanwhile."""
         self.unknown_logprobs = False
         """Whether some token was given without its log-probability."""
 
@@ -95,16 +99,17 @@ class Stepped:
     ) -> Stepped:
         """With the tokenizer that is given, else with that of the spec's policy where it can be had."""
         settings = RendererSettings.of({"name": renderer} if isinstance(renderer, str) else renderer)
+        made = partial(cls, context=context, seats=bool(spec.agents))
         if tokenizer is not None:
-            return cls(await asyncio.to_thread(lambda: renderer_for(tokenizer, settings)), context)
+            return made(await asyncio.to_thread(lambda: renderer_for(tokenizer, settings)))
         policy = spec.servers.get("policy")
         if not policy or not policy[0].kind.exact:
-            return cls(None, context)
+            return made(None)
         make = (lambda: renderer_of(spec)) if renderer is None else lambda: renderer_for(tokenizer_of(spec), settings)
         try:
-            return cls(await asyncio.to_thread(make), context)
+            return made(await asyncio.to_thread(make))
         except (TokenizerUnavailable, RendererRefused):
-            return cls(None, context)
+            return made(None)
 
     @property
     def config(self) -> ServerConfig:
@@ -149,17 +154,18 @@ class Stepped:
         return run
 
     async def _ask(self, request: ChatRequest, sampling: Sampling | None) -> _Answer:
-        self.waiting = asyncio.get_running_loop().create_future()
-        self.turns.put_nowait(
-            SessionTurn(
+        async with self._alone:
+            answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+            turn = SessionTurn(
                 messages=[dict(message) for message in request.messages],
                 tools=[dict(tool) for tool in request.tools or ()],
                 max_tokens=request.max_tokens if sampling is None else sampling.max_tokens,
                 prompt_ids=None if sampling is None else sampling.prompt.tolist(),
                 stop_ids=() if sampling is None else sampling.stop_ids,
+                seat=(request.rollout_id or "").rpartition("@")[2] if self._seats else "",
             )
-        )
-        return await self.waiting
+            self.turns.put_nowait((turn, answer))
+            return await answer
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -169,8 +175,9 @@ class Stepped:
     async def encode(self, rollout: Rollout) -> None:
         """Give the rollout its tokens; log-probabilities only where all of them are known."""
         await self._encoder.encode(rollout)
-        if self.unknown_logprobs and rollout.sequences is not None:
-            rollout.sequences = [replace(sequence, sampled=None) for sequence in rollout.sequences]
+        for seat in rollout.seats if self.unknown_logprobs else ():
+            if seat.sequences is not None and seat.seat.role == ALONE.role:
+                seat.sequences = [replace(sequence, sampled=None) for sequence in seat.sequences]
 
     async def weights(self) -> int | None:
         """Not known here; each step may carry a version."""
@@ -190,6 +197,8 @@ class Session(AbstractAsyncContextManager["Session"]):
     def __init__(self, stepped: Stepped, play: Callable[[], Coroutine[Any, Any, Rollout]]) -> None:
         self._stepped, self._play = stepped, play
         self._task: asyncio.Task[Rollout] | None = None
+        self._waiting: asyncio.Future[_Answer] | None = None
+        """Where the answer to the turn that was handed out belongs; None while there is no such turn."""
         self._stop_ids: tuple[int, ...] = ()
         self._most: int | None = None
         """What ends the turn that waits, and how many tokens it may have."""
@@ -218,6 +227,8 @@ class Session(AbstractAsyncContextManager["Session"]):
     ) -> SessionTurn | None:
         """Answer the turn; the next one, or None where the rollout has ended (see `rollout`).
 
+        The turn may be of another seat than the one before.
+
         Args:
             answer: an assistant message, its text, or the token ids of the turn, which become it exactly.
             logprobs: a log-probability for each of the ids, where they are known.
@@ -227,7 +238,9 @@ class Session(AbstractAsyncContextManager["Session"]):
         Raises:
             UserError: no turn waits for an answer, it is none, or ids are given where there is no tokenizer.
         """
-        waiting = self._stepped.waiting
+        waiting = self._waiting
+        if self._task is not None and not (self.done or self._closed) and waiting is not None and waiting.cancelled():
+            return await self._next(self._task)  # who asked was ended meanwhile, as where another seat has failed
         if self._task is None or waiting is None or waiting.done():
             raise UserError("no turn waits for an answer: the session has not been started, or has ended")
         if isinstance(answer, Mapping | str):
@@ -271,14 +284,16 @@ class Session(AbstractAsyncContextManager["Session"]):
         return _Answer(ids=array("i", generation.ids), logprobs=known, finish=generation.finish, version=version)
 
     async def _next(self, playing: asyncio.Task[Rollout]) -> SessionTurn | None:
-        asked = asyncio.create_task(self._stepped.turns.get())
-        try:
-            await asyncio.wait({asked, playing}, return_when=asyncio.FIRST_COMPLETED)
-            if asked.done():
-                turn = asked.result()
-                self._stop_ids, self._most = turn.stop_ids, turn.max_tokens
-                return turn
-        finally:
-            asked.cancel()
-        self.rollout = playing.result()
-        return None
+        while True:
+            asked = asyncio.create_task(self._stepped.turns.get())
+            try:
+                await asyncio.wait({asked, playing}, return_when=asyncio.FIRST_COMPLETED)
+                if not asked.done():
+                    self.rollout = playing.result()
+                    return None
+                turn, answer = asked.result()
+                if not answer.cancelled():
+                    self._waiting, self._stop_ids, self._most = answer, turn.stop_ids, turn.max_tokens
+                    return turn
+            finally:
+                asked.cancel()

@@ -28,7 +28,7 @@ def audit_run(run: Path, *, as_json: bool, limit: int, pager: bool) -> int:
     record = RunRecord(run)
     record.refresh()
     suspects = audit(record)
-    looked_at = sum(1 for _ in record.counting())
+    looked_at = sum(1 for _ in record.counting(every_seat=True))
     if as_json:
         listed = described(record, suspects)
         echo(json.dumps({"rollouts": looked_at, "suspects": listed}, indent=2, ensure_ascii=False))

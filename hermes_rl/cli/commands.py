@@ -260,6 +260,29 @@ def regrade(
     raise typer.Exit(regrade_run(run_directory, tuple(sets or ()), env_file))
 
 
+@app.command(context_settings=_FLAGS, epilog=_EPILOG)
+def grade(
+    context: typer.Context,
+    spec: SpecArgument,
+    atif: Annotated[list[Path], typer.Option("--atif", metavar="FILE", help="Trajectories in ATIF, one or more.")],
+    more: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="More of them.")] = None,
+    row: Annotated[
+        str | None, typer.Option(help="Key of the row that they are of; default: found by the prompt.")
+    ] = None,
+    sets: SetOption = None,
+    env_file: EnvFileOption = None,
+    trust: TrustOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Grade trajectories of other agents; nothing is played."""
+    from hermes_rl.cli.grading import grade_files
+    from hermes_rl.cli.options import Options
+
+    [spec] = _at_hand([spec], trust)
+    options = Options(tuple(sets or ()), tuple(context.args), env_file)
+    raise typer.Exit(grade_files(spec, options, [*atif, *(more or ())], row, as_json=as_json))
+
+
 @app.command()
 def report(run_directory: RunArgument) -> None:
     """Write the report.html of a run anew, one page that can be sent."""

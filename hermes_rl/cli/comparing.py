@@ -50,7 +50,7 @@ def compare_paths(request: CompareRequest) -> int:
         raise UserError("--margin is 0 or more: how much worse B may be")
     first, *others = [_read(path) for path in request.runs]
     comparisons = [(compare_runs(first, other, request.success, request.families), other) for other in others]
-    refused = [one for one, _ in comparisons if one.refusals]
+    refused = [comparison for comparison, _ in comparisons if comparison.refusals]
     if refused and not request.anyway:
         raise UserError(
             f"{refused[0].a} (A) and {refused[0].b} (B) are graded differently, so their scores do not mean the same:\n"
@@ -58,15 +58,15 @@ def compare_paths(request: CompareRequest) -> int:
             + "\n`hermes-rl regrade RUN --set …` grades a run anew without playing; --anyway compares them all the same"
         )
     if request.as_json:
-        echo(json.dumps([one.record() for one, _ in comparisons], indent=2, ensure_ascii=False))
+        echo(json.dumps([comparison.record() for comparison, _ in comparisons], indent=2, ensure_ascii=False))
     else:
-        parts = (part for one, other in comparisons for part in _parts(one, first, other, request))
+        parts = (part for comparison, other in comparisons for part in _parts(comparison, first, other, request))
         show(parts, pager=request.pager)
-    worse = [one for one, _ in comparisons if one.found.worse(request.margin)]
+    worse = [comparison for comparison, _ in comparisons if comparison.found.worse(request.margin)]
     if worse and request.fail_if_worse:
         by = f" by more than {request.margin:g}" if request.margin else ""
-        for one in worse:
-            echo(f"error: {one.b} is worse than {one.a}{by}, beyond chance", err=True)
+        for comparison in worse:
+            echo(f"error: {comparison.b} is worse than {comparison.a}{by}, beyond chance", err=True)
         return 1
     return 0
 
@@ -79,11 +79,11 @@ def _read(path: Path) -> RunRecord:
     return record
 
 
-def _parts(one: RunComparison, a: RunRecord, b: RunRecord, request: CompareRequest) -> Iterator[RenderableType]:
-    comparison = one.found
-    yield safe(f"A  {one.a}  ({one.model_a})")
-    yield safe(f"B  {one.b}  ({one.model_b})")
-    for text in (*one.refusals, *one.warnings):
+def _parts(runs: RunComparison, a: RunRecord, b: RunRecord, request: CompareRequest) -> Iterator[RenderableType]:
+    comparison = runs.found
+    yield safe(f"A  {runs.a}  ({runs.model_a})")
+    yield safe(f"B  {runs.b}  ({runs.model_b})")
+    for text in (*runs.refusals, *runs.warnings):
         yield safe(f"warning: {text}", "yellow")
     yield Text()
     yield _differences([comparison.score, comparison.passes])
@@ -92,7 +92,7 @@ def _parts(one: RunComparison, a: RunRecord, b: RunRecord, request: CompareReque
     if request.families is not None:
         rows += f" of {comparison.score.families} families"
     style = {True: GOOD, False: BAD}[comparison.score.difference > 0] if comparison.score.beyond_chance else HEAD
-    yield safe(f"{one.verdict}; both graded {rows}", style)
+    yield safe(f"{runs.verdict}; both graded {rows}", style)
     if (least := comparison.score.detectable) is not None:
         yield safe(f"four times in five, {rows} would show a true difference of {least:.3g} or more")
     if comparison.bounds is not None:
@@ -103,7 +103,7 @@ def _parts(one: RunComparison, a: RunRecord, b: RunRecord, request: CompareReque
             "yellow",
         )
     yield Text()
-    # The test takes rows for independent of each other, which those of one family are not.
+    # The test takes rows for independent of each other, which those of runs family are not.
     chance = f"; sign test p = {comparison.p:.3g}" if request.families is None else ""
     changed = f"{counted(len(comparison.fixed), 'row')} fixed, {len(comparison.broken)} broken"
     yield safe(f"{changed} (a pass scores {comparison.success:g} or more){chance}")

@@ -79,7 +79,10 @@ def examine_security() -> list[Check]:
 
     remedy = "do not run agents that you do not trust here; docs/security.md says what each part of the sandbox needs"
     trial_results = asyncio.run(trials())
-    return [Check(f"attack on {one.name}", one.held, one.detail, None if one.held else remedy) for one in trial_results]
+    return [
+        Check(f"attack on {trial.name}", trial.held, trial.detail, None if trial.held else remedy)
+        for trial in trial_results
+    ]
 
 
 def print_checks(checks: Sequence[Check], *, as_json: bool) -> int:

@@ -159,7 +159,7 @@ class LivePanel(Progress):
 
     def _draw(self, stop: threading.Event) -> None:
         """Draw until it is to stop; what is wrong with the panel itself is told once, and holds up no note."""
-        told = False
+        reported = False
         with suppress(OSError), Live(console=self.console, auto_refresh=False, transient=True) as live:
             while True:
                 stopping = stop.wait(EVERY)
@@ -172,9 +172,9 @@ class LivePanel(Progress):
                 except OSError:  # the terminal is gone
                     raise
                 except Exception as error:  # noqa: BLE001
-                    if not told:
+                    if not reported:
                         self.say(f"the panel cannot be drawn ({type(error).__name__}: {error}); the run goes on")
-                    told = True
+                    reported = True
 
     def panel(self) -> RenderableType:
         """Return what is drawn."""

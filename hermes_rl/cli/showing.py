@@ -22,6 +22,7 @@ from hermes_rl.reading.settings import spec_of, success_of, weights_of
 from hermes_rl.reading.shown import conversation, program
 from hermes_rl.reading.summary import SORTS, RowSummary, RunSummary, Sort, Spread, chosen, looked_at, summarise, why
 from hermes_rl.reading.tokens import RecordedTokens, first_prompt, tokens_of
+from hermes_rl.rollouts.rollout import NEVER_ASKED
 from hermes_rl.runs.store import Line
 from hermes_rl.spec.suggest import choices
 from hermes_rl.values import read_json
@@ -262,6 +263,9 @@ class _Rollout:
         reasons = list(why(self.line, self.weights, self.success))
         for number, reason in enumerate(reasons):
             yield Text.assemble(("why: " if number == 0 else "     "), safe(_cut(reason, 500), BAD))
+        seats = [f"{seat.seat} #{self.record.number(seat.id)} {_number(seat.score)}" for seat in self.record.seats(one)]
+        if seats:
+            yield safe(f"{one.seat} of its episode: {', '.join(seats)}", DIM)
         others = [other for other in self.record.members(one.group) if other.id != one.id]
         if others:
             scores = ", ".join(f"#{self.record.number(other.id)} {_number(other.score)}" for other in others[:16])
@@ -422,6 +426,8 @@ def _cut(text: str, most: int) -> str:
 def _show_tokens(record: RunRecord, line: Line, request: ShowRequest) -> int:
     tokens = tokens_of(record.described, line)
     if tokens is None and request.tokens:
+        if not line["turns"]:
+            raise UserError(f"this rollout has no tokens: {NEVER_ASKED}")
         raise UserError(
             "this rollout has no tokens: only process and serve record them, where the policy's tokenizer can be had "
             f"(this run: {record.described.get('mode')}); --prompt shows its messages"
@@ -469,7 +475,7 @@ def _token_parts(tokens: RecordedTokens, full: bool) -> Iterator[RenderableType]
         yield heading(
             f"sequence {number} of {len(tokens.sequences)}: {len(sequence)} tokens, {sequence.trained_length} trained"
         )
-        end, taken = 0, 0
+        end, sampled = 0, 0
         for span in sequence.spans:
             yield from _context(tokens, sequence.ids[end : span.start], full)
             before, after = tokens.version(span.turn)
@@ -478,8 +484,8 @@ def _token_parts(tokens: RecordedTokens, full: bool) -> Iterator[RenderableType]
             made = table("place", "id", "logprob", "token", right=("place", "id", "logprob"))
             for place in range(span.start, span.stop):
                 token = sequence.ids[place]
-                logprob = "" if sequence.sampled is None else f"{sequence.sampled[taken]:.4f}"
-                taken += 1
+                logprob = "" if sequence.sampled is None else f"{sequence.sampled[sampled]:.4f}"
+                sampled += 1
                 text = "" if tokens.tokenizer is None else repr(tokens.text([token]))
                 made.add_row(str(place), str(token), logprob, safe(text, GOOD))
             yield made

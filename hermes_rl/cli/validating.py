@@ -29,8 +29,8 @@ class Verdict:
     warnings: list[Problem] = field(default_factory=list)
     tokens: str | None = None
     """How many sequences a rollout will have, where the tokenizer is at hand."""
-    program: str | None = None
-    """Which agent program plays, by which file, and what is installed for it."""
+    programs: Sequence[str] = ()
+    """Which agent programs play, by which file, and what is installed for them."""
     scores: dict[str, float | None] | None = None
     """Mean score of each kind of answer, where they were played."""
     kept: str | None = None
@@ -82,18 +82,17 @@ def judge(source: str, overrides: Overrides | None = None, environ: Mapping[str,
             verdict.tokens = foretold(draft.spec) if not problems else None
         except UserError as error:
             verdict.problems = [draft.spec.problem(("servers", "policy"), f"its tokens cannot be exact: {error}")]
-        verdict.program = _program(draft.spec)
+        verdict.programs = [_program(draft.spec, path) for path in draft.spec.programs]
         verdict.warnings = [*warnings, *_lacking(draft.spec, os.environ if environ is None else environ)]
     return verdict
 
 
-def _program(spec: Spec) -> str | None:
-    program = spec.agent.program
-    if program is None:
-        return None
-    file = spec.problem(("agent", "program", "command"), "").file
+def _program(spec: Spec, path: tuple[str, ...]) -> str:
+    program, seat = spec.programs[path], f" {path[1]}" if path[0] == "agents" else ""
+    name = program.name or program.python or program.command[0]
+    file = spec.problem((*path, "command"), "").file
     packages = ", ".join((*spec.sandbox.npm, *spec.sandbox.python))
-    return f"{program.name or program.command[0]} plays, as {file} says{packages and f', with {packages}'}"
+    return f"{name} plays{seat}, as {file} says{packages and f', with {packages}'}"
 
 
 def _judge_set(source: str, overrides: Overrides, environ: Mapping[str, str]) -> Verdict:
@@ -169,8 +168,8 @@ def _print(verdict: Verdict) -> None:
         echo(f"warning: {warning}", err=True)
     if verdict.kept is not None:
         echo(f"note: what was played is in {verdict.kept}", err=True)
-    if verdict.program is not None:
-        echo(f"note: {verdict.program}", err=True)
+    for program in verdict.programs:
+        echo(f"note: {program}", err=True)
     if verdict.tokens is not None:
         echo(f"note: {verdict.tokens}", err=True)
     if not verdict.problems:

@@ -16,6 +16,7 @@ import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from hermes_rl.errors import Problem, SpecError, UserError
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.section import parse_size
 from hermes_rl.spec.suggest import did_you_mean
+from hermes_rl.values import is_number
 
 TASK = "task.toml"
 VERIFIER_SECONDS = 600.0
@@ -38,7 +40,6 @@ UNSTARTED = {"CMD": "is not run, nor is it by Harbor", "EXPOSE": "is of no effec
 """Instructions of a Dockerfile that change nothing here, and why."""
 
 REFUSED: Mapping[str, str] = {
-    "steps": "tasks of several steps are not played yet",
     "environment.mcp_servers": "tool servers of a task are not played yet; name them in `tools:` of a spec of your own",
     "environment.healthcheck": "health checks are not played yet",
     "environment.tpu": "no sandbox here has a TPU",
@@ -48,10 +49,12 @@ REFUSED: Mapping[str, str] = {
     "verifier.environment": "tests run in the agent's sandbox alone",
     "verifier.collect": "nothing is collected of services beside the sandbox",
 }
-"""Keys of task.toml that cannot be played, and why."""
+"""Keys of task.toml that cannot be played, and why; those of `agent` and `verifier` also of a step."""
+STEPS = 'the loop plays steps, by `user: {says: "{{ steps }}"}` and a reward with `steps`, as the shipped spec does'
+STRATEGIES = {"mean": "mean", "final": "last"}
+"""What `multi_step_reward_strategy` says, and a reward's `steps`."""
 UNUSED: Mapping[str, str] = {
     "artifacts": "is not collected; `artifacts` of the spec names what is",
-    "multi_step_reward_strategy": "is of effect for tasks of several steps alone",
     "environment.build_timeout_sec": "is of no effect: no image is built here",
     "environment.gpu_types": "is of no effect where no GPU is asked for",
 }
@@ -66,11 +69,15 @@ KEYS: Mapping[str, frozenset[str]] = {
         "environment": "build_timeout_sec docker_image os cpus memory_mb memory storage_mb storage gpus gpu_types tpu "
         "mcp_servers env skills_dir healthcheck workdir allow_internet network_mode allowed_hosts",
         "solution": "env",
+        "steps": "name agent verifier min_reward healthcheck artifacts",
     }.items()
 }
 """The tables of task.toml and their keys; `task` and `metadata` describe the task, in whatever words."""
 FILES = frozenset((TASK, "instruction.md", "environment", "tests", "solution", "steps", "README.md"))
-"""What lies in a task folder."""
+STEP_FILES = frozenset(("instruction.md", "workdir", "tests", "solution", "README.md"))
+"""What lies in a task folder, and in that of a step."""
+COPIED = ("tests", "solution", "workdir")
+"""Folders of a task, or of a step, that are copied into the sandbox."""
 NAMED = 3
 """Tasks that a note names; of more it gives the number."""
 
@@ -87,13 +94,24 @@ def tasks_of(spec: Spec) -> Tasks:
     """Return the tasks that `dataset.harbor` of a spec names; see `read_tasks`."""
     sandbox, rule = spec.sandbox, spec.dataset.eval
     agent = spec.agent_for("evaluate" if rule is not None and rule.only else "process")
+    says = spec.user is not None and spec.user.says is not None and agent.program is None
+    steps = next((each.steps for each in spec.rewards.values() if each.steps is not None), None) if says else None
     return read_tasks(
-        Path(str(spec.dataset.harbor)), sandbox.backend, network=sandbox.network, agent_timeout=agent.timeout
+        Path(str(spec.dataset.harbor)),
+        sandbox.backend,
+        network=sandbox.network,
+        agent_timeout=agent.timeout,
+        steps=steps,
     )
 
 
 def read_tasks(
-    folder: Path, backend: str, *, network: bool | Sequence[str], agent_timeout: float | None = None
+    folder: Path,
+    backend: str,
+    *,
+    network: bool | Sequence[str],
+    agent_timeout: float | None = None,
+    steps: str | None = None,
 ) -> Tasks:
     """Read a task folder, or all task folders right in a folder.
 
@@ -106,6 +124,7 @@ def read_tasks(
         backend: the spec's `sandbox.backend`.
         network: the spec's `sandbox.network`: none, all, or names of hosts.
         agent_timeout: seconds that the spec gives the agent; None: any time.
+        steps: what the spec makes of the rewards of several steps, `mean` or `last`; None: it plays no steps.
 
     Raises:
         SpecError: none of the tasks can be played; with the place of each reason.
@@ -123,7 +142,7 @@ def read_tasks(
         raise UserError(f"dataset.harbor: {folder} has no {TASK}, and no folder right in it has one{way}")
     tasks, refused, noted = Tasks(), list[Problem](), dict[str, list[str]]()
     for place in places:
-        task = _Task(place, backend, network, agent_timeout)
+        task = _Task(place, backend, network, agent_timeout, steps)
         row = task.row()
         refused += task.problems
         if row is not None and not task.problems:
@@ -139,6 +158,14 @@ def read_tasks(
     return tasks
 
 
+class _Part(NamedTuple):
+    """A step of a task, or the whole of one without steps."""
+
+    key: str
+    """What its keys in task.toml begin with."""
+    folder: Path
+
+
 class _Line(NamedTuple):
     """One instruction of a Dockerfile; continued lines are joined."""
 
@@ -150,8 +177,16 @@ class _Line(NamedTuple):
 class _Task:
     """One task folder."""
 
-    def __init__(self, folder: Path, backend: str, network: bool | Sequence[str], agent_timeout: float | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        backend: str,
+        network: bool | Sequence[str],
+        agent_timeout: float | None,
+        steps: str | None,
+    ) -> None:
         self.folder, self.backend, self.network, self.agent_timeout = folder, backend, network, agent_timeout
+        self.plays_steps = steps
         self.problems: list[Problem] = []
         self.notes: list[str] = []
         self.workdir: str | None = None
@@ -183,13 +218,76 @@ class _Task:
             self._refuse_key("environment.os", "sandboxes are Linux")
         if self._at("verifier.environment_mode") not in (None, "shared"):
             self._refuse_key("verifier.environment_mode", 'tests run in the agent\'s sandbox alone, as with "shared"')
-        for table in ("environment", "agent", "verifier"):
+        parts = self._parts()
+        if not parts:
+            return None
+        keys = dict.fromkeys(("", *(part.key for part in parts)))
+        for table in ("environment", *(f"{key}{name}" for key in keys for name in ("agent", "verifier"))):
             self._hold_network(table)
-        self._note_unused()
-        self._files(file)
-        self._links()
+        self._note_unused(parts)
+        self._files(file, parts)
+        self._links(parts)
         self._environment(file)
         self.env |= self._variables("environment.env")
+        workdir = str(self._at("environment.workdir") or self.workdir or "/app")
+        steps = [self._step(part, workdir) for part in parts]
+        if parts[0].key:
+            self._begin_with(steps[0])
+        self._note_time()
+        cpus = self._number("environment.cpus")
+        return {
+            "name": self.folder.name,
+            "instruction": steps[0]["say"],
+            "category": str(self._at("metadata.category") or ""),
+            "image": self.base if self._takes_images else None,
+            "workdir": workdir,
+            "env": self.env,
+            "files": self.files,
+            "setup": self.setup,
+            "memory": self._size("memory"),
+            "disk": self._size("storage"),
+            "cpu": cpus or None,
+            "tests": steps[0]["verifier"]["files"],
+            "verifier_env": steps[0]["verifier"]["env"],
+            "verifier_timeout": steps[0]["verifier"]["timeout"],
+            "solution": steps[0]["solution"],
+            "verifiers": [step["verifier"] for step in steps],
+            "steps": [
+                {key: step[key] for key in ("say", "files", "setup")} | before["min_reward"]
+                for before, step in pairwise(steps)
+            ],
+            "turns": [
+                turn
+                for step in steps
+                for turn in (
+                    {"tools": [{"name": "terminal", "args": {"command": step["solution"]}}]},
+                    {"say": "Done."},
+                )
+            ],
+        }
+
+    # ------------------------------------------------------------------ steps
+
+    def _parts(self) -> list[_Part]:
+        """Return the steps of the task, or all of it as the only one; none where they cannot be read."""
+        tables = self._toml.get("steps")
+        if not tables:
+            return [_Part("", self.folder)]
+        if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
+            self._refuse_key("steps", "expected [[steps]]")
+            return []
+        parts = []
+        for number, table in enumerate(tables):
+            name, key, top = table.get("name"), f"steps.{number}", (self.folder / "steps").resolve()
+            if not isinstance(name, str) or not (top / name).is_dir() or (top / name).resolve().parent != top:
+                self._refuse_key(f"{key}.name", "steps/ has no folder of that name")
+                return []
+            parts.append(_Part(f"{key}.", self.folder / "steps" / name))
+            self._hold_step(key)
+        self._hold_strategy()
+        return parts
+
+    def _note_time(self) -> None:
         seconds = self._number("agent.timeout_sec")
         if seconds is not None and seconds != self.agent_timeout:
             limit = "has no limit" if self.agent_timeout is None else f"is {self.agent_timeout:g}"
@@ -197,38 +295,82 @@ class _Task:
                 f"`agent.timeout_sec` is {seconds:g}, but `agent.timeout` of the spec {limit}, and that counts: "
                 f"--set agent.timeout={seconds:g}"
             )
-        cpus = self._number("environment.cpus")
-        return {
-            "name": self.folder.name,
-            "instruction": self._instruction(),
-            "category": str(self._at("metadata.category") or ""),
-            "image": self.base if self._takes_images else None,
-            "workdir": str(self._at("environment.workdir") or self.workdir or "/app"),
-            "env": self.env,
-            "files": self.files,
-            "setup": self.setup,
-            "memory": self._size("memory"),
-            "disk": self._size("storage"),
-            "cpu": cpus or None,
-            "tests": [
-                {
-                    "to": f"/tests/{path.relative_to(self.folder / 'tests')}",
-                    "content": path.read_bytes(),
-                    "mode": _mode(path),
-                }
-                for path in _inside(self.folder / "tests")
-            ],
-            "verifier_env": self._variables("verifier.env"),
-            "verifier_timeout": self._number("verifier.timeout_sec", VERIFIER_SECONDS),
-            "solution": self._solution(),
+
+    def _hold_strategy(self) -> None:
+        """Refuse steps whose rewards the spec does not take together as the task does."""
+        strategy = self._at("multi_step_reward_strategy") or "mean"
+        wanted = STRATEGIES.get(str(strategy))
+        if self.plays_steps is None:
+            self._refuse_key("steps.0", STEPS)
+        elif wanted is None:
+            self._refuse_key("multi_step_reward_strategy", f"expected mean or final, got {strategy!r}")
+        elif self.plays_steps != wanted:
+            way = f"--set rewards.verified.steps={wanted}"
+            self._refuse_key("multi_step_reward_strategy", f"`steps` of the reward is {self.plays_steps}: {way}")
+
+    def _hold_step(self, key: str) -> None:
+        """Refuse what a step asks for and cannot be played; `key` is that of its table."""
+        refused = {each: why for each, why in REFUSED.items() if each.startswith(("agent.", "verifier."))}
+        for inner, why in (refused | {"healthcheck": REFUSED["environment.healthcheck"]}).items():
+            if self._at(f"{key}.{inner}") not in (None, [], ""):
+                self._refuse_key(f"{key}.{inner}", why)
+        if self._at(f"{key}.verifier.environment_mode") not in (None, "shared"):
+            self._refuse_key(f"{key}.verifier.environment_mode", "tests run in the agent's sandbox alone")
+        if self._at(f"{key}.agent.timeout_sec") is not None:
+            self.notes.append("`steps.agent.timeout_sec` is of no effect: the agent's time is for all steps together")
+
+    def _begin_with(self, step: Mapping[str, Any]) -> None:
+        """Let the sandbox begin with what the first step lays down, over what the image has in the same place."""
+        taken = {posixpath.normpath(each["to"]) for each in step["files"]}
+        own = [each for each in self.files if posixpath.normpath(each["to"]) not in taken]
+        self.files, self.setup = own + step["files"], self.setup + step["setup"]
+
+    def _step(self, part: _Part, workdir: str) -> dict[str, Any]:
+        """Return one step: its words, what comes with them, how it is verified and solved."""
+        tests = {
+            f"/tests/{path.relative_to(top)}": path
+            for top in dict.fromkeys((self.folder / "tests", part.folder / "tests"))
+            for path in _inside(top)
         }
+        laid = part.folder / "workdir" if part.key else None
+        timeout = self._number("verifier.timeout_sec", VERIFIER_SECONDS)
+        env = self._variables("verifier.env")
+        if part.key:
+            timeout = self._number(f"{part.key}verifier.timeout_sec", timeout)
+            env |= self._variables(f"{part.key}verifier.env")
+        return {
+            "say": self._instruction(part),
+            "files": [_laid(f"{workdir}/{path.relative_to(laid)}", path) for path in _inside(laid)] if laid else [],
+            "setup": ["bash setup.sh"] if laid and (laid / "setup.sh").is_file() else [],
+            "min_reward": self._min_reward(part),
+            "verifier": {
+                "files": [{"to": to, "content": path.read_bytes(), "mode": _mode(path)} for to, path in tests.items()],
+                "env": env,
+                "timeout": timeout,
+            },
+            "solution": self._solution(part),
+        }
+
+    def _min_reward(self, part: _Part) -> dict[str, Any]:
+        """Return what the next step asks of this one; a number is that of the reward called `reward`."""
+        key = f"{part.key}min_reward"
+        least = self._at(key) if part.key else None
+        if least is None:
+            return {}
+        numbers = least if isinstance(least, dict) else {"reward": least}
+        if not all(is_number(number) for number in numbers.values()):
+            self._refuse_key(key, f"expected a number, or names with a number each, got {least!r}")
+        return {"min_reward": numbers["reward"] if set(numbers) == {"reward"} else numbers}
 
     # ------------------------------------------------------------------ task.toml
 
     def _at(self, key: str) -> Any:
         value: Any = self._toml
-        for step in key.split("."):
-            value = value.get(step) if isinstance(value, dict) else None
+        for name in key.split("."):
+            if isinstance(value, list) and name.isdigit():
+                value = value[int(name)]
+            else:
+                value = value.get(name) if isinstance(value, dict) else None
         return value
 
     def _number(self, key: str, default: float | None = None) -> Any:
@@ -280,16 +422,24 @@ class _Task:
         elif _reaches_beyond(reach, self.network):
             self.notes.append(f"`{key}` lets the task reach {words}, and `sandbox.network` does not: {way}")
 
-    def _note_unused(self) -> None:
-        for table, keys in KEYS.items():
+    def _note_unused(self, parts: Sequence[_Part]) -> None:
+        tables = {table: keys for table, keys in KEYS.items() if table != "steps"}
+        for part in (part for part in parts if part.key):
+            tables |= {part.key.rstrip("."): KEYS["steps"]}
+            tables |= {f"{part.key}{name}": KEYS[name] for name in ("agent", "verifier")}
+        for table, keys in tables.items():
             given = self._at(table) if table else self._toml
             if given is not None and not isinstance(given, dict):
                 self._refuse_key(table, f"expected a table, got {given!r}")
                 continue
             for key in sorted((given or {}).keys() - keys):
-                name = f"{table}.{key}" if table else key
+                name = re.sub(r"\.\d+", "", f"{table}.{key}" if table else key)
                 self.notes.append(f"`{name}` is no key of the format, and of no effect{did_you_mean(key, keys)}")
         self.notes += [f"`{key}` {why}" for key, why in UNUSED.items() if self._at(key) not in (None, [])]
+        if any(self._at(f"{part.key}artifacts") for part in parts if part.key):
+            self.notes.append(f"`steps.artifacts` {UNUSED['artifacts']}")
+        if not parts[0].key and self._at("multi_step_reward_strategy") is not None:
+            self.notes.append("`multi_step_reward_strategy` is of effect for tasks of several steps alone")
 
     def _variables(self, key: str) -> dict[str, str]:
         """Return variables; those that take a value of this machine are refused, as it may be a secret."""
@@ -306,11 +456,13 @@ class _Task:
     def _line(self, key: str) -> int:
         """Return the line of task.toml in which a key, or its table, stands."""
         table, _, name = key.rpartition(".")
-        current, nearest = "", 1
+        current, nearest, step = "", 1, -1
         for number, line in enumerate(self._text.splitlines(), 1):
             header = re.match(r"\s*\[+\s*([\w.\"-]+)\s*\]+", line)
             if header:
                 current = header[1].replace('"', "")
+                step += current == "steps"
+                current = re.sub(r"^steps\b", f"steps.{step}", current)
                 if current == key:
                     return number
                 nearest = number if current == table else nearest
@@ -325,43 +477,52 @@ class _Task:
     def _refuse(self, file: Path, line: int, why: str) -> None:
         self.problems.append(Problem(str(file), line, 1, f"task {self.folder.name} cannot be played: {why}"))
 
-    def _files(self, file: Path) -> None:
+    def _files(self, file: Path, parts: Sequence[_Part]) -> None:
         """Take the names in the task folder into account."""
-        if not (self.folder / "tests/test.sh").is_file() and "steps" not in self._toml:
-            self._refuse(file, 1, "it has no tests/test.sh")
+        for part in parts:
+            if not any((folder / "tests/test.sh").is_file() for folder in (self.folder, part.folder)):
+                within = f", and neither has steps/{part.folder.name}" if part.key else ""
+                self._refuse(
+                    file, self._line(part.key.rstrip(".")) if part.key else 1, f"it has no tests/test.sh{within}"
+                )
         trajectory = self.folder / "trajectory.json"
         if trajectory.exists():
             self._refuse(trajectory, 1, "a conversation that came before is not given to the agent yet")
-        for name in ("tests", "solution"):
-            for ignored in sorted((self.folder / name).rglob(".harborignore")):
-                self._refuse(ignored, 1, "files are not left out by it; remove it, and the files that it names")
+        tops = dict.fromkeys(folder / name for folder in (self.folder, *(p.folder for p in parts)) for name in COPIED)
+        for ignored in (path for top in tops for path in sorted(top.rglob(".harborignore"))):
+            self._refuse(ignored, 1, "files are not left out by it; remove it, and the files that it names")
         if (self.folder / "tests/Dockerfile").is_file():
             self.notes.append("tests/Dockerfile is not built: tests run in the agent's sandbox")
-        names = {path.name for path in self.folder.iterdir() if not path.name.startswith(".")}
-        if others := sorted(names - FILES - {trajectory.name}):
-            self.notes.append(f"of no effect, as no part of the format: {', '.join(others)}")
-        if "solution" in names and not (self.folder / "solution/solve.sh").is_file():
-            self.notes.append("solution/ has no solve.sh, so that the task has no solution of its own")
+        others = _names(self.folder) - FILES - {trajectory.name}
+        for part in (part for part in parts if part.key):
+            others |= {f"steps/{part.folder.name}/{name}" for name in _names(part.folder) - STEP_FILES}
+        if others:
+            self.notes.append(f"of no effect, as no part of the format: {', '.join(sorted(others))}")
+        for part in parts:
+            if (part.folder / "solution").is_dir() and not (part.folder / "solution/solve.sh").is_file():
+                self.notes.append("solution/ has no solve.sh, so that the task has no solution of its own")
 
-    def _links(self) -> None:
+    def _links(self, parts: Sequence[_Part]) -> None:
         """Refuse links that are not followed, behind which files would be missing."""
-        copied = () if self._at("environment.docker_image") is not None else ("environment",)
-        for top in (self.folder / name for name in ("tests", "solution", *copied)):
+        copied = [] if self._at("environment.docker_image") is not None else [self.folder / "environment"]
+        for top in dict.fromkeys(
+            (*(part.folder / name for part in (_Part("", self.folder), *parts) for name in COPIED), *copied)
+        ):
             for path in sorted(top.rglob("*")):
                 if path.is_symlink() and not (path.is_file() and path.resolve().is_relative_to(top.resolve())):
                     self._refuse(path, 1, f"only links to files in {top.name}/ are followed")
 
-    def _instruction(self) -> str:
+    def _instruction(self, part: _Part) -> str:
+        file = part.folder / "instruction.md"
         try:
-            return (self.folder / "instruction.md").read_text("utf-8")
+            return file.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            if "steps" not in self._toml:
-                self._refuse(self.folder / "instruction.md", 1, f"it cannot be read: {error}")
+            self._refuse(file, 1, f"it cannot be read: {error}")
             return ""
 
-    def _solution(self) -> str:
+    def _solution(self, part: _Part) -> str:
         """Return a command that puts the solution in place and runs it."""
-        solution = self.folder / "solution"
+        solution = part.folder / "solution"
         if not (solution / "solve.sh").is_file():
             return "true"
         commands = []
@@ -467,10 +628,7 @@ class _Task:
             else:
                 whole = target.endswith(("/", ".")) or len(sources) > 1
                 into = [(f"{top.rstrip('/.')}/{path.name}" if whole else top, path)]
-            self.files += [
-                {"to": to, "base64": base64.b64encode(inner.read_bytes()).decode(), "mode": f"0o{_mode(inner):03o}"}
-                for to, inner in into
-            ]
+            self.files += [_laid(to, inner) for to, inner in into]
         return None
 
 
@@ -500,10 +658,20 @@ def _reaches_beyond(network: bool | Sequence[str], other: bool | Sequence[str]) 
     )
 
 
+def _names(folder: Path) -> set[str]:
+    """Return the names in a folder that are not hidden."""
+    return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+
+
 def _inside(folder: Path, top: Path | None = None) -> list[Path]:
     """Return the files in a folder that lie in it, or in `top` above it, also after symlinks."""
     bound = (top or folder).resolve()
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.resolve().is_relative_to(bound))
+
+
+def _laid(to: str, path: Path) -> dict[str, str]:
+    """Return a file as a sandbox lays it down."""
+    return {"to": to, "base64": base64.b64encode(path.read_bytes()).decode(), "mode": f"0o{_mode(path):03o}"}
 
 
 def _text(data: bytes) -> str:

@@ -79,12 +79,12 @@ def eval_digests(rows: Iterable[Row], fraction: float, seed: int) -> frozenset[s
     ranked = sorted(counts, key=lambda content: (seeded(seed, content), content))
     wanted = max(1, round(fraction * counts.total()))
     chosen: set[str] = set()
-    taken = 0
+    rows_chosen = 0
     for content in ranked[:-1]:  # the last one stays, whatever the fraction
-        if taken >= wanted:
+        if rows_chosen >= wanted:
             break
         chosen.add(content)
-        taken += counts[content]
+        rows_chosen += counts[content]
     return frozenset(chosen)
 
 

@@ -93,7 +93,7 @@ class HandWritten:
     async def user(self, key: RolloutKey, runtime: ToolRuntime) -> None:
         """Nobody answers; an environment that has somebody plays its own conversation."""
 
-    async def program(self, key: RolloutKey, runtime: ToolRuntime, context: Any) -> None:
+    def program(self, key: RolloutKey, runtime: ToolRuntime, context: Any) -> None:
         """Return none: the loop plays, or the environment's own code."""
 
     def options(self, split: str) -> LoopOptions:
@@ -247,7 +247,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
 
         It renames an existing output, which our loops go on with; and it fails where a hub is out of reach.
         """
-        kept = {
+        given = {
             "data_path_to_save_groups": config.data_path_to_save_groups,
             "tokenizer_name": config.tokenizer_name,
         }
@@ -257,7 +257,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         super().__init__(config, configs)
         if self._encoder.tokenizer is None:
             self.tokenizer = None  # better none than another model's
-        for name, value in kept.items():
+        for name, value in given.items():
             setattr(config, name, value)
 
     # ------------------------------------------------------------------ hooks of an environment
@@ -481,9 +481,12 @@ def metrics_by_column(samples: Sequence[Mapping[str, Any]], columns: Sequence[st
             if sample.get(score) is not None:
                 values.setdefault(str(sample.get(column)), []).append(float(sample[score]))
         for value, scores in sorted(values.items()):
-            told = {"mean_reward": mean(scores), "mean_reward_stderr": clustered_stderr([[score] for score in scores])}
-            told["rows"] = float(len(scores))
-            metrics |= {f"{BY}{column}/{value}/{name}": one for name, one in told.items() if one is not None}
+            figures = {
+                "mean_reward": mean(scores),
+                "mean_reward_stderr": clustered_stderr([[score] for score in scores]),
+            }
+            figures["rows"] = float(len(scores))
+            metrics |= {f"{BY}{column}/{value}/{name}": one for name, one in figures.items() if one is not None}
     return metrics
 
 

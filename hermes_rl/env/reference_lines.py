@@ -66,11 +66,11 @@ def require_lines_that_work(cls: type, base: type, backend: str) -> None:
 
 
 def _sources(cls: type, base: type) -> Iterator[Path]:
-    for one in cls.__mro__:
-        if not issubclass(one, base) or one.__module__.partition(".")[0] == "hermes_rl":
+    for ancestor in cls.__mro__:
+        if not issubclass(ancestor, base) or ancestor.__module__.partition(".")[0] == "hermes_rl":
             continue
         try:
-            path = inspect.getsourcefile(one)
+            path = inspect.getsourcefile(ancestor)
         except (TypeError, OSError):
             continue  # typed at a prompt
         if path is not None and Path(path).is_file():

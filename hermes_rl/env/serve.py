@@ -162,7 +162,9 @@ def require_exact(spec: Spec) -> None:
     What a token-level or scripted server sampled is certified for each group.
     """
     policy, staleness = spec.servers["policy"], spec.serve.max_staleness
-    if staleness is not None and any(not one.kind.tells_version and one.weights_path is None for one in policy):
+    if staleness is not None and any(
+        not server.kind.tells_version and server.weights_path is None for server in policy
+    ):
         raise UserError(
             "serve.max_staleness: the policy's server does not tell the version of its weights. Name a path at it that "
             'answers {"version": N} under weights_path, or leave max_staleness out'

@@ -264,7 +264,7 @@ _NOT_HOOKS = {"spec", "environ", "name"}
 def overridden(cls: type[SpecEnv]) -> list[str]:
     """Return the names of our environment, or of Atropos', that a subclass of a compiled spec defines itself."""
     own = cls.__mro__[: cls.__mro__.index(SpecEnv)]
-    names = {name for one in own for name in vars(one) if not name.startswith("_") or name == "__init__"}
+    names = {name for cls in own for name in vars(cls) if not name.startswith("_") or name == "__init__"}
     return sorted(name for name in names - _NOT_HOOKS if hasattr(SpecEnv, name))
 
 

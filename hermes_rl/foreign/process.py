@@ -125,8 +125,11 @@ def _load(request: Mapping[str, Any]) -> str | None:
     try:
         for name in request["modules"]:
             importlib.import_module(name)
-        for name in getattr(Code(*request["code"]).load(), "imports", ()):
+        code = Code(*request["code"]).load()
+        for name in getattr(code, "imports", ()):
             importlib.import_module(name)  # once, and not in each fork
+        if callable(prepare := getattr(code, "prepare", None)):
+            prepare()
     except BaseException as error:  # noqa: BLE001 - a user's module may raise anything
         return f"{type(error).__name__}: {error}"
     finally:

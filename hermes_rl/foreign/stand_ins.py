@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from hermes_rl.errors import UserError
+from hermes_rl.errors import AgentFault, UserError
 from hermes_rl.foreign.process import current_runner
 
 LIVING: dict[type, str] = {}
@@ -95,3 +95,24 @@ class RoleStandIn(StandIn):
         """See `ModelHandle.answer`."""
         text, usage = await asyncio.to_thread(self._ask, "answer", list(messages), schema, temperature)
         return text, usage
+
+    async def rate(self, messages: Sequence[dict[str, Any]]) -> list[float]:
+        """See `ModelHandle.rate`."""
+        numbers: list[float] = await asyncio.to_thread(self._ask, "rate", list(messages))
+        return numbers
+
+
+class SeatStandIn(StandIn):
+    """Stands for a `SeatPlayer` where a schedule of the spec's own runs."""
+
+    def __init__(self, number: int, name: str) -> None:
+        super().__init__(number)
+        self.name = name
+
+    async def say(self, words: str | None = None) -> str | None:
+        """See `SeatPlayer.say`; what it raises ends the episode, unless the schedule goes on."""
+        answer = await asyncio.to_thread(self._ask, "said", words)
+        if "problem" in answer:
+            raise AgentFault(answer["problem"])
+        text: str | None = answer["text"]
+        return text

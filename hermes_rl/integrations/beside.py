@@ -74,8 +74,8 @@ class Beside:
                 raise UserError(
                     "the spec's rows may be without end, and the trainer wants to know how many: say `rows=1000`"
                 )
-            found = map(self.sync.row, chosen) if isinstance(chosen, list) else islice(rows, chosen)
-            self._splits[split] = {row.key: row for row in found}
+            selected = map(self.sync.row, chosen) if isinstance(chosen, list) else islice(rows, chosen)
+            self._splits[split] = {row.key: row for row in selected}
         return self._splits[split]
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class ModelCalls:
                         break
                     ended = further is None
                     batch += [further] if further is not None else []
-                self._answer([one for one in batch if one[1].set_running_or_notify_cancel()], generate)
+                self._answer([request for request in batch if request[1].set_running_or_notify_cancel()], generate)
                 if ended:
                     return
         except BaseException:  # Ctrl-C too: what is played on another thread would go on

@@ -60,10 +60,10 @@ def tasks_of(spec: str, split: str, rows: int | None, trainer: str) -> list[tupl
     env = hermes_rl.open_env(spec)
     with hermes_rl.sync(env):
         require_no_comparing(env, trainer)
-        found = env.rows(split)
-        if rows is None and found.length is None:
+        every_row = env.rows(split)
+        if rows is None and every_row.length is None:
             raise UserError("the spec's rows may be without end: say how many are wanted, such as rows=1000")
-        return [(row.key, env.prompt(row)) for row in islice(found, rows)]
+        return [(row.key, env.prompt(row)) for row in islice(every_row, rows)]
 
 
 def require_no_comparing(env: hermes_rl.Env, trainer: str, instead: str = BY_OTHERS) -> None:
@@ -77,12 +77,41 @@ def require_no_comparing(env: hermes_rl.Env, trainer: str, instead: str = BY_OTH
         )
 
 
-def require_own_baseline(env: hermes_rl.Env, trainer: str) -> None:
-    """Refuse a spec that counts lost members as the worst of their group, where the trainer compares scores itself."""
+def trained_seats(env: hermes_rl.Env) -> int:
+    """Return how many seats of an episode are trained; 1 where one agent plays."""
+    return sum(seat.train for seat in env.spec.agents.values()) if env.spec.agents else 1
+
+
+def require_own_baseline(env: hermes_rl.Env, trainer: str, *, seats: bool = False) -> None:
+    """Refuse a spec whose scores the trainer would compare otherwise than the spec says, as it does so itself.
+
+    It counts lost members as the worst of their group, or trains several seats of an episode; `seats`: the door takes
+    those that are all compared with each other.
+    """
+    if not trained_seats(env):
+        raise UserError(f"agents: no seat is trained (`train: false`), so {trainer} would get nothing")
+    if trained_seats(env) > 1 and not (
+        seats and {own.baseline for own in env.spec.agents.values() if own.train} == {"row"}
+    ):
+        way = "write `baseline: row` for each of them" if seats else "train with TRL's GRPOTrainer"
+        raise UserError(
+            f"agents: {trained_seats(env)} seats are trained, and {trainer} has one rollout for each place: {way}, or "
+            "train through Atropos, TRL's asynchronous loop, HTTP (docs/service.md) or groups of the Python API"
+        )
     if env.spec.endings.get("lost") == "worst":
         raise UserError(
             f"endings.lost is worst, and {trainer} compares the scores of a group itself, without those that have "
             "none: leave it out, or train through Atropos, TRL's asynchronous loop or groups of the Python API"
+        )
+
+
+def require_one_stepped(env: hermes_rl.Env, door: str) -> None:
+    """Refuse a spec of which a door that steps a session would be asked for other seats than the trained one."""
+    stepped = [name for name, seat in env.spec.agents.items() if "policy" in (seat.rivals or (seat.server,))]
+    if stepped != [name for name, seat in env.spec.agents.items() if seat.train]:
+        raise UserError(
+            f"agents: {', '.join(stepped) or 'no seats'} are played by `policy`, and {door} answers for the trained "
+            "seat alone: give the others servers of their own, or step a session (docs/python.md)"
         )
 
 

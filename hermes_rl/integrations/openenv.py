@@ -17,7 +17,7 @@ from pydantic import Field
 
 import hermes_rl
 from hermes_rl.errors import UserError
-from hermes_rl.integrations.opened import require_carried, require_no_comparing, values_of
+from hermes_rl.integrations.opened import require_carried, require_no_comparing, require_one_stepped, values_of
 
 
 class Say(Action):
@@ -159,6 +159,7 @@ def make_app(env: hermes_rl.Env, most: int) -> Any:
     """Return OpenEnv's application for an environment that is open, with at `most` so many sessions at a time.
     UserError: rewards compare the members of a group, which sessions are not."""
     require_no_comparing(env, "OpenEnv")
+    require_one_stepped(env, "OpenEnv")
     numbers, sync = count(), hermes_rl.sync(env)
     sync.__enter__()  # the environment is open, so this opens nothing
     return create_fastapi_app(

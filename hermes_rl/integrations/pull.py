@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import hermes_rl
 from hermes_rl.errors import RunError, UserError
-from hermes_rl.integrations.opened import require_carried, require_own_baseline
+from hermes_rl.integrations.opened import require_carried, require_own_baseline, trained_seats
 
 FAILURES = tuple(ending for ending in hermes_rl.Ending if not ending.graded)
 """Endings that infrastructure caused, which trainers are told apart by."""
@@ -58,6 +58,7 @@ class Pull:
         replays: how often a rollout is played again after a failure that was not the policy's doing.
         concurrency: rollouts at a time, or groups where a reward compares their members; default: all of a batch.
         allow_inexact: train also on tokens that are not proven to be those that were sampled.
+        seats: the door hands on what `play_all` returns, so that several seats of an episode may be trained.
 
     Raises:
         UserError: `sampling` has what the trainer sets.
@@ -74,8 +75,9 @@ class Pull:
         replays: int = 2,
         concurrency: int | None = None,
         allow_inexact: bool = False,
+        seats: bool = False,
     ) -> None:
-        self.trainer, self.env, self.policy = trainer, env, policy
+        self.trainer, self.env, self.policy, self._seats = trainer, env, policy, seats
         self.own = own_settings(sampling, trainer, where)
         self._replays, self._exact = replays, not allow_inexact
         self._room = asyncio.Semaphore(concurrency or 1_000_000)
@@ -90,7 +92,7 @@ class Pull:
         if self._opening is None:
             self._opening = asyncio.create_task(self.env.open())
         await asyncio.shield(self._opening)
-        require_own_baseline(self.env, self.trainer)
+        require_own_baseline(self.env, self.trainer, seats=self._seats)
         return self.env
 
     async def close(self) -> None:
@@ -140,10 +142,20 @@ class Pull:
         )
 
     async def play_group(self, place: BatchPlace, split: str, sampling: Mapping[str, Any]) -> hermes_rl.Group:
-        """Play all members of a group. `Env.play_group` raises the same."""
+        """Play all members of a group. `Env.play_group` raises the same.
+
+        Where several seats of an episode are trained, its members are those seats' rollouts.
+
+        Raises:
+            UserError: the members are no whole number of episodes.
+        """
         row, group, _, size = place
+        seats = trained_seats(self.env)
+        if size % seats:
+            raise UserError(f"{seats} seats of an episode are trained, so {self.trainer}'s groups are multiples of it")
         given: dict[str, Any] = {"split": split, "sampling": sampling, "replays": self._replays}
-        return await self.env.play_group(row, size, self.policy, group, **given)
+        played = await self.env.play_group(row, size // seats, self.policy, group, **given)
+        return played if seats == 1 or played.dropped is not None else played.compared()[0]
 
     async def play_all(
         self, places: Sequence[BatchPlace], split: str, sampling: Mapping[str, Any]
@@ -165,9 +177,13 @@ class Pull:
                 return {
                     (place.group, index): BatchResult(None, group.dropped, group.detail) for index in range(place.size)
                 }
-            return {(place.group, one.key.index): BatchResult(one, one.ending, one.error) for one in group.rollouts}
+            return {
+                (place.group, number): BatchResult(rollout, rollout.ending, rollout.error)
+                for number, rollout in enumerate(group.rollouts)
+            }
 
-        compared = [self.env.comparing and place.size > 1 for place in places]
+        comparing = self.env.comparing or trained_seats(self.env) > 1
+        compared = [comparing and place.size > 1 for place in places]
         plays = [together(place) if whole else alone(place)
                  for place, whole in zip(places, compared, strict=True) if not (whole and place.member)]  # fmt: skip
         work = [asyncio.create_task(play) for play in plays]
@@ -237,14 +253,16 @@ def is_scored(rollout: hermes_rl.Rollout | None) -> TypeGuard[hermes_rl.Rollout]
 def require_score(rollout: hermes_rl.Rollout) -> hermes_rl.Rollout:
     """Return the rollout, or raise a RunError where it has no score."""
     if not is_scored(rollout):
-        raise RunError(f"rollout {rollout.id} has no score ({rollout.ending}: {rollout.error})")
+        lack = "score" if rollout.score is None else "tokens"
+        raise RunError(f"rollout {rollout.id} has no {lack} ({rollout.ending}: {rollout.error or rollout.no_tokens})")
     return rollout
 
 
 def require_a_score(batch: Sequence[BatchResult]) -> None:
-    """Raise a RunError where infrastructure failed every rollout of a batch."""
+    """Raise a RunError where infrastructure failed every rollout of a batch, or no program of it asked the policy."""
     ended = Counter(ending for _, ending, _ in batch)
-    if ended.keys() <= set(FAILURES):
+    unasked = [played.no_tokens for played, _, _ in batch if played is not None and not played.turns]
+    if ended.keys() <= set(FAILURES) or len(unasked) == len(batch):
         causes = ", ".join(f"{many} {ending}" for ending, many in ended.items())
-        details = sorted({detail for _, _, detail in batch if detail})
+        details = sorted({detail for detail in (*(detail for _, _, detail in batch), *unasked) if detail})
         raise RunError(f"not one of {len(batch)} rollouts could be scored ({causes}): {'; '.join(details[:3])}")

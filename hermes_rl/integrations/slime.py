@@ -58,19 +58,19 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
 
 
 def _sample(given: Any, rollout: hermes_rl.Rollout, example: hermes_rl.Example) -> Any:
-    one = copy.copy(given)
-    one.tokens, one.response_length = example.prompt_ids + example.response_ids, len(example.response_ids)
-    one.loss_mask, one.rollout_log_probs = example.mask, example.logprobs
-    one.response = str(rollout.messages[-1].get("content") or "")
-    one.reward, one.remove_sample, one.metadata = rollout.score, False, dict(given.metadata)
-    one.weight_versions = [str(version) for version in dict.fromkeys(example.weights) if version is not None]
-    one.status = type(given).Status.TRUNCATED if rollout.ending in CUT else type(given).Status.COMPLETED
-    return one
+    filled = copy.copy(given)
+    filled.tokens, filled.response_length = example.prompt_ids + example.response_ids, len(example.response_ids)
+    filled.loss_mask, filled.rollout_log_probs = example.mask, example.logprobs
+    filled.response = str(rollout.messages[-1].get("content") or "")
+    filled.reward, filled.remove_sample, filled.metadata = rollout.score, False, dict(given.metadata)
+    filled.weight_versions = [str(version) for version in dict.fromkeys(example.weights) if version is not None]
+    filled.status = type(given).Status.TRUNCATED if rollout.ending in CUT else type(given).Status.COMPLETED
+    return filled
 
 
 def whole(args: Any, samples: Sequence[Any], **_: Any) -> bool:
     """Keep a group whose rollouts all have a score: slime's `--dynamic-sampling-filter-path`; it draws another else."""
-    return not any(one.remove_sample for one in _flat(samples))
+    return not any(sample.remove_sample for sample in _flat(samples))
 
 
 def rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
@@ -81,27 +81,27 @@ def rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]
     """
     every = _flat(samples)
     groups: dict[Any, dict[Any, float]] = {}
-    for one in every:
-        if not one.remove_sample:
-            groups.setdefault(one.group_index, {})[one.rollout_id] = one.reward
+    for sample in every:
+        if not sample.remove_sample:
+            groups.setdefault(sample.group_index, {})[sample.rollout_id] = sample.reward
     mean = {group: fmean(scores.values()) for group, scores in groups.items()}
     spread = {group: stdev(scores.values()) if len(scores) > 1 else 0.0 for group, scores in groups.items()}
     overall = fmean(mean.values()) if mean else 0.0
-    raw = [mean.get(one.group_index, overall) if one.remove_sample else float(one.reward) for one in every]
+    raw = [mean.get(sample.group_index, overall) if sample.remove_sample else float(sample.reward) for sample in every]
     grouped = args.advantage_estimator in ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
     if not (grouped and args.rewards_normalization):
         return raw, raw
     scaled = args.grpo_std_normalization and args.advantage_estimator != "reinforce_plus_plus_baseline"
     return raw, [
         0.0
-        if one.remove_sample
-        else (one.reward - mean[one.group_index]) / (spread[one.group_index] + 1e-6 if scaled else 1.0)
-        for one in every
+        if sample.remove_sample
+        else (sample.reward - mean[sample.group_index]) / (spread[sample.group_index] + 1e-6 if scaled else 1.0)
+        for sample in every
     ]
 
 
 def _flat(samples: Sequence[Any]) -> list[Any]:
-    return [one for given in samples for one in (_flat(given) if isinstance(given, list) else [given])]
+    return [sample for given in samples for sample in (_flat(given) if isinstance(given, list) else [given])]
 
 
 def _sampling(args: Any, pull: Pull, given: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +112,9 @@ def _sampling(args: Any, pull: Pull, given: dict[str, Any]) -> dict[str, Any]:
         "max_trajectory_tokens": getattr(args, "rollout_max_context_len", None),
     }
     for name, bound in bounds.items():
-        known = [one for one in (bound, settings.get(name, getattr(pull.env.spec.agent, name))) if one is not None]
+        known = [
+            value for value in (bound, settings.get(name, getattr(pull.env.spec.agent, name))) if value is not None
+        ]
         settings.update({name: min(known)} if known else {})
     return settings
 

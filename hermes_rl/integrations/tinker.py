@@ -25,7 +25,14 @@ from tinker_cookbook.rl.types import (
 
 import hermes_rl
 from hermes_rl.errors import UserError
-from hermes_rl.integrations.opened import opened, require_carried, require_no_comparing, tasks_of, values_of
+from hermes_rl.integrations.opened import (
+    opened,
+    require_carried,
+    require_no_comparing,
+    require_one_stepped,
+    tasks_of,
+    values_of,
+)
 
 T = TypeVar("T")
 _STOPPED = {
@@ -60,6 +67,7 @@ class HermesEnv(Env):
         given = self._group
         self._env, self._sync = await asyncio.to_thread(opened, given.spec)
         require_no_comparing(self._env, "tinker-cookbook")
+        require_one_stepped(self._env, "tinker-cookbook")
         self._session = await self._on_loop(
             self._env.session(
                 given.key,
@@ -91,8 +99,8 @@ class HermesEnv(Env):
     @property
     def rollout(self) -> hermes_rl.Rollout | None:
         """What was played; None while it goes on."""
-        found: hermes_rl.Rollout | None = self._session.rollout if self._session is not None else None
-        return found
+        rollout: hermes_rl.Rollout | None = self._session.rollout if self._session is not None else None
+        return rollout
 
     async def close(self) -> None:
         """End the rollout, if it has not ended, and release its sandbox."""
@@ -172,7 +180,7 @@ class HermesGroup(EnvGroupBuilder):
     async def cleanup(self) -> None:
         """Release the sandboxes of rollouts that were given up."""
         made, self._made = self._made, []
-        await asyncio.gather(*(one.close() for one in made))
+        await asyncio.gather(*(env.close() for env in made))
 
     def logging_tags(self) -> list[str]:
         """Return the names that the cookbook aggregates metrics by."""

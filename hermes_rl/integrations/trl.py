@@ -23,7 +23,7 @@ from typing import Any
 import hermes_rl
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.integrations.beside import Beside, Call, ModelCalls, dataset
-from hermes_rl.integrations.opened import logprobs_of, require_own_baseline, values_of
+from hermes_rl.integrations.opened import logprobs_of, require_own_baseline, trained_seats, values_of
 from hermes_rl.integrations.pull import (
     FAILURES,
     BatchPlace,
@@ -159,7 +159,7 @@ class HermesRollouts(Beside):
             raise UserError("the trainer's `tools` would run TRL's own loop behind each rollout: name them in the spec")
         if self._pull is None:
             policy = self._policy or self._policy_of(trainer)
-            self._pull = Pull("TRL", self.env, policy, where=WHERE, **self._settings)
+            self._pull = Pull("TRL", self.env, policy, where=WHERE, seats=True, **self._settings)
         pull = self._pull
         assert pull.policy is not None
         if self._trainer is not trainer:
@@ -174,9 +174,10 @@ class HermesRollouts(Beside):
         training = trainer.model.training
         size = int(trainer.num_generations if training else trainer.num_generations_eval)
         numbered = places_of(prompts, size, trainer.accelerator.process_index * len(prompts))
-        require_own_baseline(self.env, "TRL")
-        if size > 1 and self.sync.comparing:
-            require_whole(numbered, size, self.sync.comparing)
+        require_own_baseline(self.env, "TRL", seats=True)
+        together = self.sync.comparing or (["agents"] if trained_seats(self.env) > 1 else [])
+        if size > 1 and together:
+            require_whole(numbered, size, together)
         split, batch = "train" if training else "eval", next(self._batches)
         rows = self.rows(split)
         places = [
@@ -280,8 +281,8 @@ def columns_of(ended: Sequence[BatchResult], end: int, pull: Pull) -> dict[str, 
             if len(several) != 1:
                 raise UserError(
                     f"rollout {rollout.id} has {len(several)} sequences, as the policy did not see all of it in one "
-                    "context, and TRL's rollout_func takes one: choose a renderer that keeps earlier turns (renderer="
-                    "{'thinking_retention': 'all'}), or train with AsyncGRPOTrainer and HermesWorker, which take all"
+                    f"context, and TRL's rollout_func takes one: {rollout.one_context}, or train with "
+                    "AsyncGRPOTrainer and HermesWorker, which take all"
                 )
             examples[place] = several[0]
     known = all(example.logprobs is not None for example in examples)
@@ -555,9 +556,15 @@ class HermesWorker(Beside):
         if group.dropped is not None:
             return []
         assert group.certificate is not None
-        samples, prompt = [], self.env.prompt(group.row)
+        samples = []
         oldest = group.certificate.oldest
-        for rollout, advantage in zip(group.rollouts, group.advantages(self._normalise), strict=True):
+        compared = [
+            (part, *one)
+            for part in group.compared()
+            for one in zip(part.rollouts, part.advantages(self._normalise), strict=True)
+        ]
+        for part, rollout, advantage in compared:
+            prompt = rollout.messages[: rollout.result.prompt_length] if rollout.result is not None else []
             values = {f"rewards/{name}": value for name, value in values_of(rollout).items()}
             for example in self._pull.examples(rollout) if advantage is not None else []:
                 if not any(example.mask):
@@ -574,7 +581,7 @@ class HermesWorker(Beside):
                         advantage=advantage,
                         model_version=self._version if oldest is None else oldest,
                         group_id=number,
-                        metrics={"reward": rollout.score, "reward_std": pstdev(group.scores), **values},
+                        metrics={"reward": rollout.score, "reward_std": pstdev(part.scores), **values},
                     )
                 )
         return samples

@@ -21,8 +21,8 @@ _TYPES = {"integer": int, "number": float, "boolean": bool, "array": list, "obje
 class HermesEnvironments(Beside):
     """A spec's tools, sandbox and rewards for the loop of TRL: `GRPOTrainer(environment_factory=…)`.
 
-    TRL renders, samples and stops; budgets of the spec hold, and its endings. A spec with a simulated user, with tools
-    that differ between rows, or with rewards that compare is refused: `HermesRollouts` plays it.
+    TRL renders, samples and stops; budgets of the spec hold, and its endings. A spec with a simulated user, an agent
+    program, tools that differ between rows, or rewards that compare is refused: `HermesRollouts` plays it.
 
     Args:
         spec, rows, environ, record: as for `HermesRollouts`.
@@ -49,6 +49,10 @@ class HermesEnvironments(Beside):
         """A class whose methods are the spec's tools."""
         if self.env.spec.user is not None:
             raise UserError("the spec has a simulated user, and TRL's own loop knows none: use HermesRollouts")
+        if self.env.spec.agents:
+            raise UserError("the spec has several agents, and TRL's own loop knows one: use HermesRollouts")
+        if self.env.spec.agent.program is not None:
+            raise UserError("the spec's agent is a program, and here the loop is TRL's: use HermesRollouts")
         require_no_comparing(self.env, "TRL's own loop", "use HermesRollouts")
         tools = [self.sync.tools(row) for row in self.rows("train").values()]
         if any(tool != tools[0] for tool in tools):
@@ -117,7 +121,7 @@ def _method(tool: Mapping[str, Any]) -> Callable[..., str]:
     call.__doc__ = "\n".join([_one_line(tool.get("description") or tool["name"]), "", "Args:", *lines])
     call.__annotations__ = {**types, "return": str}
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-    for name, kind in sorted(types.items(), key=lambda one: one[0] not in required):
+    for name, kind in sorted(types.items(), key=lambda entry: entry[0] not in required):
         default = inspect.Parameter.empty if name in required else None
         parameters.append(
             inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=kind)

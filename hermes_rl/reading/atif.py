@@ -30,7 +30,7 @@ def export_atif(run: Path, folder: Path) -> int:
     """
     record = RunRecord(run)
     record.refresh()
-    lines = [record.line(rollout.id) for rollout in record.counting()]
+    lines = [record.line(rollout.id) for rollout in record.counting(every_seat=True)]
     lines = [line for line in lines if line["messages"]]
     if not lines:
         raise UserError(f"{record.path} has no rollout with a conversation")

@@ -82,7 +82,7 @@ def audit(record: RunRecord) -> list[Suspect]:
     """
     hidden = hidden_tests(record)
     suspects = []
-    for rollout in record.counting():
+    for rollout in record.counting(every_seat=True):
         reasons = reasons_of(record, record.line(rollout.id), hidden)
         if reasons and reasons[0].weight >= LISTED:
             suspects.append(Suspect(rollout, tuple(reasons)))

@@ -204,7 +204,7 @@ def _refuse_secrets(text: str, file: str, forms: Mapping[str, str]) -> None:
 def _groups(record: RunRecord, endings: Mapping[str, Any], forms: Mapping[str, str]) -> Iterator[Group]:
     """Yield the groups of a run with the rollouts that count; no secret is in them."""
     members: dict[str, list[RolloutSummary]] = {}
-    for rollout in record.counting():
+    for rollout in record.counting(every_seat=True):
         members.setdefault(rollout.group, []).append(rollout)
     for name, own in members.items():
         lines = [_line(record, rollout, forms) for rollout in sorted(own, key=lambda rollout: rollout.index)]

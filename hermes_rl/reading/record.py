@@ -53,6 +53,8 @@ class RolloutSummary:
         seconds: by phase (`total`, `generation`, `tools`, `sandbox`, `rewards`, `queue`).
         model: of the policy's server; None where none answered.
         row_digest: of the row's content.
+        seat: whose it is, where an episode has several seats; else empty.
+        episode: the group of the episode that it is part of; that of the first seat is its own group.
         begin: where the line begins in its file, in bytes.
     """
 
@@ -78,6 +80,8 @@ class RolloutSummary:
     seconds: Mapping[str, float]
     model: str | None
     row_digest: str
+    seat: str
+    episode: str
     begin: int
 
     @property
@@ -281,12 +285,26 @@ class RunRecord:
     def members(self, group: str) -> list[RolloutSummary]:
         """Return the rollouts of a group in their order, of each place the one that counts."""
         own = [rollout for rollout in self.rollouts if rollout.group == group]
-        return sorted(self.counting(own), key=lambda rollout: rollout.index)
+        return sorted(self.counting(own, every_seat=True), key=lambda rollout: rollout.index)
+
+    def seats(self, rollout: RolloutSummary) -> list[RolloutSummary]:
+        """Return the rollouts of all seats of its episode, the first seat's first; none where one agent plays."""
+        if not rollout.seat:
+            return []
+        place = rollout.episode, rollout.index, rollout.attempt
+        own = [one for one in self.rollouts if (one.episode, one.index, one.attempt) == place]
+        return sorted(own, key=lambda one: one.group != one.episode)
 
     def counting(
-        self, rollouts: Iterable[RolloutSummary] | None = None, size: float | None = None
+        self,
+        rollouts: Iterable[RolloutSummary] | None = None,
+        size: float | None = None,
+        *,
+        every_seat: bool = False,
     ) -> Iterator[RolloutSummary]:
         """Yield of each place the rollout that counts: the one that is final, else the last that was played.
+
+        Of an episode with several seats that is the first seat's, unless `every_seat` is asked for.
 
         Args:
             rollouts: that are looked at, each place with all its attempts; None: all.
@@ -296,6 +314,8 @@ class RunRecord:
         size = self.group_size if size is None else size
         for rollout in self.rollouts if rollouts is None else rollouts:
             place = rollout.group, rollout.index
+            if rollout.group != rollout.episode and not every_seat:
+                continue
             if rollout.index < size and (place not in places or not places[place].final):
                 places[place] = rollout
         yield from places.values()
@@ -450,6 +470,8 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
         seconds={intern(name): seconds for name, seconds in timings.items()},
         model=intern(behind["policy"].get("model") or "") or None if behind["policy"] else None,
         row_digest=behind["row_digest"],
+        seat=intern(said["seat"]["name"]) if "seat" in said else "",
+        episode=intern(said["seat"]["of"] if "seat" in said else said["group"]),
         begin=begin,
     )
 

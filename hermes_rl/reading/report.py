@@ -65,7 +65,7 @@ def write_report_or_say(path: Path, say: Callable[[str], None]) -> None:
 
 def report(record: RunRecord) -> str:
     """Return the page of a run that was read."""
-    chosen = sample(list(record.counting()))
+    chosen = sample(list(record.counting(every_seat=True)))
     tokenizer, why = None, ""
     room = ROOM
     details: dict[str, Any] = {}

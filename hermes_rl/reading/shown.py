@@ -48,8 +48,8 @@ class Screen:
 
     def text(self, text: str) -> str:
         """Return a text without control characters, cut where it is too long."""
-        kept = text[: max(min(self.longest, self.room), 0)]
-        seen, cut = visible(kept), len(text) - len(kept)
+        beginning = text[: max(min(self.longest, self.room), 0)]
+        seen, cut = visible(beginning), len(text) - len(beginning)
         self.room -= len(json.dumps(seen)) + 5 * sum(map(seen.count, "<>&"))  # as a page has them
         return seen + (f"\n[… {cut:,} more characters are in rollouts.jsonl]" if cut else "")
 
@@ -78,7 +78,7 @@ class Screen:
 
 COLUMNS = (
     "id", "row_key", "group", "epoch", "index", "attempt", "state", "score", "ending", "turns", "prompt_tokens",
-    "completion_tokens", "calls", "call_errors",
+    "completion_tokens", "calls", "call_errors", "seat",
 )  # fmt: skip
 """Of a `RolloutSummary`, as they are in a line of a table."""
 
@@ -145,13 +145,16 @@ def _rollout(record: RunRecord, rollout: str) -> dict[str, Any]:
         "program": program(line),
         "row": row,
         "expected": [name for name in row or {} if name.lower() in EXPECTED],
-        "artifacts": [_artifact(record.path, name, taken) for name, taken in (line.get("artifacts") or {}).items()],
+        "artifacts": [
+            _artifact(record.path, name, artifact) for name, artifact in (line.get("artifacts") or {}).items()
+        ],
         "tools": line.get("tools"),
         "sequences": [
             {"tokens": len(sequence), "trained": sequence.trained_length, "begin": first_shown(sequence)}
             for sequence in sequences
         ],
         "members": [shown_summary(member) for member in record.members(summary.group)],
+        "seats": [shown_summary(seat) for seat in record.seats(summary)],
         "attempts": [
             {"id": rollout.id, "attempt": rollout.attempt, "state": rollout.state, "ending": rollout.ending}
             for rollout in record.rollouts
@@ -262,14 +265,14 @@ def first_shown(sequence: TokenSequence) -> int:
     return max(sequence.spans[0].start - BEFORE, 0) if sequence.spans else 0
 
 
-def _artifact(run: Path, name: str, taken: Mapping[str, Any]) -> dict[str, Any]:
+def _artifact(run: Path, name: str, artifact: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is said of an artifact, with its files by their paths in the run directory."""
-    if "path" not in taken:
-        return {"name": name, **taken, "files": []}
-    place = run / str(taken["path"])
+    if "path" not in artifact:
+        return {"name": name, **artifact, "files": []}
+    place = run / str(artifact["path"])
     paths = (path for path in (place, *place.rglob("*")) if artifact_file(run, path) is not None)
     files = sorted(str(path.relative_to(run)) for path in islice(paths, FILES))
-    return {"name": name, **taken, "files_count": taken.get("files"), "files": files}
+    return {"name": name, **artifact, "files_count": artifact.get("files"), "files": files}
 
 
 def artifact_file(run: Path, path: Path) -> Path | None:

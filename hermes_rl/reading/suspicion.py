@@ -130,7 +130,8 @@ def _parsed(text: str) -> ast.Module | None:
 
 def _deeper_than(text: str, most: int) -> bool:
     depth = 0
-    for bracket in re.finditer(r"[(\[{]|[)\]}]|[-+~]{20}|(?:not\s+){20}", text):
+    # A name of many parts takes Python time for each two of its parts.
+    for bracket in re.finditer(r"[(\[{]|[)\]}]|[-+~]{20}|(?:not\s+){20}|(?:\w++[ \t\\\n]*+\.[ \t\\\n]*+){100}", text):
         depth += 1 if bracket.group() in "([{" else -1 if bracket.group() in ")]}" else most + 1
         if depth > most:
             return True

@@ -87,7 +87,7 @@ def address_of(text: str) -> Address | None:
     if not scheme.startswith("git+"):
         return None
     if (scheme := scheme.removeprefix("git+")) not in SCHEMES:
-        raise UserError(f"{visible(text)}: git is asked by {', '.join(f'git+{one}' for one in SCHEMES)} alone")
+        raise UserError(f"{visible(text)}: git is asked by {', '.join(f'git+{scheme}' for scheme in SCHEMES)} alone")
     return _of_git(text, scheme, behind, inside)
 
 
@@ -95,7 +95,7 @@ def _of_git(text: str, scheme: str, behind: str, inside: str) -> Address:
     host, slash, path = behind.partition("/")
     path, _, revision = path.partition("@")
     url = f"{scheme}://{host}{slash}{path}"
-    if not path or any(ord(one) <= ord(" ") for one in url):
+    if not path or any(ord(char) <= ord(" ") for char in url):
         raise UserError(f"{visible(text)} names no repository: write git+https://HOST/PATH@REV")
     if scheme == "file" and host not in ("", "localhost"):
         raise UserError(

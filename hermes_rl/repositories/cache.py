@@ -136,7 +136,7 @@ def _kept(repository: Path, address: Address) -> str:
 def _folder_name(address: Address) -> str:
     """Return a name that people know again, and no other repository has."""
     name = address.url.rstrip("/").rpartition("/")[2].removesuffix(".git")
-    safe = "".join(one if one.isascii() and (one.isalnum() or one in "-_") else "-" for one in name)[:60]
+    safe = "".join(char if char.isascii() and (char.isalnum() or char in "-_") else "-" for char in name)[:60]
     return f"{safe}-{hashlib.sha256(f'{address.kind} {address.url}'.encode()).hexdigest()[:12]}"
 
 

@@ -122,7 +122,7 @@ def _git(address: Address, arguments: Sequence[str], given: int | None = None, i
         except OSError as error:
             raise UserError(f"git cannot be started ({error.strerror}): install it to play {address}") from error
         try:
-            told, _ = child.communicate(timeout=SECONDS)
+            output, _ = child.communicate(timeout=SECONDS)
         except subprocess.TimeoutExpired:
             raise UserError(f"{address}: git was not ready after {SECONDS} s; try again") from None
         finally:
@@ -130,12 +130,12 @@ def _git(address: Address, arguments: Sequence[str], given: int | None = None, i
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
         if child.returncode == 0:
-            return told or b""
+            return output or b""
         said.seek(0)
         words = " ".join(said.read(4000).decode("utf-8", "replace").split()) or f"status {child.returncode}"
     if child.returncode == 127:
         raise UserError(f"git is not installed, and {address} needs it")
     if "File too large" in words:
         raise UserError(f"{address} is larger than {2 * MOST_BYTES:,} bytes: an environment is code and few rows")
-    taken = "" if "://" in address.place else "; nothing of that name is here, so it was taken for one on GitHub"
-    raise UserError(f"{address} cannot be had: git says: {visible(words)[:600]}{taken}")
+    hint = "" if "://" in address.place else "; nothing of that name is here, so it was taken for one on GitHub"
+    raise UserError(f"{address} cannot be had: git says: {visible(words)[:600]}{hint}")

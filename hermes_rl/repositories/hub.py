@@ -38,12 +38,12 @@ def hub_files(address: Address, commit: str) -> Iterator[RepositoryFile]:
     """
     try:
         api, kind = _api(), _type(address)
-        told = api.list_repo_tree(address.url, recursive=True, repo_type=kind, revision=commit)
-        files = [RepositoryFile(one.path, one.size) for one in told if hasattr(one, "size")]
+        tree = api.list_repo_tree(address.url, recursive=True, repo_type=kind, revision=commit)
+        files = [RepositoryFile(entry.path, entry.size) for entry in tree if hasattr(entry, "size")]
         yield from files
-        with tempfile.TemporaryDirectory(prefix="hermes-rl-hub-") as kept:
+        with tempfile.TemporaryDirectory(prefix="hermes-rl-hub-") as cache:
             for file in files:
-                path = api.hf_hub_download(address.url, file.name, repo_type=kind, revision=commit, cache_dir=kept)
+                path = api.hf_hub_download(address.url, file.name, repo_type=kind, revision=commit, cache_dir=cache)
                 yield RepositoryFile(file.name, file.size, content=Path(path).read_bytes())
     except UserError:
         raise

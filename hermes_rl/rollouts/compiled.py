@@ -14,7 +14,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,10 +24,24 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from hermes_rl.agent.program import AgentFunction, AgentProgram, endpoint_of
+from hermes_rl.agent.endpoint import PORT
+from hermes_rl.agent.program import AgentFunction, AgentProgram, ProgramOf, context_of, endpoint_of
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import AgentResult, Message, text_of
-from hermes_rl.agent.user import AnswersAgent, FixedWords, SimulatedUser, UserOfCode, user_id
+from hermes_rl.agent.seats import (
+    SCHEDULE_TAKES,
+    Schedule,
+    ScheduleError,
+    SeatPlayer,
+    SeatTool,
+    Table,
+    at_once,
+    by_function,
+    by_state,
+    calling,
+    in_turns,
+)
+from hermes_rl.agent.user import AnswersAgent, FixedWords, SimulatedUser, UserOfCode, WithHook, user_id
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
@@ -35,7 +49,7 @@ from hermes_rl.foreign.pool import POOL
 from hermes_rl.plugins import Code, load_object, place_of
 from hermes_rl.rollouts.environment import EndingPolicy
 from hermes_rl.rollouts.model_handle import ModelHandle
-from hermes_rl.rollouts.rollout import Rollout, RolloutKey
+from hermes_rl.rollouts.rollout import ALONE, Rollout, RolloutKey, Seat, and_won
 from hermes_rl.rollouts.sandboxes import (
     ArtifactSandboxes,
     Keep,
@@ -44,16 +58,19 @@ from hermes_rl.rollouts.sandboxes import (
     laid_files,
     reward_args,
     sandbox_config,
+    state_source,
 )
+from hermes_rl.rollouts.steps import BeforeWords, grade
 from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.sandbox.backends import Pool
 from hermes_rl.sandbox.base import SandboxConfig
-from hermes_rl.scoring.grader import GradedReward, Grader, RewardFunction, find_reward
+from hermes_rl.scoring.grader import GradedReward, GradedSeat, Grader, RewardFunction, find_reward
 from hermes_rl.scoring.value import Weighting
-from hermes_rl.servers.base import ReasoningOptions, ServerConfig
+from hermes_rl.servers.base import ChatServer, ReasoningOptions, ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import config_from_spec, create_client
 from hermes_rl.servers.scripted import Script, ScriptedTurn, deviate_script, deviations
+from hermes_rl.servers.scripted.play import FINISHED
 from hermes_rl.spec.model import (
     NO_TOOLSETS,
     PROGRAM_VALUES,
@@ -65,11 +82,13 @@ from hermes_rl.spec.model import (
     Spec,
     TextFile,
     User,
+    UserWords,
 )
 from hermes_rl.spec.model import Message as SpecMessage
 from hermes_rl.spec.section import is_template, thaw
 from hermes_rl.spec.suggest import choices
-from hermes_rl.spec.templates import has_template, render, render_section, render_text
+from hermes_rl.spec.templates import TemplateError, has_template, render, render_section, render_text
+from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.artifacts import ArtifactRequest, TakenArtifact
 from hermes_rl.tools.base import Tool, ToolFailedError, Toolkit, ToolRuntime, free_task_id
 from hermes_rl.tools.rollout_process import RolloutProcess
@@ -81,9 +100,12 @@ log = logging.getLogger(__name__)
 # Owns the rendering over a row and which members of a group go wrong.
 
 
-def policy_script(spec: Spec, server: ServerConfig, key: RolloutKey, prior: int) -> Script:
-    """Return what a scripted policy plays in a key; `prior` is the number of assistant messages in the prompt."""
-    turns = gold_turns(spec, key.row)
+def policy_script(spec: Spec, server: ServerConfig, key: RolloutKey, prior: int, seat: str = "") -> Script:
+    """Return what a scripted policy plays in a key, at this seat where there are several.
+
+    `prior` is the number of assistant messages in the prompt.
+    """
+    turns = gold_turns(spec, key.row, seat)
     if key.index in deviations(key.size, server.deviate, server.seed, key.group):
         turns = deviate_script(turns, Random(f"{server.seed}:{key.group}-{key.index}"))
     return Script(turns, prior)
@@ -100,11 +122,20 @@ def patch_turns(patch: str) -> list[dict[str, Any]]:
     return [{"tools": [{"name": "terminal", "args": {"command": command}}]}, {"say": "The patch is applied."}]
 
 
-def gold_turns(spec: Spec, row: Row) -> tuple[ScriptedTurn, ...]:
-    """Return the policy's turns of the solution for a row; none where the spec has no solution."""
+def gold_turns(spec: Spec, row: Row, seat: str = "") -> tuple[ScriptedTurn, ...]:
+    """Return the policy's turns of the solution for a row, those of this seat where there are several (default: the
+    first); none where the spec has no solution."""
+    first = next(iter(spec.agents), "")
     return tuple(
-        ScriptedTurn.of(turn) for turn in _turns(spec, row) if turn.get("say") is not None or turn.get("tools")
+        ScriptedTurn.of(turn)
+        for turn in _turns(spec, row)
+        if (turn.get("say") is not None or turn.get("tools")) and turn.get("seat", first) == (seat or first)
     )
+
+
+def seats_of(spec: Spec) -> tuple[Seat, ...]:
+    """Return the seats of a spec's episodes in its order; none where one agent plays."""
+    return tuple(Seat(name, own.server, own.train, own.baseline) for name, own in spec.agents.items())
 
 
 def user_script(spec: Spec, row: Row, prior: int) -> Script:
@@ -167,8 +198,18 @@ def program_of(
     rollout_id: str,
     context: int,
     function: AgentFunction | None = None,
+    *,
+    place: str = "agent.program",
+    port: int = PORT,
 ) -> AgentProgram:
-    """Return the agent program, rendered for the row; `context` is in tokens, `function` what is called for `python`.
+    """Return the agent program, rendered for the row and a conversation.
+
+    Args:
+        messages: the conversation, the last of which it is to answer.
+        context: tokens of the longest conversation.
+        function: what is called for `python`.
+        place: where it stands in the spec, for errors.
+        port: of the sandbox, where it finds the model.
 
     Raises:
         TemplateError: a template does not work for this row.
@@ -176,23 +217,24 @@ def program_of(
     """
     system = next((text_of(message["content"]) for message in messages if message["role"] == "system"), "")
     prompt = text_of(messages[-1]["content"]) if messages else ""
-    said = (prompt, system, endpoint_of(rollout_id), rollout_id, context)
+    said = (prompt, system, endpoint_of(rollout_id, port), rollout_id, context)
     values = {**row.columns, **dict(zip(PROGRAM_VALUES, said, strict=True))}
-    command = render(program.command, values, where="agent.program.command", key=row.key)
-    env = render(program.env, values, where="agent.program.env", key=row.key)
+    command = render(program.command, values, where=f"{place}.command", key=row.key)
+    env = render(program.env, values, where=f"{place}.env", key=row.key)
     given = {"row": dict(row.columns), "messages": list(messages), "prompt": prompt, "system": system}
-    place = "agent.program.files"
+    where = f"{place}.files"
     files = tuple(
-        render_section(file, values, where=f"{place}.{index}", key=row.key) for index, file in enumerate(program.files)
+        render_section(file, values, where=f"{where}.{index}", key=row.key) for index, file in enumerate(program.files)
     )
     return AgentProgram(
         tuple(map(str, command)),
         {name: str(value) for name, value in env.items()},
-        laid_files(files, spec.folder, place),
+        laid_files(files, spec.folder, where),
         tuple(program.train),
         program.tools is not None,
         function,
         {} if function is None else given,
+        place,
     )
 
 
@@ -305,6 +347,8 @@ def _bytes(value: Any, folder: Path, where: str) -> bytes:
 # -------------------------------------------------------------------------------- compiled
 
 POLICY = "policy"
+LEAST_CHANCE = 0.02
+"""Weight of a rival that always wins or loses, of 0.25 of one that wins half of the time: it is met now and then."""
 
 
 class CompiledSpec:
@@ -327,8 +371,16 @@ class CompiledSpec:
         self.tooling = Tooling(spec, variables)
         self._user_tooling = Tooling(spec, variables, spec.user.tools if spec.user else (), NO_TOOLSETS)
         self._state_class = load_object(spec.state.python) if spec.state is not None else None
-        program = spec.agent.program
-        self._agent_function = AgentFunction.of(program.python) if program is not None and program.python else None
+        self._programs = spec.programs
+        self._agent_functions = {
+            path: AgentFunction.of(program.python, where=f"{'.'.join(path)}.python")
+            for path, program in self._programs.items()
+            if program.python
+        }
+        self.seats = seats_of(spec)
+        self._schedule_function = _schedule_function(spec)
+        self.won: dict[str, tuple[float, int]] = {}
+        """What the first seat has scored against each rival, as far as this process knows, and in how many episodes."""
         self.grader = _grader(spec, self.roles)
         self.pool = Pool()
         """Sandboxes that wait for the next rollout, or the next fresh one of a reward."""
@@ -418,14 +470,15 @@ class CompiledSpec:
         # A scripted policy plays with certainty and says so; chat servers in general may refuse to be asked.
         return replace(loop_options(agent, self.spec), logprobs=self.policy.scripted)
 
-    def prompt(self, row: Row) -> list[Message]:
-        return with_thinking(
-            messages_of(self.spec.prompt, row, self._folder), self.spec.env.get("custom_thinking_prompt")
-        )
+    def prompt(self, row: Row, seat: str = "") -> list[Message]:
+        """Return the messages that a rollout begins with; of several seats those of this one (default: the first)."""
+        own = self.spec.agents.get(seat or next(iter(self.spec.agents), ""))
+        prompt = self.spec.prompt if own is None or own.prompt is None else own.prompt
+        return with_thinking(messages_of(prompt, row, self._folder), self.spec.env.get("custom_thinking_prompt"))
 
     def toolkit(self, row: Row, group: str) -> Toolkit:
         """Return the tools that a rollout of this row has in this group; those of tool servers once they are open."""
-        return self.tooling.toolkit(group, self._state(row))
+        return self.tooling.toolkit(group, self._state(row) if self._has_state_tools else None, row)
 
     @asynccontextmanager
     async def runtime(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:
@@ -433,7 +486,7 @@ class CompiledSpec:
         await self._open(config)
         process = await self._process(key.row)
         state = process if self.spec.state_apart else self._state(key.row)
-        toolkit = self.tooling.toolkit(key.group, self._described_by(key.row, state))
+        toolkit = self.tooling.toolkit(key.group, self._described_by(key.row, state), key.row)
         for role in self.roles.values():
             role.live_here()
         name = free_task_id(key.id)
@@ -441,10 +494,18 @@ class CompiledSpec:
         try:
             made = ToolRuntime(config, task_id=name, toolkit=toolkit, state=state, factory=self.pool.create, run=True)
             made.process = process
-            self._require_ending_tools(toolkit)
+            self._require_tools(toolkit)
             if self.spec.state is not None and self.spec.state.over is not None:
-                made.is_over = partial(ask_state, self._question(self.spec.state.over), made, self.spec.tool_timeout)
-            async with made as runtime:
+                made.is_over = self._asks(self.spec.state.over, made)
+            async with made as runtime, AsyncExitStack() as stack:
+                for seat, own in self.spec.agents.items():
+                    if own.sandbox == "own":
+                        apart = ToolRuntime(
+                            config, task_id=seat_id(name, seat), toolkit=toolkit, state=state, factory=self.pool.create,
+                            run=True,
+                        )  # fmt: skip
+                        apart.process, apart.is_over = process, made.is_over
+                        runtime.apart[seat] = await stack.enter_async_context(apart)
                 try:
                     yield runtime
                 finally:
@@ -459,14 +520,17 @@ class CompiledSpec:
         if self.spec.state is None or self.spec.state.close is None:
             return
         try:
-            await ask_state(self._question(self.spec.state.close), runtime, self.spec.tool_timeout)
+            await self._asks(self.spec.state.close, runtime)()
         except ToolFailedError as error:
             log.warning("state.close: %s %s", self.spec.state.close, error.detail)
 
-    def _require_ending_tools(self, toolkit: Toolkit) -> None:
-        """Raise `UserError` where a tool that ends rollouts is none of these."""
+    def _require_tools(self, toolkit: Toolkit) -> None:
+        """Raise `UserError` where a tool that ends rollouts, or that a seat has, is none of these."""
         for name in sorted(ending_tools(self.spec) - toolkit.names):
             raise UserError(f"tools: `ends` names {name!r}, and there is no such tool{choices(name, toolkit.names)}")
+        for seat, own in self.spec.agents.items():
+            for name in sorted(set(own.tools or ()) - toolkit.names):
+                raise UserError(f"agents.{seat}.tools: there is no tool {name!r}{choices(name, toolkit.names)}")
 
     async def _process(self, row: Row) -> RolloutProcess | None:
         """Begin the process of a rollout's own, where the spec wants one."""
@@ -479,11 +543,17 @@ class CompiledSpec:
 
     def _described_by(self, row: Row, state: Any) -> Any:
         """Return the state by which tools are described: the rollout's own, or a sample where that lives elsewhere."""
-        if not self.spec.state_apart:
+        if not self.spec.state_apart or not self._has_state_tools:
             return state
         if self._sample is None:
             self._sample = self._state(row)
         return self._sample
+
+    @property
+    def _has_state_tools(self) -> bool:
+        """Whether the agent or its user has tools of the state; else nobody makes one just to look at it."""
+        tools = (*self.spec.tools, *(self.spec.user.tools if self.spec.user else ()))
+        return any(tool.state is not None for tool in tools)
 
     def _sandbox_of(self, row: Row) -> SandboxConfig:
         if self.sandbox is not None:
@@ -507,15 +577,33 @@ class CompiledSpec:
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
         item = dict(rollout.key.row.columns)
-        result = _played(rollout).for_rewards()
-        sandboxes = RewardSandboxes(runtime, self.grader.ordered, self._only_kept())
+        if not rollout.others:
+            sandboxes = await self._kept(rollout, runtime)
+            result = _played(rollout).for_rewards()
+            await grade(self.grader, item, result, sandboxes, runtime.state, rollout.rewards)
+            return
+        shared: RewardSandboxes | None = None
+        graded, sharing = [], [seat.seat.name for seat in rollout.seats if seat.seat.name not in runtime.apart]
+        for seat in rollout.seats:
+            name = seat.seat.name
+            if name in runtime.apart:
+                machines = await self._kept(seat, runtime.apart[name], [name])
+            else:
+                machines = shared = shared or await self._kept(seat, runtime, sharing)
+            graded.append(GradedSeat(name, _played(seat).for_rewards(), machines, seat.rewards))
+        await self.grader.grade_seats(item, graded, runtime.state)
+
+    async def _kept(self, rollout: Rollout, runtime: ToolRuntime, seats: Sequence[str] = ("",)) -> RewardSandboxes:
+        """Take the artifacts of a machine, which these seats share; returns the sandboxes that rewards look into."""
+        calls = [each for each in self.grader.ordered for seat in seats if each.is_called_for(seat)]
+        sandboxes = RewardSandboxes(runtime, calls, self._only_kept())
         taken = await sandboxes.take(self._artifacts(rollout.key.row), self.spec.command_timeout)
         if self.keep is not None and taken:
             rollout.artifacts = await asyncio.to_thread(self.keep, rollout.id, taken)
         rollout.image = runtime.image_digest
         if rollout.image is not None:
             self.images.setdefault(runtime.config.image or "(default)", set()).add(rollout.image)
-        await self.grader.grade_rollout(item, result, sandboxes, runtime.state, rollout.rewards)
+        return sandboxes
 
     def artifact_sandboxes(
         self, name: str, group: str, row: Row, artifacts: Callable[[], Mapping[str, TakenArtifact]]
@@ -538,11 +626,20 @@ class CompiledSpec:
 
     async def grade_group(self, rollouts: list[Rollout]) -> None:
         item = dict(rollouts[0].key.row.columns)
-        results = [_played(rollout).for_rewards() for rollout in rollouts]
-        await self.grader.grade_group(item, results, [rollout.rewards for rollout in rollouts])
+        by_seat = [list(members) for members in zip(*(rollout.seats for rollout in rollouts), strict=True)]
+        results = {members[0].seat.name: [_played(member).for_rewards() for member in members] for members in by_seat}
+        for members in by_seat:
+            name = members[0].seat.name
+            paying = {reward.name for reward in self.grader.rewards if reward.pays(name)}
+            values = [member.rewards for member in members]
+            seats = results if name else None
+            await self.grader.grade_group(item, results[name], values, paying, seats)
 
     def score(self, rollout: Rollout) -> float:
-        return self.grader.score(rollout.rewards)
+        score = self.grader.score(rollout.rewards, rollout.seat.name)
+        for rival in {other.seat.role for other in rollout.others if self.spec.agents[other.seat.name].rivals}:
+            self.won[rival] = and_won(self.won.get(rival), score)
+        return score
 
     def credit(self, rollout: Rollout) -> tuple[float, ...] | None:
         return self.grader.credit(rollout.rewards)
@@ -553,16 +650,30 @@ class CompiledSpec:
         return policy
 
     async def user(self, key: RolloutKey, runtime: ToolRuntime) -> AnswersAgent | None:
-        user = self.spec.user
+        user, state = self.spec.user, self.spec.state
         if user is None:
             return None
+        answers = self._answers(user, key, runtime)
+        return (
+            answers if state is None or state.between is None else WithHook(answers, self._asks(state.between, runtime))
+        )
+
+    def _asks(self, member: str, runtime: ToolRuntime) -> Callable[..., Awaitable[Any]]:
+        """Return what asks a method of a rollout's state; see `ask_state`."""
+        return partial(ask_state, self._question(member), runtime, self.spec.tool_timeout)
+
+    def _answers(self, user: User, key: RolloutKey, runtime: ToolRuntime) -> AnswersAgent:
+        names = runtime.toolkit.names | {seat.name for seat in self.seats[1:]}
         if user.state is not None:
-            ask = partial(ask_state, self._question(user.state), runtime, self.spec.tool_timeout)
+            ask = self._asks(user.state, runtime)
             where = f"user.state: {user.state} of the state"
-            return UserOfCode(ask, where, runtime.toolkit.names, max_turns=user.max_turns, opens=user.opens)
+            return UserOfCode(ask, where, names, max_turns=user.max_turns, opens=user.opens)
         if user.says is not None:
-            return FixedWords(self._words(key.row), "user.says", runtime.toolkit.names, opens=user.opens)
-        toolkit = self._user_tooling.toolkit(key.group, self._described_by(key.row, runtime.state))
+            words = self._words(key.row)
+            said = [{"say": each.say, "tools": each.tools} for each in words]
+            before = BeforeWords(self.spec, self.grader, key.row, runtime, words)
+            return FixedWords(said, "user.says", names, before, opens=user.opens)
+        toolkit = self._user_tooling.toolkit(key.group, self._described_by(key.row, runtime.state), key.row)
         return SimulatedUser(
             self.roles[user.server],
             content_of(user.system, key.row, "user.system") if user.system is not None else None,
@@ -571,44 +682,161 @@ class CompiledSpec:
             stop=user.stop,
             max_turns=user.max_turns,
             opens=user.opens,
+            edit=None if user.edit is None else self._asks(user.edit, runtime),
         )
+
+    def seated(self, key: RolloutKey) -> list[Seat]:
+        return [replace(seat, role=self._role_of(seat, key)) for seat in self.seats]
+
+    def _role_of(self, seat: Seat, key: RolloutKey) -> str:
+        """Return the role that plays a seat in an episode."""
+        own = self.spec.agents[seat.name]
+        if not own.rivals:
+            return own.server
+        if own.choose == "latest":
+            return own.rivals[-1]
+        chance = Random(replace(key, seat=seat.name).seed(self.seed))
+        if own.choose == "uniform":
+            return chance.choice(own.rivals)
+        rates = [(won + 1) / (games + 2) for won, games in (self.won.get(role, (0.0, 0)) for role in own.rivals)]
+        return chance.choices(own.rivals, [max(rate * (1 - rate), LEAST_CHANCE) for rate in rates])[0]
+
+    def table(
+        self,
+        key: RolloutKey,
+        seats: Sequence[Seat],
+        runtime: ToolRuntime,
+        policy: ChatServer,
+        options: LoopOptions,
+        seeds: Mapping[str, int | None],
+        tokenizer: Tokenizer | None,
+        user: AnswersAgent | None,
+    ) -> Table:
+        players: list[SeatPlayer] = []
+        order = self.spec.play.order if self.spec.play is not None else None
+        for seat in seats:
+            name, own = seat.name, self.spec.agents[seat.name]
+            played_by = policy if seat.role == POLICY else self.roles[seat.role]
+            bounds = replace(_bounds_of_seat(options, own.agent, self.spec), seed=seeds[name])
+            if players:
+                bounds = replace(bounds, max_turns_per_answer=None)  # the first one alone answers the user
+            identity, port = seat_id(runtime.task_id, name), PORT + len(players)
+            toolkit = runtime.toolkit.only(own.tools)
+            if order == "call" and not players:
+                others = self._seat_tools(players)
+                schemas = [*toolkit.schemas, *(tool.schema for tool in others)]
+                toolkit = Toolkit([*toolkit.tools, *others], schemas)
+            players.append(
+                SeatPlayer(
+                    name,
+                    played_by,
+                    self.prompt(key.row, name),
+                    bounds,
+                    toolkit,
+                    runtime.apart.get(name, runtime),
+                    request_id=identity,
+                    tokenizer=tokenizer if seat.role == POLICY else None,
+                    user=None if players else user,
+                    program=self._program_of(seat, key, identity, port, partial(context_of, played_by, bounds)),
+                    port=port,
+                )
+            )
+        return Table(players, self._hears(key.row), self.spec.tool_timeout)
+
+    def _seat_tools(self, players: Sequence[SeatPlayer]) -> list[SeatTool]:
+        """Return the other seats as tools of the first; `players` are filled by the time that they are called."""
+        return [
+            SeatTool(name, own.description or f"Asks {name}.", partial(players.__getitem__, place))
+            for place, (name, own) in enumerate(self.spec.agents.items())
+            if place
+        ]
+
+    def _hears(self, row: Row) -> Callable[[str, str, str], str]:
+        def hears(listener: str, speaker: str, text: str) -> str:
+            values, where = {**row.columns, "seat": speaker, "text": text}, f"agents.{listener}.hears"
+            try:
+                return render_text(self.spec.agents[listener].hears, values, where=where, key=row.key)
+            except TemplateError as error:  # over what another seat has said, so it ends the episode and not the run
+                raise ScheduleError(str(error)) from error
+
+        return hears
+
+    def schedule(self, key: RolloutKey, runtime: ToolRuntime) -> Schedule:
+        play = self.spec.play
+        assert play is not None
+        if play.state is not None:
+            return by_state(self._asks(play.state, runtime))
+        if self._schedule_function is not None:
+            return by_function(self._schedule_function, key.row.columns, runtime.state)
+        if play.order == "call":
+            return calling()
+        return at_once(play.rounds) if play.order == "simultaneous" else in_turns(play.rounds)
 
     def _question(self, member: str) -> Tool:
         return state_question(member, apart=self.spec.state_apart)
 
-    def _words(self, row: Row) -> list[Any]:
-        """Return the fixed words of the user, rendered for a row."""
+    def _words(self, row: Row) -> Sequence[UserWords]:
+        """Return the fixed words of the user, rendered for a row; none where it is another kind of user."""
         user = self.spec.user
-        assert user is not None
-        plain = user.model_dump(include={"says"}, exclude_unset=True)["says"]
-        words: list[Any] = render(plain, row.columns, where="user.says", key=row.key)
-        return words
+        if user is None or user.says is None:
+            return ()
+        return render_section(user, row.columns, where="user", key=row.key).says or ()
 
-    async def program(
-        self, key: RolloutKey, runtime: ToolRuntime, context: Callable[[], Awaitable[int]]
-    ) -> AgentProgram | None:
-        program = self.spec.agent.program
+    def program(self, key: RolloutKey, runtime: ToolRuntime, context: Callable[[], Awaitable[int]]) -> ProgramOf | None:
+        if self.spec.agent.program is not None and self._words(key.row):
+            raise UserError(f"user.says: an agent program hears no further words (row {key.row.key})")
+        return self._program_of(ALONE, key, runtime.task_id, PORT, context)
+
+    def _program_of(
+        self, seat: Seat, key: RolloutKey, rollout_id: str, port: int, context: Callable[[], Awaitable[int]]
+    ) -> ProgramOf | None:
+        """Return how the program of a seat is started; None where the loop plays it."""
+        path = ("agents", seat.name, "agent", "program") if seat.name else ("agent", "program")
+        program, function = self._programs.get(path), self._agent_functions.get(path)
         if program is None:
             return None
-        messages, size = self.prompt(key.row), await context()
-        return program_of(self.spec, program, key.row, messages, runtime.task_id, size, self._agent_function)
+
+        async def started(messages: Sequence[Message]) -> AgentProgram:
+            if seat.name and (role := self.roles[seat.role]).scripted:
+                role.register(rollout_id, self._script_from(key, seat, messages))
+            size, place = await context(), ".".join(path)
+            return program_of(self.spec, program, key.row, messages, rollout_id, size, function, place=place, port=port)
+
+        return started
+
+    def _script_from(self, key: RolloutKey, seat: Seat, messages: Sequence[Message]) -> Script:
+        """Return what a scripted policy plays when the program of a seat is run again: what comes behind its answers
+        so far. The run may begin a conversation anew, or go on with one."""
+        prior = _answers(self.prompt(key.row, seat.name))
+        script, answered = self.script(key, prior, seat), _answers(messages) - prior
+        begins = [0, *(number for number, turn in enumerate(script.turns, 1) if not turn.tools)]
+        left = script.turns[begins[answered] :] if answered < len(begins) else ()
+        # No turns at all would be a script that was never written.
+        return Script(left or (script.turns and (ScriptedTurn(FINISHED),)), prior=None)
 
     def _register_scripts(self, key: RolloutKey, name: str) -> None:
+        for seat in self.seated(key) if self.seats else ():
+            if (role := self.roles[seat.role]).scripted:
+                prior = _answers(self.prompt(key.row, seat.name))
+                role.register(seat_id(name, seat.name), self.script(key, prior, seat))
         user = self._simulated
         user_scripted = user is not None and self.roles[user.server].scripted
-        if not self.policy.scripted and not user_scripted:
+        if not user_scripted and (self.seats or not self.policy.scripted):
             return
         roles = Counter(message["role"] for message in self.prompt(key.row))
-        if self.policy.scripted:
+        if self.policy.scripted and not self.seats:
             self.policy.register(name, self.script(key, roles["assistant"]))
         if user is not None and user_scripted:
             self.roles[user.server].register(user_id(name), user_script(self.spec, key.row, roles["user"]))
 
-    def script(self, key: RolloutKey, prior: int) -> Script:
+    def script(self, key: RolloutKey, prior: int, seat: Seat = ALONE) -> Script:
         """Return what a scripted policy plays in a key; `prior` assistant messages are in the prompt."""
-        return policy_script(self.spec, self.policy.configs[0], key, prior)
+        return policy_script(self.spec, self.roles[seat.role].configs[0], key, prior, seat.name)
 
     def _forget(self, name: str) -> None:
+        for seat, own in self.spec.agents.items():
+            for played_by in own.rivals or (own.server,):
+                self.roles[played_by].forget(seat_id(name, seat))
         self.policy.forget(name)
         if self._simulated is not None:
             self.roles[self._simulated.server].forget(user_id(name))
@@ -618,6 +846,10 @@ class CompiledSpec:
         """The user of the spec, where a model plays it."""
         user = self.spec.user
         return user if user is not None and user.simulated else None
+
+
+def _answers(messages: Sequence[Message]) -> int:
+    return sum(message["role"] == "assistant" for message in messages)
 
 
 def _played(rollout: Rollout) -> AgentResult:
@@ -636,6 +868,28 @@ def _changed(agent: Agent, sampling: Mapping[str, Any]) -> Agent:
         problems = [f"sampling.{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
         raise UserError("\n".join(problems)) from error
     return agent.model_copy(update={name: getattr(given, name) for name in sampling})
+
+
+def seat_id(rollout: str, seat: str) -> str:
+    """Return the id of a seat's requests and machine."""
+    return f"{rollout}@{seat}"
+
+
+def _bounds_of_seat(options: LoopOptions, own: Agent, spec: Spec) -> LoopOptions:
+    """Return the options of an episode with what a seat's `agent` says instead."""
+    said = replace(loop_options(own, spec), tool_timeout=own.tool_timeout)  # else it is that of the spec's own agent
+    changed = {"seeded" if name == "seed" else name for name in own.model_fields_set - {"program"}}
+    return replace(options, **{name: getattr(said, name) for name in changed})
+
+
+def _schedule_function(spec: Spec) -> AgentFunction | None:
+    """Load the function that says who speaks when, where the spec has one."""
+    if spec.play is None or spec.play.fn is None:
+        return None
+    function = AgentFunction.of(spec.play.fn, SCHEDULE_TAKES, "play.fn")
+    if "state" in function.takes and spec.state_apart:
+        raise UserError("play.fn: it names `state`, which is in a process of its own; use `play: {state: METHOD}`")
+    return function
 
 
 def loop_options(agent: Agent, spec: Spec) -> LoopOptions:
@@ -681,18 +935,25 @@ def _roles(spec: Spec, environ: Mapping[str, str]) -> dict[str, ModelClient]:
 
 def _function(spec: Spec, name: str, reward: Reward) -> RewardFunction:
     found = find_reward(name, reward.fn, [other for other in spec.rewards if other != name])
-    function = replace(found, code=found.code if reward.process else None, timeout=reward.timeout)
+    # A state of the runner is compared there: what was loaded for another process lacks the code of its class.
+    here = not reward.process or (reward.fn == "state_matches" and not spec.state_apart)
+    function = replace(found, code=None if here else found.code, timeout=reward.timeout)
     if function.code is None and "state" in function.parameters and spec.state_apart:
         raise UserError(f"rewards.{name}: it names `state`, which is in a process, so it cannot run in the runner")
     return function
 
 
 def _arguments(spec: Spec, reward: Reward) -> Mapping[str, Any]:
-    """Return the arguments of a reward; the `reference` of `tests_pass` may be the spec's own solution."""
-    if reward.fn != "tests_pass" or reward.args.get("reference") != "solution" or spec.solution is None:
-        return reward.args
-    turns = thaw(spec.solution.model_dump(exclude_none=True).get("turns"))
-    return {**reward.args, "reference": turns or spec.solution.patch}
+    """Return the arguments of a reward. The `reference` of `tests_pass` may be the spec's own solution, and
+    `state_matches` replays it by the spec's tools of the state."""
+    solution = {} if spec.solution is None else thaw(spec.solution.model_dump(exclude_none=True))
+    if reward.fn == "tests_pass" and reward.args.get("reference") == "solution" and solution:
+        return {**reward.args, "reference": solution.get("turns") or solution.get("patch")}
+    if reward.fn == "state_matches" and spec.state is not None:
+        tools = {"tools": spec.tools, "user_tools": spec.user.tools if spec.user is not None else ()}
+        sources = {who: [state_source(tool) for tool in own if tool.state] for who, own in tools.items()}
+        return {"gold": solution.get("turns"), "sources": sources, "close": spec.state.close, **reward.args}
+    return reward.args
 
 
 def _grader(spec: Spec, roles: Mapping[str, ModelClient]) -> Grader:
@@ -703,10 +964,14 @@ def _grader(spec: Spec, roles: Mapping[str, ModelClient]) -> Grader:
                 Weighting(name, reward.weight, reward.gate),
                 _arguments(spec, reward),
                 fresh=reward.sandbox == "fresh",
+                seats=None if reward.seats is None else tuple(reward.seats),
+                shares=reward.seats if isinstance(reward.seats, Mapping) else None,
+                steps=reward.steps,
             )
             for name, reward in spec.rewards.items()
         ),
         render=partial(reward_args, spec.folder),
         clamp=spec.score.clamp,
+        combine=spec.score.combine,
         roles={name: ModelHandle(role) for name, role in roles.items()},
     )

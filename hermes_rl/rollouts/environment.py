@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
-from hermes_rl.agent.program import AgentProgram
+from hermes_rl.agent.program import ProgramOf
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import Message
+from hermes_rl.agent.seats import Schedule, Table
 from hermes_rl.agent.user import AnswersAgent
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
-from hermes_rl.rollouts.rollout import Rollout, RolloutKey
+from hermes_rl.rollouts.rollout import Rollout, RolloutKey, Seat
 from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.servers.base import ChatServer
+from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.base import ToolRuntime
 
 EndingPolicy = Literal["grade", "mask", "drop"] | float
@@ -58,10 +60,8 @@ class Environment(Protocol):
         """Who answers the agent's turns without tool calls; None where nobody does."""
         ...
 
-    async def program(
-        self, key: RolloutKey, runtime: ToolRuntime, context: Callable[[], Awaitable[int]]
-    ) -> AgentProgram | None:
-        """Return the agent program that plays; None where the loop does.
+    def program(self, key: RolloutKey, runtime: ToolRuntime, context: Callable[[], Awaitable[int]]) -> ProgramOf | None:
+        """Return how the agent program that plays is started; None where the loop plays.
 
         `context` returns the tokens of the longest conversation that it may hold.
         """
@@ -85,4 +85,35 @@ class Environment(Protocol):
 
     def ending_policy(self, ending: Ending) -> EndingPolicy:
         """Return what the environment does with an ending of the policy's doing."""
+        ...
+
+
+@runtime_checkable
+class PlaysSeats(Protocol):
+    """An environment whose episodes may have several agents."""
+
+    seed: int
+    seats: Sequence[Seat]
+    """In the order of the spec; none where one agent plays."""
+
+    def seated(self, key: RolloutKey) -> Sequence[Seat]:
+        """Return the seats of an episode, with the role that plays each."""
+        ...
+
+    def table(
+        self,
+        key: RolloutKey,
+        seats: Sequence[Seat],
+        runtime: ToolRuntime,
+        policy: ChatServer,
+        options: LoopOptions,
+        seeds: Mapping[str, int | None],
+        tokenizer: Tokenizer | None,
+        user: AnswersAgent | None,
+    ) -> Table:
+        """Return the seats of an episode, ready to be played; `seeds` are by seat, the first one talks to the user."""
+        ...
+
+    def schedule(self, key: RolloutKey, runtime: ToolRuntime) -> Schedule:
+        """Return who speaks when."""
         ...

@@ -44,3 +44,7 @@ class ModelHandle:
         usage = Usage()
         usage.add(reply.usage)
         return text, usage.record()
+
+    async def rate(self, messages: Sequence[dict[str, Any]]) -> list[float]:
+        """Return the numbers of a reward model for a conversation. Raises ServerFailure or ContextLengthExceeded."""
+        return list(await self._client.rated(messages))

@@ -11,12 +11,12 @@ import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from statistics import fmean, pstdev
 from typing import Any, Literal, get_args
 
-from hermes_rl.agent.result import AgentResult, Message
+from hermes_rl.agent.result import AgentResult, Message, ProgramRun
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, UserError
@@ -26,6 +26,19 @@ from hermes_rl.tokens.chat import SampledTurn, chat_tokens
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import Tokenizer, TokenizerUnavailable
 from hermes_rl.tokens.transcript import SampledSpan, TokenLogprobs, TokenSequence
+from hermes_rl.visible import counted
+
+NEVER_ASKED = "the policy was never asked, so nothing was sampled"
+"""Why a rollout has nothing to train on, such as one whose agent program ended before it asked."""
+
+
+def never_asked(program: ProgramRun) -> str:
+    """Say that nothing was sampled, and what a program did instead: the policy has no hand in that."""
+    ended = "was ended" if program.exit_code is None else f"ended with status {program.exit_code}"
+    said = program.output.strip().rpartition("\n")[2][:200]
+    requests = f"made {counted(program.requests, 'request')} ({program.refused} refused)"
+    return f"{NEVER_ASKED}: its program {requests} and {ended}{said and f': {said}'}"
+
 
 # The proof that a group may be trained on: what is trained is what the server sampled, in the context it saw. The two
 # sides are independent: the servers' answers say what was sampled (`servers.base.LedgerEntry`), the sequences are
@@ -34,7 +47,7 @@ from hermes_rl.tokens.transcript import SampledSpan, TokenLogprobs, TokenSequenc
 
 def certify(group: Group) -> Certificate:
     """Compare the tokens of a group with what its servers sampled. Takes milliseconds: call it in a thread."""
-    members = [rollout for rollout in group.rollouts if rollout.state is not RolloutState.LOST]  # not trained on
+    members = [rollout for rollout in group.rollouts if rollout.state is not RolloutState.LOST and rollout.seat.trained]
     ledger = [one for rollout in members for one in rollout.ledger]
     sequences = [sequence for rollout in members for sequence in rollout.sequences or ()]
     sampling: list[dict[str, Any]] = []
@@ -55,6 +68,10 @@ def certify(group: Group) -> Certificate:
 
 def _problems(rollout: Rollout) -> Iterator[str]:
     result = rollout.result
+    if result is not None and not result.turns_used:
+        if not rollout.seat.name:  # else its turn never came, as others have ended the episode
+            yield NEVER_ASKED
+        return
     if result is None or rollout.sequences is None:
         yield "its tokens are not known"
         return
@@ -233,12 +250,37 @@ class RolloutState(StrEnum):
         return self in (RolloutState.FAILED, RolloutState.LOST)
 
 
+Baseline = Literal["seat", "row", "episode"]
+"""With which others a seat's rollout is compared: those of the same seat in the other episodes of the group; those of
+all seats that say so in all episodes of the group; or those of all seats that say so in its own episode."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """An agent's place in an episode of several agents: who plays there, and what its rollouts are for."""
+
+    name: str = ""
+    role: str = "policy"
+    """Of the servers that play it."""
+    trained: bool = True
+    baseline: Baseline = "seat"
+
+    def record(self, group: str) -> dict[str, Any]:
+        """Return the JSON form, with the group of the episode."""
+        return {**asdict(self), "of": group}
+
+
+ALONE = Seat()
+"""The seat of a rollout of one agent."""
+
+
 @dataclass(frozen=True)
 class RolloutKey:
     """Which rollout it is: the row, the group, the member of how many, and the attempt at it (from 0).
 
     `epoch` counts the passes over the rows from 0. `mark` tells two plays of one member apart, where the same group may
-    be played again, even at the same time; it is part of the id and of the seed.
+    be played again, even at the same time; it is part of the id and of the seed. `seat` is the name of another seat
+    than the first of an episode.
     """
 
     row: Row
@@ -248,12 +290,13 @@ class RolloutKey:
     attempt: int = 0
     epoch: int = 0
     mark: str = ""
+    seat: str = ""
 
     @property
     def id(self) -> str:
         """A name that is the same after a restart; each attempt has its own."""
         attempt = f"r{self.attempt}" if self.attempt else ""
-        return f"{self.group}-{self.index}{attempt}{self.mark}"
+        return f"{self.group}-{self.index}{attempt}{self.mark}{at_seat(self.seat)}"
 
     def seed(self, base: int) -> int:
         """Return the seed from which the rollout's model calls have theirs, 31 bits.
@@ -261,8 +304,14 @@ class RolloutKey:
         It is a function of the spec's seed, the group and the member. Every attempt has the same one, so that where a
         server samples by it a failure leaves no trace in the results.
         """
-        digest = hashlib.sha256(f"{base}:{self.group}-{self.index}{self.mark}".encode()).digest()
+        name = f"{self.group}-{self.index}{self.mark}{at_seat(self.seat)}"
+        digest = hashlib.sha256(f"{base}:{name}".encode()).digest()
         return int.from_bytes(digest[:4], "big") >> 1
+
+
+def at_seat(name: str) -> str:
+    """Return how the id of a rollout or group ends that is of another seat than the first."""
+    return f"@{name}" if name else ""
 
 
 def cost_of(usage: Mapping[str, Any], roles: Mapping[str, Mapping[str, float]]) -> float | None:
@@ -310,6 +359,14 @@ class Rollout:
     """Whether it failed because the workers that played it died."""
     no_tokens: str | None = None
     """Why an encoder could not give it any sequences; None where none has tried, or it could."""
+    seat: Seat = ALONE
+    others: list[Rollout] = field(default_factory=list)
+    """What the other seats of its episode have played; empty where one agent plays, and for each of these."""
+
+    @property
+    def seats(self) -> list[Rollout]:
+        """What each seat of the episode has played, this one first."""
+        return [self, *self.others]
 
     @property
     def sequence(self) -> TokenSequence | None:
@@ -322,11 +379,13 @@ class Rollout:
 
     def use(self, asked: Mapping[str, Mapping[str, float]], *, played: bool) -> None:
         """Take into account what models were asked, by role; `played`: the policy's own turns are among it."""
+        own: dict[str, dict[str, float]] = {}
+        for seat in self.seats if played else ():
+            known = own.setdefault(seat.seat.role, {})
+            used = {"calls": seat.turns, **(seat.result.usage.record() if seat.result is not None else {})}
+            known |= {name: known.get(name, 0) + count for name, count in used.items()}
         for role, counts in asked.items():
-            own: dict[str, float] = {}
-            if played and role == "policy":
-                own = {"calls": self.turns, **(self.result.usage.record() if self.result is not None else {})}
-            further = {name: count - own.get(name, 0) for name, count in counts.items()}
+            further = {name: count - own.get(role, {}).get(name, 0) for name, count in counts.items()}
             if further["calls"] > 0:
                 before = self.roles.get(role, {})
                 self.roles[role] = before | {name: before.get(name, 0) + count for name, count in further.items()}
@@ -371,12 +430,23 @@ class Rollout:
         if count:
             return (
                 f"it has {count} sequences and one example is asked for: the policy did not see all of it in one "
-                "context. Train on all of its examples, or choose a renderer that keeps earlier turns "
-                "(thinking_retention: all)"
+                f"context. Train on all of its examples, or {self.one_context}"
             )
         if self.error is not None:
             return f"it has no tokens, because it was not scored ({self.ending}: {self.error})"
+        if not self.turns:
+            return NEVER_ASKED
         return "its tokens are not known: name a token-level policy, or the tokenizer of the one that there is"
+
+    @property
+    def one_context(self) -> str:
+        """How rollouts of several sequences may become rollouts of one, in words."""
+        if self.result is not None and self.result.program is not None:
+            return (
+                "keep its program to one conversation: switch sub-agents and summaries off, or leave them out "
+                "(agent.program.train: [main])"
+            )
+        return "choose a renderer that keeps earlier turns (thinking_retention: all)"
 
     @property
     def ledger(self) -> list[LedgerEntry]:
@@ -412,9 +482,13 @@ class Rollout:
         return [dict(reply.sampling or {}) for reply in self.result.replies] if self.result is not None else []
 
     def fail(self, failure: Failure) -> None:
-        """Note that infrastructure failed: there is no score, and the cause and what was played so far are kept."""
-        self.ending, self.error, self.score = failure.ending, failure.detail, None
-        self.state = RolloutState.FAILED
+        """Note that infrastructure failed: there is no score, and the cause and what was played so far are kept.
+
+        An episode of several seats fails as a whole.
+        """
+        for seat in self.seats:
+            seat.ending, seat.error, seat.score = failure.ending, failure.detail, None
+            seat.state = RolloutState.FAILED
         if failure.result is not None:
             self.result = failure.result
 
@@ -474,6 +548,31 @@ class Group:
     parts: list[dict[str, Any]] | None = None
     """Its lines, where an environment's own code has made them instead of rollouts."""
 
+    def compared(self) -> list[Group]:
+        """Return the groups in which scores are compared and trained on: this one, or several where agents share it.
+
+        Of an episode's seats those that are trained belong to one each, as their `baseline` says. None of them is in
+        another one.
+        """
+        if not any(other.seat.trained for rollout in self.rollouts for other in rollout.others):
+            return [self]
+        groups: dict[str, Group] = {}
+        for rollout in self.rollouts:
+            for seat in rollout.seats:
+                if not seat.seat.trained:
+                    continue
+                match seat.seat.baseline:
+                    case "row":
+                        name = f"{self.id}@row"
+                    case "episode":
+                        name = f"{self.id}-{rollout.key.index}@episode"
+                    case _:
+                        name = f"{self.id}@{seat.seat.name}"
+                if name not in groups:
+                    groups[name] = Group(name, self.row, [], self.epoch, self.dropped, self.detail)
+                groups[name].rollouts.append(seat)
+        return list(groups.values())
+
     @property
     def scores(self) -> list[float]:
         """One score per rollout that is compared, in order: its own, or that of the worst for one that was lost."""
@@ -518,12 +617,19 @@ class Group:
     @property
     def uniform(self) -> bool:
         """True where all of several scores are equal, so that comparing them teaches nothing."""
-        return len(self.rollouts) > 1 and len(set(self.scores)) <= 1
+        groups = self.compared()
+        return bool(groups) and all(len(each.rollouts) > 1 and len(set(each.scores)) <= 1 for each in groups)
 
 
 # Tokens of finished rollouts: those that a token-level server sampled, else those of the rendered messages
 # Where a chat server's tokenizer cannot be had, or its template does not allow exact sequences, a rollout keeps its
 # messages and has no tokens; the reasons are counted, for the user to hear.
+
+
+def and_won(before: tuple[float, int] | None, score: float) -> tuple[float, int]:
+    """Return what was won against a rival, and in how many episodes, with one more: its score, from 0 to 1."""
+    won, games = before or (0.0, 0)
+    return won + min(max(score, 0.0), 1.0), games + 1
 
 
 class Encoder:
@@ -547,19 +653,28 @@ class Encoder:
         return Counter(self._missing.values())
 
     async def encode(self, rollout: Rollout) -> None:
-        """Set the `sequences` of a rollout that has none, off the event loop."""
+        """Set the `sequences` of a rollout that has none, and of all seats of its episode, off the event loop."""
+        for seat in rollout.seats:
+            await self._encode(seat)
+
+    async def _encode(self, rollout: Rollout) -> None:
         result = rollout.result
         if result is None or rollout.sequences is not None:
             return
         if result.transcript is not None and result.transcript.turns:
             rollout.sequences = result.transcript.sequences()
+        elif rollout.seat.name and not result.turns_used:
+            rollout.sequences = []  # its turn never came
+        elif rollout.seat.role != ALONE.role:
+            rollout.no_tokens = f"the servers of {rollout.seat.role!r} do not say which tokens they sampled"
         elif result.program is not None:
-            rollout.no_tokens = "an agent program's requests have exact tokens from a token-level policy alone"
+            exact = "an agent program's requests have exact tokens from a token-level policy alone"
+            rollout.no_tokens = exact if rollout.turns else never_asked(result.program)
         elif rollout.no_tokens is None and self.tokenizer is not None:
             await asyncio.to_thread(self._render, self.tokenizer, rollout, result)
         elif rollout.no_tokens is None:
             rollout.no_tokens = self.missing or "there is no tokenizer"
-        if rollout.no_tokens is not None:
+        if rollout.no_tokens is not None and rollout.seat.trained:
             self._missing[rollout.id] = rollout.no_tokens
 
     async def encode_group(self, group: Group) -> None:
@@ -567,7 +682,8 @@ class Encoder:
         for rollout in group.rollouts:
             await self.encode(rollout)
         if group.certificate is None:
-            group.certificate = await asyncio.to_thread(certify, group)
+            seats = [seat for rollout in group.rollouts for seat in rollout.seats]
+            group.certificate = await asyncio.to_thread(certify, replace(group, rollouts=seats))
 
     def _render(self, tokenizer: Tokenizer, rollout: Rollout, result: AgentResult) -> None:
         turns = [SampledTurn(reply.finish_reason, reply.logprobs, reply.tokens) for reply in result.replies]

@@ -25,7 +25,7 @@ from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, RunError, UserError
-from hermes_rl.rollouts.environment import Environment
+from hermes_rl.rollouts.environment import EndingPolicy, Environment, PlaysSeats
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.servers.base import ChatServer
@@ -148,6 +148,9 @@ class RolloutRunner:
         self.encoder, self.prepare, self.on_played = encoder, prepare, on_played
         self.replays, self.mark, self.exclusive = replays, mark, exclusive
         self.teacher = environment.teacher if split == "train" else None
+        # Asked once: to look through a protocol takes longer than all that a seat adds to a rollout.
+        seated = isinstance(environment, PlaysSeats) and bool(environment.seats)
+        self._seated: PlaysSeats | None = environment if seated else None  # type: ignore[assignment]
         self.open = 0
         """Members of started groups that have not ended."""
         self.replayed = 0
@@ -229,7 +232,8 @@ class RolloutRunner:
             await self._score_together(group)
             for rollout in [one for one in lost if one.state is RolloutState.FAILED]:
                 if group.dropped is None:
-                    rollout.state = RolloutState.LOST
+                    for seat in rollout.seats:
+                        seat.state = RolloutState.LOST
                     take_up(self.environment, rollout)
                 self._record(rollout)
         if self.prepare is not None:
@@ -341,9 +345,10 @@ class RolloutRunner:
                         "rollout %s keeps its grade, but its machine was not released: %s", rollout.id, failure.detail
                     )
         rollout.use(meter.roles, played=True)
-        if rollout.result is not None:
-            rollout.timings |= rollout.result.timings.record()
-        rollout.timings["total"] = time.perf_counter() - started
+        for seat in rollout.seats:
+            if seat.result is not None:
+                seat.timings |= seat.result.timings.record()
+            seat.timings["total"] = time.perf_counter() - started
         return rollout
 
     def _fail_alone(self, rollout: Rollout, error: UserError | DiedElsewhere) -> None:
@@ -370,7 +375,10 @@ class RolloutRunner:
     async def _converse(self, rollout: Rollout, runtime: ToolRuntime) -> None:
         options = replace(self.options, seed=rollout.seed if self.options.seeded else None)
         tokenizer = None if self.encoder is None else self.encoder.tokenizer
-        program = await self.environment.program(rollout.key, runtime, partial(context_of, self.policy, options))
+        if self._seated is not None:
+            await self._play_seats(rollout, runtime, self._seated, options, tokenizer)
+            return
+        program = self.environment.program(rollout.key, runtime, partial(context_of, self.policy, options))
         driver: HermesAgentLoop | ProgramDriver
         if program is not None:
             driver = ProgramDriver(self.policy, program, runtime, options, tokenizer)
@@ -386,25 +394,63 @@ class RolloutRunner:
         rollout.result = await driver.run(self.environment.prompt(rollout.key.row))
         rollout.ending = rollout.result.ending
 
+    async def _play_seats(
+        self,
+        rollout: Rollout,
+        runtime: ToolRuntime,
+        environment: PlaysSeats,
+        options: LoopOptions,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        """Play an episode of several agents: the rollout is that of the first seat that is trained."""
+        seats = environment.seated(rollout.key)
+        rollout.seat, *others = sorted(seats, key=lambda seat: not seat.trained)
+        keys = [replace(rollout.key, seat=seat.name) for seat in others]
+        seeds = [key.seed(environment.seed) for key in keys]
+        rollout.others = [Rollout(key, seed, seat=seat) for key, seed, seat in zip(keys, seeds, others, strict=True)]
+        drawn = {each.seat.name: each.seed if self.options.seeded else None for each in rollout.seats}
+        user = await self.environment.user(rollout.key, runtime)
+        table = environment.table(rollout.key, seats, runtime, self.policy, options, drawn, tokenizer, user)
+        outcome = None
+        try:
+            outcome = await table.play(environment.schedule(rollout.key, runtime))
+        except Failure as failure:
+            failure.result = table.seats[rollout.seat.name].result
+            raise
+        finally:
+            for each in rollout.seats:
+                each.result = table.seats[each.seat.name].result
+                if each.result is not None:
+                    each.ending, each.result.seat, each.result.outcome = each.result.ending, each.seat.name, outcome
+
     async def _grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
-        policy = self.environment.ending_policy(rollout.ending)
-        if policy == "drop":
-            rollout.error = f"the spec drops rollouts that end with {rollout.ending}"
-            rollout.state = RolloutState.LEFT_OUT
+        dropped = next((seat.ending for seat in rollout.seats if self._policy(seat) == "drop"), None)
+        if dropped is not None:
+            for seat in rollout.seats:
+                seat.error = f"the spec drops rollouts that end with {dropped}"
+                seat.state = RolloutState.LEFT_OUT
             return
         started, runtime.phase = time.perf_counter(), "rewards"
-        await runtime.settle()
+        for machine in (runtime, *runtime.apart.values()):
+            await machine.settle()
         await self.environment.grade(rollout, runtime)
         rollout.timings |= {"sandbox": runtime.start_seconds, "rewards": time.perf_counter() - started}
         if self.environment.has_group_rewards:
-            rollout.state = RolloutState.WAITING
+            for seat in rollout.seats:
+                seat.state = RolloutState.WAITING
         else:
             self._score(rollout)
 
+    def _policy(self, rollout: Rollout) -> EndingPolicy:
+        return self.environment.ending_policy(rollout.ending)
+
     def _score(self, rollout: Rollout) -> None:
-        policy = self.environment.ending_policy(rollout.ending)
-        fixed = isinstance(policy, int | float)
-        rollout.scored(float(policy) if fixed else self.environment.score(rollout))
+        scores = [
+            float(policy) if isinstance(policy := self._policy(seat), int | float) else self.environment.score(seat)
+            for seat in rollout.seats
+        ]
+        for seat, score in zip(rollout.seats, scores, strict=True):
+            seat.scored(score)
         take_up(self.environment, rollout)
 
     async def _score_together(self, group: Group) -> None:
@@ -416,9 +462,10 @@ class RolloutRunner:
             never = any(rollout.state is RolloutState.LEFT_OUT for rollout in group.rollouts)
             for rollout in waiting:
                 # The record of one that failed still waits: a later start plays the missing member and compares both.
-                rollout.state = RolloutState.LEFT_OUT if never else RolloutState.FAILED
                 what = "is left out" if never else "failed"
-                rollout.error = f"not compared with its group, of which another member {what}: {group.detail}"
+                for seat in rollout.seats:
+                    seat.state = RolloutState.LEFT_OUT if never else RolloutState.FAILED
+                    seat.error = f"not compared with its group, of which another member {what}: {group.detail}"
         else:
             await self._compare(group)
         self._record(*waiting)
@@ -443,11 +490,12 @@ class RolloutRunner:
 
 def take_up(environment: Environment, rollout: Rollout) -> None:
     """Set what follows from the environment, and so has no place in a record: seed, mask and credit per turn."""
-    policy = environment.ending_policy(rollout.ending)
-    rollout.seed = rollout.key.seed(environment.seed)
-    rollout.masked = policy == "mask" or rollout.state is RolloutState.LOST
-    fixed = isinstance(policy, int | float)
-    rollout.credit = None if fixed or rollout.score is None else environment.credit(rollout)
+    for seat in rollout.seats:
+        policy = environment.ending_policy(seat.ending)
+        seat.seed = seat.key.seed(environment.seed)
+        seat.masked = policy == "mask" or seat.state is RolloutState.LOST
+        fixed = isinstance(policy, int | float)
+        seat.credit = None if fixed or seat.score is None else environment.credit(seat)
 
 
 class _OpenMember:

@@ -21,7 +21,7 @@ from hermes_rl.data.rows import Row
 from hermes_rl.errors import Problem, RunError, SandboxFailure, UserError
 from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig, SandboxFile
 from hermes_rl.scoring.grader import GradedReward
-from hermes_rl.spec.model import File, Mcp, SandboxSection, Spec, ToolSection, Toolsets
+from hermes_rl.spec.model import File, Mcp, SandboxSection, Spec, TextFile, ToolSection, Toolsets
 from hermes_rl.spec.templates import render, render_section
 from hermes_rl.threads import PerLoopSemaphore, in_thread
 from hermes_rl.tools.artifacts import ArtifactFile, ArtifactRequest, TakenArtifact, take
@@ -31,7 +31,7 @@ from hermes_rl.tools.context import ToolContext
 from hermes_rl.tools.hermes_toolsets import NAMES, HermesToolsets
 from hermes_rl.tools.mcp_server import McpSettings
 from hermes_rl.tools.mcp_tools import McpSource
-from hermes_rl.tools.python_tools import python_tool, tools_of_state
+from hermes_rl.tools.python_tools import functions_of, python_tool, tools_of_state
 from hermes_rl.tools.recording import Recorder, Replay, canned_tools
 from hermes_rl.tools.rollout_process import RolloutTool, process_tools
 
@@ -270,7 +270,7 @@ class RewardSandboxes:
 
     Args:
         runtime: the rollout's own.
-        rewards: all that will ask, in order.
+        rewards: all that will ask, in order; one that asks for several seats so many times.
         only_kept: names of artifacts that are not laid into fresh sandboxes.
     """
 
@@ -445,7 +445,12 @@ class Tooling:
         self._toolsets = spec.toolsets if toolsets is None else toolsets
         self._entries = spec.tools if tools is None else tools
         self._outside = Outside(spec, environ)
-        self._functions = tuple(self._function(tool) for tool in self._entries if tool.python)
+        self._functions = tuple(
+            self._function(entry, reference)
+            for entry in self._entries
+            if entry.python
+            for reference in functions_of(entry.python, entry.names, entry.marked)
+        )
         self._servers = tuple(
             _McpTools(_settings(tool.mcp, spec, environ, number), self._outside)
             for number, tool in enumerate(self._entries)
@@ -483,12 +488,20 @@ class Tooling:
         for server in self._servers:
             await server.close()
 
-    def toolkit(self, group: str, state: Any) -> Toolkit:
-        """Return the tools of a rollout: those of its group, and those of its own state object."""
+    def toolkit(self, group: str, state: Any, row: Row) -> Toolkit:
+        """Return the tools of a rollout: those of its group, and those of its own state object.
+
+        Raises:
+            UserError: the state, or the row, has not what an entry names.
+        """
         shared = self.shared(group)
-        entries = [(tool.state, tool.schemas, tool.arguments) for tool in self._entries if tool.state is not None]
         made = process_tools if self.spec.state_apart else tools_of_state
-        own = [tool for entry in entries for tool in made(state, *entry)]
+        sources = [state_source(entry) for entry in self._entries if entry.state]
+        own = [
+            tool
+            for source in sources
+            for tool in made(state, **render(source, row.columns, where="tools", key=row.key))
+        ]
         return Toolkit([*shared.tools, *own]) if own else shared
 
     def shared(self, group: str) -> Toolkit:
@@ -514,8 +527,7 @@ class Tooling:
             raise UserError("\n".join(map(str, problems)))
         return resolve_toolsets([name for _, name in named_toolsets(self.spec)], (), self._outside)
 
-    def _function(self, entry: ToolSection) -> Tool:
-        reference = str(entry.python)
+    def _function(self, entry: ToolSection, reference: str) -> Tool:
         if entry.process:
             tool: Tool = RolloutTool.of_function(reference, entry.arguments)
         else:
@@ -526,6 +538,13 @@ class Tooling:
         if self._outside.replay is not None:
             return self._outside.replay.tools(f"python {tool.name}")[0]
         return self._outside.recorded((tool,), f"python {tool.name}")[0]
+
+
+def state_source(entry: ToolSection) -> dict[str, Any]:
+    """Return the arguments of `tools_of_state` for an entry that names tools of the state, not yet rendered."""
+    source = {key: getattr(entry, key) for key in ("schemas", "arguments", "names", "marked")}
+    schemas = {"file": entry.schemas.file} if isinstance(entry.schemas, TextFile) else entry.schemas
+    return {**source, "name": entry.state, "schemas": schemas}
 
 
 class _McpTools:

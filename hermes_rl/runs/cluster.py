@@ -483,8 +483,8 @@ class _Actor:
     """
 
     pieces: list[bytes] = field(default_factory=list)
-    told: list[Mapping[str, Any]] = field(default_factory=list)
-    taken: dict[str, Mapping[str, TakenArtifact]] = field(default_factory=dict)
+    messages: list[Mapping[str, Any]] = field(default_factory=list)
+    artifacts: dict[str, Mapping[str, TakenArtifact]] = field(default_factory=dict)
     """Artifacts of rollouts, by their ids, that are on their way to the run."""
 
     def __post_init__(self) -> None:
@@ -522,18 +522,18 @@ class _Actor:
         opening = unpack(b"".join(self.pieces), Path.cwd())
         self.pieces.clear()
 
-        def keep(rollout: str, taken: Mapping[str, TakenArtifact]) -> dict[str, Any]:
-            self.taken[rollout] = taken
+        def keep(rollout: str, artifacts: Mapping[str, TakenArtifact]) -> dict[str, Any]:
+            self.artifacts[rollout] = artifacts
             return {}
 
-        self._player = Player(opening, self.told.append, keep)
+        self._player = Player(opening, self.messages.append, keep)
         wrong: list[str] | None = await self._there(self._player.open)
         return wrong
 
     async def answer(self, number: int, what: Any, *given: Any) -> tuple[bytes, Mapping[str, TakenArtifact] | None]:
         """Return the answer to a request, and the artifacts of the rollout."""
         answer = await self._there(lambda: self._player.answer(number, what, *given))
-        return answer, self.taken.pop(given[0].id, None) if what == "play" else None
+        return answer, self.artifacts.pop(given[0].id, None) if what == "play" else None
 
     async def hear(self, what: Any, *given: int) -> None:
         """Do what needs no answer."""
@@ -542,8 +542,8 @@ class _Actor:
     async def condition(self, seconds: float) -> list[Mapping[str, Any]]:
         """Wait that long; return how this worker does, and what it has to say."""
         await asyncio.sleep(seconds)
-        told, self.told[:] = list(self.told), []
-        return [*told, await self._there(self._player.condition)]
+        messages, self.messages[:] = list(self.messages), []
+        return [*messages, await self._there(self._player.condition)]
 
     async def close(self) -> None:
         """Release everything."""

@@ -24,7 +24,7 @@ from hermes_rl.agent.result import text_of
 from hermes_rl.data.load import Split, load_rows
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.compiled import CompiledSpec, gold_turns, has_solution, user_script
-from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
+from hermes_rl.rollouts.rollout import ALONE, Group, Rollout, RolloutKey, Seat, never_asked
 from hermes_rl.rollouts.sandboxes import keep_artifacts
 from hermes_rl.runs.exact import uses_tools
 from hermes_rl.runs.run import Plan, Run
@@ -103,6 +103,8 @@ def _why(rollout: Rollout) -> str:
     """Return what each reward said, and what came out last."""
     score = "is not graded" if rollout.score is None else f"scores {rollout.score:g}"
     said = [f"the solution of row {rollout.key.row.key} {score} (it ended with {rollout.ending})"]
+    if rollout.result is not None and rollout.result.program is not None and not rollout.turns:
+        said.append(never_asked(rollout.result.program))
     for name, reward in rollout.rewards.items():
         value = "no value" if reward.value is None else f"{reward.value:g}"
         said.append(f"{name} {value}" + (f": {reward.reason}" if reward.reason else ""))
@@ -136,25 +138,31 @@ class _Probe(CompiledSpec):
         self.rows = rows
         self.uses_tools = uses_tools(spec)
 
-    def script(self, key: RolloutKey, prior: int) -> Script:
-        gold = gold_turns(self.spec, key.row)
-        return Script(self._turns(KINDS[key.index], key.row, gold) or (ScriptedTurn(say=""),), prior)
+    def script(self, key: RolloutKey, prior: int, seat: Seat = ALONE) -> Script:
+        kind = KINDS[key.index]
+        gold = gold_turns(self.spec, key.row, seat.name)
+        if kind == "near miss":
+            other = self.other(key.row)
+            turns = () if other is None else gold_turns(self.spec, other, seat.name)
+        elif seat.name and seat.name != self.seats[0].name:
+            turns = gold
+        else:
+            turns = self._turns(kind, key.row, gold)
+        return Script(turns or (ScriptedTurn(say=""),), prior)
 
     def _turns(self, kind: str, row: Row, gold: tuple[ScriptedTurn, ...]) -> tuple[ScriptedTurn, ...]:
         if kind == "garbage":
             source = random.Random(f"garbage {row.key}")
             return (ScriptedTurn(say="".join(source.choices(LETTERS, k=300))),)
-        if kind == "near miss":
-            return self.other(row) or ()
         if kind == "last words":
             return (ScriptedTurn(say=last_words(gold)),)
         return () if kind == "empty" else gold
 
-    def other(self, row: Row) -> tuple[ScriptedTurn, ...] | None:
-        """Return the solution of another row that is not this one's; None where all are the same."""
+    def other(self, row: Row) -> Row | None:
+        """Return a row whose solution is another one than this one's; None where all are the same."""
         own = gold_turns(self.spec, row)
-        there = (gold_turns(self.spec, other) for other in self.rows if other is not row)
-        return next((turns for turns in there if turns != own), None)
+        others = (other for other in self.rows if other is not row)
+        return next((other for other in others if gold_turns(self.spec, other) != own), None)
 
 
 def last_words(turns: tuple[ScriptedTurn, ...]) -> str:
@@ -176,7 +184,12 @@ def _judge(report: DeepReport, probe: _Probe, groups: list[Group]) -> None:
     doubt = _doubt(probe, groups[0].row, asking)
     report.problems += failures + (verdicts if doubt is None else [])
     report.warnings += [] if doubt is None else [f"{problem}; {doubt}" for problem in (*of_scripts, *verdicts)]
-    if len(groups) > 1 and probe.spec.user is None and len({_words(probe, group.row) for group in groups}) == 1:
+    if (
+        len(groups) > 1
+        and probe.spec.user is None
+        and not probe.seats
+        and len({_words(probe, group.row) for group in groups}) == 1
+    ):
         # Without tools a model cannot know which row it is asked about.
         same = "the prompt is the same for every row"
         if probe.uses_tools:
@@ -214,6 +227,12 @@ def _doubt(probe: _Probe, row: Row, asking: Mapping[str, str]) -> str | None:
             f"but `{role}`, which reward {name} asks, is played by a script here, and a script does not judge as a "
             "model does: look at a few rows with the real one (`hermes-rl play`)"
         )
+    for seat in probe.seats:
+        if seat.role != ALONE.role:
+            return (
+                f"but seat `{seat.name}` is played by a script here, and a script does not answer as a model does: "
+                "look at a few rows with the real one (`hermes-rl play`)"
+            )
     user = probe.spec.user
     if user is not None and user.simulated and len(user_script(probe.spec, row, 0).turns) <= len(user.stop[:1]):
         return (

@@ -72,18 +72,18 @@ class DeliveryLog:
         event, group = line["event"], line.get("group", "")
         if event == "sending":
             self.doubtful.append(group)
-            self.contents = {one: self.contents[one] for one in self.delivered[-1:] if one in self.contents}
+            self.contents = {last: self.contents[last] for last in self.delivered[-1:] if last in self.contents}
             self.contents[group] = line.get("content", "")
         elif event == "delivered":
-            self.doubtful = [one for one in self.doubtful if one != group]
+            self.doubtful = [other for other in self.doubtful if other != group]
             self.delivered.append(group)
             self._known.add(group)
         elif event == "left_out":
-            self.doubtful = [one for one in self.doubtful if one != group]
+            self.doubtful = [other for other in self.doubtful if other != group]
             self.left_out[group] = line["cause"]
         elif event == "lost":
             self._known -= set(line["groups"])
-            self.delivered = [one for one in self.delivered if one in self._known]
+            self.delivered = [group_id for group_id in self.delivered if group_id in self._known]
             self.marks = [mark for mark in self.marks if mark.taken <= len(self.delivered)]
         elif event == "registered":
             self.session, self.doubtful = line["session"], []

@@ -18,7 +18,7 @@ from typing import Any
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.metrics import metrics_by, metrics_of, row_of, scores_of
+from hermes_rl.runs.metrics import metrics_by, metrics_by_seat, metrics_of, ratings, row_of, scores_of
 from hermes_rl.runs.opening import Launch, generation_params, open_run
 from hermes_rl.runs.run import Run
 from hermes_rl.runs.statistics import interval
@@ -122,7 +122,8 @@ class Evaluation:
 
     def samples(self) -> Iterator[dict[str, Any]]:
         """Return the lines of samples.jsonl: atroposlib's `EvaluationSample` fields, and ours to find the rollout."""
-        for line in (line for row in self.store.lines(self.groups) for line in row):
+        first = (line for row in self.store.lines(self.groups) for line in row)
+        for line in (line for each in first for line in (each, *each.get("others", ()))):
             yield {
                 "messages": line["messages"],
                 "score": line["score"],
@@ -236,7 +237,8 @@ def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: Mapping
         RunError: nothing was graded.
     """
     whole = [group for group in groups if store.played(group)]
-    rows = [row_of(lines) for lines in store.lines(whole)]
+    lines = list(store.lines(whole))
+    rows = [row_of(members) for members in lines]
     played = [rollout for row in rows for rollout in row]
     if all(rollout.score is None for rollout in played):
         first = next((rollout.error for rollout in played if rollout.error), "")
@@ -245,6 +247,7 @@ def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: Mapping
     for number, column in enumerate(plan.by):
         values = [groups[group][number] for group in whole]
         metrics |= metrics_by(rows, column, values, plan.rollouts, plan.success)
+    metrics |= metrics_by_seat(lines, plan.rollouts, plan.success) | ratings(lines)
     return Evaluation(
         name=name,
         metrics=metrics,

@@ -24,6 +24,8 @@ class PlayedEntry:
     attempt: int
     state: RolloutState
     score: float | None
+    others: tuple[tuple[int, float | None], ...] = ()
+    """Where the lines of the other seats of its episode begin, and their scores."""
 
 
 @dataclass(slots=True)
@@ -99,7 +101,7 @@ def _key(group: str) -> bytes:
 
 def _packed(entry: GroupEntry) -> bytes:
     members = [
-        [(index, one.begin, one.attempt, str(one.state), one.score) for index, one in of.items()]
+        [(index, one.begin, one.attempt, str(one.state), one.score, one.others) for index, one in of.items()]
         for of in (entry.ended, entry.waiting)
     ]
     return marshal.dumps((entry.row_key, entry.epoch, entry.digest, *members))
@@ -108,7 +110,10 @@ def _packed(entry: GroupEntry) -> bytes:
 def _unpacked(data: bytes) -> GroupEntry:
     row_key, epoch, digest, *members = marshal.loads(data)
     ended, waiting = (
-        {index: PlayedEntry(begin, attempt, RolloutState(state), score) for index, begin, attempt, state, score in of}
+        {
+            index: PlayedEntry(begin, attempt, RolloutState(state), score, others)
+            for index, begin, attempt, state, score, others in of
+        }
         for of in members
     )
     return GroupEntry(row_key, epoch, digest, ended, waiting)

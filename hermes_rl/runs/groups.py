@@ -22,7 +22,7 @@ from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState,
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.journal import Journal, replaced
 from hermes_rl.runs.parquet import of_row, write_table
-from hermes_rl.runs.store import Line, RolloutStore, rollout_of
+from hermes_rl.runs.store import Line, RolloutStore, group_of_episode, other_seat, rollout_of
 from hermes_rl.spec.model import Process
 from hermes_rl.tokens.rendering import for_template, history_named
 from hermes_rl.tokens.tokenizer import Tokenizer
@@ -102,22 +102,25 @@ def write_format(
     """
     kind, best, least = section.format, section.best, section.min_score
 
-    def group(name: str) -> Group:
-        (lines,) = store.lines([name])
-        return group_of(name, lines, lambda ending: environment.ending_policy(ending) == "mask")
-
     names = dict.fromkeys(line["group"] for line in groups.read(*GROUP_KEYS))
+
+    def written() -> Iterator[Group]:
+        for lines in store.lines(names):
+            for members in seats_of(lines):
+                name = members[0]["group"]
+                yield group_of(name, members, lambda ending: environment.ending_policy(ending) == "mask")
+
     if kind == "parquet":
         table = directory.path / TABLE
-        count = write_table(table, map(group, names), rewards)
+        count = write_table(table, written(), rewards)
         return [f"{count} rows for {kind} in {table}"]
     makers: list[Callable[[Group], Iterator[dict[str, Any]]]]
     mixed = ""
     if kind == "sft":
         # A trainer asks the first row whether there are tokens, and takes the others for the same.
         known, scores = True, set()
-        for name in names:
-            rollouts = _chosen(group(name), least, best)
+        for group in written():
+            rollouts = _chosen(group, least, best)
             known = known and all(rollout.sequences for rollout in rollouts)
             scores |= {rollout.score for rollout in rollouts if rollout.score is not None}
         makers = [partial(sft_rows, tokens=known, min_score=least, best=best)]
@@ -131,7 +134,7 @@ def write_format(
     said = []
     for file, make in zip(FILES[kind], makers, strict=True):
         path = directory.path / file
-        count = _write(path, (row for name in names for row in make(group(name))))
+        count = _write(path, (row for group in written() for row in make(group)))
         said.append(f"{count} rows for {kind} in {path}{mixed}")
     return said
 
@@ -163,6 +166,13 @@ def _trained(group: Group) -> list[Rollout]:
     return [rollout for rollout in group.rollouts if not rollout.masked and rollout.result is not None]
 
 
+def seats_of(lines: Sequence[Line]) -> list[list[Line]]:
+    """Return the lines of a group's members for each seat that is trained, where several agents share it; else all."""
+    seats = zip(*((line, *line.get("others", ())) for line in lines), strict=True)
+    trained = [seat for seat in seats if "seat" not in seat[0] or seat[0]["seat"]["trained"]]
+    return [[{**line, "others": ()} for line in seat] for seat in trained]
+
+
 def group_of(name: str, lines: Sequence[Line], masks: Callable[[Ending], bool]) -> Group:
     """Return a group as the lines of its members have it; `masks` says which endings are not trained on.
 
@@ -172,7 +182,8 @@ def group_of(name: str, lines: Sequence[Line], masks: Callable[[Ending], bool]) 
     tools = next((line["tools"] for line in lines if line.get("tools")), ())
     rollouts = []
     for line in lines:
-        key = RolloutKey(row, name, line["index"], len(lines), line["attempt"])
+        episode, seat = group_of_episode(line), other_seat(line)
+        key = RolloutKey(row, episode, line["index"], len(lines), line["attempt"], seat=seat)
         rollout = rollout_of(line, replace(key, mark=line["id"].removeprefix(key.id)))
         rollout.masked = masks(rollout.ending) or rollout.state is RolloutState.LOST
         if rollout.result is not None:
@@ -195,8 +206,8 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
             calls.append({"id": call.get("id"), "type": "function", "function": dict(function)})
         else:
             content = "\n".join(filter(None, (content, function["arguments"])))
-    kept = {key: message[key] for key in _KEPT if message.get(key)}
-    return {**kept, "content": content, **({"tool_calls": calls} if calls else {})}
+    fields = {key: message[key] for key in _KEPT if message.get(key)}
+    return {**fields, "content": content, **({"tool_calls": calls} if calls else {})}
 
 
 def _pair(group: Group) -> Iterator[tuple[Rollout, Rollout]]:
@@ -251,7 +262,9 @@ GROUP_KEYS = ("group", "scores")
 """What a line of groups.jsonl has to have, to go on from it."""
 
 
-def group_lines(group: Group, generation_params: Mapping[str, Any], run: str = "") -> list[dict[str, Any]]:
+def group_lines(
+    group: Group, generation_params: Mapping[str, Any], run: str = "", of: str | None = None
+) -> list[dict[str, Any]]:
     """Return the lines of a group: one where each rollout has one sequence, else one for each sequence of the longest.
 
     `tokens` and `masks` are None where the tokens of any rollout cannot be known; nothing is invented.
@@ -263,9 +276,13 @@ def group_lines(group: Group, generation_params: Mapping[str, Any], run: str = "
         group: a group with its tokens.
         generation_params: how the policy was asked to sample.
         run: fingerprint of the run.
+        of: the group of episodes that it is a part of; its lines then name the `seats` of its entries, and which part
+            they are (`compared`).
     """
     layers = _token_layers(group)
-    keys: dict[str, Any] = {"group": group.id, "row_key": group.row.key, "run": run}
+    keys: dict[str, Any] = {"group": of or group.id, "row_key": group.row.key, "run": run}
+    if of is not None:
+        keys |= {"compared": group.id, "seats": [rollout.seat.name for rollout in group.rollouts]}
     if group.certificate is not None:
         keys["certificate"] = group.certificate.record()
     messages = [messages_of(rollout) for rollout in group.rollouts]
@@ -308,7 +325,8 @@ def _images(rollout: Rollout) -> list[str]:
 
 def _token_layers(group: Group) -> list[dict[str, Any]]:
     """Return the token fields of each layer; one layer without tokens where those of any rollout are not known."""
-    if any(not rollout.sequences and not _lost(rollout) for rollout in group.rollouts):
+    known = [rollout.sequences for rollout in group.rollouts if not _lost(rollout)]
+    if None in known or not any(known):
         overrides = _overrides([(rollout, _lost(rollout)) for rollout in group.rollouts])
         empty = {"tokens": None, "masks": None, "inference_logprobs": [], "advantages": None, "overrides": overrides}
         return [{**empty, **_UNTAUGHT}]
@@ -349,7 +367,7 @@ def _taught(rollouts: Sequence[Rollout], number: int) -> Mapping[str, list[Any] 
     if any(rollout.teacher is None and not _lost(rollout) for rollout in rollouts):
         return _UNTAUGHT
     said = [[] if _lost(rollout) else rollout.teacher or [] for rollout in rollouts]
-    entries = [one[number] if number < len(one) else _OF_A_FILLER for one in said]
+    entries = [entry[number] if number < len(entry) else _OF_A_FILLER for entry in said]
     top = any(entry.top_k for entry in entries)
     return {
         "ref_logprobs": [entry.reference for entry in entries],
@@ -506,7 +524,7 @@ class GroupsFile:
             seen = layers.setdefault(group, set())
             extra = extra or layer in seen
             seen.add(layer)
-            if group in changed or (compare and line["scores"] != store.scores(group)):
+            if group in changed or (compare and "seats" not in line and line["scores"] != store.scores(group)):
                 wrong.add(group)
             totals[group] = line.get("layers", 1)
         right = {group for group, seen in layers.items() if group not in wrong and seen == set(range(totals[group]))}

@@ -195,19 +195,19 @@ def _unwritable(path: Path, error: OSError) -> RunError:
 
 
 def _lock(file: IO[bytes], path: Path) -> None:
-    taken = False
+    in_use = False
     try:
         # Some network file systems have no locks; a run there is as safe as its user's care.
         with suppress(OSError):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                taken = True
+                in_use = True
         # Its holder may have replaced it between opening and locking.
-        taken = taken or not os.path.samestat(os.fstat(file.fileno()), path.stat())
+        in_use = in_use or not os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
-        taken = True
-    if taken:
+        in_use = True
+    if in_use:
         raise UserError(f"another run is using {path}; wait for it, or choose another place")
 
 

@@ -62,7 +62,7 @@ class Losses:
         """Members of groups that were played to an end."""
         self.given_up: Counter[str] = Counter()
         """Those that were given up, by row."""
-        self.kept = 0
+        self.kept_as_worst = 0
         """Those that count as the worst of their group."""
 
     def count(self, rollout: Rollout) -> str | None:
@@ -77,7 +77,9 @@ class Losses:
         # The model that answered; a rollout that was lost before has none.
         replies = rollout.result.replies if rollout.result is not None else []
         policy = next((reply.model for reply in reversed(replies) if reply.model), "(no answer)")
-        counted = [self.all, self.by_policy.setdefault(policy, Attempts())]
+        if policy not in self.by_policy:
+            self.by_policy[policy] = Attempts()
+        counted = [self.all, self.by_policy[policy]]
         if lost or row in self.by_row:
             counted.append(self.by_row.setdefault(row, Attempts(self._played[row] - 1)))
         for attempts in counted:
@@ -91,8 +93,9 @@ class Losses:
         for rollout in group.rollouts:
             if rollout.ending not in (Ending.CANCELLED, Ending.STALE):
                 self.members += 1
-                self.given_up[group.row.key] += rollout.state.given_up
-                self.kept += rollout.state is RolloutState.LOST
+                if rollout.state.given_up:
+                    self.given_up[group.row.key] += 1
+                self.kept_as_worst += rollout.state is RolloutState.LOST
 
     def _word(self, row: str) -> str | None:
         own = self.by_row[row]
@@ -120,7 +123,7 @@ class Losses:
         return {
             **self.all.record(),
             "policies": {name: attempts.record() for name, attempts in sorted(self.by_policy.items())},
-            "members": {"ended": self.members, "given_up": self.given_up.total(), "kept_as_worst": self.kept},
+            "members": {"ended": self.members, "given_up": self.given_up.total(), "kept_as_worst": self.kept_as_worst},
             "rows": [{"row_key": key, **attempts.record(), "given_up": self.given_up[key]} for key, attempts in most],
         }
 
@@ -132,6 +135,6 @@ class Losses:
         words = f"{self.all.rate:.1%} of the rollouts played were lost ({self.all.listed})"
         if self.given_up.total():
             words += f", {self.given_up.total()} of {self.members} members of groups were given up"
-        if self.kept:
-            words += f" and {self.kept} of them count as the worst of their group"
+        if self.kept_as_worst:
+            words += f" and {self.kept_as_worst} of them count as the worst of their group"
         return f"{words}, see `lost` in run.json"

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import log10
+from statistics import fmean
 from typing import Any
 
 from hermes_rl.agent.result import Usage
 from hermes_rl.endings import Ending
 from hermes_rl.rollouts.rollout import RolloutState, cost_of
-from hermes_rl.runs.statistics import bounds, clustered_stderr, ks, mean, pass_at_k, pass_hat_k
-from hermes_rl.runs.store import reward_of
-from hermes_rl.scoring.value import RewardValue
+from hermes_rl.runs.statistics import bounds, clustered_stderr, ks, mean, pass_at_k, pass_hat_k, share_interval
+from hermes_rl.scoring.value import RewardValue, reward_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class Played:
     turns: int = 0
     calls: int = 0
     call_errors: int = 0
+    repaired: int = 0
+    """Calls of which an argument was repaired."""
     model: str | None = None
     cost: float | None = None
     """US dollars of all models; None where nobody tells the policy's."""
@@ -54,6 +57,7 @@ class Played:
             turns=line["turns"],
             calls=len(line["tool_calls"]),
             call_errors=len(line["tool_errors"]),
+            repaired=sum("repaired" in call for call in line["tool_calls"]),
             model=(line["policy"] or {}).get("model"),
             left_out=line["state"] == RolloutState.LEFT_OUT,
             cause=Ending(line["ending"]) if line["score"] is None and line["state"] != RolloutState.LEFT_OUT else None,
@@ -73,9 +77,10 @@ def row_of(lines: Iterable[Mapping[str, Any]]) -> list[Played]:
     one failed, and that one's ending is the cause.
     """
     played = [Played.of(line) for line in lines]
-    failed = next((one.cause for one in played if one.cause is not None and not one.cause.graded), None)
+    failed = next((each.cause for each in played if each.cause is not None and not each.cause.graded), None)
     return [
-        replace(one, cause=failed or one.cause) if one.cause is not None and one.cause.graded else one for one in played
+        replace(each, cause=failed or each.cause) if each.cause is not None and each.cause.graded else each
+        for each in played
     ]
 
 
@@ -133,6 +138,56 @@ def metrics_by(
     return metrics
 
 
+BY_SEAT = "eval/seat/"
+"""Begins the metrics of one of several seats: `eval/seat/<seat>/<metric>`; all others are the first seat's."""
+
+
+def metrics_by_seat(
+    rows: Sequence[Sequence[Mapping[str, Any]]], rollouts_per_row: int, success: float
+) -> dict[str, float]:
+    """Return what `metrics_by` does, of each seat of episodes with several, from the lines of all rows."""
+    metrics: dict[str, float] = {}
+    seats: dict[str, list[list[Mapping[str, Any]]]] = {}
+    for row in rows:
+        for members in zip(*((line, *line.get("others", ())) for line in row), strict=False):
+            if "seat" in members[0]:
+                seats.setdefault(members[0]["seat"]["name"], []).append(list(members))
+    for seat, lines in seats.items():
+        for name, number in metrics_of([*map(row_of, lines)], rollouts_per_row, success, (0.0, 1.0)).items():
+            if name in _TOLD_BY or name.startswith(("eval/pass", "eval/ending")):
+                metrics[f"{BY_SEAT}{seat}/{name.removeprefix('eval/')}"] = number
+    return metrics
+
+
+RATING = "eval/rating/"
+"""Begins the metrics of how much stronger the first seat is than a rival: `eval/rating/<role>`, in Elo, with the
+bounds `/low` and `/high` of its 95 % interval."""
+
+
+def ratings(rows: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
+    """Return the rating of the first seat against each role that has played another seat, where there are several.
+
+    A score, from 0 to 1, is the share of a win. The interval is Wilson's, with the share that makes 400 points ten to
+    one; it ends at 1,200, where a sample shows no more.
+    """
+    scores: dict[str, list[float]] = {}
+    for line in (line for row in rows for line in row if line["score"] is not None):
+        for other in line.get("others", ()):
+            if other["seat"]["role"] != line["seat"]["role"]:
+                scores.setdefault(other["seat"]["role"], []).append(min(max(line["score"], 0.0), 1.0))
+    made: dict[str, float] = {}
+    for role, own in scores.items() if len(scores) > 1 else ():
+        low, high = share_interval(fmean(own), len(own))
+        for end, share in (("", fmean(own)), ("/low", low), ("/high", high)):
+            made[f"{RATING}{role}{end}"] = _elo(share)
+    return made
+
+
+def _elo(share: float) -> float:
+    share = min(max(share, 0.001), 0.999)
+    return 400 * log10(share / (1 - share))
+
+
 def scores_of(row: Row) -> list[float]:
     return [rollout.score for rollout in row if rollout.score is not None]
 
@@ -166,12 +221,14 @@ def _usage(graded: Row) -> dict[str, float]:
         return {}
     calls = sum(rollout.calls for rollout in graded)
     errors = sum(rollout.call_errors for rollout in graded)
+    repaired = sum(rollout.repaired for rollout in graded)
     costs = [rollout.cost for rollout in graded if rollout.cost is not None]
     return {
         **({"eval/cost": mean(costs)} if len(costs) == len(graded) else {}),
         "eval/turns": mean([float(rollout.turns) for rollout in graded]),
         "eval/tool_calls": calls / len(graded),
         "eval/tool_error_rate": errors / calls if calls else 0.0,
+        **({"eval/repaired_call_rate": repaired / calls} if repaired else {}),
         "eval/prompt_tokens": mean([float(rollout.usage.prompt_tokens) for rollout in graded]),
         "eval/completion_tokens": mean([float(rollout.usage.completion_tokens) for rollout in graded]),
     }

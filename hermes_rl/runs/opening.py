@@ -192,6 +192,10 @@ def require_runnable(spec: Spec, launch: Launch, compiled: CompiledSpec | None =
         raise UserError(f"dataset.eval is `only`: every row is for evaluation, so {launch.mode} cannot use any")
     if launch.mode == "evaluate" and spec.dataset.eval is None:
         raise UserError("dataset.eval is missing: say which rows are for evaluation, such as {fraction: 0.1} or `only`")
+    if launch.mode != "evaluate" and spec.agents and not any(seat.train for seat in spec.agents.values()):
+        raise UserError(
+            f"agents: no seat is trained (`train: false`), so {launch.mode} has nothing to give; evaluate can"
+        )
     return require_machine(compiled or CompiledSpec(spec, launch.environ), launch.progress.note)
 
 
@@ -262,7 +266,7 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
             async with (
                 open_records(directory, compiled, rows, launch.mode, plan.size, launch.progress) as records,
                 open_workers(
-                    Opening(spec, launch.mode, launch.environ),
+                    Opening(spec, launch.mode, launch.environ, won=records.store.won),
                     count,
                     compiled,
                     directory.artifacts,
@@ -331,6 +335,7 @@ async def open_records(
         )
         stack.enter_context(closing(store))
         changed = await bring_up_to_date(store, directory, compiled, grading, rows, progress.note)
+        compiled.won |= store.won
         yield Records(directory, store, grading, groups_file, changed)
 
 

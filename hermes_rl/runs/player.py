@@ -53,12 +53,14 @@ class Opening:
         mode: in which mode the run is; None: there is none, and each rollout comes with its `PlaySettings`.
         environ: where the keys of servers are looked up; None: the worker's own environment.
         level: from which level on it sends what hermes_rl logs; by default as this process logs it.
+        won: what the first seats have scored against each rival before; each worker counts on for itself.
     """
 
     spec: Spec
     mode: Mode | None
     environ: Mapping[str, str] | None
     level: int = field(default_factory=lambda: logging.getLogger("hermes_rl").getEffectiveLevel())
+    won: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ class Player:
             await self._stack.aclose()
             return raised_of(error)
         self._compiled.keep = self._keep
+        self._compiled.won |= self._opening.won
         for role in self._compiled.roles.values():
             role.tell(self._note)
         return None
@@ -172,11 +175,11 @@ class Player:
         finally:
             del self._tasks[number]
         images, self._compiled.images = self._compiled.images, {}
-        told = {"retries": self._retries(), "images": {name: sorted(digests) for name, digests in images.items()}}
+        condition = {"retries": self._retries(), "images": {name: sorted(digests) for name, digests in images.items()}}
         try:
-            return await one_at_a_time(written, {"id": number, **told, **answer})
+            return await one_at_a_time(written, {"id": number, **condition, **answer})
         except (TypeError, ValueError) as error:  # it cannot be written as JSON
-            return written({"id": number, **told, "raised": raised_of(error)})
+            return written({"id": number, **condition, "raised": raised_of(error)})
 
     def hear(self, what: Literal["fix", "share", "cancel", "told"], *given: Any) -> None:
         """Do what the run says and needs no answer to."""
@@ -210,7 +213,7 @@ class Player:
         """Return what the run's admission looks at."""
         numbers = {OWN, *self._acting}
         waiting = {str(number): role.waiting for number in numbers for role in self._roles_of(number) if role.waiting}
-        runners = [*self._runners.values(), *(one for acting in self._acting.values() for one in acting.playing)]
+        runners = [*self._runners.values(), *(runner for acting in self._acting.values() for runner in acting.playing)]
         return {
             "waiting": waiting,
             "phases": sum((runner.phases for runner in runners), Counter[str]()),
@@ -267,15 +270,15 @@ class Player:
         for number in gone:
             self._news.pop(number, None)
 
-    def _take(self, told: Mapping[int, WeightsTold]) -> None:
-        self._news |= told
-        for number, news in told.items():
+    def _take(self, news_of: Mapping[int, WeightsTold]) -> None:
+        self._news |= news_of
+        for number, news in news_of.items():
             acting = self._acting.get(number)
             if acting is not None and acting.policy is not None:
                 acting.policy.take(news)
 
-    async def _told(self, told: Mapping[int, WeightsTold]) -> dict[str, Any]:
-        self._take(told)
+    async def _told(self, news: Mapping[int, WeightsTold]) -> dict[str, Any]:
+        self._take(news)
         return {}
 
     def _told_of(self, rollout: Rollout) -> dict[str, Any]:

@@ -112,11 +112,11 @@ class GroupLog(Protocol):
 class WandbLog:
     """The log of a run without a trainer; without a tracker it does nothing."""
 
-    def __init__(self, tracker: Tracker | None, kept: int = KEPT, per_group: int = PER_GROUP) -> None:
+    def __init__(self, tracker: Tracker | None, most: int = KEPT, per_group: int = PER_GROUP) -> None:
         self.tracker = tracker
         self.per_group = None if per_group == -1 else per_group
         self.training = TrainingMetrics()
-        self.texts: deque[list[tuple[str, float]]] = deque(maxlen=kept)
+        self.texts: deque[list[tuple[str, float]]] = deque(maxlen=most)
 
     async def group(self, group: Group, written: int | None, lines: Sequence[dict[str, Any]]) -> None:
         """Count a group, and log it where it is the n-th that was `written`."""
@@ -155,8 +155,8 @@ def wandb_log(spec: Spec, folder: Path) -> Iterator[WandbLog]:
     if asked is not None and asked.mode != "disabled":
         names = asked.project or spec.name, asked.name or spec.name
         tracker = Tracker(*names, mode=mode_of(asked), config=spec.resolved(), folder=folder)
-    kept = spec.env.get("num_rollouts_to_keep", KEPT)
-    log = WandbLog(tracker, kept, spec.env.get("num_rollouts_per_group_for_logging", PER_GROUP))
+    most = spec.env.get("num_rollouts_to_keep", KEPT)
+    log = WandbLog(tracker, most, spec.env.get("num_rollouts_per_group_for_logging", PER_GROUP))
     try:
         yield log
     finally:

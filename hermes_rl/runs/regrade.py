@@ -62,7 +62,7 @@ async def regrade(request: RegradeRequest) -> Regraded:
             f"are scored. `hermes-rl run {described.get('spec')} {mode} --fresh` plays anew"
         )
     with directory:
-        async with _compiled(spec, request.environ) as compiled:
+        async with compiled_to_grade(spec, request.environ) as compiled:
             rows = await asyncio.to_thread(
                 load_rows, spec, "eval" if mode == "evaluate" else "train", notify=request.progress.note
             )
@@ -85,8 +85,8 @@ def _open(path: Path) -> tuple[RunDirectory, dict[str, Any]]:
     return RunDirectory(path, str(described.get("fingerprint"))), described
 
 
-def _compiled(spec: Spec, environ: Mapping[str, str] | None) -> CompiledSpec:
-    """Nothing is played, so the policy's key need not be at hand, unless a reward asks the policy itself."""
+def compiled_to_grade(spec: Spec, environ: Mapping[str, str] | None) -> CompiledSpec:
+    """Return a spec whose rollouts are not played: the policy's key need not be at hand, unless a reward asks it."""
     others = {role: servers for role, servers in spec.servers.items() if role != POLICY}
     compiled = CompiledSpec(spec.model_copy(update={"servers": others}), environ)
     asked = any(POLICY in reward.function.parameters for reward in compiled.grader.rewards)

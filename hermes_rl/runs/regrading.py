@@ -27,9 +27,9 @@ from hermes_rl.rollouts.sandboxes import ArtifactSandboxes, kept_artifacts
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.journal import Journal
 from hermes_rl.runs.provenance import code_hashes
-from hermes_rl.runs.store import RolloutStore, result_of, reward_of
+from hermes_rl.runs.store import RolloutStore, group_of_episode, result_of
 from hermes_rl.scoring.grader import GradedReward, Grader
-from hermes_rl.scoring.value import RewardValue, Weighting, combine
+from hermes_rl.scoring.value import RewardValue, Weighting, combine, reward_of
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.section import thaw
 from hermes_rl.threads import made_in_thread
@@ -46,7 +46,10 @@ class Grading:
     rewards: Mapping[str, str] = field(default_factory=dict)
     weightings: Sequence[Weighting] = ()
     clamp: tuple[float, float] | None = None
+    combine: str = "sum"
     endings: Mapping[str, Any] = field(default_factory=dict)
+    seats: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Names of the seats that a reward pays, by its name; one that is not here pays all."""
 
     @classmethod
     def of(cls, spec: Spec, grader: Grader, size: int) -> Grading:
@@ -59,8 +62,15 @@ class Grading:
             },
             weightings=[reward.weighting for reward in grader.rewards],
             clamp=spec.score.clamp,
+            combine=spec.score.combine,
             endings=thaw(spec.endings),
+            seats={reward.name: list(reward.seats) for reward in grader.rewards if reward.seats is not None},
         )
+
+    def paying(self, line: Mapping[str, Any]) -> list[str]:
+        """Return the names of the rewards that count for the rollout of a line."""
+        seat = (line.get("seat") or {}).get("name")
+        return [name for name in self.rewards if seat is None or seat in self.seats.get(name, (seat,))]
 
     def record(self) -> dict[str, Any]:
         """Return the `grading` entry of run.json."""
@@ -70,7 +80,9 @@ class Grading:
         """Return what a score is made of its rewards' values with, as JSON."""
         weightings = sorted(map(asdict, self.weightings), key=lambda weighting: str(weighting["name"]))
         clamp = list(self.clamp) if self.clamp else None
-        return {"weightings": weightings, "clamp": clamp, "endings": dict(self.endings)}
+        more: dict[str, Any] = {"seats": dict(self.seats)} if self.seats else {}
+        more |= {"combine": self.combine} if self.combine != "sum" else {}  # runs of before say nothing of it
+        return {"weightings": weightings, "clamp": clamp, "endings": dict(self.endings), **more}
 
     def changed(self, before: Mapping[str, Any]) -> set[str]:
         """Return the rewards that have another value than they had, or are new."""
@@ -84,13 +96,13 @@ class Grading:
             return None, f"the spec drops rollouts that end with {line['ending']}"
         if not isinstance(policy, str):
             return float(policy), None
-        if self.weightings and not line["rewards"]:
+        paying = self.paying(line)
+        weightings = [weighting for weighting in self.weightings if weighting.name in paying]
+        if weightings and not line["rewards"]:
             return None, "it was left out before it was graded"
         try:
-            values = {
-                weighting.name: RewardValue(line["rewards"][weighting.name]["value"]) for weighting in self.weightings
-            }
-            return combine(self.weightings, values, self.clamp), None
+            values = {weighting.name: RewardValue(line["rewards"][weighting.name]["value"]) for weighting in weightings}
+            return combine(weightings, values, self.clamp, self.combine), None
         except RewardFailure as failure:
             return None, f"cannot be scored anew: {failure}"
         except (KeyError, TypeError, AttributeError) as error:
@@ -111,9 +123,11 @@ def _material(spec: Spec, reward: GradedReward, code: str | None, size: int) -> 
         "fn": f"{code}:{written.fn.rpartition(':')[2]}" if code is not None else written.fn,
         "args": thaw(reward.args),
         "sandbox": written.sandbox,
+        **({"steps": written.steps} if written.steps is not None else {}),
         "roles": {role: [[server.type, server.model] for server in spec.servers[role]] for role in roles},
         **({"not laid": not_laid} if reward.fresh and not_laid else {}),
         **({"compared": size} if reward.group_level else {}),
+        **({"shares": dict(reward.shares)} if reward.shares is not None else {}),
     }
 
 
@@ -194,9 +208,9 @@ class Rescoring:
         line["rewards"] = {name: line["rewards"][name] for name in self.grading.rewards if name in line["rewards"]}
         if line["state"] == RolloutState.LOST and self.grading.endings.get(LOST) != "worst":
             line["state"] = str(RolloutState.FAILED)
-            self.changed.add(line["group"])
+            self.changed.add(group_of_episode(line))
         judged = self.rejudging.apply(line)
-        if judged and set(line["rewards"]) != set(self.grading.rewards):
+        if judged and set(line["rewards"]) != set(self.grading.paying(line)):
             # A reward that failed was mended; what compares the rollout with its group is still to be called.
             line |= {"score": None, "error": None, "state": str(RolloutState.WAITING)}
         waits = line["state"] == RolloutState.WAITING
@@ -209,7 +223,7 @@ class Rescoring:
             without = RolloutState.LEFT_OUT if dropped else RolloutState.FAILED
             line["state"] = str(without if line["score"] is None else RolloutState.SCORED)
             if before != (line["score"], self.grading.endings.get(line["ending"]) == "mask"):
-                self.changed.add(line["group"])
+                self.changed.add(group_of_episode(line))
         return line
 
 
@@ -217,8 +231,12 @@ def obstacle(reward: GradedReward) -> str | None:
     """Why a reward cannot judge what a run kept; None where it can."""
     if reward.function.uses_context and not reward.fresh:
         return "it looks into the rollout's own sandbox (ctx), which is gone; `sandbox: fresh` looks at kept artifacts"
+    if reward.steps is not None:
+        return "it is called behind each step, while the rollout is played"
     if "state" in reward.function.parameters:
         return "it reads the state object, which ended with its rollout"
+    if reward.shares is not None or {"seats", "paid"} & reward.function.parameters.keys():
+        return "it looks at several seats of an episode at a time"
     return None
 
 
@@ -300,10 +318,10 @@ class Rejudging:
         if line["state"] in (RolloutState.FAILED, RolloutState.LOST, RolloutState.LEFT_OUT):
             if Ending(line["ending"]) not in JUDGEABLE or line.get("played") is None:
                 return set()
-            missing = {reward.name for reward in self.grader.rewards} - set(line["rewards"])
+            missing = set(self.grading.paying(line)) - set(line["rewards"])
             judgeable = all(obstacle(reward) is None for reward in self.grader.rewards if reward.name in missing)
-            return missing | changed if judgeable else set()
-        return changed
+            return missing | (changed & set(self.grading.paying(line))) if judgeable else set()
+        return changed & set(self.grading.paying(line))
 
     def _rows_of(self, keys: set[str]) -> dict[str, Row]:
         rows: dict[str, Row] = {}

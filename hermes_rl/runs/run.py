@@ -31,7 +31,7 @@ from hermes_rl.data.rows import Row, Rows
 from hermes_rl.errors import RunError
 from hermes_rl.rollouts.admission import LOOK, Admission, Fixed, admission
 from hermes_rl.rollouts.environment import Environment
-from hermes_rl.rollouts.rollout import Encoder, Group, Rollout
+from hermes_rl.rollouts.rollout import ALONE, Encoder, Group, Rollout, certify
 from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
 from hermes_rl.runs.groups import group_lines
 from hermes_rl.runs.left import Curriculum, Quarantine, group_name
@@ -177,8 +177,12 @@ class RunBudget:
         if rollout.result is None:
             return
         usage = rollout.result.usage
-        self.tokens += usage.prompt_tokens + usage.completion_tokens
-        self.cost += (usage.cost or 0.0) + sum(counts.get("cost", 0.0) for counts in rollout.roles.values())
+        for seat in rollout.seats:
+            if seat.result is not None:
+                own = seat.result.usage
+                self.cost += own.cost or 0.0
+                self.tokens += own.prompt_tokens + own.completion_tokens if seat.seat.role == ALONE.role else 0
+        self.cost += sum(counts.get("cost", 0.0) for counts in rollout.roles.values())
         if self.max_cost is not None and usage.cost is None and rollout.result.turns_used:
             raise RunError(
                 "budget.max_cost cannot be kept: the policy's server does not say what a call costs (usage.cost); "
@@ -376,7 +380,7 @@ class Run:
         """Groups that the curriculum knows from the record."""
         if store is not None and plan.prefer_differing:
             self._recorded = frozenset(group for group in store.groups if store.complete(group))
-            for group in sorted(self._recorded, key=lambda one: store.groups[one].epoch):
+            for group in sorted(self._recorded, key=lambda group_id: store.groups[group_id].epoch):
                 self.curriculum.count(store.groups[group].row_key, store.scores(group))
 
     async def groups(
@@ -465,8 +469,20 @@ class Run:
         """Return the lines of a group for a file or a trainer; see `hermes_rl.runs.groups`."""
         made = group.parts
         if made is None:
-            made = group_lines(group, self.plan.generation_params, self.plan.fingerprint)
+            made = await self._lines(group)
         return await self.environment.lines(group, made) if isinstance(self.environment, MakesLines) else made
+
+    async def _lines(self, group: Group) -> list[dict[str, Any]]:
+        compared = group.compared()
+        if compared[0] is group:
+            return group_lines(group, self.plan.generation_params, self.plan.fingerprint)
+        made = []
+        for part in compared:
+            if not (self.plan.drop_uniform and part.uniform):
+                part.certificate = await asyncio.to_thread(certify, part)
+                made += group_lines(part, self.plan.generation_params, self.plan.fingerprint, of=group.id)
+        # Together they are the group of the run, whose lines are written and sent as one.
+        return [{**line, "layer": number, "layers": len(made)} for number, line in enumerate(made)]
 
     def left_out(self, group: Group) -> bool:
         """Whether a group is not for a trainer or a file: it was dropped, or all of its scores are equal."""

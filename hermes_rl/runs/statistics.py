@@ -68,6 +68,14 @@ def interval(clusters: Sequence[Sequence[float]]) -> tuple[float, float] | None:
 
 
 @lru_cache(maxsize=256)
+def share_interval(share: float, count: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share of so many, at least one, after Wilson."""
+    z = 1.96
+    middle = share + z * z / (2 * count)
+    width = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return (middle - width) / (1 + z * z / count), (middle + width) / (1 + z * z / count)
+
+
 def t_quantile(probability: float, degrees: int) -> float:
     """Return the quantile of Student's t distribution for a probability of at least one half, by bisection."""
     if not 0.5 <= probability < 1.0 or degrees < 1:

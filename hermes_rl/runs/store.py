@@ -15,18 +15,37 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hermes_rl.agent.result import AgentResult, ManagedState, ProgramRun, Timings, ToolCall, Usage, reasoning_of
+from hermes_rl.agent.result import (
+    AgentResult,
+    GradedStep,
+    ManagedState,
+    ProgramRun,
+    Timings,
+    ToolCall,
+    Usage,
+    reasoning_of,
+)
 from hermes_rl.data.rows import Row, readable_columns
 from hermes_rl.endings import Ending
 from hermes_rl.errors import ToolError, UserError
 from hermes_rl.rollouts.environment import Environment
-from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState, baseline
+from hermes_rl.rollouts.rollout import (
+    ALONE,
+    Group,
+    Rollout,
+    RolloutKey,
+    RolloutState,
+    Seat,
+    and_won,
+    at_seat,
+    baseline,
+)
 from hermes_rl.rollouts.runner import take_up
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.group_index import GroupEntry, GroupIndex, PlayedEntry
 from hermes_rl.runs.journal import Journal
 from hermes_rl.runs.left import left_to_play
-from hermes_rl.scoring.value import RewardValue
+from hermes_rl.scoring.value import reward_of
 from hermes_rl.servers.base import ChatReply, LedgerEntry
 from hermes_rl.tokens.transcript import TokenLogprobs, WeightVersions, packed, unpacked
 from hermes_rl.values import read_json
@@ -44,17 +63,22 @@ ROLLOUT_KEYS = (
 
 
 def rollout_record(rollout: Rollout) -> dict[str, Any]:
-    """Return the JSON form of a finished rollout; times in seconds, rounded to the microsecond."""
+    """Return the JSON form of a finished rollout; times in seconds, rounded to the microsecond.
+
+    `others` are the records of the other seats of its episode, which the store writes as lines of their own.
+    """
     result = rollout.result
+    others = {"others": [rollout_record(other) for other in rollout.others]} if rollout.others else {}
     if rollout.line is not None:
-        return {**rollout.line, "roles": rollout.roles, **_outcome(rollout)}  # its tokens are packed already
+        return {**rollout.line, "roles": rollout.roles, **_outcome(rollout), **others}  # its tokens are packed already
     return {
         "id": rollout.id,
         "row_key": rollout.key.row.key,
-        "group": rollout.key.group,
+        "group": rollout.key.group + at_seat(rollout.key.seat),
         "epoch": rollout.key.epoch,
         "index": rollout.key.index,
         "attempt": rollout.key.attempt,
+        **({"seat": rollout.seat.record(rollout.key.group)} if rollout.seat.name else {}),
         **_outcome(rollout),
         "messages": result.messages if result else [],
         "turns": result.turns_used if result else 0,
@@ -80,14 +104,17 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
             ]
             for entry in rollout.ledger
         ],
-        **({"teacher": [one.packed() for one in rollout.teacher]} if rollout.teacher is not None else {}),
+        **({"teacher": [logprobs.packed() for logprobs in rollout.teacher]} if rollout.teacher is not None else {}),
         "tools": list(result.tool_schemas) if result and rollout.key.index == 0 else None,
         # Once for each group, for people to read; what is played comes from the dataset.
         **({"row": readable_columns(rollout.key.row.columns)} if rollout.key.index == 0 else {}),
         **({"artifacts": rollout.artifacts} if rollout.artifacts else {}),
         **({"image": rollout.image} if rollout.image else {}),
         **({"world_rewards": result.world_rewards} if result and result.world_rewards else {}),
+        **({"steps": [asdict(step) for step in result.steps]} if result and result.steps else {}),
         **({"program": asdict(result.program)} if result and result.program else {}),
+        **({"outcome": result.outcome} if result and result.outcome is not None else {}),
+        **others,
     }
 
 
@@ -107,6 +134,7 @@ def _calls(result: AgentResult) -> list[dict[str, Any]]:
     written, records = written_calls(result.messages[result.prompt_length :]), []
     for call in result.tool_calls:
         record = {"turn": call.turn, "id": call.id, "name": call.name, "seconds": round(call.seconds, 6)}
+        record |= {"repaired": call.repaired} if call.repaired else {}
         said = written.get((call.turn, call.id))
         if said is None or call.arguments != said.arguments:
             # As text: what a tool was given may hold numbers that JSON does not have.
@@ -149,12 +177,16 @@ def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
         UserError: the line lacks something.
     """
     try:
-        sequences = None if line.get("sequences") is None else [unpacked(one) for one in line["sequences"]]
+        sequences = None if line.get("sequences") is None else [unpacked(sequence) for sequence in line["sequences"]]
         result = None if line.get("played", "") is None else result_of(line)
         if result is not None and sequences is not None and line.get("sampled"):
             result.managed_state = ManagedState(lambda: sequences)
+        seat = ALONE
+        if (said := line.get("seat")) is not None:
+            seat = Seat(**{name: value for name, value in said.items() if name != "of"})
+        key = replace(key, attempt=line["attempt"], epoch=line["epoch"])
         return Rollout(
-            replace(key, attempt=line["attempt"], epoch=line["epoch"]),
+            key,
             0,
             Ending(line["ending"]),
             result,
@@ -168,6 +200,8 @@ def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
             image=line.get("image"),
             sequences=sequences,
             teacher=None if line.get("teacher") is None else [TokenLogprobs.unpacked(one) for one in line["teacher"]],
+            seat=seat,
+            others=[rollout_of(other, replace(key, seat=other["seat"]["name"])) for other in line.get("others", ())],
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"rollout {line.get('id')} of rollouts.jsonl cannot be read ({error}); use --fresh") from error
@@ -195,7 +229,10 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
         prompt_length=line.get("prompt_length", 0),
         tool_schemas=list(line.get("tools") or ()),
         world_rewards=[(turn, reward) for turn, reward in line.get("world_rewards") or ()],
+        steps=[GradedStep(**step) for step in line.get("steps") or ()],
         program=ProgramRun(**line["program"]) if "program" in line else None,
+        seat=(line.get("seat") or {}).get("name", ""),
+        outcome=line.get("outcome"),
     )
 
 
@@ -227,18 +264,6 @@ def _recorded_calls(line: Mapping[str, Any], written: Mapping[tuple[int, str], W
 _TIMINGS = ("generation", "tools", "queue")
 
 
-def reward_of(record: Mapping[str, Any]) -> RewardValue:
-    """Return a reward's value, as a line has it."""
-    per_turn = record.get("per_turn")
-    return RewardValue(
-        record["value"],
-        record.get("reason"),
-        dict(record.get("metrics") or {}),
-        None if per_turn is None else tuple(per_turn),
-        overrides=dict(record.get("overrides") or {}),
-    )
-
-
 # ----------------------------------------------------------------------------------------------------- The store
 
 ROLLOUTS, WAITING = "rollouts.jsonl", "waiting.jsonl"
@@ -257,7 +282,8 @@ class _UsageCount:
         for role, counts in self._waiting.pop(line["id"], ()):
             self._add(role, counts, -1)
         own = {"calls": line.get("turns") or 0, **(line.get("usage") or {})}
-        said = [("policy", own), *(line.get("roles") or {}).items()]
+        played = (line.get("seat") or {}).get("role", ALONE.role)
+        said = [(played, own), *(line.get("roles") or {}).items()]
         for role, counts in said:
             self._add(role, counts, 1)
         if line["state"] == RolloutState.WAITING:
@@ -303,9 +329,13 @@ class RolloutStore:
     def load(self) -> None:
         """Read what is in the files; call it again whenever they were rewritten."""
         self._index()
+        if self._orphans:
+            for journal in self._journals:
+                journal.keep(line for line in journal.read() if _episode(line) not in self._orphans)
+            self._index()
         again = self._to_compare_again()
         if again:
-            self._rollouts.keep(line for line in self._rollouts.read() if _place(line) not in again)
+            self._rollouts.keep(line for line in self._rollouts.read() if _episode(line) not in again)
             self._index()
 
     def clear(self) -> None:
@@ -340,25 +370,47 @@ class RolloutStore:
 
     def _index(self) -> None:
         self._groups, self._usage = GroupIndex(), _UsageCount()
-        for begin, line in self._rollouts.scan(*ROLLOUT_KEYS):
-            self._enter_ended(line, begin)
-        for begin, line in self._waiting.scan(*ROLLOUT_KEYS) if self._waiting is not None else ():
-            self._enter_waiting(line, begin)
+        self.won: dict[str, tuple[float, int]] = {}
+        """What the first seats had scored against each role of another seat when the files were read, and how often."""
+        self._orphans: set[Place] = set()
+        """Episodes of which a run that was killed has written some seats only: the first seat's line is the last."""
+        for begin, line, others in self._episodes(self._rollouts):
+            self._enter_ended(line, begin, others)
+        for begin, line, others in self._episodes(self._waiting) if self._waiting is not None else ():
+            self._enter_waiting(line, begin, others)
 
-    def _enter_ended(self, line: Line, begin: int) -> None:
-        group, entry = self._entered(line), _entry(line, begin)
+    def _episodes(self, journal: Journal) -> Iterator[tuple[int, Line, list[tuple[int, Line]]]]:
+        """Yield where each rollout's line begins, and the line; and the same of the other seats of its episode."""
+        others: list[tuple[int, Line]] = []
+        for begin, line in journal.scan(*ROLLOUT_KEYS):
+            if other_seat(line):
+                others.append((begin, line))
+                continue
+            yield begin, line, [other for other in others if _episode(other[1]) == _place(line)]
+            self._orphans |= {_episode(other) for _, other in others} - {_place(line)}
+            others = []
+        self._orphans |= {_episode(other) for _, other in others}
+
+    def _enter_ended(self, line: Line, begin: int, others: Sequence[tuple[int, Line]]) -> None:
+        group, entry = self._entered(line), _entry(line, begin, others)
+        for _, other in others:
+            self._usage.enter(other)
         self._usage.enter(line)
         known = group.ended.get(line["index"])
         if known is None or not known.state.final:
             group.ended[line["index"]] = entry
+            for role in {other["seat"]["role"] for _, other in others}:
+                if entry.score is not None:
+                    self.won[role] = and_won(self.won.get(role), entry.score)
         self._put(line["group"], group)
 
-    def _enter_waiting(self, line: Line, begin: int) -> None:
+    def _enter_waiting(self, line: Line, begin: int, others: Sequence[tuple[int, Line]]) -> None:
         group = self._entered(line)
         ended = group.ended.get(line["index"])
         if ended is None or ended.attempt != line["attempt"]:  # else it has waited, and its last line is known
-            self._usage.enter(line)
-        group.waiting[line["index"]] = _entry(line, begin)
+            for _, seat in ((begin, line), *others):
+                self._usage.enter(seat)
+        group.waiting[line["index"]] = _entry(line, begin, others)
         self._put(line["group"], group)
 
     def _entered(self, line: Line) -> GroupEntry:
@@ -378,7 +430,7 @@ class RolloutStore:
             return set()
         assert self._waiting is not None
         places = set()
-        for line in self._rollouts.read():
+        for _, line, others in self._episodes(self._rollouts):
             group = self._groups[line["group"]]
             waits = group.waiting.get(line["index"])
             announced = line["state"] == RolloutState.FAILED and waits is not None and waits.attempt == line["attempt"]
@@ -388,7 +440,8 @@ class RolloutStore:
             if announced or unfinished:
                 places.add(_place(line))
                 if waits is None:
-                    self._waiting.append({**line, "state": RolloutState.WAITING, "score": None})
+                    lines = [*(other for _, other in others), line]
+                    self._waiting.append_all({**each, "state": RolloutState.WAITING, "score": None} for each in lines)
         return places
 
     # ------------------------------------------------------------------ what is known about a group
@@ -431,7 +484,8 @@ class RolloutStore:
         if not self.complete(group):
             return False
         scores = self.scores(group)
-        return None in scores or (drop_uniform and len(scores) > 1 == len(set(scores)))
+        others = {score for entry in self._groups[group].ended.values() for _, score in entry.others}
+        return None in scores or (drop_uniform and len(scores) > 1 == len({*scores, *others}))
 
     def rollouts_of_unfinished_groups(self) -> int:
         """How many rollouts are recorded of groups that are not complete."""
@@ -453,11 +507,14 @@ class RolloutStore:
             )
 
     def lines(self, groups: Iterable[str]) -> Iterator[list[Line]]:
-        """For each group whose members have all been played: a line per member, the last one where it failed."""
+        """For each group whose members have all been played: a line per member, the last one where it failed.
+
+        The lines of the other seats of its episode are its `others`.
+        """
         for group in groups:
             if self.played(group):
                 ended = self._groups[group].ended
-                yield [self._rollouts.at(ended[index].begin) for index in range(self.size)]
+                yield [_read(self._rollouts, ended[index]) for index in range(self.size)]
 
     # ------------------------------------------------------------------ for the runner
 
@@ -474,9 +531,9 @@ class RolloutStore:
             return None
         ended, waiting = known.ended.get(key.index), known.waiting.get(key.index)
         if ended is not None and ended.state.final:
-            line = await asyncio.to_thread(self._rollouts.at, ended.begin)
+            line = await asyncio.to_thread(_read, self._rollouts, ended)
         elif waiting is not None and self._waiting is not None:
-            line = await asyncio.to_thread(self._waiting.at, waiting.begin)
+            line = await asyncio.to_thread(_read, self._waiting, waiting)
         else:
             return None
         return rollout_of(line, key)
@@ -499,15 +556,22 @@ class RolloutStore:
             RunError: they cannot be written.
         """
         for waits in (True, False):
-            lines = [
+            episodes = [
                 rollout_record(rollout) for rollout in rollouts if (rollout.state is RolloutState.WAITING) is waits
             ]
-            if not lines:
+            if not episodes:
                 continue
             journal = self._waiting if waits else self._rollouts
             assert journal is not None, "only a store of compared groups has rollouts that wait"
+            # The first seat's line is the last of its episode: where it is there, the others are.
+            lines = [line for episode in episodes for line in (*episode.pop("others", ()), episode)]
+            others: list[tuple[int, Line]] = []
             for line, begin in zip(lines, journal.append_all(lines), strict=True):
-                (self._enter_waiting if waits else self._enter_ended)(line, begin)
+                if other_seat(line):
+                    others.append((begin, line))
+                    continue
+                (self._enter_waiting if waits else self._enter_ended)(line, begin, others)
+                others = []
 
     def close(self) -> None:
         """Close the files; the one of those that wait is removed where none does."""
@@ -520,12 +584,39 @@ class RolloutStore:
         self._rollouts.close()
 
 
-def _entry(line: Line, begin: int) -> PlayedEntry:
-    return PlayedEntry(begin, line["attempt"], RolloutState(line["state"]), line["score"])
+def _entry(line: Line, begin: int, others: Sequence[tuple[int, Line]]) -> PlayedEntry:
+    seats = tuple((place, other["score"]) for place, other in others)
+    return PlayedEntry(begin, line["attempt"], RolloutState(line["state"]), line["score"], seats)
 
 
-def _place(line: Line) -> tuple[str, int, int]:
+def _read(journal: Journal, entry: PlayedEntry) -> Line:
+    """Return the line of a rollout with those of the other seats of its episode."""
+    line = journal.at(entry.begin)
+    return {**line, "others": [journal.at(begin) for begin, _ in entry.others]} if entry.others else line
+
+
+Place = tuple[str, int, int]
+"""Group, index in the group, and attempt."""
+
+
+def _place(line: Line) -> Place:
     return line["group"], line["index"], line["attempt"]
+
+
+def other_seat(line: Mapping[str, Any]) -> str:
+    """Return the name of the seat of a line, where it is another one than the first of its episode; else nothing."""
+    return str(line["seat"]["name"]) if group_of_episode(line) != line["group"] else ""
+
+
+def group_of_episode(line: Mapping[str, Any]) -> str:
+    """Return the group of the episode that the line of a seat is part of; its own where one agent plays."""
+    group: str = line["seat"]["of"] if "seat" in line else line["group"]
+    return group
+
+
+def _episode(line: Line) -> Place:
+    """Return the place of the episode that the line of a seat is part of."""
+    return group_of_episode(line), line["index"], line["attempt"]
 
 
 def _final(known: GroupEntry) -> set[int]:

@@ -21,6 +21,7 @@ class TrainingMetrics:
     def _clear(self) -> None:
         self.scores: list[float] = []
         self.tool_errors: list[dict[str, Any]] = []
+        self.repaired = 0
         self.dropped: Counter[str] = Counter()
         self.sequences: Counter[str] = Counter()
         self._rewards: dict[str, list[float]] = {}
@@ -40,6 +41,7 @@ class TrainingMetrics:
                 }
                 for e in rollout.result.tool_errors
             ]
+            self.repaired += sum(call.repaired > 0 for call in rollout.result.tool_calls)
         if rollout.score is not None:
             self.scores.append(rollout.score)
         for name, reward in rollout.rewards.items():
@@ -66,6 +68,8 @@ class TrainingMetrics:
         for name, values in self._rewards.items():
             metrics[f"train/reward/{name}"] = sum(values) / len(values)
         metrics["train/tool_errors_count"] = len(self.tool_errors)
+        if self.repaired:
+            metrics["train/repaired_calls"] = self.repaired
         if self.tool_errors:
             lines = [f"[turn {e['turn']}] {e['tool']}({e['args']}): {e['error']}" for e in self.tool_errors]
             metrics["train/tool_error_details"] = "\n".join(lines[:DETAILS])

@@ -34,8 +34,9 @@ from hermes_rl.rollouts.runner import DiedElsewhere
 from hermes_rl.runs.cluster import RayConnection, open_cluster
 from hermes_rl.runs.handles import CLOSING, DiedError, WorkerHandle
 from hermes_rl.runs.player import OWN, Opening, PlaySettings, error_of
-from hermes_rl.runs.store import Line, reward_of, rollout_of, rollout_record
+from hermes_rl.runs.store import Line, rollout_of, rollout_record
 from hermes_rl.runs.worker_process import ProcessHandle
+from hermes_rl.scoring.value import reward_of
 from hermes_rl.servers.policy import Policy
 from hermes_rl.spec.model import Spec
 from hermes_rl.threads import one_at_a_time
@@ -241,8 +242,10 @@ class Workers:
         said, size = await self._answered(f"rollout {key.id}", deaths, "play", key, split, settings)
         rollout = await _off_the_loop(size, lambda: rollout_of(said["line"], key))
         rollout.line, rollout.no_tokens = said["line"], said.get("no_tokens")
+        for other, line in zip(rollout.others, said["line"].get("others", ()), strict=True):
+            other.line = line
         if "tokens" in said and rollout.result is not None:
-            sequences = [unpacked(one) for one in said["tokens"]]
+            sequences = [unpacked(sequence) for sequence in said["tokens"]]
             rollout.result.managed_state = ManagedState(lambda: sequences)
         return rollout
 
@@ -285,8 +288,8 @@ class Workers:
 
     async def announce(self) -> None:
         """Wait until workers know what trainers have told by now: it holds for every call that begins afterwards."""
-        told = {policy.number: policy.told() for policy in self._acting}
-        asking = [asyncio.create_task(handle.ask("told", told)) for handle in self._ready if told]
+        news = {policy.number: policy.told() for policy in self._acting}
+        asking = [asyncio.create_task(handle.ask("told", news)) for handle in self._ready if news]
         if not asking:
             return  # a rollout that begins brings what was told along
         # One that does not listen now (its code holds the interpreter) hears it before it makes another call.
@@ -299,13 +302,13 @@ class Workers:
         while True:
             await asyncio.sleep(NEWS)
             try:
-                told = {policy.number: policy.told() for policy in self._acting}
+                current = {policy.number: policy.told() for policy in self._acting}
             except Exception:
                 # A trainer's own function says the version; the rollouts that begin raise what it raises.
                 log.exception("the version of the weights, or the model's name, cannot be told")
                 await asyncio.sleep(SAME)
                 continue
-            news = {number: one for number, one in told.items() if self._announced.get(number) != one.order}
+            news = {number: one for number, one in current.items() if self._announced.get(number) != one.order}
             if news:
                 self._announced |= {number: one.order for number, one in news.items()}
                 for handle in self._ready:
@@ -402,7 +405,7 @@ class Workers:
         now = time.monotonic()
         if now - self._said.get(text, -SAME) >= SAME:
             self._note(text)
-        self._said = {one: said for one, said in self._said.items() if now - said < SAME} | {text: now}
+        self._said = {words: said for words, said in self._said.items() if now - said < SAME} | {text: now}
 
     # ------------------------------------------------------------------ asking them, and keeping them alive
 
@@ -412,7 +415,7 @@ class Workers:
         for _ in range(deaths):
             while not (ready := self._ready):
                 await self._change()
-            handle = min(ready, key=lambda one: len(one.asked))
+            handle = min(ready, key=lambda handle: len(handle.asked))
             if self._error is not None:
                 raise self._error
             try:

@@ -78,7 +78,7 @@ class Pool:
         self._refilling: set[Hashable] = set()
         """Kinds of which a spare is being made: a burst of rollouts must not start twice as many sandboxes."""
         self._closed = False
-        self.taken = 0
+        self.reused = 0
         """How many sandboxes were waiting when they were asked for."""
 
     def create(self, config: SandboxConfig) -> Sandbox:
@@ -95,7 +95,7 @@ class Pool:
             spare = waiting.pop(0)
             if spare.alive:
                 spare.config = config
-                self.taken += 1
+                self.reused += 1
                 return spare
             self._later(spare.close())
         return create_sandbox(config)

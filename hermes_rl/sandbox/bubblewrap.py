@@ -322,9 +322,9 @@ class ImageRoot(Root):
             raise
 
     def _lay_for(self, user: int) -> None:
-        laid = _lay(self._folder, user)
-        if laid is not None:
-            self._user, self._shown = user, laid
+        folder = _lay(self._folder, user)
+        if folder is not None:
+            self._user, self._shown = user, folder
 
     def started(self) -> None:
         if self._shown != self._folder:

@@ -48,9 +48,9 @@ def find_program(name: bytes, path: bytes) -> bytes:
     if b"/" in name:
         return name
     for folder in path.split(b":"):
-        found = (folder or b".") + b"/" + name
-        if posix.access(found, posix.X_OK) and not is_folder(found):
-            return found
+        program = (folder or b".") + b"/" + name
+        if posix.access(program, posix.X_OK) and not is_folder(program):
+            return program
     raise FileNotFoundError(errno.ENOENT, "No such file or directory")
 
 

@@ -141,19 +141,19 @@ def status(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
 
 def list_folder(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
     """path, limit → the entries of a folder, five fields each."""
-    found: list[bytes] = []
+    listed: list[bytes] = []
     most = 5 * int(fields[1])
     fd = _open(fields[0], posix.O_RDONLY | posix.O_DIRECTORY)
     try:
         with posix.scandir(b"/proc/self/fd/%d" % fd) as entries:
             for entry in entries:
-                if len(found) >= most:
+                if len(listed) >= most:
                     raise OSError(errno.E2BIG, f"More than {most // 5} entries")
                 try:
-                    found += _entry(entry.name, entry.stat(follow_symlinks=False))
+                    listed += _entry(entry.name, entry.stat(follow_symlinks=False))
                 except FileNotFoundError:
                     continue  # removed by somebody else while we looked
-        return found, b"", []
+        return listed, b"", []
     finally:
         posix.close(fd)
 
@@ -212,11 +212,11 @@ def _empty(folder: bytes) -> list[bytes]:
     if not posix.access(folder, posix.R_OK | posix.W_OK | posix.X_OK):
         posix.chmod(folder, 0o700)
     with posix.scandir(folder) as entries:
-        found = list(entries)
-    for entry in found:
+        inner = list(entries)
+    for entry in inner:
         if not entry.is_dir(follow_symlinks=False):
             posix.unlink(entry.path)
-    return [entry.path for entry in found if entry.is_dir(follow_symlinks=False)]
+    return [entry.path for entry in inner if entry.is_dir(follow_symlinks=False)]
 
 
 def control_group(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:

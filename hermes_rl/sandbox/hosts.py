@@ -64,8 +64,8 @@ class HostList:
 def _entry(text: str) -> tuple[str, tuple[int, ...]]:
     """Return an entry's name, and its ports."""
     host, ports = text.lower().rstrip("."), PORTS
-    if (found := WITH_PORT.fullmatch(host)) is not None and _literal(host) is None:
-        host, ports = found["name"].strip("[]").rstrip("."), (int(found["port"]),)
+    if (match := WITH_PORT.fullmatch(host)) is not None and _literal(host) is None:
+        host, ports = match["name"].strip("[]").rstrip("."), (int(match["port"]),)
     if not (NAME.fullmatch(host) or _literal(host)) or not all(0 < port < 1 << 16 for port in ports):
         raise UserError(f"sandbox.network: {text!r} is no host name; expected pypi.org, *.example.com or pypi.org:8080")
     return host, ports
@@ -116,10 +116,10 @@ async def public_address(host: str, port: int) -> str:
         RefusedError: it has none, or one of them is not of the internet.
     """
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        resolved = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # a label that is empty or too long is no name that can be encoded
         raise RefusedError(f"{host} cannot be resolved") from error
-    addresses = [str(entry[4][0]) for entry in found]
+    addresses = [str(entry[4][0]) for entry in resolved]
     if not addresses or not all(is_public(address) for address in addresses):
         raise RefusedError(f"{host} is not an address of the internet")
     return addresses[0]

@@ -301,7 +301,7 @@ def find_pip() -> list[str]:
     Raises:
         UserError: there is none.
     """
-    programs = [[found] for name in ("pip3", "pip") if (found := shutil.which(name)) is not None]
+    programs = [[path] for name in ("pip3", "pip") if (path := shutil.which(name)) is not None]
     for command in ([sys.executable, "-m", "pip"], *programs, [system_python() or sys.executable, "-m", "pip"]):
         try:
             words = _run([*command, "--version"]).split()

@@ -175,7 +175,7 @@ def read_request(head: bytes) -> ProxyRequest:
     if method == "CONNECT":
         return ProxyRequest(host, port or 0, None)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    kept = [line for line in lines[1:-2] if line.partition(":")[0].strip().lower() not in OWN_HEADERS]
+    headers = [line for line in lines[1:-2] if line.partition(":")[0].strip().lower() not in OWN_HEADERS]
     own = [f"Host: {parts.netloc.rpartition('@')[2]}", "Connection: close"]
-    text = "\r\n".join([f"{method} {path} {version}", *own, *kept, "", ""])
+    text = "\r\n".join([f"{method} {path} {version}", *own, *headers, "", ""])
     return ProxyRequest(host, port or 80, text.encode("latin-1"))

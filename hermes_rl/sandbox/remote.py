@@ -655,8 +655,8 @@ class RemoteSandbox(Sandbox):
             pid = int("".join(words))
 
         async def ask(script: bytes, data: bytes | None = None, **more: str) -> list[str]:
-            kept = {name: values[name] for name in ("box", "limit", "head", "tail")}
-            return await self._ask(script, data, 60.0, encoded(output_limit), **{**kept, **more})
+            shared = {name: values[name] for name in ("box", "limit", "head", "tail")}
+            return await self._ask(script, data, 60.0, encoded(output_limit), **{**shared, **more})
 
         process = RemoteProcess(pid, job, ask, self._kill)
         self._processes.append(process)
@@ -701,10 +701,10 @@ class RemoteSandbox(Sandbox):
             return await asyncio.to_thread(base64.b64decode, "".join(words))
 
     async def write_file(self, path: str, data: bytes, mode: int | None = None) -> None:
-        kept = "" if mode is None else f"{mode:o}"
+        permissions = "" if mode is None else f"{mode:o}"
         for at in range(0, max(len(data), 1), self.machine.piece or PIECE):
             piece = data[at : at + (self.machine.piece or PIECE)]
-            await self._at(path, WRITE, piece, mode=kept, more="1" if at else "")
+            await self._at(path, WRITE, piece, mode=permissions, more="1" if at else "")
 
     async def stat(self, path: str, *, follow: bool = True) -> FileInfo:
         words = await self._at(path, STAT, follow="1" if follow else "")

@@ -87,10 +87,10 @@ def _discard(path: str) -> None:
 
 def _inside(name: str) -> str:
     parts = PurePosixPath(name).parts
-    kept = [part for part in parts if part not in ("/", "//", ".")]
-    if ".." in kept:
+    inner = [part for part in parts if part not in ("/", "//", ".")]
+    if ".." in inner:
         raise UnsafeArchiveError(f"{name!r} leads out of the archive")
-    return "/".join(kept) or "."
+    return "/".join(inner) or "."
 
 
 def _parents(path: str) -> None:

@@ -14,6 +14,7 @@ Honest code may need it (``Money(5) == 5``): the run of the reference solution n
 from __future__ import annotations
 
 import atexit
+import builtins
 import collections.abc
 import importlib
 import importlib.machinery
@@ -58,7 +59,17 @@ class Asking(Peer):
     def fetch(self, owner: Any, name: str) -> Any:
         if (name.startswith("__") and name not in OF_STUBS) or name in OF_LIBRARIES or name in ("_number", "_peer"):
             raise AttributeError(name)
-        return self.ask("get", owner, name)
+        value = self.ask("get", owner, name)
+        return self.brought(value, sys._getframe(2).f_globals) if name == "__all__" else value
+
+    def brought(self, names: Any, space: Any) -> list[str]:
+        """Return the names that ``import *`` brings: none that is built in or that the file has, but from the code."""
+        own = (Remote, Meta, Stub)
+        return [
+            name
+            for name in (names if isinstance(names, list) else [])
+            if isinstance(name, str) and not hasattr(builtins, name) and isinstance(space.get(name, self.base), own)
+        ]
 
     def operate(self, this: Any, name: str, args: Any, more: Any) -> Any:
         if name in COMPARISONS or name in BINARY:

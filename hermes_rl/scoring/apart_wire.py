@@ -574,24 +574,24 @@ class Peer:
     def made_class(self, number: int, names: Any, bases: Any, has: Any, methods: Any, unhashable: bool) -> Any:
         """Return a class that stands for one of the other end; of built-in bases it has those that are harmless."""
         above = [self.decode(base) for base in bases]
-        kept = [base for base in above if isinstance(base, Meta)]
+        inherited = [base for base in above if isinstance(base, Meta)]
         for base in above:
             harmless = base in PLAIN or (isinstance(base, type) and issubclass(base, BaseException))
             if harmless and not issubclass(base, UNHARMED) and not isinstance(base, Meta):
-                kept.append(base)
-        plain = any(issubclass(base, PLAIN) for base in kept)
+                inherited.append(base)
+        plain = any(issubclass(base, PLAIN) for base in inherited)
         body: dict[str, Any] = {str(name): forwarded(str(name)) for name in methods if not str(name).startswith("_")}
         body.update({"__module__": str(names[1]), "__qualname__": str(names[2]), "_number": number, "_peer": self})
-        if any(issubclass(base, BaseException) for base in kept):
+        if any(issubclass(base, BaseException) for base in inherited):
             body["__str__"] = lambda self: vars(self).get("_text", "")
         elif not plain:
             body.update({name: special(name) for name in has if name in FREE | BINARY | COMPARISONS})
             if unhashable or ("__eq__" in body and "__hash__" not in body):
                 body["__hash__"] = None
-        if not any(isinstance(base, Meta) for base in kept):
-            kept.append(self.base)
+        if not any(isinstance(base, Meta) for base in inherited):
+            inherited.append(self.base)
         try:
-            return Meta(str(names[0]), tuple(kept), body, _made=True)
+            return Meta(str(names[0]), tuple(inherited), body, _made=True)
         except TypeError:  # bases that do not go together here
             return Meta(str(names[0]), (self.base,), body, _made=True)
 

@@ -19,13 +19,13 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, asyn
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import EntryPoint
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from hermes_rl.errors import AgentFault, Failure, HermesRLError, RewardFailure, UserError
 from hermes_rl.foreign.pool import POOL, EndedError, ForeignError, NotCarriedError, OvertimeError
 from hermes_rl.foreign.stand_ins import LIVING
 from hermes_rl.plugins import Code, did_you_mean, load_object, place_of
-from hermes_rl.scoring.value import RewardValue, Score, Weighting, combine, interpret, of_plain, total
+from hermes_rl.scoring.value import RewardValue, Score, Weighting, combine, interpret, of_plain, require_gate, total
 from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.model import INJECTED
 from hermes_rl.threads import OverlongError, PerLoopSemaphore, Turns, done_in_thread, in_steps, in_thread
@@ -55,7 +55,9 @@ def find_reward(name: str, fn: str | None, others: Collection[str] = ()) -> Rewa
     if reference in shipped:
         reference = f"{shipped[reference]}:{reference}"
         function = RewardFunction.of(name, load_object(reference), Code.of(reference))
-        return function if function.asks or function.limit is not None else replace(function, limit=SHIPPED_SECONDS)
+        # One that names the state calls code of the spec, whose seconds nobody here knows.
+        unbounded = function.asks or function.limit is not None or "state" in function.parameters
+        return function if unbounded else replace(function, limit=SHIPPED_SECONDS)
     published = published_rewards()
     points = [point for point in published if point.name == reference]
     if points:
@@ -114,6 +116,13 @@ CONNECTIONS = (
     "botocore.",
 )
 """Beginnings of the names of exceptions that say that somebody else could not be reached."""
+ASKED_WRONGLY = frozenset(
+    {"builtins.ValueError", "httpx.InvalidURL", "httpx.UnsupportedProtocol"}
+    | {"openai.BadRequestError", "openai.UnprocessableEntityError", "anthropic.BadRequestError"}
+)
+"""Exceptions of the same packages that say that nobody can be asked this, such as an address that is none."""
+UNREADABLE = "json.decoder.JSONDecodeError"
+"""A service has answered with something else, which is its own doing."""
 CONNECTION_KINDS = {"builtins.ConnectionError", "builtins.TimeoutError", "socket.gaierror", "ssl.SSLError"}
 
 
@@ -263,7 +272,8 @@ async def call_reward(
     started, given = time.perf_counter(), dict(arguments)
     seconds = reward.seconds(given)
     async with _places.here():
-        if reward.code is not None and reward.apart:
+        # A state in a process of its own is nowhere else, whatever the states of another spec were.
+        if reward.code is not None and (reward.apart or isinstance(given.get("state"), RolloutProcess)):
             try:
                 returned = await _apart(reward, reward.code, given, seconds, after)
                 return returned, time.perf_counter() - started
@@ -407,6 +417,8 @@ def of_others(failure: RewardFailure) -> bool:
     if cause is None:
         return True
     kinds = cause.kinds if isinstance(cause, ForeignError) else [_kind(kind) for kind in type(cause).__mro__]
+    if not ASKED_WRONGLY.isdisjoint(kinds) and UNREADABLE not in kinds:
+        return False
     return any(kind in CONNECTION_KINDS or kind.startswith(CONNECTIONS) for kind in kinds)
 
 
@@ -434,6 +446,20 @@ class GradedReward:
     args: Mapping[str, Any] = field(default_factory=dict)
     fresh: bool = False
     """It looks into a new sandbox with the artifacts laid in, not into the rollout's own."""
+    seats: tuple[str, ...] | None = None
+    """Names of the seats that it pays; None: all."""
+    shares: Mapping[str, float] | None = None
+    """By seat, the factor of what it gives for the first of them; None: it is called for each seat that it pays."""
+    steps: str | None = None
+    """How its values for the steps of a rollout become one; None where it looks at the whole rollout alone."""
+
+    def pays(self, seat: str) -> bool:
+        """Whether it counts for the rollouts of a seat; each does where one agent plays."""
+        return not seat or self.seats is None or seat in self.seats
+
+    def is_called_for(self, seat: str) -> bool:
+        """Whether it is called with the result of a seat: of each that it pays, or of the first that has a factor."""
+        return self.pays(seat) and (self.shares is None or seat == next(iter(self.shares)))
 
     @property
     def name(self) -> str:
@@ -459,6 +485,15 @@ Machines = Callable[[GradedReward], AbstractAsyncContextManager[Restorable | Non
 """The sandbox that a reward looks into, there for as long as it runs; None for one that does not look."""
 
 
+class GradedSeat(NamedTuple):
+    """What one seat of an episode has played, the sandboxes that its rewards look into, and where their values go."""
+
+    name: str
+    result: Any
+    machines: Machines
+    values: dict[str, RewardValue]
+
+
 @dataclass(frozen=True)
 class Grader:
     """The rewards of a spec, ready to be called for any rollout.
@@ -472,6 +507,8 @@ class Grader:
     roles: Mapping[str, Any] = field(default_factory=dict)
     blames: bool = True
     """Ask whose doing it is that a reward fails; False where each failure is to be told, whoever brought it about."""
+    combine: str = "sum"
+    """What `score.combine` says."""
     _seen: dict[str, tuple[float, float]] = field(default_factory=dict, compare=False, repr=False)
     """The lowest and the highest value that each reward has given to a rollout so far, by its name."""
 
@@ -481,6 +518,13 @@ class Grader:
     def __post_init__(self) -> None:
         for reward in self.rewards:
             reward.function.require_takes(reward.args, {*self.roles, "policy"})
+            if reward.steps is not None and reward.group_level:
+                raise UserError(f"reward {reward.name!r} compares the members of a group, and they have other steps")
+            if reward.shares is not None and reward.group_level:
+                raise UserError(
+                    f"reward {reward.name!r} compares the members of a group, so that each seat has values of its own: "
+                    "name its seats in a list"
+                )
             if reward.function.group_level and reward.function.uses_context:
                 raise UserError(
                     f"reward {reward.name!r} takes both `group` and `ctx`; a group-level reward runs after the "
@@ -491,6 +535,11 @@ class Grader:
     def ordered(self) -> tuple[GradedReward, ...]:
         """Gates first, otherwise in file order."""
         return tuple(sorted(self.rewards, key=lambda reward: not reward.weighting.gate))
+
+    @property
+    def of_steps(self) -> tuple[GradedReward, ...]:
+        """Those that look at each step, in file order."""
+        return tuple(reward for reward in self.rewards if reward.steps is not None)
 
     @property
     def has_group_rewards(self) -> bool:
@@ -504,11 +553,12 @@ class Grader:
         state: Any,
         values: dict[str, RewardValue],
         only: Container[str] | None = None,
+        step: int = 0,
     ) -> None:
         """Call the per-rollout rewards in order, each value put into `values` as soon as it is known.
 
         `machines` is None where the sandbox is gone and no reward that is called looks into it; `only` are their names,
-        None is all.
+        None is all. Those that look at steps find the number of the present one, from 0, as `step` in their row.
 
         Raises:
             Failure: a reward failed; `values` keeps those before it.
@@ -516,14 +566,44 @@ class Grader:
         for reward in self.ordered:
             if reward.group_level or (only is not None and reward.name not in only):
                 continue
+            row = item if reward.steps is None else {**item, "step": step}
             async with machines(reward) if machines is not None else nullcontext() as ctx:
-                values[reward.name] = await self._graded(reward, item, result, ctx, state)
+                values[reward.name] = await self._graded(reward, row, result, ctx, {"state": state})
+
+    async def grade_seats(self, item: Mapping[str, Any], seats: Sequence[GradedSeat], state: Any) -> None:
+        """Call the per-rollout rewards in order, each for the seats that it pays.
+
+        They are offered `seats`, the results by seat, and `paid`, what earlier rewards have given: by seat, then by
+        name.
+
+        Raises:
+            Failure: a reward failed; the seats' values keep those before it.
+        """
+        results = {seat.name: seat.result for seat in seats}
+        for reward in self.ordered:
+            if reward.group_level:
+                continue
+            for seat in (seat for seat in seats if reward.is_called_for(seat.name)):
+                paid = {each.name: {name: one.value for name, one in each.values.items()} for each in seats}
+                offered = {"state": state, "seats": results, "paid": paid}
+                async with seat.machines(reward) as ctx:
+                    value = await self._graded(reward, item, seat.result, ctx, offered)
+                for other in seats:
+                    if reward.shares is None and other is seat:
+                        other.values[reward.name] = value
+                    elif reward.shares is not None and other.name in reward.shares:
+                        other.values[reward.name] = value.times(reward.shares[other.name], turns=other is seat)
 
     async def _graded(
-        self, reward: GradedReward, item: Mapping[str, Any], result: Any, ctx: Restorable | None, state: Any
+        self,
+        reward: GradedReward,
+        item: Mapping[str, Any],
+        result: Any,
+        ctx: Restorable | None,
+        offered: Mapping[str, Any],
     ) -> RewardValue:
         """Call a reward for one rollout; where what the agent brought about is in its way, that is graded."""
-        call = partial(self._called, reward, item, state=state)
+        call = partial(self._called, reward, item, also=offered)
         for last in (False, True):
             try:
                 value = await call(result, ctx)
@@ -531,7 +611,8 @@ class Grader:
             except RewardFailure as failure:
                 if not self.blames or of_others(failure):
                     raise
-                if last or isinstance(failure.__cause__, EndedError):  # that one would take as long again
+                # What lost its process may be the victim of others, for want of memory; overtime would come again.
+                if last or isinstance(failure.__cause__, OvertimeError):
                     return await self._blamed(failure, reward, call, item, result, ctx)
         if value.value is not None:
             low, high = self._seen.get(reward.name, (value.value, value.value))
@@ -557,7 +638,7 @@ class Grader:
         async with _untouched(ctx if looks else None) as clean:
             for answer in answers:
                 try:
-                    await call(result.answering(answer), clean)
+                    await call(result.answering(answer), clean, answer=answer)
                 except RewardFailure as same:
                     if of_others(same):
                         raise failure from same
@@ -578,17 +659,28 @@ class Grader:
         return RewardValue(max(high, 1.0) if reward.weighting.weight < 0 else min(low, 0.0), reason=reason)
 
     async def _called(
-        self, reward: GradedReward, item: Mapping[str, Any], result: Any, ctx: Restorable | None, *, state: Any
+        self,
+        reward: GradedReward,
+        item: Mapping[str, Any],
+        result: Any,
+        ctx: Restorable | None,
+        *,
+        also: Mapping[str, Any],
+        answer: str | None = None,
     ) -> RewardValue:
+        """Call a reward. `also` is what it may name beside; with an `answer` all seats have said that instead."""
         own = reward.function.own(item)
-        offered = {"item": own, "result": reward.function.own(result), "ctx": ctx, "state": state, **self._roles}
+        offered = {"item": own, "result": reward.function.own(result), "ctx": ctx, **also, **self._roles}
+        if "seats" in reward.function.parameters and "seats" in also:
+            seats = {name: one if answer is None else one.answering(answer) for name, one in also["seats"].items()}
+            offered["seats"] = {name: reward.function.own(one) for name, one in seats.items()}
         offered |= {"group": [offered["result"]]} if reward.function.group_level else {}
         # What it laid down goes away in the same thread: ToolContext waits for this loop.
         restore = ctx.restore if reward.function.uses_context and ctx is not None else None
         returned, seconds = await call_reward(reward.function, self._arguments(reward, own, offered), after=restore)
         if reward.function.group_level:
             (returned,) = _per_member(reward.name, returned, 1)
-        return _read(reward.name, returned, seconds, result.turns_used)
+        return _read(reward, returned, seconds, result.turns_used)
 
     async def grade_group(
         self,
@@ -596,8 +688,11 @@ class Grader:
         results: Sequence[Any],
         values: Sequence[dict[str, RewardValue]],
         only: Container[str] | None = None,
+        seats: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
         """Call the group-level rewards (those named `only`); `values[i]` receives those of rollout *i*.
+
+        `seats` are the results of all seats by name, where the rollouts are one seat's of several.
 
         Raises:
             Failure: a reward failed, or did not return one value per rollout.
@@ -605,53 +700,68 @@ class Grader:
         for reward in self.ordered:
             if not reward.group_level or (only is not None and reward.name not in only):
                 continue
-            for slot, value in zip(values, await self._compared(reward, item, results), strict=True):
+            for slot, value in zip(values, await self._compared(reward, item, results, seats), strict=True):
                 slot[reward.name] = value
 
     async def _compared(
-        self, reward: GradedReward, item: Mapping[str, Any], results: Sequence[Any]
+        self,
+        reward: GradedReward,
+        item: Mapping[str, Any],
+        results: Sequence[Any],
+        seats: Mapping[str, Sequence[Any]] | None,
     ) -> list[RewardValue]:
         """Call a reward that compares; a member whose agent is in its way has the worst value, the others theirs."""
         try:
-            return await self._called_together(reward, item, results)
+            return await self._called_together(reward, item, results, seats)
         except RewardFailure as failure:
             if not self.blames or of_others(failure):
                 raise
             first = failure
         plain = [result.answering("") for result in results]
+        if seats is not None:
+            seats = {name: [result.answering("") for result in own] for name, own in seats.items()}
         blamed: dict[int, RewardFailure] = {}
         for index in range(len(results)):
             try:
-                await self._called_together(reward, item, [*plain[:index], results[index], *plain[index + 1 :]])
+                mixed = [*plain[:index], results[index], *plain[index + 1 :]]
+                await self._called_together(reward, item, mixed, seats)
             except RewardFailure as failure:
                 blamed[index] = failure
         if not blamed or len(blamed) == len(results):
             raise first
         others = [plain[index] if index in blamed else result for index, result in enumerate(results)]
-        values = await self._called_together(reward, item, others)
+        values = await self._called_together(reward, item, others, seats)
         return [
             self._worst(reward, BLAMED.format(blamed[index].detail)) if index in blamed else value
             for index, value in enumerate(values)
         ]
 
     async def _called_together(
-        self, reward: GradedReward, item: Mapping[str, Any], results: Sequence[Any]
+        self,
+        reward: GradedReward,
+        item: Mapping[str, Any],
+        results: Sequence[Any],
+        seats: Mapping[str, Sequence[Any]] | None,
     ) -> list[RewardValue]:
         own = reward.function.own(item)
         offered = {"item": own, "group": [reward.function.own(result) for result in results], **self._roles}
+        if seats is not None and "seats" in reward.function.parameters:
+            offered["seats"] = {name: [reward.function.own(one) for one in played] for name, played in seats.items()}
         returned, seconds = await call_reward(reward.function, self._arguments(reward, own, offered))
         members = _per_member(reward.name, returned, len(results))
         return [
-            _read(reward.name, value, seconds, result.turns_used)
-            for value, result in zip(members, results, strict=True)
+            _read(reward, value, seconds, result.turns_used) for value, result in zip(members, results, strict=True)
         ]
 
-    def score(self, values: Mapping[str, RewardValue]) -> float:
-        """Return the score of a rollout whose rewards are all known; see `combine`."""
-        return combine([reward.weighting for reward in self.rewards], values, self.clamp)
+    def score(self, values: Mapping[str, RewardValue], seat: str = "") -> float:
+        """Return the score of a rollout, of this seat if there are several, whose rewards are known; see `combine`."""
+        weightings = [reward.weighting for reward in self.rewards if reward.pays(seat)]
+        return combine(weightings, values, self.clamp, self.combine)
 
     def credit(self, values: Mapping[str, RewardValue]) -> tuple[float, ...] | None:
-        """Return the weighted sum of what rewards give to each turn; None where none does."""
+        """Return the weighted sum of what rewards give to each turn; None where none does, or the score is no sum."""
+        if self.combine != "sum":
+            return None
         given = [
             [reward.weighting.weight * turn for turn in value.per_turn]
             for reward in self.rewards
@@ -673,9 +783,12 @@ class Grader:
         return {**function.wanted(offered), **given}
 
 
-def _read(name: str, returned: object, seconds: float, turns: int) -> RewardValue:
+def _read(reward: GradedReward, returned: object, seconds: float, turns: int) -> RewardValue:
     try:
-        return interpret(name, returned, seconds, turns)
+        value = interpret(reward.name, returned, seconds, turns)
+        if reward.weighting.gate and value.value is not None:
+            require_gate(reward.name, value.value)
+        return value
     except RewardFailure as failure:  # no words of the reward's own: whose doing it is can be asked
         raise RewardFailure(failure.detail) from failure
 

@@ -235,14 +235,14 @@ class _Asking:
             attempts += 1
             self.bill.add(usage)
             try:
-                found = json_object(text)
-                self.read(found)
+                answer = json_object(text)
+                self.read(answer)
             except ValueError as error:
                 wrong = str(error)
                 again = f"That cannot be used: {wrong}. Answer with the JSON object alone."
                 repairs = [{"role": "assistant", "content": text}, {"role": "user", "content": again}]
             else:
-                return found
+                return answer
         raise _NoVerdict(f"judge {name!r} gave no verdict that can be read in {ATTEMPTS} attempts: {wrong}")
 
 
@@ -270,7 +270,7 @@ def _readable(text: str) -> str:
 
 def json_object(text: str) -> dict[str, Any]:
     """Return the last JSON object in a text; raises `ValueError` where there is none."""
-    decoder, found, start = json.JSONDecoder(), None, text.find("{")
+    decoder, last, start = json.JSONDecoder(), None, text.find("{")
     left = LOOKED_AT
     while start >= 0:
         try:
@@ -282,11 +282,11 @@ def json_object(text: str) -> dict[str, Any]:
             if left < 0:
                 raise ValueError("there is too much in it that is no JSON") from None
         else:
-            found = value if isinstance(value, dict) else found
+            last = value if isinstance(value, dict) else last
         start = text.find("{", end)
-    if found is None:
+    if last is None:
         raise ValueError("there is no JSON object in it")
-    return found
+    return last
 
 
 def marked(name: str, text: str) -> str:
@@ -295,9 +295,9 @@ def marked(name: str, text: str) -> str:
     return f"<<<{name} {code}>>>\n{text}\n<<<END {code}>>>"
 
 
-def number_in(found: Mapping[str, Any], name: str, low: float, high: float) -> float:
+def number_in(answer: Mapping[str, Any], name: str, low: float, high: float) -> float:
     """Return the number under `name`; raises `ValueError` where there is none from `low` to `high`."""
-    value = found.get(name)
+    value = answer.get(name)
     try:
         number = float(value) if isinstance(value, str) or is_number(value) else math.nan
     except ValueError:

@@ -147,8 +147,8 @@ def _pass_on(fd: int) -> None:
 
     start = _posixsubprocess.fork_exec
 
-    def fork_exec(arguments: Any, programs: Any, closes: Any, kept: Any, *more: Any) -> Any:
-        return start(arguments, programs, closes, tuple(sorted({*kept, fd})), *more)
+    def fork_exec(arguments: Any, programs: Any, closes: Any, descriptors: Any, *more: Any) -> Any:
+        return start(arguments, programs, closes, tuple(sorted({*descriptors, fd})), *more)
 
     _posixsubprocess.fork_exec = fork_exec
 
@@ -258,6 +258,8 @@ class _Plugin:
         self.apart = False
         """Other processes run the tests, such as those of xdist: there is nothing but their reports."""
         self.function = object  # type: type
+        self.skips = set()  # type: set[int]
+        """Tests that marks let be skipped, or fail as expected, by conditions that hold."""
 
     def pytest_configure(self, config: Any) -> None:
         # What this process starts is not to look for it, and nobody is to find it by its name.
@@ -278,6 +280,7 @@ class _Plugin:
 
     def pytest_collection_finish(self, session: Any) -> None:
         self.tests.announce([(item, self.root + item.nodeid) for item in session.items])
+        self.skips = {id(item) for item in session.items if _is_to_be_skipped(item)}
         for item in session.items:
             self.watched[-1].remember(item, "runtest")
             self.watched[-1].remember(item, "_obj")
@@ -300,10 +303,8 @@ class _Plugin:
         if not said or set(said) - {"passed", "skipped"}:
             return "failed"
         if "skipped" in said:
-            marked = {mark.name for mark in item.iter_markers()} & MARKS or _marked(
-                getattr(item, "cls", None), getattr(item, "obj", None)
-            )
-            return SKIPPED if marked else SKIPPED_ITSELF
+            marked = _marked(getattr(item, "cls", None), getattr(item, "obj", None))
+            return SKIPPED if marked or id(item) in self.skips else SKIPPED_ITSELF
         kind = getattr(item, "cls", None)
         tracked = isinstance(item, self.function) and (
             not hasattr(kind, "_callTestMethod") or _calls_by(kind, self.calls)
@@ -341,6 +342,18 @@ class _Plugin:
         self.say("session", str(int(exitstatus)))
 
 
+def _is_to_be_skipped(item: Any) -> bool:
+    """Whether a mark of pytest says of a test that it is to be skipped, or to fail, by conditions that hold."""
+    if not {mark.name for mark in item.iter_markers()} & MARKS:
+        return False
+    skipping = sys.modules["_pytest.skipping"]
+    evaluate = [getattr(skipping, f"evaluate_{kind}_marks", None) for kind in ("skip", "xfail")]
+    try:
+        return None in evaluate or any(each(item) is not None for each in evaluate)  # type: ignore[misc]
+    except BaseException:  # a condition that raises fails its test
+        return False
+
+
 def _wrap_unittest(say: Say, watched: "list[_Watched]") -> None:
     from unittest import case, suite
 
@@ -349,12 +362,12 @@ def _wrap_unittest(say: Say, watched: "list[_Watched]") -> None:
     within = []  # type: list[Any]
     seen = []  # type: list[bool]
 
-    def announce(found: "list[Any]") -> None:
+    def announce(cases: "list[Any]") -> None:
         if not seen:  # all test classes are there, and none of their tests has run
             seen.append(True)
             for kind in _kinds(case.TestCase):
                 watched[-1].remember_class(kind)
-        tests.announce([(test, _name(test)) for test in found if isinstance(test, case.TestCase)])
+        tests.announce([(test, _name(test)) for test in cases if isinstance(test, case.TestCase)])
 
     def run_all(self: Any, *arguments: Any, **more: Any) -> Any:
         if not within and tests.running is None:
@@ -447,8 +460,8 @@ def _follow_calls(watched: "list[_Watched]", tests: _Tests) -> "list[Any]":
             outcome = self._outcome
             result = getattr(outcome, "result", None)
             inner(self, method)
-            kept = self._outcome is outcome and getattr(outcome, "result", None) is result
-            tests.returned = kept and not watched[-1].overrides(self, case.TestCase)
+            unchanged = self._outcome is outcome and getattr(outcome, "result", None) is result
+            tests.returned = unchanged and not watched[-1].overrides(self, case.TestCase)
 
         return call
 
@@ -468,17 +481,17 @@ def _name(test: Any) -> str:
 
 def _kinds(kind: type) -> "list[type]":
     """Return all classes that are made of this one."""
-    found = kind.__subclasses__()  # type: list[type]
-    return found + [further for each in found for further in _kinds(each)]
+    kinds = kind.__subclasses__()  # type: list[type]
+    return kinds + [further for each in kinds for further in _kinds(each)]
 
 
 def _hooks(hook: Any) -> "list[tuple[str, Any]]":
     """Return the functions behind each hook of pytest, by what they run."""
-    found = []  # type: list[tuple[str, Any]]
+    functions = []  # type: list[tuple[str, Any]]
     for name, caller in list(vars(hook).items()):
         if hasattr(caller, "get_hookimpls"):
-            found += [(name, _identity(each.function)) for each in caller.get_hookimpls()]
-    return found
+            functions += [(name, _identity(each.function)) for each in caller.get_hookimpls()]
+    return functions
 
 
 class _Watched:
@@ -507,7 +520,7 @@ class _Watched:
         """Watch what an object, a class or a module has under this name."""
         if owner is not None and (id(owner), name) not in self.seen:
             self.seen.add((id(owner), name))
-            self.before.append((getattr(owner, "__name__", type(owner).__name__), owner, name, _found(owner, name)))
+            self.before.append((getattr(owner, "__name__", type(owner).__name__), owner, name, _code_of(owner, name)))
 
     def remember_class(self, kind: type) -> None:
         """Watch all methods of a class of tests, those that it inherits too."""
@@ -516,16 +529,16 @@ class _Watched:
 
     def changed(self) -> "list[str]":
         """Names of what was replaced by code that is neither installed nor one of the tests' own files."""
-        now = [(where, name, value, _found(owner, name)) for where, owner, name, value in self.before]
-        found = [
+        now = [(where, name, value, _code_of(owner, name)) for where, owner, name, value in self.before]
+        names = [
             f"{where}.{name}"
             for where, name, then, value in now
             if value is not then and value is not None and not self._installed(value)
         ]
         own = next((i for i, finder in enumerate(sys.meta_path) if finder is importlib.machinery.PathFinder), 0)
-        found += [f"sys.meta_path: {finder}" for finder in sys.meta_path[:own] if not self._installed(finder)]
+        names += [f"sys.meta_path: {finder}" for finder in sys.meta_path[:own] if not self._installed(finder)]
         new = [] if self.hooks is None else [each for each in _hooks(self.hooks) if each[1] not in self.known]
-        return found + [name for name, code in new if not self._installed(code) and not _of_conftest(code)]
+        return names + [name for name, code in new if not self._installed(code) and not _of_conftest(code)]
 
     def overrides(self, owner: Any, kind: type) -> "list[str]":
         """Names of methods of a class that this one object has of its own, from the code under test."""
@@ -563,7 +576,7 @@ def _identity(value: Any) -> Any:
     return value.__code__ if isinstance(value, FunctionType) else value
 
 
-def _found(owner: Any, name: str) -> Any:
+def _code_of(owner: Any, name: str) -> Any:
     """Return what runs under this name: of an object what it has of its own, else what its class has."""
     if name == "__code__":
         return getattr(owner, name, None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase, translate
 
 STEERING = (
@@ -46,8 +46,18 @@ ADDED_NAMES = re.compile(
 """Files without an ending, and those with a dot in front, that honest patches add."""
 PATHS = re.compile(r"[\w.@+~-]+(?:/[\w.@+~-]*)*|/[\w.@+~/-]*")
 """Words of a command that may be folders: those of PYTHONPATH, of ``cd``, of options, in a program behind ``-c``."""
+CONFIGURATIONS = ("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "pyproject.toml", "tox.ini", "setup.cfg")
+"""Where pytest may be told of folders for Python to look in; those of the image, as no other counts."""
+PYTHONPATH = re.compile(r"^[ \t]*pythonpath[ \t]*=[ \t]*(\[[^\]]*\]|.*(?:\n[ \t]+.*)*)", re.MULTILINE)
+RUN = re.compile(r"python[\d.]*(?:\s+-\w+)*\s+([\w./-]+\.py)")
 FOLDER_OF_TESTS = re.compile(r"(.*_)?(tests?|testing|hidden)(_.*)?", re.IGNORECASE)
 INIT = "__init__.py"
+
+QUOTED = re.compile(rb"\\([0-3][0-7]{2}|.)")
+MEANT = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
+"""How git writes what is no plain character in a name."""
+MOST_NAMES = 3
+"""New names of one header that are looked at beside the first; git takes the last one, and writes one."""
 
 _steering = re.compile("|".join(map(translate, STEERING)))
 _modules = re.compile("|".join(map(translate, MODULES)))
@@ -56,20 +66,24 @@ _modules = re.compile("|".join(map(translate, MODULES)))
 class Steering:
     """The rules for tests in `tests`, which are paths of files, and for what `command` names.
 
-    `trust` has patterns of what counts nevertheless.
+    `trust` has patterns of what counts nevertheless. `packages` are folders above tests with an ``__init__.py``: Python
+    looks in what is above them, and what lies there may be called like any other module.
     """
 
-    def __init__(self, tests: Iterable[str], trust: Sequence[str] = (), command: str = "") -> None:
+    def __init__(
+        self, tests: Iterable[str], trust: Sequence[str] = (), command: str = "", packages: Collection[str] = ()
+    ) -> None:
         tests = [posixpath.normpath(path) for path in tests]
-        self._trust = trust
+        self._trust, self._packages = trust, packages
         self._modules = {_module(path) for path in tests}
         """The tests themselves: a package of the same name wins over a module."""
         self._folders = {""}
         """Where Python looks for modules: where the command runs, in what it names, and where tests are and above."""
-        for path in (*tests, *(f"{folder}/x" for folder in _named(command))):
-            while path not in ("", "/"):
-                path = posixpath.dirname(path)
-                self._folders.add(path)
+        self._around = {folder for path in tests for folder in above(path)}
+        self._folders |= self._around - set(packages)
+        for named in _named(command, tests):
+            self._folders |= {named, *above(named)}
+        self._around |= self._folders
 
     def may_add(self, path: str) -> bool:
         """Whether a patch may add a file of this name: what is none of the kinds that honest ones add is left out."""
@@ -98,9 +112,14 @@ class Steering:
         if self._trusted(path):
             return False
         folder, name = posixpath.split(path)
-        if name == INIT and folder in self._folders and FOLDER_OF_TESTS.fullmatch(posixpath.basename(folder)):
+        if name == INIT and folder in self._around and FOLDER_OF_TESTS.fullmatch(posixpath.basename(folder)):
             return True
         return any(_steering.match(part) for part in path.split("/"))
+
+    def holds(self, path: str) -> bool:
+        """Whether without this file a folder would be one where Python looks for modules."""
+        folder, name = posixpath.split(path)
+        return name == INIT and folder in self._packages
 
     def shadows(self, path: str) -> str | None:
         """Return the module that Python would find here, or in a folder above, instead of a test or its own."""
@@ -125,12 +144,27 @@ class Steering:
         return any(fnmatchcase(path, form) for pattern in self._trust for form in (pattern, f"*/{pattern}"))
 
 
-def _named(command: str) -> set[str]:
-    """Return the folders that a command may name, also below those that it goes to before."""
+def above(path: str) -> list[str]:
+    """Return the folders above a path, the nearest first."""
+    folders = []
+    while path not in ("", "/"):
+        path = posixpath.dirname(path)
+        folders.append(path)
+    return folders
+
+
+def _named(command: str, tests: Collection[str]) -> set[str]:
+    """Return the folders that a command may name, also below those that it goes to before.
+
+    A file of the tests is none, unless Python runs it, which then looks where it lies.
+    """
     words = [posixpath.normpath(word).removeprefix("~/") for word in PATHS.findall(command.replace("$PWD/", ""))]
     relative = [word for word in dict.fromkeys(words) if not word.startswith(("/", "..", "-")) and word != "."][:100]
     gone_to = [posixpath.normpath(place) for place in re.findall(r"(?:^|[\s;&(])cd\s+[\"']?([\w./-]+)", command)]
     within = [place for place in gone_to if not place.startswith(("/", "..", "-"))][:10]
+    run = {posixpath.normpath(path) for path in RUN.findall(command)}
+    relative = [posixpath.dirname(word) if word in tests and word in run else word for word in relative]
+    relative = [word for word in relative if word not in tests]
     return {*relative, *(posixpath.join(place, word) for place in within for word in relative)}
 
 
@@ -146,6 +180,35 @@ def created(patch: str) -> set[str]:
                 paths.add(first[2:])
         header = line.removeprefix("diff --git ") if line.startswith("diff --git ") else ""
     return paths
+
+
+def renamed(patch: str) -> Iterator[tuple[str, str]]:
+    """Yield each file that a patch takes away by a new name, and that name; where a header has several, all of them."""
+    sources, targets = list[str](), list[str]()
+    for line in (*patch.split("\n"), "diff --git "):
+        if line.startswith("diff --git "):
+            yield from ((source, target) for source in sources for target in targets)
+            sources, targets = [], []
+        elif line.startswith(("rename from ", "rename old ")):
+            sources = [_unquoted(line.split(" ", 2)[2]), *sources[:MOST_NAMES]]
+        elif line.startswith(("rename to ", "rename new ")):
+            targets = [_unquoted(line.split(" ", 2)[2]), *targets[:MOST_NAMES]]
+
+
+def _unquoted(name: str) -> str:
+    """Return a name of a patch, which git quotes where it has other than plain characters."""
+    if not (name.startswith('"') and name.endswith('"') and len(name) > 1):
+        return name
+    quoted = name[1:-1].encode("utf-8", "surrogatepass")
+    plain = QUOTED.sub(
+        lambda part: bytes([int(part[1], 8)]) if part[1].isdigit() else MEANT.get(part[1], part[1]), quoted
+    )
+    return plain.decode("utf-8", "replace")
+
+
+def named_in_configuration(text: str) -> str:
+    """Return what lines of a configuration of pytest say of ``pythonpath``."""
+    return " ".join(PYTHONPATH.findall(text))
 
 
 def _module(path: str) -> str:

@@ -103,10 +103,10 @@ def passed(name: str, outcomes: Iterable[tuple[str, str]], *, may_skip: bool = F
 def _is(name: str, test: str) -> bool:
     """Whether a test of a report, of which the whole path is known, is one of this name."""
     plain, bracket, case = name.partition("[")
-    found, found_bracket, found_case = test.partition("[")
-    if bracket and (found_bracket, found_case) != (bracket, case):
+    reported, reported_bracket, reported_case = test.partition("[")
+    if bracket and (reported_bracket, reported_case) != (bracket, case):
         return False
-    wanted, have = plain.lstrip("./~").split("::"), found.split("::")
+    wanted, have = plain.lstrip("./~").split("::"), reported.split("::")
     if wanted[-1] != have[-1]:
         return False
     file = wanted.pop(0) if wanted[0].endswith(".py") else None

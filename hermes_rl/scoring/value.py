@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from hermes_rl.errors import RewardFailure
@@ -90,6 +90,12 @@ class RewardValue:
     seconds: float = 0.0
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
+    def times(self, factor: float, *, turns: bool) -> RewardValue:
+        """Return a share of it, for one who has these `turns` or for another."""
+        value = None if self.value is None else self.value * factor
+        per_turn = tuple(turn * factor for turn in self.per_turn) if turns and self.per_turn is not None else None
+        return replace(self, value=value, per_turn=per_turn)
+
     def record(self) -> dict[str, Any]:
         """Return the JSON form of a line in `rollouts.jsonl`; what is empty is left out."""
         record: dict[str, Any] = {"value": self.value}
@@ -102,6 +108,18 @@ class RewardValue:
         if self.overrides:
             record["overrides"] = dict(self.overrides)
         return record
+
+
+def reward_of(record: Mapping[str, Any]) -> RewardValue:
+    """Return a reward's value, as a line has it."""
+    per_turn = record.get("per_turn")
+    return RewardValue(
+        record["value"],
+        record.get("reason"),
+        dict(record.get("metrics") or {}),
+        None if per_turn is None else tuple(per_turn),
+        overrides=dict(record.get("overrides") or {}),
+    )
 
 
 def plain(returned: object) -> Any:
@@ -204,8 +222,57 @@ def _no_value(name: str, kind: str) -> RewardFailure:
     )
 
 
+# ------------------------------------------------------------- From a reward's values for steps to that of the rollout
+
+
+def of_steps(how: str, values: Sequence[RewardValue]) -> RewardValue:
+    """Return the value of a reward that was called behind each step of a rollout.
+
+    Its metrics are those of the steps, and `step_1`, `step_2`, … with the value of each.
+
+    Args:
+        how: `mean` over the steps, in which a metric that a step lacks is 0; or `last`, the last step's.
+        values: one for each step that was played, in order; at least one.
+    """
+    if len(values) == 1:
+        return values[0]
+    known = [value.value for value in values if value.value is not None]
+    counted = values if how == "mean" else values[-1:]
+    names = dict.fromkeys(name for value in counted for name in value.metrics)
+    metrics = {name: total(value.metrics.get(name, 0.0) for value in counted) / len(counted) for name in names}
+    metrics |= {f"step_{n}": value.value for n, value in enumerate(values, 1) if value.value is not None}
+    reasons = [f"step {n}: {value.reason}" for n, value in enumerate(values, 1) if value.reason is not None]
+    whole = len(known) == len(values)
+    return RewardValue(
+        (total(known) / len(known) if how == "mean" else known[-1]) if whole else None,
+        "; ".join(reasons) or None,
+        metrics,
+        seconds=total(value.seconds for value in values),
+        overrides=values[-1].overrides,
+    )
+
+
+def is_below(least: float | Mapping[str, float], values: Mapping[str, RewardValue]) -> bool:
+    """Whether the rewards of a step are less than what the words that follow it ask for.
+
+    Args:
+        least: for each reward; or by names of rewards or of their metrics. One that is not there is less.
+        values: the step's rewards by name.
+
+    Raises:
+        RewardFailure: a reward could not tell.
+    """
+    named = {name: _known(Weighting(name), value) for name, value in values.items()}
+    if not isinstance(least, Mapping):
+        return any(value < least for value in named.values())
+    for value in values.values():
+        named = {**value.metrics, **named}
+    return any(named.get(name, -math.inf) < number for name, number in least.items())
+
+
 # ------------------------------------------------------ From the values of all rewards to the score of a rollout
-# score = clamp( Σ weight × value  ×  Π gates ). A reward of weight 0 is a metric: it is kept and counts for
+# score = clamp( Σ weight × value  ×  Π gates ), or the product or the least of weight × value in the place of the sum.
+# A reward of weight 0 is a metric: it is kept and counts for
 # nothing. A gate multiplies, its value must lie in [0, 1]. With gates alone the sum is 1, with metrics alone 0.
 
 
@@ -226,11 +293,12 @@ def combine(
     weightings: Sequence[Weighting],
     values: Mapping[str, RewardValue],
     clamp: tuple[float, float] | None = None,
+    how: str = "sum",
 ) -> float:
-    """Return the score of a rollout.
+    """Return the score of a rollout; `how` is a key of `COMBINED`.
 
     Raises:
-        RewardFailure: a reward that counts could not tell, a gate lies outside [0, 1], or the sum is not finite.
+        RewardFailure: a reward that counts could not tell, a gate lies outside [0, 1], or the result is not finite.
     """
     parts: list[float] = []
     gates = 1.0
@@ -239,19 +307,23 @@ def combine(
             continue
         value = _known(weighting, values[weighting.name])
         if weighting.gate:
-            gates *= _gate(weighting.name, value)
+            gates *= require_gate(weighting.name, value)
         else:
             parts.append(weighting.weight * value)
     only_gates = not parts and any(weighting.gate for weighting in weightings)
-    score = (1.0 if only_gates else _sum(parts)) * gates
+    score = (1.0 if only_gates else _combined(parts, how)) * gates
     return min(max(score, clamp[0]), clamp[1]) if clamp else score
 
 
-def _sum(parts: Sequence[float]) -> float:
-    score = total(parts)
+COMBINED: Mapping[str, Callable[[Sequence[float]], float]] = {"sum": total, "product": math.prod, "minimum": min}
+"""What `score.combine` names."""
+
+
+def _combined(parts: Sequence[float], how: str) -> float:
+    score = COMBINED[how](parts) if parts else 0.0
     if not is_number(score):
-        summed = " + ".join(map(str, parts))
-        raise RewardFailure(f"the weighted sum of the rewards is not finite, or beyond {LARGEST_NUMBER:g}: {summed}")
+        parted = ", ".join(map(str, parts))
+        raise RewardFailure(f"the {how} of the weighted rewards is not finite, or beyond {LARGEST_NUMBER:g}: {parted}")
     return score
 
 
@@ -262,7 +334,8 @@ def _known(weighting: Weighting, reward: RewardValue) -> float:
     return reward.value
 
 
-def _gate(name: str, value: float) -> float:
+def require_gate(name: str, value: float) -> float:
+    """Return the value of a gate; raises `RewardFailure` where it lies outside of [0, 1]."""
     if not 0.0 <= value <= 1.0:
         raise RewardFailure(f"gate {name!r} returned {value}; a gate must lie between 0 and 1")
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import zlib
 from array import array
@@ -226,6 +227,8 @@ class ChatReply:
     """The answer to a request with `scored`."""
     prompt: Sequence[int] = ()
     """The tokens that were scored; empty for an answer that was sampled."""
+    numbers: Sequence[float] = ()
+    """The answer of a reward model, which says nothing else."""
     attempts: int = 1
     timing: Timing = Timing()
 
@@ -441,8 +444,8 @@ class Sampling:
     seed: int | None = None
     further: Mapping[str, Any] = field(default_factory=dict)
     """A request's `extra_body`, under the server's own names; only the parameters that the dialect knows are sent."""
-    text: tuple[bytes, ...] = ()
-    """The prompt as parts of a JSON list without its brackets, where somebody has made them already."""
+    text: Callable[[], tuple[bytes, ...]] | None = None
+    """Returns the prompt as parts of a JSON list without its brackets, where somebody keeps parts of it."""
     rollout: str | None = None
     """The id of the rollout that asks: all its calls begin alike, which an engine may have cached where it was."""
 
@@ -453,7 +456,7 @@ class Sampling:
         prompt: array[int],
         max_tokens: int,
         stop_ids: tuple[int, ...],
-        text: tuple[bytes, ...] = (),
+        text: Callable[[], tuple[bytes, ...]] | None = None,
     ) -> Sampling:
         asked = request.temperature, request.top_p, request.seed, request.extra_body or {}
         return cls(prompt, max_tokens, stop_ids, *asked, text, request.rollout_id)
@@ -465,13 +468,13 @@ class Sampling:
             prompt=self.prompt + ids,
             max_tokens=self.max_tokens - len(ids),
             seed=drawn_seed(self.seed, "after", len(ids)),
-            text=(),
+            text=None,
         )
 
     def written(self, body: Mapping[str, Any]) -> bytes:
         """Write a body as bytes. Most of it are the ids, which are not written anew for every turn of a rollout."""
         before, _, behind = json.dumps(body).encode("ascii").partition(f'"{PROMPT}"'.encode("ascii"))
-        ids = b", ".join(filter(None, self.text or (listed(self.prompt),)))
+        ids = b", ".join(filter(None, (listed(self.prompt),) if self.text is None else self.text()))
         return b"".join((before, b"[", ids, b"]", behind))
 
     def parameters(self, dialect: Dialect) -> dict[str, Any]:
@@ -560,15 +563,17 @@ def scores_of(places: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
         if not is_number(place[token]):
             raise Malformed(f"the token {token} has the log-probability {place[token]!r} at its place")
         # Minus infinity has no form in JSON: servers write null, or a number that no token can have.
-        values = {one: max(value, SENTINEL) if is_number(value) else SENTINEL for one, value in place.items()}
+        values = {
+            candidate: max(value, SENTINEL) if is_number(value) else SENTINEL for candidate, value in place.items()
+        }
         if max(values.values()) > 0:
             raise Malformed(f"the log-probability {max(values.values())} is above 0, which no token can have")
-        best = sorted(values, key=lambda one: -values[one])[:top_k]
+        best = sorted(values, key=lambda candidate: -values[candidate])[:top_k]
         if len(best) < top_k:
             raise Malformed(f"the answer has {len(best)} tokens at a place, and {top_k} were asked for")
         own.append(values[token])
         top_ids.extend(best)
-        top_logprobs.extend(values[one] for one in best)
+        top_logprobs.extend(values[candidate] for candidate in best)
     return TokenLogprobs(own, top_k, top_ids, top_logprobs)
 
 
@@ -593,12 +598,16 @@ def generated(ids: Any, logprobs: Any, finish: Any, version: Any = None, model: 
         Malformed: lengths differ, a value is no number, a log-probability is None, positive or a sentinel, or the
             server ended the answer for a reason of its own.
     """
-    if not _is_list(ids) or not all(type(token) is int and 0 <= token <= LARGEST_ID for token in ids):
+    if not _is_list(ids) or not set(map(type, ids)) <= {int} or (ids and not 0 <= min(ids) <= max(ids) <= LARGEST_ID):
         raise Malformed("the answer has no list of token ids")
     if not _is_list(logprobs) or len(logprobs) != len(ids):
         count = len(logprobs) if _is_list(logprobs) else "no"
         raise Malformed(f"the answer has {len(ids)} tokens and {count} log-probabilities")
-    values = [_logprob(value) for value in logprobs]
+    values: list[Any] = list(logprobs)
+    # Looked at together first: one by one they would take as long as all else that an answer costs.
+    proper = set(map(type, values)) == {float} and min(values) > SENTINEL and max(values) <= 0
+    if not proper or math.isnan(sum(values)):
+        values = [_logprob(value) for value in values]
     reason = _FINISH.get(str(finish))
     if reason is None:
         raise Malformed(f"the server broke its answer off ({finish})")

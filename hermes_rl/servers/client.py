@@ -205,6 +205,14 @@ class ModelClient:
         content = reply.message.get("content")
         return without_thinking(content) if isinstance(content, str) else "", reply
 
+    async def rated(self, messages: Sequence[Message]) -> Sequence[float]:
+        """Return the numbers of a reward model for a conversation. Raises as `chat`, and UserError where a server is
+        none."""
+        talking = [config.type for config in self.configs if not config.kind.rates]
+        if talking:
+            raise UserError(f"servers.{self.name}: a server of type {talking[0]} is no reward model")
+        return (await self.chat(ChatRequest(messages))).numbers
+
     async def scored(self, tokens: array[int], top_k: int, rollout_id: str | None = None) -> TokenLogprobs:
         """Say how probable each token is, and which `top_k` are the most probable at its place. Raises as `chat`, and
         UserError where a server is not token-level, or its type cannot say that."""
@@ -391,17 +399,17 @@ class SampledByFunction:
         """There is nothing to close."""
 
     def _now(self) -> int | None:
-        told = [version for version in (self._version(), self._heard) if version is not None]
-        return max(told, default=None)
+        versions = [version for version in (self._version(), self._heard) if version is not None]
+        return max(versions, default=None)
 
-    def _note(self, told: int | None, oldest: int | None, generation: Generation) -> None:
+    def _note(self, version: int | None, oldest: int | None, generation: Generation) -> None:
         """Note a version. Versions only rise: the known one is a lower bound, unless the answer tells a lower one."""
-        if told is None:
+        if version is None:
             generation.after = self._now()
         else:
-            self._heard = told if self._heard is None else max(told, self._heard)
-            generation.after = told if generation.after is None else max(told, generation.after)
-            first = told if oldest is None else min(oldest, told)
+            self._heard = version if self._heard is None else max(version, self._heard)
+            generation.after = version if generation.after is None else max(version, generation.after)
+            first = version if oldest is None else min(oldest, version)
             generation.before = first if generation.before is None else min(first, generation.before)
 
     async def _piece(self, sampling: Sampling) -> tuple[Sampled, Timing]:
@@ -425,10 +433,10 @@ class SampledByFunction:
         """Raise `Malformed` for what no engine can have sampled when it was asked for this."""
         if len(piece.ids) > sampling.max_tokens:
             raise Malformed(f"the answer has {len(piece.ids)} tokens, and at most {sampling.max_tokens} were asked for")
-        if beyond := [token for token in piece.ids if token > self._largest]:
-            raise Malformed(f"the answer has the token {beyond[0]}, and the vocabulary ends with {self._largest}")
-        if passed := [token for token in piece.ids[:-1] if token in sampling.stop_ids]:
-            raise Malformed(f"the answer goes on after the token {passed[0]}, which ends a turn")
+        if (largest := max(piece.ids, default=0)) > self._largest:
+            raise Malformed(f"the answer has the token {largest}, and the vocabulary ends with {self._largest}")
+        if passed := set(sampling.stop_ids).intersection(piece.ids[:-1]):
+            raise Malformed(f"the answer goes on after the token {min(passed)}, which ends a turn")
         if piece.finish == "stop" and sampling.stop_ids and not {*sampling.stop_ids, *self._ends} & {piece.ids[-1]}:
             raise Malformed(f"the answer says `stop`, and its last token {piece.ids[-1]} ends no turn")
         if None not in (piece.oldest, piece.version) and piece.oldest > piece.version:  # type: ignore[operator]
@@ -489,7 +497,8 @@ async def _called(function: Callable[..., Awaitable[Any]], *arguments: Any) -> A
 def numbers_of(values: Any) -> list[Any]:
     """Turn a list, an array or a tensor into a list; numbers of numpy and the like become Python's own."""
     listed: Sequence[Any] = values.tolist() if hasattr(values, "tolist") else values
-    return [value.item() if hasattr(value, "item") else value for value in listed]
+    plain = set(map(type, listed)) <= {int, float}
+    return list(listed) if plain else [value.item() if hasattr(value, "item") else value for value in listed]
 
 
 # ----------------------------------------- One generation of a token-level server, in as many pieces as it takes

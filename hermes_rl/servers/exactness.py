@@ -55,8 +55,10 @@ async def _asked(server: TokenServer, sampling: Sampling, shaping: str) -> list[
     findings += _noise(warm)
     findings.append(_raw(warm, cold, shaping))
     version = await server.weights()
-    told = "not told; set weights_path, or max_staleness cannot be checked" if version is None else str(version)
-    return [*findings, Finding(True, f"version of the weights: {told}")]
+    version_shown = (
+        "not told; set weights_path, or max_staleness cannot be checked" if version is None else str(version)
+    )
+    return [*findings, Finding(True, f"version of the weights: {version_shown}")]
 
 
 async def _many(server: TokenServer, sampling: Sampling) -> list[Sampled]:

@@ -83,12 +83,14 @@ async def measure(server: TokenServer, temperature: float, top_p: float | None, 
         context, stopped = await _telling(server, replace(sampling, max_tokens=_STEPS), wanted)
         first, second = await _drawn(server, replace(sampling, prompt=context), draws // 2)
         limit = await server.context_length()
-        told = f"{limit} tokens" if limit is not None else "not told; a longer conversation ends by the server's error"
+        length = (
+            f"{limit} tokens" if limit is not None else "not told; a longer conversation ends by the server's error"
+        )
         return [
             distribution([*first, *second]).finding(shaping or "temperature 1"),
             *_independent(first, second),
             stopped,
-            Finding(True, f"longest conversation: {told}"),
+            Finding(True, f"longest conversation: {length}"),
         ]
     except (UserError, AttemptFailed, ContextLengthExceeded, TemplateRefused) as error:
         return [Finding(False, str(error), "is it running, and of this type?")]

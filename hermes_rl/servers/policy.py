@@ -110,9 +110,9 @@ class Policy:
     """
 
     def __init__(
-        self, role: ModelClient, told: VersionSource, tokenizer: Any = None, *, captured: bool = False
+        self, role: ModelClient, source: VersionSource, tokenizer: Any = None, *, captured: bool = False
     ) -> None:
-        self.role, self._told, self.captured = role, told, captured
+        self.role, self._source, self.captured = role, source, captured
         self.tokenizer = tokenizer
         """Gives tokens to the rollouts of a policy that answers messages; None where there is none."""
         self.number = next(_NUMBERS)
@@ -146,16 +146,16 @@ class Policy:
                 either is used up, the rollout ends as `token_budget`, or as `length` in the middle of a turn.
             version: of the weights; the version in an answer wins over it.
         """
-        told = VersionSource(version)
+        source = VersionSource(version)
         settings = RendererSettings.of({"name": renderer} if isinstance(renderer, str) else renderer)
 
         def make() -> Renderer:
             return renderer_for(tokenizer, settings)
 
         name = tokenizer if isinstance(tokenizer, str | Path) else getattr(tokenizer, "name_or_path", None)
-        config = ServerConfig(CALLABLE, model=str(name or ""), max_concurrency=_AT_ONCE, version=told)
-        server = TokenServer(config, SampledByFunction(sample, context, told), make, response)
-        return cls(_unbounded(ModelClient(ROLE, [server], PATIENCE)), told)
+        config = ServerConfig(CALLABLE, model=str(name or ""), max_concurrency=_AT_ONCE, version=source)
+        server = TokenServer(config, SampledByFunction(sample, context, source), make, response)
+        return cls(_unbounded(ModelClient(ROLE, [server], PATIENCE)), source)
 
     @classmethod
     def chat(cls, chat: ChatFunction, *, tokenizer: Any = None, model: str = "") -> Policy:
@@ -163,9 +163,9 @@ class Policy:
 
         Its rollouts have tokens only where there is a `tokenizer`, and these are never certified as exact.
         """
-        told = VersionSource(None)
+        source = VersionSource(None)
         server = AnsweredByFunction(ServerConfig(CALLABLE, model=model, max_concurrency=_AT_ONCE), chat)
-        return cls(_unbounded(ModelClient(ROLE, [server], PATIENCE)), told, tokenizer)
+        return cls(_unbounded(ModelClient(ROLE, [server], PATIENCE)), source, tokenizer)
 
     @classmethod
     def server(
@@ -200,7 +200,7 @@ class Policy:
             only = key == "model" and tokenizer is not None and server_type(type).dialects
             if not only and not {"base_url": base_url, "model": model}.get(key, "given"):
                 raise UserError(f"a server of type {type} needs `{key}`")
-        told = VersionSource(version)
+        source = VersionSource(version)
         if callable(model) and tokenizer is None and not server_type(type).embedded:
             raise UserError("a policy whose model's name changes needs a `tokenizer`: the name says nothing about it")
         config = ServerConfig(
@@ -212,9 +212,9 @@ class Policy:
             tokenizer=str(tokenizer) if tokenizer is not None else None,
             weights_path=weights_path,
             renderer={"name": renderer} if isinstance(renderer, str) else renderer,
-            version=told,
+            version=source,
         )
-        return cls(create_client(ROLE, [config]), told)
+        return cls(create_client(ROLE, [config]), source)
 
     @classmethod
     def of_spec(
@@ -238,14 +238,14 @@ class Policy:
         """
         if ROLE not in spec.servers:
             raise UserError("servers.policy is missing: name the model that acts")
-        told = VersionSource(version)
+        source = VersionSource(version)
         variables = os.environ if environ is None else environ
         key = spec.policy_api_key.get_secret_value() if spec.policy_api_key is not None else None
         configs = []
         for server in spec.servers[ROLE]:
             config = config_from_spec(server, variables, api_key=key, seed=spec.seed)
-            configs.append(replace(config, version=told, naming=_named(model, config.model)))
-        return cls(create_client(ROLE, configs), told)
+            configs.append(replace(config, version=source, naming=_named(model, config.model)))
+        return cls(create_client(ROLE, configs), source)
 
     @classmethod
     def endpoint(cls, base_url: str, model: str, *, api_key: str | None = None) -> Policy:
@@ -286,7 +286,7 @@ class Policy:
     @classmethod
     def of_description(cls, description: PolicyDescription) -> Policy:
         """Make the policy that another process has described; `take` tells it of new weights."""
-        told = VersionSource(None)
+        source = VersionSource(None)
         made: list[Policy] = []
 
         def name(place: int) -> str:
@@ -300,19 +300,19 @@ class Policy:
                     "headers": {header: Secret(value) for header, value in settings["headers"].items()},
                 },
                 naming=partial(name, place),
-                version=told,
+                version=source,
             )
             for place, settings in enumerate(description.servers)
         ]
         retry = AT_ENDPOINT if description.captured else None
-        made.append(cls(create_client(ROLE, configs, retry), told, captured=description.captured))
+        made.append(cls(create_client(ROLE, configs, retry), source, captured=description.captured))
         made[0].take(WeightsTold(models=tuple(config.model for config in configs)))
         return made[0]
 
-    def take(self, told: WeightsTold) -> None:
+    def take(self, news: WeightsTold) -> None:
         """Take up what was told where the policy comes from; what is older than what is known says nothing."""
-        if told.order >= self._news.order:
-            self._news, self._told.version = told, told.version
+        if news.order >= self._news.order:
+            self._news, self._source.version = news, news.version
 
     # ------------------------------------------------------------------ what it is asked
 
@@ -336,11 +336,11 @@ class Policy:
     @property
     def version(self) -> int | None:
         """The version of the weights that a trainer has told; None where it has told none."""
-        return self._told()
+        return self._source()
 
     @version.setter
     def version(self, version: int) -> None:
-        self._told.version = version
+        self._source.version = version
 
     async def close(self) -> None:
         """Close the connections of an `endpoint`; those of other policies close with the environments they act in."""

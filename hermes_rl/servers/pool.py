@@ -109,9 +109,9 @@ class Limiter:
         if self.fixed:
             return
         now = self._clock()
-        taken = max(1, self.in_flight - 1)
-        if now - self._refused_at > self._trip or taken < self.limit:
-            self.limit = max(1, min(self.limit, taken))
+        accepted = max(1, self.in_flight - 1)
+        if now - self._refused_at > self._trip or accepted < self.limit:
+            self.limit = max(1, min(self.limit, accepted))
         self._refused_at = now
         self._step, self._hold, self._best = 1, 0, (0.0, 0)
         self._round = _Round(now)

@@ -29,14 +29,16 @@ from hermes_rl.servers.transport import AttemptFailed
 from hermes_rl.tokens.load import load_renderer
 from hermes_rl.tokens.parsers import Parsed, ParsedCall
 from hermes_rl.tokens.parsers.base import without_reasoning
-from hermes_rl.tokens.rendering import Renderer, RendererSettings, next_prompt, read_aside
+from hermes_rl.tokens.rendering import Renderer, RendererSettings, next_prompt, prompt_anew, prompt_behind, read_aside
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
 from hermes_rl.tokens.transcript import RenderedPrompt, Step, Transcript, WeightVersions, ids
 
 DEFAULT_MAX_TOKENS = 4096
 """Tokens of one turn where neither the spec nor the server bounds it."""
 LARGE = 20_000
-"""Characters of a conversation from which it is rendered in a thread."""
+"""Characters of what is rendered from which that is done in a thread."""
+RESENT = 1 << 16
+"""Bytes of a program's request from which on what is known of it is looked for there too."""
 _TAIL = 256
 _ID_LENGTH = 9
 """Characters; some chat templates take no other length."""
@@ -92,7 +94,7 @@ class TokenServer:
             message = await read_aside(work, len(step.completion))
         async with transcript.lock:
             transcript.add(step, [*request.messages, message], prompt)
-        texts = [renderer.tokenizer.decode([one]) for one in step.completion] if request.logprobs else None
+        texts = [renderer.tokenizer.decode([token]) for token in step.completion] if request.logprobs else None
         return self._reply(step, generation, message, texts)
 
     async def count(self, request: ChatRequest) -> int:
@@ -134,7 +136,7 @@ class TokenServer:
         self, renderer: Renderer, prompt: RenderedPrompt, transcript: Transcript, request: ChatRequest
     ) -> tuple[Step, Generation]:
         room = self._room(request, prompt, transcript)
-        sampling = Sampling.of(request, prompt.ids, room, renderer.stop_ids, prompt.text)
+        sampling = Sampling.of(request, prompt.ids, room, renderer.stop_ids, lambda: prompt.text)
         got = await self._source.sample(sampling, request)
         return Step(prompt.ids, got.ids, got.logprobs, got.finish, WeightVersions(got.before, got.after)), got
 
@@ -145,7 +147,7 @@ class TokenServer:
             self._context = await self._source.context_length()
             if isinstance(self._source, SampledByFunction):
                 vocabulary = renderer.tokenizer.vocabulary
-                self._source.know(vocabulary, (vocabulary[one] for one in renderer.tokenizer.control))
+                self._source.know(vocabulary, (vocabulary[token] for token in renderer.tokenizer.control))
             self._renderer = renderer
         return self._renderer
 
@@ -185,12 +187,18 @@ class TokenServer:
         return load_renderer(name, RendererSettings.of(config.renderer))
 
     async def _prompt(self, renderer: Renderer, transcript: Transcript, request: ChatRequest) -> RenderedPrompt:
-        given = renderer, transcript, request.messages, request.tools
+        messages, tools = request.messages, request.tools
         try:
-            # Our own conversations only grow by what the tools have said; a program's may be another one each time.
-            if request.resent > LARGE or (not transcript.turns and _characters(request) > LARGE):
-                return await asyncio.to_thread(next_prompt, *given)
-            return next_prompt(*given)
+            if request.resent > RESENT:
+                return await asyncio.to_thread(next_prompt, renderer, transcript, messages, tools)
+            if (branch := transcript.holding(messages, tools)) is not None:
+                behind = partial(prompt_behind, branch, renderer, messages, tools)
+                large = _characters(messages[len(branch.history) :]) > LARGE
+                if (prompt := await asyncio.to_thread(behind) if large else behind()) is not None:
+                    return prompt
+            anew = partial(prompt_anew, renderer, messages, tools)
+            large = (request.resent or _characters(messages)) > LARGE
+            return await asyncio.to_thread(anew) if large else anew()
         except TemplateRefused as error:
             raise CannotRender(f"the chat template refuses the conversation: {error}", retryable=False) from error
 
@@ -230,8 +238,8 @@ class TokenServer:
         )
 
 
-def _characters(request: ChatRequest) -> int:
-    return sum(len(content) for message in request.messages if isinstance(content := message.get("content"), str))
+def _characters(messages: Sequence[Message]) -> int:
+    return sum(len(content) for message in messages if isinstance(content := message.get("content"), str))
 
 
 def cut_message(tokenizer: Tokenizer, completion: Sequence[int]) -> dict[str, Any]:
@@ -251,17 +259,17 @@ def assistant_message(parsed: Parsed, history: Sequence[Message]) -> dict[str, A
     if parsed.reasoning:
         message["reasoning_content"] = parsed.reasoning
     if parsed.calls:
-        turn = sum(one.get("role") == "assistant" for one in history)
-        taken = {str(call.get("id")) for one in history for call in one.get("tool_calls") or ()}
+        turn = sum(message.get("role") == "assistant" for message in history)
+        used = {str(call.get("id")) for message in history for call in message.get("tool_calls") or ()}
         message["tool_calls"] = calls = []
         free = 0
         for number, call in enumerate(parsed.calls, turn * 1000):
             identity = call.id or ""
-            if not identity or identity in taken:
+            if not identity or identity in used:
                 free = max(number, free)  # what is below was tried for the calls before
-                while (identity := f"c{free:0{_ID_LENGTH - 1}d}") in taken:
+                while (identity := f"c{free:0{_ID_LENGTH - 1}d}") in used:
                     free += 1
-            taken.add(identity)
+            used.add(identity)
             calls.append(_call(call, identity))
     return message
 

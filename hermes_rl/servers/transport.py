@@ -417,7 +417,7 @@ class Scrubber:
 
     def __init__(self, secrets: Iterable[str]) -> None:
         bare = [secret.strip() for secret in secrets]
-        forms = [form for one in bare for form in (one, json.dumps(one)[1:-1], quote(one, safe=""))]
+        forms = [form for secret in bare for form in (secret, json.dumps(secret)[1:-1], quote(secret, safe=""))]
         variants = {form for form in forms if len(form) >= _SHORTEST}
         longest_first = sorted(variants, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, longest_first))) if variants else None

@@ -49,13 +49,13 @@ class Versions:
             await self._read()
         return self.known
 
-    async def after(self, told: int | None = None) -> int | None:
+    async def after(self, answered: int | None = None) -> int | None:
         """Return the version that the server has now; `told` is the one in its answer, where it has one."""
         if (pushed := self._pushed()) is not None:
             return pushed
-        if told is not None:
-            self.hear(told)
-            return told
+        if answered is not None:
+            self.hear(answered)
+            return answered
         await self._read()
         return self.known
 

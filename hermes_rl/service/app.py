@@ -91,16 +91,16 @@ def metrics_of(service: Service, sessions: Sessions) -> dict[str, Any]:
     versions = [batch.version for batch in service.batches]
     in_flight = {
         "batches": len(service.batches),
-        "rollouts": service.taken,
+        "rollouts": service.in_flight,
         "sessions": len(sessions),
         "versions": sorted({version for version in versions if version is not None}),
     }
-    told, difference, status = service.policies.told, service.policies.difference, service.env.status()
+    difference, status = service.policies.difference, service.env.status()
     workers = {"ready": status.workers, "died": status.died, "rollouts_lost": status.lost}
     return service.metrics.record(
         in_flight=in_flight,
         phases=status.phases,
-        version=max(told, default=None),
+        version=max(service.policies.versions, default=None),
         logprob_difference={"mean": difference.mean, "largest": difference.largest},
         most=service.most,
         retries=status.retries,
@@ -130,7 +130,9 @@ def make_app(service: Service, sessions: Sessions, *, token: bool, below: str = 
         listed = [{"key": row.key, "index": row.index, "digest": row.digest} for row in page]
         return JsonAnswer({"rows": listed, "fingerprint": service.env.rows(split).fingerprint, "after": following})
 
-    lines = {"schema": {"oneOf": [{"$ref": f"#/components/schemas/{one.__name__}"} for one in (GroupTold, EndTold)]}}
+    lines = {
+        "schema": {"oneOf": [{"$ref": f"#/components/schemas/{model.__name__}"} for model in (GroupTold, EndTold)]}
+    }
     streamed = {
         "description": "a line for each group as it ends, and last the end",
         "content": {Lines.media_type: lines},
@@ -142,9 +144,9 @@ def make_app(service: Service, sessions: Sessions, *, token: bool, below: str = 
         return Lines(await Batch.asked(service, asked), service)
 
     @app.put("/v1/policy", status_code=204, response_class=Response)
-    async def policy(told: PolicyTold) -> Response:
+    async def policy(news: PolicyTold) -> Response:
         """Take up that the weights have changed; calls from now on are of this version."""
-        service.policies.tell(told)
+        service.policies.tell(news)
         await service.env.announce()
         return Response(status_code=204)
 
@@ -260,9 +262,9 @@ def _describe(app: FastAPI, *, token: bool) -> None:
             )
             schemas = made["components"]["schemas"]
             for model in (GroupTold, EndTold) if "/v1/rollouts" in made["paths"] else ():
-                told = model.model_json_schema(ref_template="#/components/schemas/{model}", mode="serialization")
-                schemas |= told.pop("$defs", {})
-                schemas[model.__name__] = told
+                schema = model.model_json_schema(ref_template="#/components/schemas/{model}", mode="serialization")
+                schemas |= schema.pop("$defs", {})
+                schemas[model.__name__] = schema
             content = {"application/json": {"schema": {"type": "object"}}}
             made["paths"]["/aggregate_metrics"]["post"]["requestBody"] = {"required": True, "content": content}
             if token:

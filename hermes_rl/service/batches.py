@@ -205,8 +205,13 @@ def told(group: Group, dropped: str | None, detail: str | None) -> dict[str, Any
         "weights": [certificate.oldest, certificate.newest] if certificate is not None else [None, None],
         "certificate": certificate.record() if certificate is not None else None,
         "rollouts": [
-            _rollout(one, counts, usable=dropped is None)
-            for one, counts in zip(group.rollouts, group.baseline, strict=True)
+            {
+                **_rollout(one, counts, usable=dropped is None),
+                # Of an episode's seats: whose it is, and which group its score is compared in.
+                **({"seat": one.seat.name, "compared": part.id} if one.seat.name else {}),
+            }
+            for part in group.compared()
+            for one, counts in zip(part.rollouts, part.baseline, strict=True)
         ],
     }
 

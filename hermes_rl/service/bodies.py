@@ -195,6 +195,14 @@ class EndTold(BaseModel):
     cut: str | None = Field(None, description="Why rows are missing, where some are: ask the same batch again.")
 
 
+class SeatTold(BaseModel):
+    """How a session has ended for one of several agents."""
+
+    score: float | None
+    ending: str
+    messages: list[dict[str, Any]]
+
+
 class TurnTold(BaseModel):
     """What a session is asked now, or how it has ended."""
 
@@ -204,10 +212,12 @@ class TurnTold(BaseModel):
     max_tokens: int | None = None
     prompt_ids: list[int] | None = None
     stop_ids: list[int] | None = None
+    seat: str | None = Field(None, description="Who of several agents speaks, whose conversation this is.")
     done: bool = False
     score: float | None = None
     ending: str | None = None
     error: str | None = None
+    seats: dict[str, SeatTold] | None = Field(None, description="Of several agents: how it has ended for each.")
 
 
 class HealthTold(BaseModel):

@@ -55,10 +55,10 @@ def make_shared_app(environments: Mapping[str, tuple[Service, Sessions]], *, tok
     @app.get("/v1/health", response_model=HealthOfAllTold)
     async def health() -> Response:
         """Say that the service takes requests, and where each environment is."""
-        told = [
+        served = [
             {"name": name, "path": below(name), "record": service.record} for name, (service, _) in environments.items()
         ]
-        return JsonAnswer({"status": "ok", "environments": told})
+        return JsonAnswer({"status": "ok", "environments": served})
 
     @app.get("/v1/metrics")
     async def metrics() -> Response:
@@ -66,12 +66,12 @@ def make_shared_app(environments: Mapping[str, tuple[Service, Sessions]], *, tok
         return JsonAnswer({name: metrics_of(*served) for name, served in environments.items()})
 
     @app.put("/v1/policy", status_code=204, response_class=Response)
-    async def policy(told: PolicyTold) -> Response:
+    async def policy(news: PolicyTold) -> Response:
         """Take up that the weights have changed, for all environments or for none."""
         for service, _ in environments.values():
-            service.policies.require_rise(told)
+            service.policies.require_rise(news)
         for service, _ in environments.values():
-            service.policies.tell(told)
+            service.policies.tell(news)
         await asyncio.gather(*(service.env.announce() for service, _ in environments.values()))
         return Response(status_code=204)
 

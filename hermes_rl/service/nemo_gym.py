@@ -63,8 +63,7 @@ def _failure(group: Group, rollout: Rollout | None, *, allow_inexact: bool) -> t
         return "masked", f"the spec's `endings` keep {rollout.ending} from being trained on, and a row here has no mask"
     if len(rollout.sequences or ()) > 1:
         return "several_sequences", (
-            "the policy did not see all of it in one context, and a row has one: choose a renderer that keeps earlier "
-            "turns (thinking_retention: all)"
+            f"the policy did not see all of it in one context, and a row has one: {rollout.one_context}"
         )
     if rollout.credit or rollout.overrides:
         return (
@@ -177,7 +176,7 @@ def aggregated(body: Any) -> dict[str, Any]:
     return {
         "agent_metrics": agent,
         "key_metrics": {name: value for name, value in agent.items() if name in ("mean/reward", "failures")},
-        "group_level_metrics": [{TASK: task, **_means(found)} for task, found in sorted(tasks.items())],
+        "group_level_metrics": [{TASK: task, **_means(rows_of_task)} for task, rows_of_task in sorted(tasks.items())],
     }
 
 

@@ -56,22 +56,22 @@ class Policies:
         """What the trainer has told of its log-probabilities."""
 
     @property
-    def told(self) -> list[int]:
+    def versions(self) -> list[int]:
         """The versions of all policies that a trainer has told."""
         return [weights.version for _, weights in self._known.values() if weights.version is not None]
 
-    def tell(self, told: PolicyTold) -> None:
+    def tell(self, news: PolicyTold) -> None:
         """Take up new weights, for every policy; Refused where the version is older than one that was told."""
-        self.require_rise(told)
+        self.require_rise(news)
         for weights in (self._last, *(weights for _, weights in self._known.values())):
-            weights.tell(told.version, told.model)
-        if told.logprob_difference is not None:
-            self.difference.tell(told.logprob_difference.mean, told.logprob_difference.largest)
+            weights.tell(news.version, news.model)
+        if news.logprob_difference is not None:
+            self.difference.tell(news.logprob_difference.mean, news.logprob_difference.largest)
 
-    def require_rise(self, told: PolicyTold) -> None:
+    def require_rise(self, news: PolicyTold) -> None:
         """Raise Refused where the version is older than one that was told."""
-        newest = max([*self.told, self._last.version or 0])
-        if told.version < newest:
+        newest = max([*self.versions, self._last.version or 0])
+        if news.version < newest:
             raise wrong(
                 "version_falls",
                 "version",

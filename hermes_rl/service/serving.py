@@ -139,8 +139,8 @@ async def _all_opened(
     return served
 
 
-def _gated(one: _Served, token: str | None, below: str = "") -> Gate:
-    return Gate(make_app(*one, token=token is not None, below=below), token, one.service.draining.is_set)
+def _gated(served: _Served, token: str | None, below: str = "") -> Gate:
+    return Gate(make_app(*served, token=token is not None, below=below), token, served.service.draining.is_set)
 
 
 async def serve_app(

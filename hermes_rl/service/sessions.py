@@ -78,6 +78,7 @@ class HeldSession:
                 "max_tokens": turn.max_tokens,
                 "prompt_ids": turn.prompt_ids,
                 "stop_ids": list(turn.stop_ids),
+                **({"seat": turn.seat} if turn.seat else {}),
             }
             return self.answer
         rollout = self._session.rollout
@@ -91,6 +92,11 @@ class HeldSession:
             "ending": str(rollout.ending),
             "error": rollout.error,
         }
+        if rollout.seat.name:
+            self.answer["seats"] = {
+                seat.seat.name: {"score": seat.score, "ending": str(seat.ending), "messages": seat.messages}
+                for seat in rollout.seats
+            }
         return self.answer
 
 
@@ -160,7 +166,9 @@ class Sessions:
         while True:
             await asyncio.sleep(min(self._idle / 4, 5.0))
             late = time.monotonic() - self._idle
-            for session_id in [one.id for one in self._held.values() if one.used < late and not one.stepping]:
+            for session_id in [
+                session.id for session in self._held.values() if session.used < late and not session.stepping
+            ]:
                 if session_id in self._held:
                     await self.end(session_id)
 

@@ -47,7 +47,7 @@ class Metrics:
     def count(self, group: Group, dropped: str | None) -> None:
         """Take a group into account that a reader gets."""
         for rollout in group.rollouts:
-            if rollout.error is not None and not rollout.ending.graded:
+            if rollout.error is not None and not rollout.ending.graded:  # an episode of several seats fails as a whole
                 self.failures[str(rollout.ending)] += 1
         if dropped is not None:
             self.dropped[dropped] += 1
@@ -82,7 +82,7 @@ class Service:
     def __init__(self, env: Env, policies: Policies, most: int, record: str) -> None:
         self.env, self.policies, self.most, self.record = env, policies, most, record
         self.metrics = Metrics()
-        self.taken = 0
+        self.in_flight = 0
         """Rollouts that are asked for now."""
         self.batches: set[Any] = set()
         self.draining = asyncio.Event()
@@ -158,7 +158,7 @@ class Service:
 
 async def first_of(*work: Coroutine[Any, Any, Any]) -> list[asyncio.Task[Any]]:
     """Return all of it as tasks once one of them is done; the others were cancelled, and have ended."""
-    tasks = [asyncio.create_task(one) for one in work]
+    tasks = [asyncio.create_task(each) for each in work]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -189,23 +189,23 @@ class Place:
         service = self._service
         if service.draining.is_set():
             raise ending()
-        if service.taken + count > service.most:
+        if service.in_flight + count > service.most:
             raise Refused(
                 429,
                 "too_many",
-                f"{count} rollouts are asked for, and {service.taken} of at most {service.most} are being played: ask "
-                "for fewer rows, or later",
+                f"{count} rollouts are asked for, and {service.in_flight} of at most {service.most} are being played: "
+                "ask for fewer rows, or later",
                 most=service.most,
                 asked=count,
-                taken=service.taken,
+                taken=service.in_flight,
             )
-        service.taken += count
+        service.in_flight += count
         self._count += count
         service.quiet.clear()
 
     def leave(self) -> None:
         """Give them back; may be called twice."""
-        self._service.taken -= self._count
+        self._service.in_flight -= self._count
         self._count = 0
-        if not self._service.taken:
+        if not self._service.in_flight:
             self._service.quiet.set()

@@ -13,7 +13,7 @@ from typing import Any
 
 from hermes_rl.errors import Problem
 from hermes_rl.spec.findings import Findings
-from hermes_rl.spec.model import PROGRAM_VALUES, Content, SandboxSection, Spec, TextFile
+from hermes_rl.spec.model import PROGRAM_VALUES, Content, Prompt, SandboxSection, Spec, TextFile, ToolSection, User
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.paths import FILE_FORMATS
 from hermes_rl.spec.section import is_template
@@ -35,37 +35,64 @@ def check_samples(spec: Spec, samples: Sequence[Row], findings: Findings) -> Non
     for number, row in enumerate(samples, start=1):
         key = str(number)
         of_program = {**row, **dict.fromkeys(PROGRAM_VALUES, ""), "context": 1}
+        of_seat = {**row, "seat": next(iter(spec.agents), ""), "text": "words"}
         for path, text, kind in _texts(spec):
-            values = of_program if path[:2] == ("agent", "program") else row
+            of_agent = path[2:] if path[0] == "agents" else path
+            values = of_program if of_agent[:2] == ("agent", "program") else of_seat if path[-1] == "hears" else row
+            if path[0] == "rewards" and spec.rewards[str(path[1])].steps is not None:
+                values = {**row, "step": 0}
             if path not in failed and not _works(path, text, kind, values, key, findings):
                 failed.add(path)
         if spec.sandbox.model_fields_set and not any(path[:1] == ("sandbox",) for path in failed):
-            _check_sandbox(spec.sandbox, row, key, failed, findings)
+            _check_section("sandbox", spec.sandbox, row, key, failed, findings)
+        if spec.user is not None and spec.user.says is not None and not any(path[0] == "user" for path in failed):
+            _check_section("user", spec.user, row, key, failed, findings)
 
 
 def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
     """Path, value, and declared type of every single value that is rendered."""
-    for name in ("system", "user"):
-        yield from _content(("prompt", name), getattr(spec.prompt, name))
-    messages = spec.prompt.messages
-    if not isinstance(messages, tuple):
-        yield ("prompt", "messages"), messages, list[dict[str, Any]]
-    for index, message in enumerate(messages if isinstance(messages, tuple) else ()):
-        path = ("prompt", "messages", index)
-        yield (*path, "role"), message.role, str
-        yield from _content((*path, "content"), message.content)
+    for place, prompt in _prompts(spec):
+        yield from _prompt(place, prompt)
+    yield from ((("agents", seat, "hears"), own.hears, str) for seat, own in spec.agents.items())
+    for path, tool in _tool_entries(spec):
+        if isinstance(tool.schemas, str):
+            yield (*path, "schemas"), tool.schemas, list[dict[str, Any]]
+        yield from _below((*path, "names"), tool.names, list[str])
     if spec.user is not None:
         yield from _content(("user", "system"), spec.user.system)
         if spec.user.says is not None:
-            says = spec.user.model_dump(include={"says"}, exclude_unset=True)["says"]
-            yield from _below(("user", "says"), says, list[dict[str, Any] | str] if is_template(says) else str)
+            says = spec.user.model_dump(include={"says"}, by_alias=True, exclude_unset=True)["says"]
+            yield from _below(("user", "says"), says, None)
     for name, artifact in spec.artifacts.items():
         yield from _below(("artifacts", name), artifact.model_dump(exclude_none=True), str)
-    if spec.agent.program is not None:
-        yield from _below(("agent", "program"), spec.agent.program.model_dump(by_alias=True, exclude_unset=True), str)
+    for path, program in spec.programs.items():
+        yield from _below(path, program.model_dump(by_alias=True, exclude_unset=True), str)
     yield from _arguments(spec)
     if spec.solution is not None:
         yield from _below(("solution",), spec.solution.model_dump(by_alias=True, exclude_unset=True), None)
+
+
+def _tool_entries(spec: Spec) -> Iterator[tuple[NodePath, ToolSection]]:
+    """Yield the tools of the agent and of the simulated user."""
+    yield from ((("tools", number), tool) for number, tool in enumerate(spec.tools))
+    yield from ((("user", "tools", number), tool) for number, tool in enumerate(spec.user.tools if spec.user else ()))
+
+
+def _prompts(spec: Spec) -> Iterator[tuple[NodePath, Prompt]]:
+    yield ("prompt",), spec.prompt
+    yield from ((("agents", seat, "prompt"), own.prompt) for seat, own in spec.agents.items() if own.prompt is not None)
+
+
+def _prompt(place: NodePath, prompt: Prompt) -> Iterator[tuple[NodePath, Any, Any]]:
+    for name in ("system", "user"):
+        yield from _content((*place, name), getattr(prompt, name))
+    messages = prompt.messages
+    if not isinstance(messages, tuple):
+        yield (*place, "messages"), messages, list[dict[str, Any]]
+    for index, message in enumerate(messages if isinstance(messages, tuple) else ()):
+        path = (*place, "messages", index)
+        yield (*path, "role"), message.role, str
+        yield from _content((*path, "content"), message.content)
 
 
 def _arguments(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
@@ -124,15 +151,17 @@ def _works(path: NodePath, value: Any, kind: Any, row: Row, key: str, findings: 
     return True
 
 
-def _check_sandbox(sandbox: SandboxSection, row: Row, key: str, failed: set[NodePath], findings: Findings) -> None:
-    """Check the section whose values have types of their own, value by value first."""
-    path: NodePath = ("sandbox",)
-    for inner, value, _ in _below(path, sandbox.model_dump(by_alias=True, exclude_unset=True), None):
+def _check_section(
+    name: str, section: SandboxSection | User, row: Row, key: str, failed: set[NodePath], findings: Findings
+) -> None:
+    """Check a section whose values have types of their own, value by value first."""
+    path: NodePath = (name,)
+    for inner, value, _ in _below(path, section.model_dump(by_alias=True, exclude_unset=True), None):
         if not _works(inner, value, None, row, key, findings):
             failed.add(inner)
             return
     try:
-        render_section(sandbox, row, key=key)
+        render_section(section, row, key=key)
     except TemplateError as error:
         failed.add((*path, *error.path))
         findings.template((*path, *error.path), error)
@@ -175,18 +204,17 @@ def code_references(spec: Spec) -> Iterator[tuple[NodePath, str, str]]:
     """Path, reference and kind of everything that names code, but for rewards."""
     if spec.dataset.generator is not None:
         yield ("dataset", "generator"), spec.dataset.generator, "function"
-    if spec.agent.program is not None and (function := spec.agent.program.python) is not None and ".py:" in function:
-        yield ("agent", "program", "python"), function, "function"
+    functions = (((*path, "python"), program.python or "") for path, program in spec.programs.items())
+    yield from ((path, function, "function") for path, function in functions if ".py:" in function)
     if spec.state is not None:
         yield ("state", "python"), spec.state.python, "class"
+    if spec.play is not None and spec.play.fn is not None:
+        yield ("play", "fn"), spec.play.fn, "function"
     if ":" in spec.serve.trainer:
         yield ("serve", "trainer"), spec.serve.trainer, "class"
-    for index, tool in enumerate(spec.tools):
+    for path, tool in _tool_entries(spec):
         if tool.python is not None:
-            yield ("tools", index, "python"), tool.python, "function"
-    for index, tool in enumerate(spec.user.tools if spec.user else ()):
-        if tool.python is not None:
-            yield ("user", "tools", index, "python"), tool.python, "function"
+            yield (*path, "python"), tool.python, "function"
 
 
 def _check_code(spec: Spec, findings: Findings) -> None:
@@ -204,7 +232,7 @@ def _check_code(spec: Spec, findings: Findings) -> None:
     there = {path: check_reference(path, text, kind, findings) for path, text, kind in references}
     checks = {"python": check_tool, "generator": check_generator, "trainer": check_constructor}
     for path, reference, _ in references:
-        if there[path] and path[0] != "agent":  # whose function may take what it wants
+        if there[path] and path[0] not in ("agent", "play"):  # whose function may take what it wants
             check = check_constructor if path[0] == "state" else checks[str(path[-1])]
             check(path, reference, findings)
     if there.get(("state", "python")):
@@ -217,6 +245,8 @@ def _check_files(spec: Spec, findings: Findings) -> None:
             findings.problem((*path, "file"), f"there is no file {text.file}")
     lists: list[tuple[NodePath, Any]] = [(("sandbox", "files"), spec.sandbox.files)]
     lists += [(("tools", n, "mcp", "files"), tool.mcp.files) for n, tool in enumerate(spec.tools) if tool.mcp]
+    says = spec.user.says if spec.user is not None and isinstance(spec.user.says, tuple) else ()
+    lists += [(("user", "says", n, "files"), words.files) for n, words in enumerate(says)]
     for path, files in lists:
         for index, file in enumerate(files if isinstance(files, tuple) else ()):
             if file.from_ is not None and not is_template(file.from_) and not Path(file.from_).exists():
@@ -227,14 +257,12 @@ def _check_files(spec: Spec, findings: Findings) -> None:
 
 
 def _text_files(spec: Spec) -> Iterator[tuple[NodePath, TextFile]]:
-    prompt, user = spec.prompt, spec.user
-    candidates: list[tuple[NodePath, Any]] = [
-        (("prompt", "system"), prompt.system),
-        (("prompt", "user"), prompt.user),
-        (("user", "system"), user.system if user else None),
-    ]
-    messages = prompt.messages if isinstance(prompt.messages, tuple) else ()
-    candidates += [(("prompt", "messages", n, "content"), message.content) for n, message in enumerate(messages)]
+    candidates: list[tuple[NodePath, Any]] = [(("user", "system"), spec.user.system if spec.user else None)]
+    candidates += [((*path, "schemas"), tool.schemas) for path, tool in _tool_entries(spec)]
+    for path, prompt in _prompts(spec):
+        candidates += [((*path, "system"), prompt.system), ((*path, "user"), prompt.user)]
+        messages = prompt.messages if isinstance(prompt.messages, tuple) else ()
+        candidates += [((*path, "messages", n, "content"), message.content) for n, message in enumerate(messages)]
     yield from ((path, text) for path, text in candidates if isinstance(text, TextFile))
 
 

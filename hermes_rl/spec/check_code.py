@@ -74,14 +74,19 @@ def _named(spec: Spec) -> Iterator[tuple[NodePath, str, bool]]:
         (("user", "tools"), spec.user.tools if spec.user else ()),
     )
     user, state = spec.user, spec.state
-    asked: list[tuple[NodePath, str | None]] = [(("user", "state"), user.state if user else None)]
-    asked += [(("state", key), getattr(state, key)) for key in ("over", "close")]
-    yield from ((path, name, False) for path, name in asked if name is not None)
+    asked: list[tuple[NodePath, str | None]] = []
+    asked += [(("user", key), getattr(user, key)) for key in ("state", "edit") if user is not None]
+    asked += [(("state", key), getattr(state, key)) for key in ("over", "between", "close")]
+    for name, reward in spec.rewards.items():
+        compared = reward.args.get("compare") if reward.fn == "state_matches" else None
+        listed = compared if isinstance(compared, tuple) else ()
+        asked += [(("rewards", name, "args", "compare", n), each) for n, each in enumerate(listed)]
+    yield from ((path, name, False) for path, name in asked if isinstance(name, str) and not is_template(name))
     for path, tools in owners:
         for index, tool in enumerate(tools):
             if tool.state is not None:
                 yield (*path, index, "state"), tool.state, tool.schemas is None
-            if tool.schemas is not None:
+            if isinstance(tool.schemas, str) and not is_template(tool.schemas):
                 yield (*path, index, "schemas"), tool.schemas, False
 
 
@@ -149,7 +154,7 @@ def check_reference(path: NodePath, reference: str, kind: str, findings: Finding
     except CodeError as error:
         findings.problem(path, f"cannot be read as Python: {error}")
         return False
-    if name not in names:
+    if name not in names and name != "*":
         # Nobody means an imported name in a spec.
         kinds = (ast.ClassDef,) if kind == "class" else (ast.FunctionDef, ast.AsyncFunctionDef)
         own = [each for each, node in names.items() if isinstance(node, kinds) and not each.startswith("_")]

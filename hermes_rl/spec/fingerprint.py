@@ -43,7 +43,8 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
     if isinstance(dataset.get("eval"), dict):
         dataset["eval"].pop("limit", None)
     scripted = any(server.kind.embedded for server in spec.servers.get("policy", ()))
-    acting = {"policy", spec.user.server if spec.user else "policy"}  # those that take part in a rollout
+    # Those that take part in a rollout.
+    acting = {"policy", spec.user.server if spec.user else "policy", *roles_of_seats(spec)}
     parts: dict[str, Any] = {
         "seed": spec.seed,
         "dataset": dataset,
@@ -57,6 +58,14 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
         "solution": _plain(spec.solution) if spec.solution and scripted else None,
         "servers": {role: [*map(_model, servers)] for role, servers in spec.servers.items() if role in acting},
     }
+    if spec.agents:
+        parts["agents"] = {name: _plain(seat) for name, seat in spec.agents.items()}
+        parts["play"] = _plain(spec.play) if spec.play is not None else None
+    # What a step's rewards say decides whether the next one is played.
+    of_steps = {name: _plain(reward) for name, reward in spec.rewards.items() if reward.steps is not None}
+    if of_steps:
+        graded = {name: {k: v for k, v in own.items() if k not in ("weight", "gate")} for name, own in of_steps.items()}
+        parts["rewards"] = graded
     if spec.distill is not None and mode != "evaluate":
         teachers = spec.servers.get(spec.distill.server, ())
         parts["distill"] = [_plain(spec.distill), [_model(server) for server in teachers]]
@@ -68,6 +77,11 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
     filled = _Contents(timeless).filled(timeless)
     assert isinstance(filled, dict)
     return filled
+
+
+def roles_of_seats(spec: Spec) -> set[str]:
+    """Return the server roles that may play a seat of an episode."""
+    return {role for seat in spec.agents.values() for role in (seat.rivals or (seat.server,))}
 
 
 def _plain(section: Section) -> dict[str, Any]:

@@ -40,10 +40,16 @@ _KINDS: Mapping[Pattern, tuple[str, ...]] = {
     ("servers", "*"): ("type",),
     ("agent", "reasoning"): ("effort", "max_tokens"),
     ("agent", "program"): ("recipe", "command"),
+    ("agents", "*", "agent", "program"): ("recipe", "command"),
     ("artifacts", "*"): ("path", "command"),
 }
 """The keys that choose the kind of a block: the first that is there, or the value of the only one."""
-_SHORT_FOR: Mapping[NodePath, str] = {("wandb",): "project", ("state",): "python", ("agent", "program"): "recipe"}
+_SHORT_FOR: Mapping[Pattern, str] = {
+    ("wandb",): "project",
+    ("state",): "python",
+    ("agent", "program"): "recipe",
+    ("agents", "*", "agent", "program"): "recipe",
+}
 """Blocks for which a text may stand, and the key that it is the value of."""
 _DEFAULTS = {"backend": "bubblewrap", "type": DEFAULT}
 
@@ -99,7 +105,7 @@ def changes_kind(before: MappingNode, after: MappingNode, path: NodePath) -> boo
 def expand_shorthand(node: Node, path: NodePath) -> Node:
     """`wandb: project`, `state: file.py:Class`, `program: codex` and `toolsets: [a]` as what they stand for."""
     if isinstance(node, ScalarNode) and isinstance(node.value, str):
-        key = _SHORT_FOR.get(path)
+        key = next((key for pattern, key in _SHORT_FOR.items() if is_in(path, (pattern,))), None)
     else:
         key = "enabled" if path == ("toolsets",) and isinstance(node, SequenceNode) else None
     return node if key is None else MappingNode(node.mark, {key: Entry(node.mark, node)})

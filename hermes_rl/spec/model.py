@@ -104,15 +104,15 @@ def _words(value: Any) -> Any:
 
 
 PROGRAM_VALUES = ("prompt", "system", "endpoint", "token", "context")
-"""What templates of `agent.program` know beside the row's columns."""
+"""What templates of a `program` know beside the row's columns."""
 
 
 class ProgramSection(Section):
     """An agent program that plays instead of the loop; it finds the model at an address in its sandbox.
 
-    Its templates know the row's columns, and `prompt` (the text of the last message of the prompt), `system` (that of
-    its system message), `endpoint` (the model's address, without /v1), `token` (what it may send as a key) and
-    `context` (the tokens of the longest conversation).
+    Its templates know the row's columns, and `prompt` (the text of the last message of the prompt; of a seat among
+    several, what it hears before this turn), `system` (that of its system message), `endpoint` (the model's address,
+    without /v1), `token` (what it may send as a key) and `context` (the tokens of the longest conversation).
     """
 
     recipe: str | None = Field(
@@ -538,19 +538,40 @@ class Mcp(Section):
     headers_env: Map[str] = Field(EMPTY, description="HTTP header → environment variable that holds its value.")
 
 
+class TextFile(Section):
+    """A text kept in a file of its own; it is a template like any other text here."""
+
+    file: str = Field(description="Path, relative to this file.")
+
+
+ToolSchemas = Annotated[
+    Annotated[str, Tag("text")] | Annotated[TextFile, Tag("file")],
+    Discriminator(lambda value: "file" if isinstance(value, Mapping | TextFile) else "text"),
+]
+
+
 class ToolSection(Section):
     """One source of tools: exactly one of python, state, mcp."""
 
     python: str | None = Field(
-        None, description="file.py:function; types and docstring become the schema that the model sees."
+        None,
+        description="file.py:function; types and docstring become the schema that the model sees. file.py:* is all "
+        "public functions of the file.",
     )
     state: str | None = Field(
         None, description="Name of an object on the rollout's state, for its public methods; or of one method."
     )
-    schemas: str | None = Field(
+    schemas: ToolSchemas | None = Field(
         None,
-        description="For state: attribute with a list of tools, each `{name, description, parameters}`; the method "
-        "that `state` names is called with a tool's name and its arguments.",
+        description="For state: a list of tools, each `{name, description, parameters}`, as the attribute of this "
+        "name, a template over the row, or a JSON {file} has it; the method that `state` names is called with a "
+        "tool's name and its arguments.",
+    )
+    names: Annotated[Seq[str], MayTemplate()] | None = Field(
+        None, description="Names of those that are offered, or patterns such as `get_*`; default: all."
+    )
+    marked: str | None = Field(
+        None, description="Only functions and methods on which a decorator has left this attribute are offered."
     )
     arguments: Literal["strict", "repair"] | None = Field(
         None,
@@ -584,6 +605,11 @@ class State(Section):
         description="Attribute, or method without arguments, that is true when the world is over; looked at "
         "behind each turn that calls tools.",
     )
+    between: str | None = Field(
+        None,
+        description="Method without arguments that is called whenever the agent has answered its user, before the "
+        "user speaks again.",
+    )
     close: str | None = Field(None, description="Method without arguments that is called when all is graded.")
 
 
@@ -599,12 +625,6 @@ def _shape(value: Any) -> str:
     if isinstance(value, Mapping | TextFile):
         return "file"
     return "parts" if isinstance(value, list | tuple) else "text"
-
-
-class TextFile(Section):
-    """A text kept in a file of its own; it is a template like any other text here."""
-
-    file: str = Field(description="Path, relative to this file.")
 
 
 class Part(Section):
@@ -648,12 +668,27 @@ class Prompt(Section):
     )
 
 
+LeastReward = Annotated[
+    Annotated[float, Tag("number")] | Annotated[Map[float], Tag("names")],
+    Discriminator(lambda value: "names" if isinstance(value, Mapping) else "number"),
+]
+
+
 class UserWords(Section):
     """What a user says, where its words are fixed, and what comes with it."""
 
     say: str = Field(description="The words.")
     tools: Seq[str] | None = Field(
         None, description="Names of the tools that the agent may call from now on; default: those of before."
+    )
+    files: Annotated[Seq[File], MayTemplate()] = Field((), description="Files laid into the sandbox before.")
+    setup: Annotated[Seq[SystemText], MayTemplate()] = Field(
+        (), description="Commands run before, behind the files; one that fails ends the rollout."
+    )
+    min_reward: Annotated[LeastReward, MayTemplate()] | None = Field(
+        None,
+        description="Said only where each reward with `steps` gave at least this much for the step before; or a "
+        "mapping from names of such rewards, or of their metrics, to numbers.",
     )
 
 
@@ -673,6 +708,11 @@ class User(Section):
     )
     server: str = Field("user", description="Server role that plays the user.")
     system: Text | None = Field(None, description="What the user wants and knows: a template over the row, or {file}.")
+    edit: str | None = Field(
+        None,
+        description="Method of the state that gets the words of the model, and answers as `state` does: what it "
+        "returns is what the agent hears.",
+    )
     opens: bool = Field(False, description="The user speaks first.")
     stop: Seq[str] = Field((), description="Phrases of the user that end the rollout.")
     max_turns: int = Field(30, ge=1, description="Turns of the user after which the rollout ends.")
@@ -682,6 +722,56 @@ class User(Section):
     def simulated(self) -> bool:
         """Whether a model plays it."""
         return self.state is None and self.says is None
+
+
+class SeatSection(Section):
+    """An agent's place in an episode of several agents."""
+
+    server: str = Field("policy", description="Server role that plays the seat.")
+    rivals: Seq[str] = Field(
+        (), description="Server roles, such as earlier checkpoints, one of which plays the seat in each episode."
+    )
+    choose: Literal["uniform", "latest", "rated"] = Field(
+        "uniform",
+        description="Which of the rivals: any, as the seed has it; the last of the list; or rather those against whom "
+        "the first seat's scores, from 0 to 1, were near a half.",
+    )
+    prompt: Late[Prompt] | None = Field(None, description="How its conversation starts; default: the spec's prompt.")
+    tools: Seq[str] | None = Field(None, description="Names of those of the spec's tools that it has; default: all.")
+    sandbox: Literal["shared", "own"] = Field(
+        "shared", description="shared: all such seats have one sandbox; own: it has one of its own."
+    )
+    train: bool = Field(True, description="Whether what it samples is trained on.")
+    baseline: Literal["seat", "row", "episode"] = Field(
+        "seat",
+        description="With which others its scores are compared: seat, the same seat in the other episodes of the "
+        "group; row, all seats that say so in all episodes of the group; episode, all that say so in its own episode.",
+    )
+    hears: Annotated[str, MayTemplate()] = Field(
+        "{{ text }}",
+        description="What it hears where another seat speaks: a template over `seat`, its name, and `text`.",
+    )
+    description: str | None = Field(None, description="play: call: what the first seat is told about it as a tool.")
+    agent: Late[Agent] = Field(Agent.model_construct(), description="Settings that take the place of `agent`'s.")
+
+
+class Play(Section):
+    """Who of several agents speaks when."""
+
+    order: Literal["alternate", "simultaneous", "call"] | None = Field(
+        None,
+        description="alternate: one after the other; simultaneous: all at a time, who then hear each other; call: the "
+        "others are tools of the first.",
+    )
+    rounds: int | None = Field(
+        None, ge=1, description="Rounds of alternate and simultaneous; default: until a seat is out."
+    )
+    fn: str | None = Field(
+        None, description="file.py:function, async, which gets the `seats` and awaits what they `say`."
+    )
+    state: str | None = Field(
+        None, description="Method of the state that says who speaks next, from what was said, until it returns null."
+    )
 
 
 class Distill(Section):
@@ -695,8 +785,14 @@ class Distill(Section):
 
 # ---------------- ``rewards``, ``score``, ``endings`` and ``solution``: how a rollout is graded, and a right one
 
-INJECTED = frozenset({"item", "result", "ctx", "state", "group", "roles"})
+INJECTED = frozenset({"item", "result", "ctx", "state", "group", "roles", "seats", "paid"})
 """Parameters of a reward that the run fills in; all others are arguments or server roles."""
+
+
+PaidSeats = Annotated[
+    Annotated[Seq[str], Tag("names")] | Annotated[Map[float], Tag("factors")],
+    Discriminator(lambda value: "factors" if isinstance(value, Mapping) else "names"),
+]
 
 
 class Reward(Section):
@@ -709,6 +805,12 @@ class Reward(Section):
     weight: float = Field(1.0, description="Factor in the score; may be negative, 0 makes it a metric only.")
     gate: bool = Field(False, description="Multiplies the score, with a value from 0 to 1, instead of adding to it.")
     args: FreeMap = Field(EMPTY, description="Keyword arguments of the function; templates over the row.")
+    steps: Literal["mean", "last"] | None = Field(
+        None,
+        description="Called behind each step, that is whenever the agent has answered the words of `user.says`, with "
+        "templates that know `step`, its number from 0; its value is the mean over the steps that were played, or "
+        "that of the last.",
+    )
     sandbox: Literal["rollout", "fresh"] = Field(
         "rollout",
         description="rollout: where the agent worked; fresh: a new sandbox with the artifacts laid in.",
@@ -724,6 +826,11 @@ class Reward(Section):
         description="Seconds that one call may take; default: 300, and 3600 where it asks a sandbox or a model. One "
         "that takes longer is ended.",
     )
+    seats: PaidSeats | None = Field(
+        None,
+        description="Seats that it pays: names, for each of which it is called; or factors by name, by which they "
+        "share what it gives for the first. Default: all.",
+    )
 
 
 def _named(value: Any) -> Any:
@@ -737,8 +844,11 @@ def _named(value: Any) -> Any:
 
 
 class ScoreRule(Section):
-    """What happens to the weighted sum."""
+    """How the values of the rewards become the score."""
 
+    combine: Literal["sum", "product", "minimum"] = Field(
+        "sum", description="What is made of weight × value of all rewards, before gates and clamp."
+    )
     clamp: Pair | None = Field(None, description="[lowest, highest] score.")
 
 
@@ -762,6 +872,7 @@ class Turn(Section):
     say: str | None = Field(None, description="Text of this turn.")
     reasoning: str | None = Field(None, description="Reasoning of this turn.")
     user: str | None = Field(None, description="What a scripted user answers, or opens with in a turn of its own.")
+    seat: str | None = Field(None, description="Who has this turn, of several seats; default: the first.")
     user_tools: Annotated[Seq[Call], MayTemplate()] | None = Field(
         None, description="What a scripted user calls before it says that, in order."
     )
@@ -816,7 +927,8 @@ class Server(Section):
 
     type: Annotated[str, AfterValidator(_known)] = Field(
         DEFAULT,
-        description="openai: chat completions; vllm, sglang, atropos: token ids; scripted: no model; or of a package.",
+        description="openai: chat completions; vllm, sglang, atropos: token ids; scripted: no model; vllm-score, "
+        "vllm-classify, vllm-pooling: a reward model; or of a package.",
     )
     base_url: str | None = Field(None, description="Address, such as http://localhost:9001/v1.")
     model: str | None = Field(None, description="Name of the model as the server knows it.")
@@ -878,7 +990,7 @@ class Spec(Section):
         description="Feeds split, distributions, scripted deviations and the sampling seed of each rollout.",
     )
     dataset: Late[Dataset] = Field(description="The rows that rollouts start from.")
-    prompt: Late[Prompt] = Field(description="How a rollout starts.")
+    prompt: Late[Prompt] = Field(Prompt.model_construct(), description="How a rollout starts.")
     toolsets: ToolsetsField = Field(NO_TOOLSETS, description="Groups of tools by name; none when absent.")
     tools: Seq[Late[ToolSection]] = Field(
         (), description="Tools of your own: Python functions, state objects, MCP servers."
@@ -888,13 +1000,17 @@ class Spec(Section):
         description="file.py:Class, or {python: file.py:Class, process: true}; one object Class(item) per rollout.",
     )
     user: Late[User] | None = Field(None, description="Who answers the agent's turns without tool calls.")
+    agents: Map[Late[SeatSection]] = Field(EMPTY, description="The seats of an episode of several agents, by name.")
+    play: Annotated[Late[Play], _short_for("order", str)] | None = Field(
+        None, description="Who of several agents speaks when."
+    )
     distill: Late[Distill] | None = Field(None, description="A teacher whose log-probabilities groups carry.")
     sandbox: Late[SandboxSection] = Field(SandboxSection.model_construct(), description="Where commands run.")
     artifacts: Map[Late[Artifact]] = Field(EMPTY, description="What is kept of the sandbox, by name.")
     agent: Late[Agent] = Field(Agent.model_construct(), description="Sampling and limits of one rollout.")
     rewards: Rewards = Field(EMPTY, description="Functions that grade a rollout, by name, in order.")
     score: Late[ScoreRule] = Field(
-        ScoreRule.model_construct(), description="What happens to the weighted sum of the rewards."
+        ScoreRule.model_construct(), description="How the values of the rewards become the score."
     )
     endings: Endings = Field(
         EMPTY, description="Ending → grade, mask, drop, or a number as score; lost → drop or worst."
@@ -971,6 +1087,13 @@ class Spec(Section):
     def command_timeout(self) -> float:
         """Seconds per command: never longer than the tool call that it is part of."""
         return min(self.sandbox.timeout, self.tool_timeout)
+
+    @property
+    def programs(self) -> dict[tuple[str, ...], ProgramSection]:
+        """The agent programs, by where they stand: that of the one agent, or those of seats."""
+        agents: dict[tuple[str, ...], Agent] = {("agent",): self.agent}
+        agents |= {("agents", seat, "agent"): own.agent for seat, own in self.agents.items()}
+        return {(*path, "program"): agent.program for path, agent in agents.items() if agent.program is not None}
 
     def agent_for(self, mode: Mode) -> Agent:
         """Return the agent's settings in a mode: with the overrides for evaluation."""

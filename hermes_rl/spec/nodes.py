@@ -87,7 +87,7 @@ class MappingNode:
         entry = self.entries.get(key)
         return None if entry is None else entry.value
 
-    def having(self, **values: Node) -> MappingNode:
+    def having(self, /, **values: Node) -> MappingNode:
         """Return a copy in which these keys have these values."""
         entries = dict(self.entries)
         for key, value in values.items():
@@ -193,11 +193,12 @@ HEADERS = patterns(
 EXPRESSIONS = patterns("dataset.filter")
 COMMANDS = patterns(
     "sandbox.setup.**", "agent.program.command.**", "artifacts.*.command", "tools.*.mcp.command.**",
-    "user.tools.*.mcp.command.**",
+    "user.tools.*.mcp.command.**", "user.says.*.setup.**", "agents.*.agent.program.command.**",
 )  # fmt: skip
 PROSE = patterns(
     "prompt.**", "dataset.columns.**", "sandbox.files.*.content", "sandbox.setup.**", "rewards.*.args.**",
-    "solution.**", "user.system", "artifacts.**", "agent.program.files.*.content",
+    "solution.**", "user.system", "user.says.**", "artifacts.**", "agent.program.files.*.content",
+    "agents.*.agent.program.files.*.content", "agents.*.prompt.**", "agents.*.hears",
 )  # fmt: skip
 TEMPLATES = (
     *PROSE,
@@ -208,17 +209,26 @@ TEMPLATES = (
         "sandbox.env.**",
         "sandbox.limits.**",
         "user.**",
+        "tools.*.schemas",
+        "tools.*.names.**",
         "agent.program.**",
+        "agents.*.agent.program.**",
     ),
 )
-TEXT_FILES = patterns("prompt.system.file", "prompt.user.file", "prompt.messages.*.content.file", "user.system.file")
+TEXT_FILES = patterns(
+    "prompt.system.file", "prompt.user.file", "prompt.messages.*.content.file", "user.system.file",
+    "tools.*.schemas.file", "user.tools.*.schemas.file",
+    "agents.*.prompt.system.file", "agents.*.prompt.user.file", "agents.*.prompt.messages.*.content.file",
+)  # fmt: skip
 CODE = patterns(
     "agent.program.python",
+    "agents.*.agent.program.python",
     "dataset.generator",
     "tools.*.python",
     "user.tools.*.python",
     "state",
     "state.python",
+    "play.fn",
     "rewards.*.fn",
     "serve.trainer",
 )
@@ -226,20 +236,28 @@ SOURCE_FILES = patterns(
     "dataset.harbor",
     "sandbox.files.*.from",
     "agent.program.files.*.from",
+    "agents.*.agent.program.files.*.from",
     "tools.*.mcp.files.*.from",
     "user.tools.*.mcp.files.*.from",
+    "user.says.*.files.*.from",
     "rewards.*.args.files.*.from",
     "rewards.*.args.calibrate",
 )
 MODES = patterns(
-    "sandbox.files.*.mode", "agent.program.files.*.mode", "tools.*.mcp.files.*.mode", "user.tools.*.mcp.files.*.mode"
+    "sandbox.files.*.mode",
+    "agent.program.files.*.mode",
+    "agents.*.agent.program.files.*.mode",
+    "tools.*.mcp.files.*.mode",
+    "user.tools.*.mcp.files.*.mode",
+    "user.says.*.files.*.mode",
 )
 """Permissions: digits that are octal, with or without YAML's own sign of it."""
 OUTPUTS = patterns("env.data_path_to_save_groups", "env.data_dir_to_save_evals", "toolsets.record", "toolsets.replay")
 FREE = (
     *ROWS, *ARGS,
     *patterns("dataset.columns.**", "solution.**", "agent.extra_body.**", "evaluate.agent.extra_body.**",
-               "env.**", "prompt.messages.*.tool_calls.**"),
+               "agents.*.agent.extra_body.**", "env.**", "prompt.messages.*.tool_calls.**",
+               "agents.*.prompt.messages.*.tool_calls.**"),
 )  # fmt: skip
 """Values that belong to the user: null stays null there."""
 
@@ -258,7 +276,7 @@ def is_in(path: NodePath, among: tuple[Pattern, ...]) -> bool:
 
 def is_template_place(path: NodePath) -> bool:
     """Return True where `{{ }}` is rendered per row."""
-    if is_in(path, TEXT_FILES) or path[:2] in (("user", "server"), ("user", "state")):
+    if is_in(path, TEXT_FILES) or path[:2] in (("user", "server"), ("user", "state"), ("user", "edit")):
         return False
     return is_in(path, TEMPLATES)
 

@@ -82,9 +82,11 @@ def _number(text: str) -> str | int | float:
 
 _WHERE = (
     "prompt, dataset.columns, sandbox.image, .workdir, .files, .setup, .env and .limits, rewards.*.args, solution, "
-    "user, artifacts and agent.program"
+    "user, artifacts, agents and agent.program"
 )
-_LEFT_ALONE = nodes.patterns("description", "agent.extra_body.**", "evaluate.agent.extra_body.**", "env.**")
+_LEFT_ALONE = nodes.patterns(
+    "description", "agent.extra_body.**", "evaluate.agent.extra_body.**", "agents.*.agent.extra_body.**", "env.**"
+)
 """Text that is passed on as it is, braces and all."""
 
 

@@ -1,19 +1,22 @@
 """Recipes: how agent programs of others are installed and started, each a file of its own with a name.
 
 A recipe has the keys `sandbox` and `agent` of a spec, and says in a few words what it is. `agent.program: codex` lays
-it below the spec when that is loaded: what the spec says wins, mappings merge, and lists of packages, files and setup
-are joined, the recipe's first. Behind that nothing knows of recipes.
+it below the spec when that is loaded, its `agent` below that of the seat where a seat of several says so: what the spec
+says wins, mappings merge, and lists of packages, files and setup are joined, the recipe's first. Behind that nothing
+knows of recipes.
 """
 
 from __future__ import annotations
 
 import posixpath
+from dataclasses import replace
 from pathlib import Path
 
 from hermes_rl.errors import Problem
 from hermes_rl.shipped import shipped_dir
 from hermes_rl.spec.merge import expand_shorthand
 from hermes_rl.spec.nodes import (
+    Entry,
     MappingNode,
     Node,
     NodePath,
@@ -22,6 +25,7 @@ from hermes_rl.spec.nodes import (
     find,
     is_in,
     patterns,
+    plain,
     scalar,
 )
 from hermes_rl.spec.reader import read_file
@@ -30,7 +34,10 @@ from hermes_rl.spec.suggest import choices
 ABOUT = ("version", "dialect", "licence", "description")
 """What a recipe says of its program, for `hermes-rl list agents`."""
 _KEYS = (*ABOUT, "sandbox", "agent")
-_JOINED = patterns("sandbox.python", "sandbox.npm", "sandbox.files", "sandbox.setup", "agent.program.files")
+_JOINED = patterns(
+    "sandbox.python", "sandbox.npm", "sandbox.files", "sandbox.setup", "agent.program.files",
+    "agents.*.agent.program.files",
+)  # fmt: skip
 _PROGRAM = ("agent", "program")
 
 
@@ -47,22 +54,47 @@ def about(path: Path) -> dict[str, str]:
 
 
 def with_recipe(root: MappingNode, within: Path | None = None) -> tuple[MappingNode, list[Problem]]:
-    """Return a spec with the recipe that it names laid below it, and what is wrong with that.
+    """Return a spec with the recipes that it names laid below it, and what is wrong with that.
 
     `within` is a folder that a recipe has to lie in, unless it is a shipped one.
     """
-    agent, written = root.get("agent"), find(root, _PROGRAM)
-    program = None if written is None else expand_shorthand(written, _PROGRAM)
+    seats, problems = root.get("agents"), list[Problem]()
+    names = seats.entries if isinstance(seats, MappingNode) else ()
+    for place in (("agent",), *(("agents", name, "agent") for name in names)):
+        root, more = _with_recipe(root, place, within)
+        problems += more
+    return root, problems
+
+
+def _with_recipe(root: MappingNode, place: tuple[str, ...], within: Path | None) -> tuple[MappingNode, list[Problem]]:
+    """Lay the recipe of the agent at a place below this agent, and below the spec's sandbox."""
+    path = (*place, "program")
+    written = find(root, path)
+    program = None if written is None else expand_shorthand(written, path)
     named = program.get("recipe") if isinstance(program, MappingNode) else None
-    if not isinstance(agent, MappingNode) or not isinstance(named, ScalarNode) or not isinstance(named.value, str):
+    if not isinstance(named, ScalarNode) or not isinstance(named.value, str):
         return root, []
     assert isinstance(program, MappingNode)
     recipe, problems = _recipe(named, within)
     if recipe is None:
-        return root.having(agent=agent.having(program=ScalarNode(named.mark, None, "", False, broken=True))), problems
-    laid = _laid_below(recipe, root.having(agent=agent.having(program=program.without("recipe"))), ())
+        return _having(root, path, ScalarNode(named.mark, None, "", False, broken=True)), problems
+    agent = recipe.get("agent")
+    assert isinstance(agent, MappingNode)
+    for step in reversed(place):
+        agent = MappingNode(recipe.mark, {step: Entry(recipe.mark, agent)})
+    below = replace(recipe, entries={**recipe.without("agent").entries, **agent.entries})
+    laid = _laid_below(below, _having(root, path, program.without("recipe")), ())
     assert isinstance(laid, MappingNode)
     return laid, problems
+
+
+def _having(root: MappingNode, path: tuple[str, ...], value: Node) -> MappingNode:
+    """Return the tree with another value at a path that it has."""
+    child = root.get(path[0])
+    if path[1:]:
+        assert isinstance(child, MappingNode)
+        value = _having(child, path[1:], value)
+    return root.having(**{path[0]: value})
 
 
 def _recipe(named: ScalarNode, within: Path | None) -> tuple[MappingNode | None, list[Problem]]:
@@ -116,7 +148,9 @@ def _recipe(named: ScalarNode, within: Path | None) -> tuple[MappingNode | None,
 def _laid_below(recipe: Node, spec: Node, path: NodePath) -> Node:
     """Return the value of a spec with that of a recipe below it."""
     if isinstance(recipe, SequenceNode) and isinstance(spec, SequenceNode) and is_in(path, _JOINED):
-        return SequenceNode(spec.mark, (*recipe.items, *spec.items))
+        # Of two seats with one recipe the second finds all of it there.
+        there = [plain(item) for item in spec.items]
+        return SequenceNode(spec.mark, (*(item for item in recipe.items if plain(item) not in there), *spec.items))
     if not isinstance(recipe, MappingNode) or not isinstance(spec, MappingNode):
         return spec
     both = {

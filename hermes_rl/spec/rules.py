@@ -10,15 +10,16 @@ import binascii
 import difflib
 import keyword
 import posixpath
+import re
 from base64 import b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hermes_rl.endings import LOST, OURS, POLICYS
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import SANDBOXES, published
-from hermes_rl.server_types import DEFAULT, ServerType, server_type
+from hermes_rl.server_types import DEFAULT, TYPES, ServerType, server_type
 from hermes_rl.spec.env_fields import check_field
 from hermes_rl.spec.model import BACKENDS, INJECTED
 from hermes_rl.spec.nodes import NodePath
@@ -77,9 +78,12 @@ def _eval(data: dict[str, Any]) -> Iterator[Fault]:
 
 def _prompt(data: dict[str, Any]) -> Iterator[Fault]:
     prompt = data.get("prompt")
+    if "prompt" not in data and "agents" not in data:
+        yield Fault((), "missing key `prompt`")
     if not isinstance(prompt, dict):
         return
-    if not {"user", "messages"} & prompt.keys() and section(data, "user").get("opens") is not True:
+    opened = section(data, "user").get("opens") is True or "agents" in data
+    if not {"user", "messages"} & prompt.keys() and not opened:
         yield Fault(("prompt",), "prompt needs `user` or `messages` (or a simulated user that opens)", at="key")
     if prompt.get("messages") == []:
         yield Fault(("prompt", "messages"), "there must be at least one message")
@@ -121,10 +125,11 @@ def _tools(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault((*path, "state"), "there is no `state:` in this spec to take tools from")
         function = tool.get("python")
         for place, name in enumerate(tool["ends"] if isinstance(tool.get("ends"), list) else ()):
-            if isinstance(function, str) and name != function.rpartition(":")[2]:
+            if isinstance(function, str) and function.rpartition(":")[2] not in (name, "*"):
                 yield Fault((*path, "ends", place), f"the tool is named `{function.rpartition(':')[2]}`")
         if "schemas" in tool and "state" not in tool:
             yield Fault((*path, "schemas"), "`schemas` goes with `state`; other tools have schemas already", at="key")
+        yield from _chosen(path, tool)
         if "arguments" in tool and "mcp" in tool:
             yield Fault(
                 (*path, "arguments"), "`arguments` goes with `python` or `state`; a server checks its own", at="key"
@@ -133,6 +138,19 @@ def _tools(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault((*path, "outside"), "`outside` goes with `python`; of other tools it is known", at="key")
         if isinstance(tool.get("mcp"), dict):
             yield from _mcp((*path, "mcp"), tool["mcp"])
+
+
+def _chosen(path: NodePath, tool: dict[str, Any]) -> Iterator[Fault]:
+    """Find fault with what chooses among the tools of an entry."""
+    many = str(tool.get("python")).endswith(":*")
+    for key in ("names", "marked"):
+        if key in tool and "state" not in tool and not many:
+            way = "use `allow`" if "mcp" in tool else "write file.py:* to choose among its functions"
+            yield Fault((*path, key), f"`{key}` goes with `state`; {way}", at="key")
+    if many and is_template(tool.get("names")):
+        yield Fault((*path, "names"), "the functions of a file are the same for each row: write a list")
+    if "marked" in tool and "schemas" in tool:
+        yield Fault((*path, "marked"), "`schemas` describes tools, of which none is a function; use `names`", at="key")
 
 
 def _mcp(path: NodePath, server: dict[str, Any]) -> Iterator[Fault]:
@@ -154,13 +172,168 @@ def _mcp(path: NodePath, server: dict[str, Any]) -> Iterator[Fault]:
 def _user(data: dict[str, Any]) -> Iterator[Fault]:
     user = section(data, "user")
     for key in ("state", "says"):
-        others = [name for name in ("says", "server", "system", "stop", "tools") if name in user and name != key]
+        others = [
+            each for each in ("says", "server", "system", "stop", "tools", "edit") if each in user and each != key
+        ]
         if key in user and others:
             yield Fault(("user", others[0]), f"`{others[0]}` is for another kind of user than `{key}`", at="key")
-    if "state" in user and "state" not in data:
-        yield Fault(("user", "state"), "there is no `state:` in this spec that could answer")
+    for key in {"state", "edit"} & user.keys():
+        if "state" not in data:
+            yield Fault(("user", key), "there is no `state:` in this spec that could answer")
+    if "user" not in data and "between" in section(data, "state"):
+        yield Fault(("state", "between"), "there is no `user:` in this spec between whose words it is called", at="key")
+    for path, words in entries(data, "user", "says"):
+        if "min_reward" in section(words) and not step_rewards(data):
+            yield Fault((*path, "min_reward"), "no reward looks at steps: give one `steps: mean`", at="key")
+        if "min_reward" in section(words) and path[-1] == 0 and user.get("opens") is True:
+            yield Fault((*path, "min_reward"), "no step comes before the first words", at="key")
     if "says" in user and "max_turns" in user:
         yield Fault(("user", "max_turns"), "`says` has as many turns as there are words", at="key")
+
+
+def _seats(data: dict[str, Any]) -> Iterator[Fault]:
+    names = [str(path[-1]) for path, _ in entries(data, "agents")]
+    if not names:
+        if "play" in data:
+            yield Fault(("play",), "`play` goes with `agents`, who speak", at="key")
+        return
+    if len(names) < 2:
+        yield Fault(("agents",), "an episode of `agents` has two seats at least; for one agent leave it out", at="key")
+    if "play" not in data:
+        message = "missing key `play`: alternate, simultaneous, call, {fn: file.py:function} or {state: METHOD}"
+        yield Fault(("agents",), message, at="key")
+    for (*outer, key), why in _OF_ONE_AGENT:
+        if key in section(data, *outer):
+            name = ".".join((*outer, key))
+            yield Fault((*outer, key), f"`{name}` is for one agent; of several {why}", at="key")
+    for path, seat in entries(data, "agents"):
+        yield from _seat(data, path, section(seat))
+    trained = [section(seat).get("server", "policy") for _, seat in entries(data, "agents") if _is_trained(seat)]
+    if len(set(map(str, trained))) > 1 and "max_staleness" in section(data, "serve"):
+        message = "seats of several servers are trained, whose versions of weights one bound cannot compare"
+        yield Fault(("serve", "max_staleness"), message, at="key")
+    yield from _play(data, names)
+    yield from _paid(data, names)
+
+
+def _user_of_seats(data: dict[str, Any]) -> Iterator[Fault]:
+    first = next((str(path[-1]) for path, _ in entries(data, "agents")), None)
+    if first is None or "user" not in data:
+        return
+    if _order(data) != "call":
+        yield Fault(("user",), "the first seat of `play: call` talks to a `user`; here the others answer", at="key")
+    elif "program" in section(data, "agents", first, "agent"):
+        yield Fault(("user",), "a `user` talks to the loop, and the first seat is played by a program", at="key")
+
+
+def _order(data: dict[str, Any]) -> Any:
+    """Return what `play` says of the order, in either form."""
+    play = data.get("play")
+    return play if isinstance(play, str) else section(data, "play").get("order")
+
+
+def _is_trained(seat: Any) -> bool:
+    return section(seat).get("train") is not False
+
+
+def _seat(data: dict[str, Any], path: NodePath, seat: dict[str, Any]) -> Iterator[Fault]:
+    name, role, roles = str(path[-1]), seat.get("server", "policy"), section(data, "servers")
+    if not _SEAT.fullmatch(name) or name in _TAKEN_SEATS:
+        yield Fault(path, f"`{name}` cannot name a seat; use letters, digits and _, and not row or episode", at="key")
+    if isinstance(role, str) and role not in (*roles, "policy"):
+        yield Fault((*path, "server"), f"there is no server role `{role}`{choices(role, (*roles, 'policy'))}")
+    yield from _rivals(path, seat, roles)
+    if not section(data, "prompt") and not section(seat, "prompt"):
+        yield Fault(path, "it has no prompt: give it one, or give the spec a `prompt` for all", at="key")
+
+
+def _rivals(path: NodePath, seat: dict[str, Any], roles: dict[str, Any]) -> Iterator[Fault]:
+    rivals = seat.get("rivals")
+    if "choose" in seat and not rivals:
+        yield Fault((*path, "choose"), "`choose` goes with `rivals`", at="key")
+    if not isinstance(rivals, list):
+        return
+    if "server" in seat:
+        yield Fault((*path, "server"), "`rivals` are the servers of this seat; leave one of both out", at="key")
+    if seat.get("train") is not False:
+        yield Fault((*path, "rivals"), "rivals are not trained: write `train: false` too", at="key")
+    for place, role in enumerate(rivals):
+        if isinstance(role, str) and role not in (*roles, "policy"):
+            yield Fault((*path, "rivals", place), f"there is no server role `{role}`{choices(role, roles)}")
+
+
+_SEAT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_TAKEN_SEATS = ("row", "episode")
+"""They name groups."""
+_OF_ONE_AGENT: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("agent", "program"), "each seat that a program plays has its own: `agents.NAME.agent.program`"),
+    (("distill",), "a teacher does not know whose tokens it reads"),
+)
+
+
+def _play(data: dict[str, Any], names: list[str]) -> Iterator[Fault]:
+    play = data.get("play")
+    if isinstance(play, str):
+        play = {"order": play}
+    if not isinstance(play, dict):
+        return
+    yield from exactly_one(play, ("play",), ("order", "fn", "state"), "play")
+    if "rounds" in play and play.get("order") not in ("alternate", "simultaneous"):
+        yield Fault(("play", "rounds"), "`rounds` goes with `order: alternate` or `simultaneous`", at="key")
+    if "state" in play and "state" not in data:
+        yield Fault(("play", "state"), "there is no `state:` in this spec that could say who speaks")
+    for path, seat in entries(data, "agents"):
+        if "hears" in section(seat) and play.get("order") not in ("alternate", "simultaneous"):
+            yield Fault((*path, "hears"), "`hears` goes with `play: alternate` or `simultaneous`", at="key")
+        if "description" in section(seat) and (play.get("order") != "call" or str(path[-1]) == names[0]):
+            message = "`description` is for a seat that another one calls: all but the first, with `play: call`"
+            yield Fault((*path, "description"), message, at="key")
+
+
+def _paid(data: dict[str, Any], names: list[str]) -> Iterator[Fault]:
+    """Find fault with the seats that rewards and turns of the solution name."""
+    for path, reward in entries(data, "rewards"):
+        seats = section(reward).get("seats")
+        if isinstance(seats, dict) and section(reward).get("gate") is True:
+            yield Fault((*path, "seats"), "a gate multiplies the score of each seat as it is; name its seats in a list")
+        if seats == [] or seats == {}:
+            yield Fault((*path, "seats"), "a reward pays one seat at least; leave `seats` out to pay all")
+        for place, name in enumerate(seats if isinstance(seats, list | dict) else ()):
+            if isinstance(name, str) and name not in names:
+                message = f"there is no seat `{name}`{choices(name, names)}"
+                listed = isinstance(seats, list)
+                where = (*path, "seats", place if listed else name)
+                yield Fault(where, message) if listed else Fault(where, message, at="key")
+    for path, turn in entries(data, "solution", "turns"):
+        seat = section(turn).get("seat")
+        if isinstance(seat, str) and not is_template(seat) and seat not in names:
+            yield Fault((*path, "seat"), f"there is no seat `{seat}`{choices(seat, names)}")
+
+
+def _without_seats(data: dict[str, Any]) -> Iterator[Fault]:
+    if "agents" in data:
+        return
+    for path, reward in entries(data, "rewards"):
+        if "seats" in section(reward):
+            yield Fault((*path, "seats"), "there are no `agents:` in this spec that it could pay", at="key")
+    for path, turn in entries(data, "solution", "turns"):
+        if "seat" in section(turn):
+            yield Fault((*path, "seat"), "there are no `agents:` in this spec", at="key")
+
+
+def step_rewards(data: dict[str, Any]) -> list[NodePath]:
+    """Return the places of the rewards that look at steps."""
+    return [path for path, reward in entries(data, "rewards") if section(reward).get("steps") is not None]
+
+
+def _steps(data: dict[str, Any]) -> Iterator[Fault]:
+    for path, reward in ((path, reward) for path, reward in entries(data, "rewards") if path in step_rewards(data)):
+        if "says" not in section(data, "user"):
+            yield Fault((*path, "steps"), "steps are the words of `user: {says: […]}`, which is not there", at="key")
+        if "agents" in data:
+            yield Fault((*path, "steps"), "steps are graded where one agent plays", at="key")
+        if section(reward).get("sandbox") == "fresh":
+            yield Fault((*path, "sandbox"), "behind a step the sandbox is the rollout's own; leave `sandbox` out")
 
 
 def _tool_names(data: dict[str, Any]) -> Iterator[Fault]:
@@ -170,14 +343,17 @@ def _tool_names(data: dict[str, Any]) -> Iterator[Fault]:
             python, server = section(tool).get("python"), section(tool, "mcp").get("name")
             names = {"python": python.rpartition(":")[2] if isinstance(python, str) else None, "mcp": server}
             for kind, name in names.items():
-                if not isinstance(name, str) or not isinstance(path[-1], int):
+                if not isinstance(name, str) or not isinstance(path[-1], int) or name == "*":
                     continue
                 own = f"{kind} number {path[-1] + 1}"
                 if (where := seen.setdefault(name, own)) != own:
                     yield Fault((*path, kind), f"the name `{name}` is taken by {where}; tools need different names")
 
 
-DATA_RULES = (_sources, _fallback, _eval, _prompt, _parts, _exclusive, _tools, _user, _tool_names)
+DATA_RULES = (
+    _sources, _fallback, _eval, _prompt, _parts, _exclusive, _tools, _user, _steps, _seats, _user_of_seats,
+    _without_seats, _tool_names,
+)  # fmt: skip
 
 
 # ----------------------------------------------------------------- Agent, rewards, endings, solution and servers
@@ -213,9 +389,33 @@ def _rewards(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault((*path, "fn"), "expected file.py:function")
 
 
+def _judges(data: dict[str, Any]) -> Iterator[Fault]:
+    """Find fault with judges by a rubric that have what goes with assertions, and the other way round."""
+    for path, reward in entries(data, "rewards"):
+        args = section(reward).get("args", {})
+        if section(reward).get("fn", path[-1]) != "llm_judge" or not isinstance(args, dict):
+            continue
+        yield from exactly_one(args, (*path, "args") if args else path, ("rubric", "assertions"), "a judge")
+        for key, other in (("need", "rubric"), ("calibrate", "assertions"), ("scale", "assertions")):
+            if key in args and other in args:
+                yield Fault((*path, "args", key), f"`{key}` has no meaning beside `{other}`", at="key")
+
+
+def _replays(data: dict[str, Any]) -> Iterator[Fault]:
+    """Find fault with rewards that replay gold in a spec without a state, or without gold."""
+    for path, reward in entries(data, "rewards"):
+        if section(reward).get("fn", path[-1]) != "state_matches":
+            continue
+        if "state" not in data:
+            yield Fault(path, "there is no `state:` in this spec that could match", at="key")
+        if "turns" not in section(data, "solution") and "gold" not in section(section(reward).get("args")):
+            yield Fault(path, "it replays the turns of `solution`, which has none; or give it `args.gold`", at="key")
+
+
 def _code(data: dict[str, Any]) -> Iterator[Fault]:
     places: list[tuple[NodePath, Any]] = [
         (("dataset", "generator"), section(data, "dataset").get("generator")),
+        (("play", "fn"), section(data, "play").get("fn")),
         (("state",), data.get("state")),
         (("state", "python"), section(data, "state").get("python")),
     ]
@@ -223,7 +423,7 @@ def _code(data: dict[str, Any]) -> Iterator[Fault]:
     for path, reference in places:
         if isinstance(reference, str):
             file, _, name = reference.rpartition(":")
-            if not file.endswith(".py") or not name.isidentifier():
+            if not file.endswith(".py") or not (name.isidentifier() or (name == "*" and "tools" in path)):
                 kind = "Class" if path[0] == "state" else "function"
                 yield Fault(path, f"expected file.py:{kind}")
 
@@ -251,40 +451,57 @@ def _endings(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(path, f"there is no ending `{name}`{choices(name, known)}", at="key")
 
 
-def _program(data: dict[str, Any]) -> Iterator[Fault]:
+def _programs(data: dict[str, Any]) -> Iterator[Fault]:
     if "program" in section(data, "evaluate", "agent"):
         yield Fault(("evaluate", "agent", "program"), "one program plays in training and in evaluation", at="key")
-    if "program" not in section(data, "agent"):
+    seats = [("agents", str(path[-1])) for path, _ in entries(data, "agents")]
+    if not seats:
+        yield from _program(data, ("agent",), (("toolsets",), ("tools",), ("user",)))
+    for path in seats:
+        # The spec's tools are other seats' too.
+        yield from _program(data, (*path, "agent"), ((*path, "tools"),))
+    program = section(data, *seats[0], "agent", "program") if seats else {}
+    if _order(data) == "call" and program and "tools" not in program:
+        message = "the others are its tools, and it is offered none: write `tools: mcp`"
+        yield Fault((*seats[0], "agent", "program"), message, at="key")
+
+
+def _program(data: dict[str, Any], agent: tuple[str, ...], of_loop: Sequence[tuple[str, ...]]) -> Iterator[Fault]:
+    """Find fault with the program of an agent; `of_loop` are places, beside the agent's own, that the loop reads."""
+    if "program" not in section(data, *agent):
         return
-    program = section(data, "agent", "program")
-    for path in (("toolsets",), ("tools",), ("user",), ("agent", "reasoning"), ("agent", "repair_arguments")):
-        offered = path[0] in ("tools", "toolsets")
+    place = (*agent, "program")
+    program = section(data, *place)
+    for path in (*of_loop, (*agent, "reasoning"), (*agent, "repair_arguments")):
+        offered = path[-1] in ("tools", "toolsets")
+        if path == ("user",) and is_template(section(data, "user").get("says")):
+            continue  # rows without further words can be played
         if path[-1] in section(data, *path[:-1]) and not (offered and "tools" in program):
-            way = "; `agent.program.tools: mcp` offers them to it" if offered else ""
+            way = f"; `{'.'.join(place)}.tools: mcp` offers them to it" if offered else ""
             yield Fault(path, f"`{'.'.join(path)}` is for the loop; an agent program has its own{way}", at="key")
-    yield from _started(data["agent"]["program"])
+    yield from _started(place, section(data, *agent)["program"])
     if "python" in program:
         return  # it lives outside of the sandbox
     backend = section(data, "sandbox").get("backend", "bubblewrap")
     if isinstance(backend, str) and backend in BACKENDS and backend not in ("bubblewrap", "docker"):
         message = f"a sandbox of {backend} has no network of its own in which a program finds the model"
-        yield Fault(("agent", "program"), f"{message}; use bubblewrap or docker", at="key")
+        yield Fault(place, f"{message}; use bubblewrap or docker", at="key")
     elif section(data, "sandbox").get("network") is True:
         yield Fault(
             ("sandbox", "network"), "a program finds the model in a network of its own: list the hosts", at="key"
         )
 
 
-def _started(program: Any) -> Iterator[Fault]:
+def _started(place: NodePath, program: Any) -> Iterator[Fault]:
     """Find fault with how a program is started: by a command in the sandbox, or as a function outside of it."""
     if isinstance(program, dict) and not program.get("command") and "python" not in program:
         way = "a `command`, a `python` function, or the `recipe` that has one"
-        yield Fault(("agent", "program"), f"a program needs {way}", at="key")
+        yield Fault(place, f"a program needs {way}", at="key")
     elif isinstance(program, dict):
-        yield from exactly_one(program, ("agent", "program"), ("command", "python"), "a program")
+        yield from exactly_one(program, place, ("command", "python"), "a program")
         for key in ("env", "files") if "python" in program else ():
             if key in program:
-                yield Fault(("agent", "program", key), f"`{key}` goes with `command`", at="key")
+                yield Fault((*place, key), f"`{key}` goes with `command`", at="key")
 
 
 def _solution(data: dict[str, Any]) -> Iterator[Fault]:
@@ -334,6 +551,38 @@ def _teacher(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault((*path, "type"), message) if "type" in section(server) else Fault(path, message, at="key")
 
 
+def _rating(data: dict[str, Any]) -> Iterator[Fault]:
+    """Find fault with reward models that are to speak, and with rewards that ask for numbers or words in vain."""
+    kinds: dict[str, list[ServerType]] = {}
+    speaking = {"policy", str(section(data, "user").get("server", "user" if "user" in data else "policy"))}
+    for _, seat in entries(data, "agents"):
+        seat = section(seat)
+        speaking |= {str(seat.get("server", "policy")), *map(str, seat.get("rivals") or ())}
+    for path, server in servers(data):
+        name = str(section(server).get("type", DEFAULT))
+        if (kind := _known_type(name)) is None:
+            continue
+        kinds.setdefault(str(path[1]), []).append(kind)
+        if kind.rates and path[1] in speaking:
+            yield Fault((*path, "type"), f"a server of type {name} is a reward model, which says nothing")
+    for path, reward in entries(data, "rewards"):
+        args, fn = section(section(reward).get("args")), section(reward).get("fn", path[-1])
+        asks = {"reward_model": "reward_model", "llm_judge": "judge", "llm_pairwise": "judge"}.get(str(fn))
+        role = args.get("server", asks)
+        named = "server" in args
+        where = (*path, "args", "server") if named else path
+        if fn == "reward_model" and "server" not in args and role not in kinds:
+            yield Fault(path, "there is no server role `reward_model`; name another one with `args.server`", at="key")
+        if asks is None or not isinstance(role, str) or role not in kinds:
+            continue
+        if fn == "reward_model" and not all(kind.rates or kind.embedded for kind in kinds[role]):
+            types = " or ".join(name for name, kind in TYPES.items() if kind.rates)
+            yield Fault(where, f"`{role}` is no reward model, which is of type {types}", at="value" if named else "key")
+        elif fn != "reward_model" and any(kind.rates for kind in kinds[role]):
+            message = f"`{role}` is a reward model, which says nothing; `reward_model` takes its number"
+            yield Fault(where, message, at="value" if named else "key")
+
+
 def _servers(data: dict[str, Any]) -> Iterator[Fault]:
     for path, server in servers(data):
         if not isinstance(server, dict):
@@ -381,8 +630,8 @@ def _process(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 RUN_RULES = (
-    _process, _reasoning, _extra_body, _rewards, _code, _clamp, _endings, _program, _solution, _roles, _teacher,
-    _servers, _urls, _env,
+    _process, _reasoning, _extra_body, _rewards, _judges, _replays, _code, _clamp, _endings, _programs, _solution,
+    _roles, _teacher, _rating, _servers, _urls, _env,
 )  # fmt: skip
 
 
@@ -431,7 +680,10 @@ def file_lists(data: dict[str, Any]) -> Iterator[tuple[NodePath, list[Any]]]:
     """Yield all lists of files, each with its path."""
     lists: list[tuple[NodePath, Any]] = [(("sandbox", "files"), section(data, "sandbox").get("files"))]
     lists += [(("agent", "program", "files"), section(data, "agent", "program").get("files"))]
+    for path, seat in entries(data, "agents"):
+        lists.append(((*path, "agent", "program", "files"), section(seat, "agent", "program").get("files")))
     lists += [((*path, "mcp", "files"), section(tool, "mcp").get("files")) for path, tool in tool_entries(data)]
+    lists += [((*path, "files"), section(words).get("files")) for path, words in entries(data, "user", "says")]
     yield from ((path, files) for path, files in lists if isinstance(files, list))
 
 

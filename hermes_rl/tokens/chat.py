@@ -117,10 +117,14 @@ class _Steps:
             self._transcript.add(step, messages, prompt)
         return room >= len(completion)
 
-    def sequences(self, told: bool) -> list[TokenSequence]:
+    def sequences(self, with_logprobs: bool) -> list[TokenSequence]:
         """Return the merged steps; without log-probabilities where the server did not give all of them."""
         sequences = self._transcript.sequences()
-        return sequences if told and self._logprobs else [replace(sequence, sampled=None) for sequence in sequences]
+        return (
+            sequences
+            if with_logprobs and self._logprobs
+            else [replace(sequence, sampled=None) for sequence in sequences]
+        )
 
 
 @functools.lru_cache(maxsize=8)

@@ -107,7 +107,7 @@ class FamilyRenderer:
                 "`renderer: {name: template}` works with any template that allows exact tokens"
             ) from error
         further = [tokenizer.encode(stop) for stop in settings.stop]
-        self.stop_ids = tuple(dict.fromkeys([*stops, *(one[0] for one in further if len(one) == 1)]))
+        self.stop_ids = tuple(dict.fromkeys([*stops, *(ids[0] for ids in further if len(ids) == 1)]))
         self._parser = load_parser(settings.tool_parser) if settings.tool_parser else None
 
     def first(self, messages: Messages, tools: Tools | None) -> array[int]:
@@ -171,15 +171,15 @@ class FamilyRenderer:
     def _read(self, response: dict[str, Any], said: list[int]) -> Parsed:
         calls: list[ParsedCall] = []
         aside: list[str] = []
-        spans = [one["span"] for one in response["calls"] if one["span"]]
+        spans = [call["span"] for call in response["calls"] if call["span"]]
         cuts = sorted({0, len(said), *(place for span in spans for place in span)})
         pieces = {place: self.tokenizer.decode(said[place:end]) for place, end in pairwise(cuts)}
         places = dict(zip(cuts, accumulate(map(len, pieces.values()), initial=0), strict=True))
         text, begun = "".join(pieces.values()), 0
         quotes = Quotes(text)
-        for one in response["calls"]:
-            if one["span"]:
-                start, end = (places[place] for place in one["span"])
+        for call in response["calls"]:
+            if call["span"]:
+                start, end = (places[place] for place in call["span"])
                 thought = text.rfind("</think>", begun, start)
                 if thought >= 0:
                     begun = thought + len("</think>")
@@ -190,7 +190,7 @@ class FamilyRenderer:
                     continue
                 begun = end
                 quotes.begin(end)
-            calls.append(_call(one))
+            calls.append(_call(call))
         content = "\n".join([response["content"], *aside]) if aside else response["content"]
         return Parsed(content, response["reasoning"], calls)
 
@@ -212,11 +212,11 @@ def _response(renderer: Any, said: list[int], before: list[int], tools: list[Any
     return {"content": response.content or "", "reasoning": response.reasoning_content or None, "calls": calls}
 
 
-def _call(one: dict[str, Any]) -> ParsedCall:
-    status = _STATUS.get(one["status"], Status.MALFORMED)
+def _call(call: dict[str, Any]) -> ParsedCall:
+    status = _STATUS.get(call["status"], Status.MALFORMED)
     if status is not Status.OK:
-        return ParsedCall(one["raw"], status, one["name"] or "", id=one["id"])
-    return made(one["raw"], one["name"], one["arguments"], one["id"])
+        return ParsedCall(call["raw"], status, call["name"] or "", id=call["id"])
+    return made(call["raw"], call["name"], call["arguments"], call["id"])
 
 
 def _plain(message: Any) -> dict[str, Any]:
@@ -281,8 +281,8 @@ class _FamilyTokenizer:
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
         if not isinstance(tokens, str):
             return [self.convert_tokens_to_ids(token) for token in tokens]
-        found = self._tokenizer.encode(tokens)
-        return found[0] if len(found) == 1 else None
+        ids = self._tokenizer.encode(tokens)
+        return ids[0] if len(ids) == 1 else None
 
 
 # ----------------------------------------------------------------------------------- In a process of foreign code

@@ -4,6 +4,7 @@ with small conversations what a template does."""
 from __future__ import annotations
 
 import functools
+import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -145,13 +146,22 @@ class Renderer(Protocol):
 def next_prompt(renderer: Renderer, transcript: Transcript, messages: Messages, tools: Tools | None) -> RenderedPrompt:
     """Make the prompt for a conversation; it extends what was sampled where it can. Raises `TemplateRefused`."""
     branch = transcript.holding(messages, tools)
-    if branch is not None:
-        new = messages[len(branch.history) :]
-        if not any(message.get("role") == "assistant" for message in new):
-            called = [name for name, _ in branch.history.snapshots[-1].calls]
-            further = renderer.following(branch, named(new, called), tools)
-            if further is not None:
-                return RenderedPrompt(branch.tokens + further, branch, tools)
+    prompt = None if branch is None else prompt_behind(branch, renderer, messages, tools)
+    return prompt or prompt_anew(renderer, messages, tools)
+
+
+def prompt_behind(branch: Branch, renderer: Renderer, messages: Messages, tools: Tools | None) -> RenderedPrompt | None:
+    """Make a prompt that extends the branch which holds the beginning of the conversation; None: there is none."""
+    new = messages[len(branch.history) :]
+    if any(message.get("role") == "assistant" for message in new):
+        return None
+    called = [name for name, _ in branch.history.snapshots[-1].calls]
+    further = renderer.following(branch, named(new, called), tools)
+    return None if further is None else RenderedPrompt(branch.tokens + further, branch, tools)
+
+
+def prompt_anew(renderer: Renderer, messages: Messages, tools: Tools | None) -> RenderedPrompt:
+    """Render a whole conversation; raises `TemplateRefused`."""
     return RenderedPrompt(renderer.first(history_named(messages), tools), tools=tools)
 
 
@@ -197,16 +207,16 @@ def require_tools(tokenizer: Tokenizer) -> None:
     messages: list[dict[str, Any]] = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [asked]}]
     messages.append({"role": "tool", "tool_call_id": asked["id"], "name": "toolxq7z", "content": "resultxq7z"})
     try:
-        told = tokenizer.render([QUESTION], [TOOL], add_generation_prompt=True)
+        prompt = tokenizer.render([QUESTION], [TOOL], add_generation_prompt=True)
         text = tokenizer.render(messages, [TOOL], add_generation_prompt=True)
     except TemplateRefused as error:
         raise RendererRefused(f"the chat template of {tokenizer.name} refuses tools: {error}") from error
-    for what, found in (
-        ("the tools", "toolxq7z" in told),
+    for what, is_there in (
+        ("the tools", "toolxq7z" in prompt),
         ("the arguments of calls", "argxq7z" in text),
         ("the results of calls", "resultxq7z" in text),
     ):
-        if not found:
+        if not is_there:
             raise RendererRefused(f"the chat template of {tokenizer.name} leaves out {what}")
 
 
@@ -249,6 +259,11 @@ def closers(tokenizer: Tokenizer) -> list[str]:
 # are. Control tokens in texts that are not the model's stay text.
 
 
+KEPT_PIECE, KEPT_PIECES = 1 << 16, 64
+"""Characters of a message whose tokens are kept, and how many such: prompts of one run begin alike, and one that is
+rendered anew repeats most of another."""
+
+
 @dataclass(frozen=True, slots=True)
 class Join:
     """One kind of continuation: everything by which a template may decide to rewrite earlier turns."""
@@ -280,6 +295,9 @@ class TemplateRenderer:
             if len(tokens) != 1:
                 raise RendererRefused(f"renderer.stop: {stop!r} is {len(tokens)} tokens of {tokenizer.name}, not one")
         self.stop_ids = tuple(tokens[0] for tokens in encoded.values())
+        ends = [stop for stop in self._stops if _begins_anew(tokenizer, stop)]
+        self._pieces = re.compile(f"(?={'|'.join(map(re.escape, ends))})") if ends else re.compile(r"\A")
+        self._encoded = functools.lru_cache(KEPT_PIECES)(lambda piece: ids(tokenizer.encode(piece)))
 
     @functools.cached_property
     def parser(self) -> Parser:
@@ -291,7 +309,12 @@ class TemplateRenderer:
         text = self.tokenizer.render(guard.messages, guard.tools, add_generation_prompt=True)
         if guard.escaped(text):
             raise TemplateRefused("it escapes characters, so that control tokens cannot be told from text")
-        return ids(guard.encode(text))
+        if guard.broken:
+            return ids(guard.encode(text))
+        prompt = ids()
+        for piece in self._pieces.split(text):
+            prompt += self._encoded(piece) if len(piece) <= KEPT_PIECE else ids(self.tokenizer.encode(piece))
+        return prompt
 
     def following(self, branch: Branch, new: Messages, tools: Tools | None) -> array[int] | None:
         join = self._join(branch, new, tools)
@@ -314,7 +337,7 @@ class TemplateRenderer:
         return Join(
             system=branch.history.snapshots[0].role == "system",
             earlier=len(spoken) > 1,
-            thought=any(one.thought for one in spoken) and self._settings.thinking_retention != "all",
+            thought=any(message.thought for message in spoken) and self._settings.thinking_retention != "all",
             called=bool(spoken[-1].calls),
             said=bool(spoken[-1].content),
             roles=tuple(role for place, role in enumerate(roles) if place == 0 or roles[place - 1] != role),
@@ -395,6 +418,13 @@ class TemplateRenderer:
         if place < 0 or not ends or guard.escaped(text):
             return None
         return ids(guard.encode(rest[min(ends) :]))
+
+
+def _begins_anew(tokenizer: Tokenizer, stop: str) -> bool:
+    """Whether what stands before a stop token, blanks included, has nothing to do with its tokens and those behind."""
+    parts = [(before, f"{stop}{behind}") for before in ("a", "a ", "a\n", ".\n\n") for behind in ("", "b", " b", "\nb")]
+    encode = tokenizer.encode
+    return all(encode(before + behind) == [*encode(before), *encode(behind)] for before, behind in parts)
 
 
 def _conversation(join: Join) -> list[dict[str, Any]]:

@@ -128,11 +128,11 @@ class TokenSequence:
 
     def spread(self, values: Sequence[float], elsewhere: float) -> list[float]:
         """Put values of sampled tokens at their places, and `elsewhere` at all others."""
-        line, taken = [elsewhere] * len(self.ids), 0
+        line, place = [elsewhere] * len(self.ids), 0
         for span in self.spans:
             count = span.stop - span.start
-            line[span.start : span.stop] = values[taken : taken + count]
-            taken += count
+            line[span.start : span.stop] = values[place : place + count]
+            place += count
         return line
 
     @property
@@ -263,9 +263,9 @@ class Guard:
         self.tools = tools or None
         of_model, of_others = _patterns(tokenizer)
         patterns = [of_model if message.get("role") == "assistant" else of_others for message in messages]
-        if any(map(_found, patterns, messages)) or _found(of_others, tools):
+        if any(map(_occurs, patterns, messages)) or _occurs(of_others, tools):
             text = json.dumps([list(messages), tools], ensure_ascii=False, default=str).lower()
-            self._break = next(one for one in map(chr, _BREAKS) if one not in text and _escape(one) not in text)
+            self._break = next(char for char in map(chr, _BREAKS) if char not in text and _escape(char) not in text)
             self.messages = [_mapped(message, self._breaker(p)) for message, p in zip(messages, patterns, strict=True)]
             self.tools = _mapped(tools, self._breaker(of_others)) or None
 
@@ -275,6 +275,11 @@ class Guard:
             return self._tokenizer.encode(rendered)
         return [token for piece in rendered.split(self._break) for token in self._tokenizer.encode(piece)]
 
+    @property
+    def broken(self) -> bool:
+        """Whether there is a break in a text."""
+        return self._break is not None
+
     def escaped(self, rendered: str) -> bool:
         """Whether the template wrote a break in another form, in which it cannot be taken out again."""
         return self._break is not None and _escape(self._break) in rendered.lower()
@@ -282,7 +287,7 @@ class Guard:
     def _breaker(self, pattern: re.Pattern[str] | None) -> Callable[[str], str]:
         if pattern is None:
             return str
-        return lambda text: pattern.sub(lambda found: f"{found[0][0]}{self._break}{found[0][1:]}", text)
+        return lambda text: pattern.sub(lambda match: f"{match[0][0]}{self._break}{match[0][1:]}", text)
 
 
 @functools.lru_cache(maxsize=16)
@@ -301,15 +306,15 @@ def _escape(character: str) -> str:
     return f"\\u{ord(character):04x}"
 
 
-def _found(pattern: re.Pattern[str] | None, value: Any) -> bool:
+def _occurs(pattern: re.Pattern[str] | None, value: Any) -> bool:
     """Whether the pattern is in a string of the value."""
     if pattern is None or value is None:
         return False
     if isinstance(value, str):
         return pattern.search(value) is not None
     if isinstance(value, list | tuple):
-        return any(_found(pattern, one) for one in value)
-    return isinstance(value, Mapping) and any(_found(pattern, one) for pair in value.items() for one in pair)
+        return any(_occurs(pattern, inner) for inner in value)
+    return isinstance(value, Mapping) and any(_occurs(pattern, inner) for pair in value.items() for inner in pair)
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

@@ -153,22 +153,22 @@ class _Budget:
 async def take(sandbox: Sandbox, requests: Sequence[ArtifactRequest], timeout: float) -> dict[str, TakenArtifact]:
     """Take artifacts in order; `timeout` in seconds is for each command. Raises `SandboxFailure` where it is ours."""
     budget = _Budget()
-    taken = {}
+    artifacts = {}
     for request in requests:
         target = f"{OUTPUTS}/{request.name}" if request.path is None else request.path
         try:
             files = [file async for file in _files(sandbox, request, budget, timeout)]
-            taken[request.name] = TakenArtifact(request.name, target, tuple(files))
+            artifacts[request.name] = TakenArtifact(request.name, target, tuple(files))
         except (OSError, _TooMuchError) as error:
             said = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
             too_much = isinstance(error, OSError) and error.errno == errno.E2BIG
             problem = str(_TooMuchError()) if too_much else said
-            taken[request.name] = TakenArtifact(request.name, target, problem=problem)
+            artifacts[request.name] = TakenArtifact(request.name, target, problem=problem)
         except SandboxFailure as failure:
             if not failure.ending.graded:
                 raise
-            taken[request.name] = TakenArtifact(request.name, target, problem=failure.detail)
-    return taken
+            artifacts[request.name] = TakenArtifact(request.name, target, problem=failure.detail)
+    return artifacts
 
 
 async def _files(

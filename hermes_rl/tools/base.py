@@ -362,8 +362,8 @@ class Toolkit:
         """Return the tools among these with one of `names`; None keeps all."""
         if names is None or self.names <= set(names):
             return self
-        kept = [pair for pair in zip(self.tools, self.schemas, strict=True) if pair[0].name in names]
-        return Toolkit((tool for tool, _ in kept), (schema for _, schema in kept))
+        pairs = [pair for pair in zip(self.tools, self.schemas, strict=True) if pair[0].name in names]
+        return Toolkit((tool for tool, _ in pairs), (schema for _, schema in pairs))
 
 
 # -------------------------------------------------------------------------------------- The runtime of a rollout
@@ -388,6 +388,12 @@ class TimeLeft:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+        self._worked = 0.0
+
+    def work(self, seconds: float) -> None:
+        """Take the working time of an agent; of several that share the machine the longest counts."""
+        self.seconds -= max(0.0, seconds - self._worked)
+        self._worked = max(self._worked, seconds)
 
     @contextmanager
     def spent(self) -> Iterator[None]:
@@ -423,6 +429,8 @@ class ToolRuntime:
         self.state = state
         self.is_over: Callable[[], Awaitable[Any]] | None = None
         """Says by a true value that the world on which the agent acts is over; None where nobody can say it."""
+        self.apart: dict[str, ToolRuntime] = {}
+        """The machines of those seats of an episode that have one of their own."""
         self.process: Any = None
         """The `RolloutProcess` of the rollout, where the spec has one."""
         self.todos: list[dict[str, str]] = []
@@ -565,7 +573,7 @@ def find_runtime(task_id: str) -> ToolRuntime | None:
 def free_task_id(name: str) -> str:
     """Return this name, or one like it where a rollout of another run of this process has it: two may play one row."""
     numbered = (f"{name}~{number}" for number in itertools.count(2))
-    return next(one for one in itertools.chain((name,), numbered) if one not in _live)
+    return next(name_tried for name_tried in itertools.chain((name,), numbered) if name_tried not in _live)
 
 
 def own_runtimes() -> list[ToolRuntime]:

@@ -284,20 +284,20 @@ class ToolContext:
 
     def brought(self) -> dict[str, bool]:
         """Return the files of artifacts in this fresh sandbox, by `relative` path: whether each replaced another."""
-        laid = self.runtime.laid.replaced
+        replaced = self.runtime.laid.replaced
 
         async def work(sandbox: Sandbox) -> dict[str, bool]:
-            return {_relative(sandbox, path): before is not None for path, before in laid.items()}
+            return {_relative(sandbox, path): before is not None for path, before in replaced.items()}
 
         return self._on_sandbox(work)
 
     def withdraw(self, paths: Sequence[str]) -> None:
         """Take away these files of artifacts in this fresh sandbox; what they replaced is back."""
-        laid = self.runtime.laid
+        artifacts = self.runtime.laid
 
         async def work(sandbox: Sandbox) -> None:
             for path in paths:
-                await laid.withdraw(sandbox, sandbox.resolve(path))
+                await artifacts.withdraw(sandbox, sandbox.resolve(path))
 
         self._on_sandbox(work)
 
@@ -346,7 +346,7 @@ class ToolContext:
             return self.write_file(remote, source.read_bytes(), source.stat().st_mode & 0o777)
 
         async def work(sandbox: Sandbox) -> int:
-            return len([one async for one in upload_tree(sandbox, staging, source, remote, replace=True)])
+            return len([file async for file in upload_tree(sandbox, staging, source, remote, replace=True)])
 
         try:
             return {"files": self._on_sandbox(work)}

@@ -62,6 +62,9 @@ TYPES: dict[str, tuple[type, ...]] = {
 
 _SHAPE = frozenset({"properties", "patternProperties", "additionalProperties"})
 """Keys by which a schema says which parameters an object has."""
+_PLAIN = frozenset({"type", "title", "description", "default"})
+"""Keys of a schema that asks for a type and nothing else."""
+_PLAIN_TYPES = frozenset({"string", "integer", "number", "boolean"})
 MOST_PROBLEMS = 20
 """Problems of a call that the model is told of; then it is not checked any further."""
 MOST_STEPS = 100_000
@@ -91,16 +94,16 @@ def read_arguments(raw: object) -> dict[str, Any]:
     return value
 
 
-async def checked_arguments(raw: object, tool: Tool, *, repair: bool = False) -> dict[str, Any]:
+async def checked_arguments(raw: object, tool: Tool, *, repair: bool = False) -> tuple[dict[str, Any], int]:
     """Read and check arguments of a tool, beside the event loop where that may take long; raises `ToolInputError`.
 
-    With `repair` those of another type that can stand for the right one are converted; those of a `strict` tool are
-    only read.
+    Returns them, and how many values were repaired. With `repair` those of another type that can stand for the right
+    one are converted; those of a `strict` tool are only read.
     """
     schema, repair = tool.parameters, repair or tool.arguments == "repair"
     short = not isinstance(raw, str) or len(raw) <= SHORT
     if tool.arguments == "strict":
-        return read_arguments(raw) if short else await one_at_a_time(lambda: read_arguments(raw))
+        return (read_arguments(raw) if short else await one_at_a_time(lambda: read_arguments(raw))), 0
     if tool.has_patterns:
         return await _checked_apart(raw if isinstance(raw, str) else json.dumps(raw, default=str), schema, repair)
     if short:
@@ -109,15 +112,19 @@ async def checked_arguments(raw: object, tool: Tool, *, repair: bool = False) ->
     return await one_at_a_time(lambda: check_arguments(read_arguments(raw), schema, repair=repair))
 
 
-def check_arguments(arguments: dict[str, Any], schema: Schema, *, repair: bool = False) -> dict[str, Any]:
-    """Return the arguments, with `repair` converted to `schema`; raises `ToolInputError` with what is wrong."""
+def check_arguments(arguments: dict[str, Any], schema: Schema, *, repair: bool = False) -> tuple[dict[str, Any], int]:
+    """Return the arguments, with `repair` converted to `schema`, and how many values of them were.
+
+    Raises:
+        ToolInputError: with what is wrong.
+    """
     try:
         return _checked(arguments, schema, MOST_STEPS, repair)
     except _TooManyStepsError:
         raise ToolInputError("the arguments are too large to be checked; give less in one call") from None
 
 
-async def _checked_apart(raw: str, schema: Schema, repair: bool) -> dict[str, Any]:
+async def _checked_apart(raw: str, schema: Schema, repair: bool) -> tuple[dict[str, Any], int]:
     """Check arguments in a process that can be ended: a regular expression holds all threads of its own."""
     given = {"raw": raw, "schema": schema, "repair": repair}
     try:
@@ -128,27 +135,28 @@ async def _checked_apart(raw: str, schema: Schema, repair: bool) -> dict[str, An
         raise ToolInputError(f"the arguments cannot be checked against the tool's schema: {error}") from error
     if "problem" in said:
         raise ToolInputError(said["problem"])
-    checked: dict[str, Any] = json.loads(said["checked"])
-    return checked
+    checked, repaired = json.loads(said["checked"])
+    return checked, repaired
 
 
 def answer_checked(raw: str, schema: Schema, repair: bool) -> dict[str, str]:
-    """Check arguments in a process of foreign code; says what they are as JSON, or the problem."""
+    """Check arguments in a process of foreign code; says as JSON what `check_arguments` returns, or the problem."""
     try:
         return {"checked": json.dumps(check_arguments(read_arguments(raw), schema, repair=repair))}
     except ToolInputError as error:
         return {"problem": str(error)}
 
 
-def _checked(arguments: dict[str, Any], schema: Schema, steps: int, repair: bool) -> dict[str, Any]:
+def _checked(arguments: dict[str, Any], schema: Schema, steps: int, repair: bool) -> tuple[dict[str, Any], int]:
     problems: list[str] = []
+    work = _Work(schema, steps, repair)
     try:
-        checked = _Check(_Work(schema, steps, repair), problems).object(arguments, schema, "")
+        checked = _Check(work, problems).object(arguments, schema, "")
     except RecursionError:
         raise ToolInputError("the tool's schema refers to itself without end, so nothing can be checked") from None
     if problems:
         raise ToolInputError("; ".join(problems[:MOST_PROBLEMS]))
-    return checked
+    return checked, work.repaired
 
 
 class _TooManyStepsError(Exception):
@@ -164,6 +172,8 @@ class _Work:
     """Steps that may still be taken."""
     repair: bool
     """Whether values of another type are converted."""
+    repaired: int = 0
+    """Values that were."""
     resolved: dict[int, tuple[Any, Schema]] = field(default_factory=dict)
     """Parts of the schema with all that they refer to, by the id of the part."""
 
@@ -184,12 +194,16 @@ class _Check:
         self.work.step()
         if len(self.problems) >= MOST_PROBLEMS:
             return value
+        if _fits_plainly(value, schema):
+            return value
         schema = self._resolved(schema)
         if "anyOf" in schema or "oneOf" in schema:
             return self._any(value, schema.get("anyOf") or schema["oneOf"], where)
         for part in schema.get("allOf", ()):
             value = self.value(value, part, where)
-        value = _converted(value, _types(schema), self.work.repair)
+        converted = _converted(value, _types(schema), self.work.repair)
+        self.work.repaired += isinstance(value, str) and converted is not value
+        value = converted
         if not _is_of(value, _types(schema)):
             self._wrong(where, f"must be {' or '.join(_types(schema))}, not {_kind(value)}")
             return value
@@ -246,7 +260,7 @@ class _Check:
                 and key not in required
                 and not self._nullable(properties.get(key, {}))
             ):
-                continue
+                self.work.repaired += 1
             else:
                 inner = properties.get(key, extra if isinstance(extra, Mapping) else {})
                 checked[key] = self.value(item, inner, place)
@@ -261,16 +275,22 @@ class _Check:
 
     def _any(self, value: Any, branches: Sequence[Schema], where: str) -> Any:
         """Return the first branch that takes the value as it is, else the first that takes it converted."""
-        tried: list[tuple[Any, list[str]]] = []
+        tried: list[tuple[Any, list[str], int]] = []
+        before = self.work.repaired
         for branch in branches:
             problems: list[str] = []
-            tried.append((_Check(self.work, problems).value(value, branch, where), problems))
-        fitting = [result for result, problems in tried if not problems]
+            self.work.repaired = before
+            result = _Check(self.work, problems).value(value, branch, where)
+            tried.append((result, problems, self.work.repaired))
+        self.work.repaired = before
+        fitting = [(result, repaired) for result, problems, repaired in tried if not problems]
         if not fitting:
-            _, fewest = min(tried, key=lambda each: len(each[1]))
+            _, fewest, _ = min(tried, key=lambda each: len(each[1]))
             self.problems += fewest
             return value
-        return next((result for result in fitting if type(result) is type(value)), fitting[0])
+        same = (each for each in fitting if type(each[0]) is type(value))
+        result, self.work.repaired = next(same, fitting[0])
+        return result
 
     def _choices(self, value: Any, schema: Schema, where: str) -> None:
         choices = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -344,6 +364,14 @@ class _Check:
 
     def _wrong(self, where: str, what: str) -> None:
         self.problems.append(f"parameter {where!r} {what}")
+
+
+def _fits_plainly(value: Any, schema: Schema | bool) -> bool:
+    """Whether the schema asks for one plain type alone and the value has it, as most do: no rule need be looked for."""
+    if not isinstance(schema, dict) or not schema.keys() <= _PLAIN:
+        return False
+    kind = schema.get("type")
+    return isinstance(kind, str) and kind in _PLAIN_TYPES and _is_of(value, (kind,))
 
 
 def _types(schema: Schema) -> tuple[str, ...]:
@@ -431,6 +459,8 @@ class ToolOutcome:
     """What the model is told."""
     error: ToolError | None
     seconds: float
+    repaired: int = 0
+    """Values of its arguments that were converted."""
 
 
 @dataclass(frozen=True)
@@ -536,6 +566,7 @@ async def _answer(
 ) -> ToolOutcome:
     began = time.perf_counter()
     arguments: Mapping[str, Any] | str = _written(call.raw)
+    repaired = 0
     error: ToolError | None = None
     try:
         if call.problem is not None:
@@ -544,14 +575,15 @@ async def _answer(
             names = ", ".join(sorted(toolkit.names)) or "none"
             hint = f"{did_you_mean(call.name, toolkit.names)} (there are: {names})"
             raise ToolInputError(f"there is no tool named {call.name!r}{hint}")
-        checked = await checked_arguments(call.raw, call.tool, repair=repair)
+        checked, repaired = await checked_arguments(call.raw, call.tool, repair=repair)
         arguments = checked
         content = await run_tool(call.tool, checked, runtime, tool_timeout)
     except (ToolInputError, ToolFailedError) as problem:
         content = capped(error_json(str(problem)), RESULT_LIMIT)
         detail = capped(getattr(problem, "detail", str(problem)), RESULT_LIMIT)
         error = ToolError(turn, call.name, _written(call.raw), detail, content)
-    return ToolOutcome(call.id, call.name, arguments, capped(content, RESULT_LIMIT), error, time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    return ToolOutcome(call.id, call.name, arguments, capped(content, RESULT_LIMIT), error, seconds, repaired)
 
 
 async def run_tool(tool: Tool, args: dict[str, Any], runtime: ToolRuntime, timeout: float | None) -> str:

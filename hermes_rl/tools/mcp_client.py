@@ -68,7 +68,7 @@ class Listed:
 
 def fingerprint(listed: tuple[Listed, ...]) -> str:
     """SHA-256 over names, descriptions and schemas, whatever the order of the list."""
-    tools = sorted([one.name, one.description, json.dumps(one.parameters, sort_keys=True)] for one in listed)
+    tools = sorted([tool.name, tool.description, json.dumps(tool.parameters, sort_keys=True)] for tool in listed)
     return hashlib.sha256(json.dumps(tools).encode()).hexdigest()
 
 

@@ -50,7 +50,7 @@ class McpSource:
         self._tools: tuple[McpTool, ...] = ()
         self._listing = asyncio.Lock()
 
-    async def list_tools(self, config: SandboxConfig, taken: Collection[str] = ()) -> tuple[McpTool, ...]:
+    async def list_tools(self, config: SandboxConfig, reserved: Collection[str] = ()) -> tuple[McpTool, ...]:
         """Start the server once and take its tools; a name in `taken` gets the server's name in front.
 
         Raises:
@@ -63,7 +63,7 @@ class McpSource:
                     listed = await self._listed(config)
                 except ToolServerFailure as failure:
                     raise RunError(failure.detail) from failure
-                self._tools = tuple(self._tool(one, taken) for one in self._allowed(listed))
+                self._tools = tuple(self._tool(tool, reserved) for tool in self._allowed(listed))
                 self.fingerprint = fingerprint(listed)
             return self._tools
 
@@ -95,7 +95,7 @@ class McpSource:
             return await self.server(runtime).tools()
 
     def _allowed(self, listed: tuple[Listed, ...]) -> list[Listed]:
-        names = [one.name for one in listed]
+        names = [tool.name for tool in listed]
         allow = self.settings.allow
         for name in allow or ():
             if name not in names:
@@ -103,11 +103,11 @@ class McpSource:
                 raise UserError(
                     f"MCP server {self.settings.name} has no tool {name!r}{did_you_mean(name, names)} (it has {have})"
                 )
-        return [one for one in listed if allow is None or one.name in allow]
+        return [tool for tool in listed if allow is None or tool.name in allow]
 
-    def _tool(self, listed: Listed, taken: Collection[str]) -> McpTool:
+    def _tool(self, listed: Listed, reserved: Collection[str]) -> McpTool:
         name = re.sub(r"[^A-Za-z0-9_-]", "_", (self.settings.prefix or "") + listed.name)
-        if name in taken:
+        if name in reserved:
             name = f"{self.settings.name}_{name}"
         where = f"tool {listed.name!r} of the MCP server {self.settings.name}"
         if not NAME.fullmatch(name):

@@ -10,8 +10,9 @@ import functools
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,9 +21,10 @@ from pydantic_core import to_jsonable_python
 from typing_extensions import TypedDict
 
 from hermes_rl.errors import UserError
-from hermes_rl.plugins import did_you_mean, load_object
+from hermes_rl.plugins import did_you_mean, load_module, load_object
 from hermes_rl.threads import Turns
 from hermes_rl.tools.base import ArgumentRule, DescribedTool, Tool, ToolInputError, ToolRuntime, as_json
+from hermes_rl.values import read_json
 
 # ---------------------------------------------------- From a signature to a schema, and from arguments to values
 # Whatever pydantic can describe may be annotated: str, int, list, Optional, Literal, Enum, dataclasses, models, ….
@@ -216,42 +218,117 @@ class DescribedStateTool(DescribedTool):
         return answer_of(await call_function(method, {}, self._turns))
 
 
-def described_tools(state: object, method: str, schemas: str) -> tuple[Tool, ...]:
-    """Return the tools that the attribute `schemas` of a state describes, and its method `method` answers.
+Schemas = str | Mapping[str, str] | Sequence[Mapping[str, Any]]
+"""Tools that are described: the attribute of a state that has them, a `file`, or the schemas themselves."""
+
+
+def described_tools(state: object, method: str, schemas: Schemas) -> tuple[Tool, ...]:
+    """Return the tools that `schemas` describes, and the method `method` of a state answers.
 
     Raises:
-        UserError: there is no such attribute or method, or it describes no tools.
+        UserError: there is no such attribute, file or method, or it describes no tools.
     """
     _method(state, method)
-    described: Any = _attribute(state, schemas)
-    for schema in described if isinstance(described, list | tuple) else [described]:
+    where = f"{schemas!r} of the state {type(state).__name__}" if isinstance(schemas, str) else "what `schemas` gives"
+    described: Any = _attribute(state, schemas) if isinstance(schemas, str) else schemas
+    if isinstance(described, Mapping):
+        where, described = described["file"], _document(described["file"])
+    if not isinstance(described, list | tuple):
+        described = [described]
+    described = [each.get("function", each) if isinstance(each, Mapping) else each for each in described]
+    for schema in described:
         parameters = schema.get("parameters") if isinstance(schema, Mapping) else None
         if not isinstance(parameters, Mapping) or not NAME.fullmatch(str(schema.get("name"))):
             raise UserError(
-                f"{schemas!r} of the state {type(state).__name__} has to be a list of tools, each a mapping of `name` "
-                f"(letters, digits, _ and -), `description` and `parameters`, not {schema!r:.200}"
+                f"{where} has to be a list of tools, each a mapping of `name` (letters, digits, _ and -), "
+                f"`description` and `parameters`, not {schema!r:.200}"
             )
     return tuple(DescribedStateTool(schema, method) for schema in described)
 
 
-def state_tools(state: object, name: str | None = None) -> tuple[Tool, ...]:
+@functools.lru_cache(maxsize=64)
+def _document(file: str) -> Any:
+    try:
+        return read_json(Path(file).read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read as JSON: {error}") from error
+
+
+class Choice:
+    """Which functions or methods of an entry are tools.
+
+    Args:
+        names: names or patterns, one of which a tool has; None: it has any name.
+        marked: the attribute that a decorator has left on it; None: none is asked for.
+    """
+
+    def __init__(self, names: Sequence[str] | None = None, marked: str | None = None) -> None:
+        self.names, self.marked = names, marked
+        self.known: set[str] = set()
+        """Names that were asked about."""
+
+    def takes(self, name: str, code: object) -> bool:
+        self.known.add(name)
+        named = self.names is None or any(fnmatchcase(name, pattern) for pattern in self.names)
+        return named and (self.marked is None or bool(getattr(code, self.marked, False)))
+
+    def require_met(self, where: str, tools: Sequence[object]) -> None:
+        """Raise `UserError` for a name, which is no pattern, that nothing has, and for a mark that nothing has."""
+        for name in self.names or ():
+            if name not in self.known and not set("*?[") & set(name):
+                raise UserError(f"{where} has no tool {name!r}{did_you_mean(name, self.known)}")
+        if self.marked is not None and not tools:
+            raise UserError(f"{where} has no function or method with {self.marked!r} that could be a tool")
+
+
+def state_tools(state: object, name: str | None = None, choice: Choice | None = None) -> tuple[Tool, ...]:
     """Return the tools of a state object; the same names and schemas for every state of its class."""
+    choice = choice or Choice()
     owner = state if name is None else _attribute(state, name)
     if isinstance(owner, list | tuple):
-        return tuple(StateTool(None, _method(state, str(each)), str(each)) for each in owner)
+        own = [(str(each), _method(state, str(each))) for each in owner]
+        return tuple(StateTool(None, method, each) for each, method in own if choice.takes(each, method))
     if name is not None and inspect.isroutine(owner):
-        return (StateTool(None, owner, name),)
-    tools = tuple(StateTool(name, method, own) for own, method in _public_methods(owner))
-    if not tools:
+        return (StateTool(None, owner, name),) if choice.takes(name, owner) else ()
+    public = list(_public_methods(owner))
+    if not public:
         raise UserError(f"{name or type(state).__name__} has no public methods, so there are no tools")
-    return tools
+    return tuple(StateTool(name, method, own) for own, method in public if choice.takes(own, method))
+
+
+def functions_of(reference: str, names: Sequence[str] | None, marked: str | None) -> list[str]:
+    """Return references to the functions that a reference names: itself, or all public ones of `file.py:*`."""
+    place, _, name = reference.rpartition(":")
+    if name != "*":
+        return [reference]
+    module, choice = load_module(place), Choice(names, marked)
+    own = [
+        name
+        for name, function in vars(module).items()
+        if inspect.isroutine(function) and getattr(function, "__module__", None) == module.__name__ and name[0] != "_"
+    ]
+    chosen = [f"{place}:{name}" for name in own if choice.takes(name, getattr(module, name))]
+    choice.require_met(place, chosen)
+    if not own:
+        raise UserError(f"{place} has no public functions, so there are no tools")
+    return chosen
 
 
 def tools_of_state(
-    state: object, name: str, schemas: str | None = None, arguments: ArgumentRule | None = None
+    state: object,
+    name: str,
+    schemas: Schemas | None = None,
+    arguments: ArgumentRule | None = None,
+    names: Sequence[str] | None = None,
+    marked: str | None = None,
 ) -> tuple[Tool, ...]:
-    """Return the tools of one entry `{state: NAME, schemas: …, arguments: …}`."""
-    tools = state_tools(state, name) if schemas is None else described_tools(state, name, schemas)
+    """Return the tools of one entry `{state: NAME, schemas: …, arguments: …, names: …, marked: …}`."""
+    choice = Choice(names, marked)
+    if schemas is None:
+        tools = state_tools(state, name, choice)
+    else:
+        tools = tuple(tool for tool in described_tools(state, name, schemas) if choice.takes(tool.name, tool))
+    choice.require_met(f"{name} of the state {type(state).__name__}", tools)
     for tool in tools:
         tool.arguments = arguments
     return tools

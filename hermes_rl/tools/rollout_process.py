@@ -103,13 +103,12 @@ class RolloutTool(DescribedTool):
         return await process.answer(self.name, self._function, args=args, **self._given)
 
 
-def process_tools(state: object, name: str, schemas: str | None, arguments: ArgumentRule | None) -> tuple[Tool, ...]:
+def process_tools(state: object, name: str, **given: Any) -> tuple[Tool, ...]:
     """Return the tools of an entry for a state of this class, called on that of the rollout's process."""
-    own = tools_of_state(state, name, schemas, arguments)
-    if schemas is not None:
+    own, arguments = tools_of_state(state, name, **given), given["arguments"]
+    if given["schemas"] is not None:
         return tuple(RolloutTool(tool, "call_described", member=name, called=tool.name) for tool in own)
-    given = {"source": name, "arguments": arguments}
-    return tuple(RolloutTool(tool, "call_method", method=tool.name, **given) for tool in own)
+    return tuple(RolloutTool(tool, "call_method", method=tool.name, source=name, arguments=arguments) for tool in own)
 
 
 # ------------------------------------------------------------------------------------------ What runs in the process
@@ -132,8 +131,7 @@ async def call_described(member: str, called: str, args: dict[str, Any]) -> dict
 
 async def call_method(source: str, method: str, args: dict[str, Any], arguments: ArgumentRule | None) -> dict[str, str]:
     """Call a method of the state as a tool."""
-    own = tools_of_state(current_runner().objects[STATE], source, arguments=arguments)
-    tool = next(tool for tool in own if tool.name == method)
+    (tool,) = tools_of_state(current_runner().objects[STATE], source, arguments=arguments, names=[method])
     assert isinstance(tool, StateTool)
     called = tool.method_of(current_runner().objects[STATE])
     return await _answered(lambda: called(**tool.values(args)), answer_of)

@@ -44,19 +44,19 @@ def lines_of(path):
         return file.read(FILE_SIZE).decode("utf-8", "replace").splitlines()
 
 def by_name(root):
-    pattern, found = asked["pattern"], []
+    pattern, dated = asked["pattern"], []
     if "/" not in pattern and not any(sign in pattern for sign in "*?["):
         pattern = "*" + pattern + "*"
     for path, name in files(root):
         if fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(shown(path), pattern):
             try:
-                found.append((-os.lstat(path).st_mtime, shown(path)))
+                dated.append((-os.lstat(path).st_mtime, shown(path)))
             except OSError:
                 continue
-    return [path for _, path in sorted(found)]
+    return [path for _, path in sorted(dated)]
 
 def by_content(root):
-    pattern, found = re.compile(asked["pattern"]), []
+    pattern, matches = re.compile(asked["pattern"]), []
     for path, name in files(root):
         if not wanted(shown(path), name):
             continue
@@ -68,14 +68,14 @@ def by_content(root):
             continue
         for number, line in enumerate(lines or (), 1):
             if pattern.search(line):
-                found.append((shown(path), number, lines))
-                if len(found) >= MOST:
-                    return found
-    return found
+                matches.append((shown(path), number, lines))
+                if len(matches) >= MOST:
+                    return matches
+    return matches
 
-def content(found):
+def content(matches):
     around, rows = asked["context"], []
-    for path, number, lines in found:
+    for path, number, lines in matches:
         low, high = max(1, number - around), min(len(lines), number + around)
         text = "\n".join(line[:LINE] for line in lines[low - 1:high])
         rows.append({"path": path, "line": number, "content": text})
@@ -92,21 +92,21 @@ def answer():
         result = {"total_count": len(every), "files": every[first:last]}
     else:
         try:
-            found = by_content(root)
+            matches = by_content(root)
         except re.error as error:
             return {"error": "Invalid regular expression: %s" % error}
         counts = {}
-        for path, _, _ in found:
+        for path, _, _ in matches:
             counts[path] = counts.get(path, 0) + 1
         if asked["output_mode"] == "files_only":
             every = list(counts)
             result = {"total_count": len(every), "files": every[first:last]}
         elif asked["output_mode"] == "count":
             every = list(counts.items())
-            result = {"total_count": len(found), "counts": dict(every[first:last])}
+            result = {"total_count": len(matches), "counts": dict(every[first:last])}
         else:
-            every = found
-            result = {"total_count": len(found), "matches": content(found[first:last])}
+            every = matches
+            result = {"total_count": len(matches), "matches": content(matches[first:last])}
     if last < len(every):
         result["truncated"] = True
         result["hint"] = "more results: use offset=%d" % last

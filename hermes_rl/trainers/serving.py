@@ -382,21 +382,21 @@ class Together:
         self.registered = asyncio.Barrier(number)
         """None sends before all are registered: what the trainer has taken last tells which groups arrived."""
 
-    def leave(self, one: Serving) -> None:
+    def leave(self, serving: Serving) -> None:
         """Take note that it begins nothing more; may be called twice."""
-        if one in self.feeding:
-            self.feeding.remove(one)
+        if serving in self.feeding:
+            self.feeding.remove(serving)
             self.wake()
 
     @property
     def pending(self) -> int:
         """Sequences of all of them that are not on their way to the trainer yet."""
-        return sum(one.pending for one in self.feeding)
+        return sum(serving.pending for serving in self.feeding)
 
     def sent(self, sequences: int) -> None:
         """Take note that so many sequences are on their way, which nobody has seen at the trainer."""
-        for one in self.feeding:
-            one.unseen += sequences
+        for serving in self.feeding:
+            serving.unseen += sequences
 
     def turn(self, mine: Serving) -> bool:
         """Whether it is this one's turn, where it could begin another group.
@@ -404,16 +404,16 @@ class Together:
         One that is behind is waited for where it has not looked at the trainer since, as it may find the same room, and
         where all that it may have in flight is: others would take its share for good, since it is always full.
         """
-        behind = [one for one in self.feeding if one.weight >= 0 and _used(one) < _used(mine)]
+        behind = [serving for serving in self.feeding if serving.weight >= 0 and _used(serving) < _used(mine)]
         return mine.weight < 0 or not any(
-            one.full or (one.able and (one.room or one.looked < mine.looked)) for one in behind
+            serving.full or (serving.able and (serving.room or serving.looked < mine.looked)) for serving in behind
         )
 
     def wake(self) -> None:
         """Let all of them look whether it is their turn: one has begun a group, or has looked at the trainer."""
-        for one in self.feeding:
-            one.wake()
+        for serving in self.feeding:
+            serving.wake()
 
 
-def _used(one: Serving) -> float:
-    return one.begun / one.weight if one.weight > 0 else inf
+def _used(serving: Serving) -> float:
+    return serving.begun / serving.weight if serving.weight > 0 else inf

@@ -10,6 +10,7 @@ from typing import Any
 from hermes_rl import UserError
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else importing it asks the internet for prices
+BANK = "banking_knowledge"
 STEPS, ERRORS = 200, 10
 """Messages and failed calls, of both sides: with so many a conversation is over, and worth nothing."""
 
@@ -37,9 +38,27 @@ def tasks(domain: str) -> dict[str, Any]:
     return {task.id: task for task in original().get_tasks_loader(domain)("base")}
 
 
+NOTES = dict.fromkeys(
+    [("retail", "2"), ("retail", "3"), ("retail", "4")], "gold asks for a product that is not there (issue 89)"
+) | {("airline", "9"): "its user names two dates (issue 47)"}
+"""What is known to be wrong with a task, by domain and id; issues are those of the original."""
+READY: dict[str, list[Any]] = {}
+"""Worlds by domain that nobody has used yet: those for a rollout and its gold are made before its process is."""
+
+
+def made(domain: str, task: Any) -> Any:
+    """The world of a domain. That of a bank is without its documents, and has its gold calls to log what they read."""
+    if READY.get(domain):
+        return READY[domain].pop()
+    if domain != BANK:
+        return original().get_env_constructor(domain)()
+    named = {action.arguments.get("agent_tool_name") for action in task.evaluation_criteria.actions or ()}
+    return original().get_env_constructor(domain)(retrieval_variant="no_knowledge", read_log_allowlist=named - {None})
+
+
 def started(task: Any, domain: str) -> Any:
     """A world as it is when the task begins."""
-    world, initial = original().get_env_constructor(domain)(), task.initial_state
+    world, initial = made(domain, task), task.initial_state
     data, actions = (initial.initialization_data, initial.initialization_actions) if initial else (None, None)
     world.set_state(initialization_data=data, initialization_actions=actions, message_history=[])
     return world
@@ -63,26 +82,52 @@ def telecom(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
     return rows("telecom", split)
 
 
+def banking(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
+    """The tasks of a bank, which are not split."""
+    return rows(BANK, split)
+
+
 def rows(domain: str, split: str) -> Iterator[dict[str, Any]]:
     """The tasks of the domain's own split for training, or for evaluation."""
-    world = original().get_env_constructor(domain)()
+    world = made(domain, next(iter(tasks(domain).values())))
     from tau2.agent.llm_agent import AGENT_INSTRUCTION, SYSTEM_PROMPT
     from tau2.user.user_simulator import UserSimulator
 
-    chosen = set(original().get_task_splits_loader(domain)()[split])
+    splits = original().get_task_splits_loader(domain)
+    chosen = tasks(domain) if splits is None else set(splits()[split])
     system = SYSTEM_PROMPT.format(domain_policy=world.get_policy(), agent_instruction=AGENT_INSTRUCTION)
     for task in tasks(domain).values():
         if task.id in chosen:
+            criteria = task.evaluation_criteria
             tools = world.get_user_tools(include=task.user_tools) if world.user_tools is not None else None
             user = UserSimulator(llm="none", instructions=str(task.user_scenario), tools=tools)
             yield {
                 "id": task.id,
                 "task": task.id,
-                "domain": domain,
+                "note": NOTES.get((domain, task.id), ""),
                 "system": system,
                 "user_system": user.system_prompt,
+                "user_tools": [tool.openai_schema["function"] for tool in tools or ()],
+                "assertions": criteria.nl_assertions or [] if asks(criteria, "NL_ASSERTION") else [],
                 "gold": gold(task),
+                "actions": list(map(turn_of, criteria.actions or ())),
             }
+
+
+def asks(criteria: Any, basis: str) -> bool:
+    """Whether a task's score is made of this, too."""
+    return basis in {each.value for each in criteria.reward_basis}
+
+
+WORDS = {"say": "Please go on.", "user": "I did."}
+"""What is said where the customer acts."""
+
+
+def turn_of(action: Any) -> dict[str, Any]:
+    """A gold action, as its side makes it."""
+    return {
+        "tools" if action.requestor == "assistant" else "user_tools": [{"name": action.name, "args": action.arguments}]
+    }
 
 
 def gold(task: Any) -> list[dict[str, Any]]:
@@ -90,11 +135,7 @@ def gold(task: Any) -> list[dict[str, Any]]:
     turns: list[dict[str, Any]] = [{"user": "Hello."}]
     criteria = task.evaluation_criteria
     for action in criteria.actions or []:
-        call = {"name": action.name, "args": action.arguments}
-        if action.requestor == "assistant":
-            turns.append({"tools": [call]})
-        else:
-            turns += [{"say": "Please go on.", "user_tools": [call], "user": "I did."}]
+        turns.append(turn_of(action) if action.requestor == "assistant" else WORDS | turn_of(action))
     turns.append({"say": " ".join(criteria.communicate_info or []) or "Done."})
     return turns
 
@@ -102,19 +143,32 @@ def gold(task: Any) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------------------------------ World
 
 
+@cache
+def documents(domain: str) -> list[dict[str, Any]]:
+    """The schemas of the agent's tools."""
+    world = made(domain, next(iter(tasks(domain).values())))
+    return [tool.openai_schema["function"] for tool in world.get_tools()]
+
+
 class World:
     """What agent and user act on."""
 
+    domain: str
     imports = ("tau2.registry", "tau2.agent.llm_agent", "tau2.user.user_simulator")
 
+    @classmethod
+    def prepare(cls) -> None:
+        """Make what each rollout needs, in the process of which its own will be a fork."""
+        documents(cls.domain)
+        if cls.domain != BANK:
+            READY[cls.domain] = [original().get_env_constructor(cls.domain)() for _ in range(2)]
+
     def __init__(self, item: dict[str, Any]) -> None:
-        self.domain, self.task = item["domain"], tasks(item["domain"])[item["task"]]
+        self.task = tasks(self.domain)[item["task"]]
         self.world = started(self.task, self.domain)
         self.errors, self.calls = 0, list[Any]()
         """Failed calls of tools that exist, and the user's calls."""
-        self.documents = [tool.openai_schema["function"] for tool in self.world.get_tools()]
-        own = self.world.get_user_tools(include=self.task.user_tools) if self.world.user_tools is not None else []
-        self.user_documents = [tool.openai_schema["function"] for tool in own]
+        self.documents = documents(self.domain)
 
     def call(self, name: str, arguments: dict[str, Any]) -> str:
         """What the agent's call answers."""
@@ -135,19 +189,65 @@ class World:
         self.errors += message.error
         return str(message.content)
 
+    def databases(self) -> Any:
+        """What gold has to leave as the agent did, where the task asks for that: the databases of both sides."""
+        return Databases(self.world) if asks(self.task.evaluation_criteria, "DB") else None
+
     def too_many_errors(self) -> bool:
         """Whether the conversation is over for them."""
         return self.errors >= ERRORS
+
+
+class Retail(World):
+    """A shop."""
+
+    domain = "retail"
+
+
+class Airline(World):
+    """An airline."""
+
+    domain = "airline"
+
+
+class Telecom(World):
+    """A telephone company."""
+
+    domain = "telecom"
+
+
+class Bank(World):
+    """A bank."""
+
+    domain = BANK
+
+
+class Databases:
+    """The databases of agent and user: equal where their hashes are, which take longer than to write them."""
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Databases) and (self.written == other.written or self.hashes == other.hashes)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def written(self) -> list[Any]:
+        sides = [self.world.tools, self.world.user_tools]
+        return [side.db.model_dump_json() for side in sides if side is not None and side.db is not None]
+
+    @property
+    def hashes(self) -> list[Any]:
+        return [self.world.get_db_hash(), self.world.get_user_db_hash()]
 
 
 # ------------------------------------------------------------------------------------------------------------ Score
 
 
 def by_the_rules(result: Any, state: Any) -> float:
-    """The product of what the task asks for: databases, assertions about the world, calls, and words.
-
-    What a judge would have to say of the agent's words is left out.
-    """
+    """The product of what the task asks for beside databases and a judge's word: how the world is, calls, and words."""
     criteria, world = state.task.evaluation_criteria, state.world
     said = [message for message in result.messages[result.prompt_length :] if message["role"] != "tool"]
     offered = {each["name"] for each in state.documents}
@@ -157,27 +257,16 @@ def by_the_rules(result: Any, state: Any) -> float:
         return 0.0
     if any(not message.get("tool_calls") and not str(message["content"] or "").strip() for message in said):
         return 0.0
-    asked, value = {str(basis.value) for basis in criteria.reward_basis}, 1.0
-    if criteria.actions is None and criteria.env_assertions is None:
-        asked -= {"DB", "ENV_ASSERTION"}
-    if "DB" in asked:
-        right = started(state.task, state.domain)
-        for action in criteria.actions or []:
-            try:
-                right.make_tool_call(tool_name=action.name, requestor=action.requestor, **action.arguments)
-            except Exception:  # noqa: BLE001, S112 - some gold calls fail, and change nothing
-                continue
-        same = right.get_db_hash() == world.get_db_hash() and right.get_user_db_hash() == world.get_user_db_hash()
-        value *= same
-    if "ENV_ASSERTION" in asked:
+    value = True
+    if asks(criteria, "ENV_ASSERTION"):
         checks = [world.run_env_assertion(each, raise_assertion_error=False) for each in criteria.env_assertions or []]
-        value *= all(checks)
-    if "ACTION" in asked:
+        value = all(checks)
+    if asks(criteria, "ACTION"):
         calls = [*state.calls, *calls_of(said)]
-        value *= all(any(action.compare_with_tool_call(call) for call in calls) for action in criteria.actions or [])
-    if "COMMUNICATE" in asked:
+        value &= all(any(action.compare_with_tool_call(call) for call in calls) for action in criteria.actions or [])
+    if asks(criteria, "COMMUNICATE"):
         words = [str(each["content"] or "").lower().replace(",", "") for each in said if each["role"] == "assistant"]
-        value *= all(any(info.lower() in text for text in words) for info in criteria.communicate_info or [])
+        value &= all(any(info.lower() in text for text in words) for info in criteria.communicate_info or [])
     return float(value)
 
 

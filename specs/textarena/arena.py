@@ -17,14 +17,14 @@ GAMES = (
 """Countdown, Cryptarithm, Slitherlink and ThreeCardMonte are left out: they raise at a move of another form."""
 
 
-def begun(game: str, seed: int) -> Any:
+def begun(game: str, seed: int, players: int = 1) -> Any:
     """A game that waits for its first move."""
     try:
         import textarena
     except ImportError as error:
         raise UserError("TextArena is not installed: pip install 'hermes-rl[textarena]'") from error
     made = textarena.make(f"{game}-raw")  # without wrappers: the conversation keeps what was said
-    made.reset(num_players=1, seed=seed)
+    made.reset(num_players=players, seed=seed)
     return made
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import random
 from typing import Any, get_args
 
 from hermes_rl.agent.conversations import Conversations, Kind
@@ -94,6 +96,18 @@ def test_what_goes_on_from_a_summary_is_still_the_main_line() -> None:
         assert program.kinds == ["main", "main", "summaries", "main", "main"]
 
 
+def test_a_summary_may_come_back_as_if_it_had_been_said_in_its_place() -> None:
+    program = Program()
+    messages = program.asks([system("Work."), TASK], calls=1)
+    messages = program.asks(messages, calls=1)
+    text = {"role": "user", "content": f"Summarise: {messages}"}
+    summed = program.asks([system("Summarise."), text], "So far the file was written.", tools=[])
+    begun = [system("Work."), {"role": "user", "content": "What have we done?"}, summed[-1]]
+    after = program.asks([*begun, {"role": "user", "content": "Go on."}], calls=1)
+    program.asks(after, "Done, all of it.")
+    assert program.kinds == ["main", "main", "summaries", "main", "main"]
+
+
 def test_an_answer_that_was_thrown_away_and_asked_again_is_rejected() -> None:
     program = Program()
     asked = [system("Work."), TASK]
@@ -162,3 +176,22 @@ def test_ids_that_a_program_makes_up_change_nothing() -> None:
 def test_the_spec_names_each_kind_that_can_be_trained_on() -> None:
     named = get_args(get_args(ProgramSection.model_fields["train"].annotation)[0])
     assert {*named, "undelivered"} == set(get_args(Kind))
+
+
+def test_what_is_known_of_the_last_request_changes_nothing() -> None:
+    """Requests that go on, back, or elsewhere, and rewrite what they repeat: all is as if each were looked at anew."""
+    chance = random.Random(3)
+    program, fresh, begun = Program(), Conversations(), [[system("Work."), TASK], [system("Help."), TASK]]
+    for _ in range(200):
+        messages = copy.deepcopy(chance.choice(begun[-4:]))
+        if chance.random() < 0.4:
+            place = chance.randrange(len(messages))
+            messages[place]["content"] = f"{messages[place]['content']}{chance.choice(['', ' ', '!'])}"
+            messages = messages[: max(2, chance.randrange(len(messages) + 1))]
+        tools = chance.choice([TOOLS, TOOLS, TOOLS, []])
+        begun.append(program.asks(messages, chance.choice(["", "So it was done."]), calls=1, tools=tools))
+        answer = begun[-1][len(messages)]
+        fresh._last = [], [], [b""]
+        fresh.add(messages, tools, answer).delivered = True
+    assert program.conversations.calls == fresh.calls
+    assert set(program.kinds) >= {"main", "subagents"} and program.kinds == fresh.kinds()

@@ -15,18 +15,20 @@ from pydantic import TypeAdapter
 
 from hermes_rl.agent.dialects import CHAT, DIALECTS, dialect_at, written_models
 from hermes_rl.agent.dialects.base import ProgramAnswer, ProgramDialect, ProgramRequest, RefusedRequestError
+from hermes_rl.agent.dialects.google import Google
 from hermes_rl.agent.dialects.messages import Messages
 from hermes_rl.agent.dialects.responses import Responses
 from hermes_rl.agent.result import Message
 from hermes_rl.tokens.transcript import snapshot
 
-RESPONSES, MESSAGES = Responses(), Messages()
+RESPONSES, MESSAGES, GOOGLE = Responses(), Messages(), DIALECTS[-1]
 EACH = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: type(dialect).__name__)
 EMPTY = ProgramRequest([], [], stream=False, sampling={})
 BODIES: dict[str, dict[str, Any]] = {
     "Chat": {"messages": [{"role": "user", "content": "hi"}]},
     "Responses": {"input": "hi"},
     "Messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5},
+    "Google": {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]},
 }
 
 
@@ -37,7 +39,12 @@ def answer(message: Message, finish: str = "stop") -> ProgramAnswer:
 @EACH
 def test_usage_is_what_the_engine_has_counted(dialect: ProgramDialect) -> None:
     said = replace(answer({"content": "So."}), reasoning_tokens=2)
-    whole = json.loads(dialect.written(said, EMPTY))["usage"]
+    whole = json.loads(dialect.written(said, EMPTY))
+    if isinstance(dialect, Google):
+        counts = {"promptTokenCount": 7, "candidatesTokenCount": 1, "thoughtsTokenCount": 2, "totalTokenCount": 10}
+        assert whole["usageMetadata"] == counts
+        return
+    whole = whole["usage"]
     counts = {"input_tokens": 7, "output_tokens": 3}
     if dialect is CHAT:
         details = {"reasoning_tokens": 2}
@@ -72,6 +79,8 @@ def sent_back(dialect: ProgramDialect, whole: dict[str, Any]) -> list[Any]:
         return list(whole["output"])
     if isinstance(dialect, Messages):
         return [{"role": "assistant", "content": whole["content"]}]
+    if isinstance(dialect, Google):
+        return [whole["candidates"][0]["content"]]
     return [whole["choices"][0]["message"]]
 
 
@@ -79,6 +88,8 @@ def collected(dialect: ProgramDialect, events: list[dict[str, Any]]) -> dict[str
     """The answer as a client puts it together from a stream."""
     if isinstance(dialect, Responses):
         return of_responses(events)
+    if isinstance(dialect, Google):
+        return of_google(events)
     return of_messages(events) if isinstance(dialect, Messages) else of_chat(events)
 
 
@@ -120,6 +131,13 @@ def of_messages(events: list[dict[str, Any]]) -> dict[str, Any]:
     return {**events[0]["message"], "content": blocks, **events[-2]["delta"]}
 
 
+def of_google(events: list[dict[str, Any]]) -> dict[str, Any]:
+    candidates = [event["candidates"][0] for event in events]
+    assert [index for index, each in enumerate(candidates) if "finishReason" in each] == [len(candidates) - 1]
+    parts = [part for each in candidates for part in each["content"]["parts"]]
+    return {"candidates": [{"content": {"role": "model", "parts": parts}}]}
+
+
 def of_chat(events: list[dict[str, Any]]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": []}
     for delta in (choice["delta"] for event in events for choice in event["choices"]):
@@ -134,6 +152,8 @@ def of_chat(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def body_with(dialect: ProgramDialect, conversation: list[Any]) -> dict[str, Any]:
+    if isinstance(dialect, Google):
+        return {"contents": [each if "parts" in each else BODIES["Google"]["contents"][0] for each in conversation]}
     return {"input" if isinstance(dialect, Responses) else "messages": conversation}
 
 
@@ -275,6 +295,46 @@ def test_messages_are_read_block_by_block() -> None:
     assert read.stream
 
 
+def test_google_is_read_part_by_part() -> None:
+    body = {
+        "systemInstruction": {"parts": [{"text": "Work."}]},
+        "contents": [
+            {"role": "user", "parts": [{"text": "Add."}, {"text": "Now."}]},
+            {"role": "model", "parts": [{"text": "hm", "thought": True}, {"text": "I add."}]},
+            {"role": "model", "parts": [{"functionCall": {"id": "c1", "name": "f", "args": {"a": 1}}}]},
+            {
+                "role": "user",
+                "parts": [
+                    {"functionResponse": {"id": "c1", "name": "f", "response": {"output": "2"}}},
+                    {"functionResponse": {"id": "c2", "name": "f", "response": {"sum": 2, "of": "é"}}},
+                    {"text": "Go on."},
+                ],
+            },
+        ],
+        "tools": [
+            {
+                "functionDeclarations": [
+                    {"name": "f", "parameters": {"type": "OBJECT", "properties": {"type": {"type": "STRING"}}}},
+                    {"name": "g", "description": "G.", "parametersJsonSchema": {"type": "object"}},
+                ]
+            }
+        ],
+        "generationConfig": {"temperature": 1, "topP": 0.95, "thinkingConfig": {"thinkingBudget": 8192}},
+    }
+    read = GOOGLE.read(body)
+    assert [each["role"] for each in read.messages] == ["system", "user", "assistant", "tool", "tool", "user"]
+    said = ["Work.", "Add.\nNow.", "I add.", "2", '{"sum": 2, "of": "é"}', "Go on."]
+    assert [each["content"] for each in read.messages] == said
+    turn = read.messages[2]
+    assert (turn["reasoning_content"], turn["tool_calls"][0]["function"]["arguments"]) == ("hm", '{"a": 1}')
+    assert [each["function"]["parameters"] for each in read.tools] == [
+        {"type": "object", "properties": {"type": {"type": "string"}}},
+        {"type": "object"},
+    ]
+    assert read.sampling == {"temperature": 1, "topP": 0.95, "thinkingConfig": '{"thinkingBudget": 8192}'}
+    assert (read.stream, DIALECTS[-2].read(body).stream) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("dialect", "more", "reason"),
     [
@@ -298,6 +358,13 @@ def test_messages_are_read_block_by_block() -> None:
         (RESPONSES, {"tools": [{"type": "function", "name": "f", "parameters": [1]}]}, "parameters of a tool"),
         (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "text alone"),
         (MESSAGES, {"tools": [{"name": "f", "input_schema": [1]}]}, "parameters of a tool"),
+        (GOOGLE, {"contents": []}, "contents"),
+        (GOOGLE, {"contents": [{"parts": [{"inlineData": {}}]}]}, "inlineData"),
+        (GOOGLE, {"generationConfig": {"candidateCount": 2}}, "candidateCount"),
+        (GOOGLE, {"generationConfig": {"responseMimeType": "application/json"}}, "responseMimeType"),
+        (GOOGLE, {"generationConfig": {"responseLogprobs": True}}, "log-probabilities"),
+        (GOOGLE, {"toolConfig": {"functionCallingConfig": {"mode": "ANY"}}}, "AUTO or NONE"),
+        (GOOGLE, {"tools": [{"googleSearch": {}}]}, "googleSearch"),
     ],
 )
 def test_what_no_answer_could_honour_is_refused_by_name(
@@ -314,7 +381,7 @@ JSON = st.recursive(
 )
 WORDS = (
     *("user", "assistant", "tool", "system", "text", "message", "reasoning", "function_call", "function_call_output"),
-    *("custom_tool_call", "tool_use", "tool_result", "thinking", "input_text", "function", "custom", "auto"),
+    *("custom_tool_call", "tool_use", "tool_result", "thinking", "input_text", "function", "custom", "auto", "model"),
 )
 KEYS = (
     *(
@@ -332,6 +399,7 @@ KEYS = (
         "summary",
     ),
     *("tool_calls", "function", "tool_use_id", "parameters", "input_schema", "encrypted_content", "format"),
+    *("parts", "functionCall", "functionResponse", "functionDeclarations", "response", "args", "thought", "mode"),
 )
 HOSTILE = st.recursive(
     st.one_of(JSON, st.sampled_from(WORDS)),
@@ -341,6 +409,7 @@ HOSTILE = st.recursive(
 FIELDS = (
     *("messages", "input", "system", "instructions", "tools", "tool_choice", "stream", "text", "include", "thinking"),
     *("output_config", "response_format", "stream_options", "max_tokens", "stop", "n", "logprobs", "metadata"),
+    *("contents", "systemInstruction", "generationConfig", "toolConfig"),
 )
 
 

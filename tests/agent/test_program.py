@@ -240,15 +240,32 @@ def messages(history):
     more = [{"role": "user", "content": results}] if results else []
     return [*history, {"role": "assistant", "content": blocks}, *more], calls, text
 
+def google(contents):
+    if "content" in contents[0]:
+        contents = [{"role": "user", "parts": [{"text": contents[0]["content"]}]}]
+    tools = [{"functionDeclarations": [{"name": "add", "description": "Add.", "parametersJsonSchema": SCHEMA}]}]
+    body = {"systemInstruction": {"parts": [{"text": "Use your tool."}]}, "contents": contents, "tools": tools,
+            "generationConfig": {"maxOutputTokens": 9}}
+    answer = post("/models/m:" + ("streamGenerateContent?alt=sse" if STREAM else "generateContent"), body)
+    whole = answer if STREAM else [answer]
+    parts = [part for each in whole for part in each["candidates"][0]["content"]["parts"]]
+    called = [part["functionCall"] for part in parts if "functionCall" in part]
+    text = "".join(part.get("text", "") for part in parts)
+    results = [(call["id"], {"output": str(sum(call["args"].values()))}) for call in called]
+    answers = [{"functionResponse": {"id": i, "name": "add", "response": result}} for i, result in results]
+    more = [{"role": "user", "parts": answers}] if answers else []
+    return [*contents, {"role": "model", "parts": parts}, *more], called, text
+
 history, calls = [{"role": "user", "content": TASK}], True
 while calls:
     history, calls, text = globals()[DIALECT](history)
 open("answer", "w").write(text)
 sys.exit(7)
 """
+SPOKEN = ("responses", "messages", "google")
 
 
-@pytest.mark.parametrize("mode", ["responses", "responses-streamed", "messages", "messages-streamed"])
+@pytest.mark.parametrize("mode", [f"{each}{how}" for each in SPOKEN for how in ("", "-streamed")])
 async def test_other_dialects_are_trained_as_exactly(tmp_path: Path, mode: str) -> None:
     sampler = Sampler()
     rollout = await played(tmp_path, mode, sampler, agent=SPEAKER)
@@ -420,6 +437,17 @@ async def test_a_server_that_fails_is_ours(tmp_path: Path) -> None:
     assert (rollout.ending, rollout.score) == (Ending.SERVER_FAILURE, None)
 
 
+async def test_a_program_that_never_asks_is_the_reason_for_missing_tokens(tmp_path: Path) -> None:
+    rollout = await played(tmp_path, "verbatim", agent="import no_such_module")
+    assert (rollout.ending, rollout.score) == (Ending.GAVE_UP, 0.0)
+    reason = "the policy was never asked, so nothing was sampled"
+    said = "ModuleNotFoundError: No module named 'no_such_module'"
+    assert rollout.no_tokens == f"{reason}: its program made 0 requests (0 refused) and ended with status 1: {said}"
+    assert certify(Group("g", rollout.key.row, [rollout])).problems == (f"{rollout.id}: {reason}",)
+    with pytest.raises(UserError, match=reason):
+        rollout.examples(one=True)
+
+
 async def test_a_program_that_is_not_there_is_a_mistake_of_the_spec(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="program cannot be started"):
         await played(tmp_path, "verbatim", command="no-such-program")
@@ -455,7 +483,8 @@ def test_the_program_of_the_documentation_plays(tmp_path: Path) -> None:
         subprocess.run(command.split(), cwd=tmp_path, capture_output=True, text=True, check=True).stdout
         for command in commands
     ]
-    assert "4 of 4" in outputs[-1] or "4 rollouts" in outputs[-1], outputs
+    assert "4 rollouts" in outputs[1], outputs
+    assert "program: 2 requests, status 0" in outputs[2], outputs
     lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     assert [(line["ending"], line["score"], line["program"]["exit_code"]) for line in lines] == [
         ("finished", 1.0, 0)

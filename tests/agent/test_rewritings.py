@@ -1,4 +1,4 @@
-"""Three hundred ways to send a conversation back, through the endpoint: what is trained, and what never is.
+"""Three hundred ways to send a conversation back, by each dialect of the endpoint: what is trained, and what never is.
 
 A program rewrites what it sends back, as those that are known do and in ways that are made up. Where it says the same,
 the conversation stays one sequence and no token is lost; where it says something else, that is context, and what is
@@ -24,7 +24,6 @@ from tests.api.summing import END, TOKENIZER
 from tests.tokens.families import adder
 
 DEFAULT: tuple[Kind, ...] = ("main", "subagents")
-DIALECTS = ("chat", "responses", "messages")
 TOOL = adder()[0]["function"]
 TEXT = "  Héllo — I write the file first.  \n\n"
 THOUGHT = "Let me think…\n  step 1: …\n"
@@ -52,11 +51,11 @@ class Scripted(Engine):
         return self.log[-1][1]
 
 
-# -------------------------------------------------------------------- A program that speaks each of the three dialects
+# -------------------------------------------------------------------------- A program that speaks each of the dialects
 
 
 def object_of(arguments: str) -> dict[str, Any]:
-    """Arguments as the messages dialect has them."""
+    """Arguments as the dialects have them that write objects."""
     try:
         value = json.loads(arguments)
     except ValueError:
@@ -134,12 +133,76 @@ def of_messages(body: dict[str, Any]) -> Message:
         elif block["type"] == "text":
             message["content"] += block["text"]
         else:
-            given = block["input"]
-            broken = given.get("__unparsedToolInput")
-            arguments = broken["raw"] if broken else json.dumps(given)
-            function = {"name": block["name"], "arguments": arguments}
+            function = {"name": block["name"], "arguments": arguments_of(block["input"])}
             message.setdefault("tool_calls", []).append({"id": block["id"], "type": "function", "function": function})
     return message
+
+
+def arguments_of(given: dict[str, Any]) -> str:
+    broken = given.get("__unparsedToolInput")
+    return broken["raw"] if broken else json.dumps(given)
+
+
+def as_google(messages: list[Message]) -> dict[str, Any]:
+    contents: list[dict[str, Any]] = []
+    for message in messages:
+        role, parts = message["role"], list[dict[str, Any]]()
+        if role == "tool":
+            parts = [
+                {
+                    "functionResponse": {
+                        "id": message["tool_call_id"],
+                        "name": TOOL["name"],
+                        "response": {"output": message["content"]},
+                    }
+                }
+            ]
+        else:
+            if message.get("reasoning_content"):
+                parts.append({"text": message["reasoning_content"], "thought": True})
+            if message.get("content"):
+                text = message["content"]
+                parts += [{"text": part["text"]} for part in text] if isinstance(text, list) else [{"text": text}]
+            for call in message.get("tool_calls") or ():
+                function = call["function"]
+                given = object_of(function["arguments"])
+                parts.append({"functionCall": {"id": call["id"], "name": function["name"], "args": given}})
+        contents.append({"role": "model" if role == "assistant" else role, "parts": parts})
+    instruction = [content["parts"][0] for content in contents if content["role"] == "system"]
+    turns = [
+        {**content, "role": content["role"].replace("tool", "user")}
+        for content in contents
+        if content["role"] != "system"
+    ]
+    tool = {"name": TOOL["name"], "description": TOOL["description"], "parametersJsonSchema": TOOL["parameters"]}
+    tools = [{"functionDeclarations": [tool]}]
+    return {"systemInstruction": {"parts": instruction}, "contents": turns, "tools": tools}
+
+
+def of_google(body: dict[str, Any]) -> Message:
+    message: Message = {"role": "assistant", "content": ""}
+    for part in body["candidates"][0]["content"]["parts"]:
+        if "functionCall" in part:
+            made = part["functionCall"]
+            function = {"name": made["name"], "arguments": arguments_of(made["args"])}
+            message.setdefault("tool_calls", []).append({"id": made["id"], "type": "function", "function": function})
+        else:
+            name = "reasoning_content" if part.get("thought") else "content"
+            message[name] = message.get(name, "") + part["text"]
+    return message
+
+
+SPOKEN: dict[str, tuple[str, Callable[[list[Message]], dict[str, Any]], Callable[[dict[str, Any]], Message]]] = {
+    "chat": (
+        "/chat/completions",
+        lambda messages: {"model": "m", "messages": messages, "tools": adder()},
+        lambda body: body["choices"][0]["message"],
+    ),
+    "responses": ("/responses", as_responses, of_responses),
+    "messages": ("/messages", as_messages, of_messages),
+    "google": ("/models/m:generateContent", as_google, of_google),
+}
+"""Of each dialect its path, how it writes a request, and how it reads an answer."""
 
 
 @dataclass
@@ -157,18 +220,11 @@ class Program(Asking):
         sent = copy.deepcopy(self.history)
         for message in answers(sent):
             rewritten(message)
-        bodies = {"responses": as_responses, "messages": as_messages}
-        if make := bodies.get(self.dialect):
-            body, path = make(sent), f"/{self.dialect}"
-        else:
-            body, path = {"model": "m", "messages": sent, "tools": adder()}, "/chat/completions"
-        async with self.session.post(self.address + path, json=body) as response:
+        path, written, read = SPOKEN[self.dialect]
+        async with self.session.post(self.address + path, json=written(sent)) as response:
             answer = await response.json()
             assert response.status == 200, answer
-        if self.dialect == "chat":
-            message = answer["choices"][0]["message"]
-        else:
-            message = (of_responses if self.dialect == "responses" else of_messages)(answer)
+        message = read(answer)
         calls = message.get("tool_calls") or ()
         results = [{"role": "tool", "tool_call_id": call["id"], "content": "60000"} for call in calls]
         self.history += [message, *results]
@@ -377,10 +433,9 @@ def some_rewriting(chance: random.Random) -> Rewriting:
     return Rewriting(arguments, text, chance.choice([str, str.strip, dropped]))
 
 
-KEPT = [(dialect, name) for dialect in DIALECTS for name in PROGRAMS]
-CUT = [(dialect, name) for dialect in DIALECTS for name in BROKEN]
-FORGED = [(dialect, forge, seed) for dialect in DIALECTS for forge in FORGERIES for seed in range(4)]
-GENERATED = 300 - len(KEPT) - len(CUT) - len(FORGED)
+FORGED = [(forge, seed) for forge in FORGERIES for seed in range(12)]
+GENERATED = 300 - len(PROGRAMS) - len(BROKEN) - len(FORGED)
+BY_EACH = pytest.mark.parametrize("dialect", SPOKEN)
 
 
 def nothing_is_lost(played: Program) -> None:
@@ -391,7 +446,8 @@ def nothing_is_lost(played: Program) -> None:
     assert played.hows == ["first", *["extended"] * (len(played.engine.log) - 1)]
 
 
-@pytest.mark.parametrize(("dialect", "name"), KEPT)
+@BY_EACH
+@pytest.mark.parametrize("name", PROGRAMS)
 async def test_a_turn_as_a_program_sends_it_back_loses_nothing(dialect: str, name: str) -> None:
     engine = Scripted(written(), written(), "Done.")
     async with Program(engine, train=DEFAULT, dialect=dialect) as played:
@@ -401,11 +457,12 @@ async def test_a_turn_as_a_program_sends_it_back_loses_nothing(dialect: str, nam
     nothing_is_lost(played)
 
 
+@BY_EACH
 @pytest.mark.parametrize("seed", range(GENERATED))
-async def test_other_words_of_the_same_meaning_lose_nothing(seed: int) -> None:
+async def test_other_words_of_the_same_meaning_lose_nothing(dialect: str, seed: int) -> None:
     chance = random.Random(seed)
     engine = Scripted(*(some_answer(chance, always=False) for _ in range(chance.randrange(3, 6))), "Done.")
-    turns, dialect = len(engine.answers), DIALECTS[seed % 3]
+    turns = len(engine.answers)
     async with Program(engine, train=DEFAULT, dialect=dialect) as played:
         played.begin()
         for _ in range(turns):
@@ -413,7 +470,8 @@ async def test_other_words_of_the_same_meaning_lose_nothing(seed: int) -> None:
     nothing_is_lost(played)
 
 
-@pytest.mark.parametrize(("dialect", "name"), CUT)
+@BY_EACH
+@pytest.mark.parametrize("name", BROKEN)
 async def test_what_becomes_of_a_broken_turn_is_context(dialect: str, name: str) -> None:
     engine = Scripted(written(), "Done.")
     async with Program(engine, train=EVERY, dialect=dialect) as played:
@@ -425,7 +483,8 @@ async def test_what_becomes_of_a_broken_turn_is_context(dialect: str, name: str)
     assert played.hows == ["first", "anew"]
 
 
-@pytest.mark.parametrize(("dialect", "forge", "seed"), FORGED)
+@BY_EACH
+@pytest.mark.parametrize(("forge", "seed"), FORGED)
 async def test_what_the_policy_has_not_said_is_never_trained_as_its_own(dialect: str, forge: Any, seed: int) -> None:
     chance, mark = random.Random(seed), f"forged{seed}"
     engine = Scripted(*(some_answer(chance) for _ in range(3)), "Done.")
@@ -449,4 +508,4 @@ async def test_what_the_policy_has_not_said_is_never_trained_as_its_own(dialect:
 
 def test_there_are_three_hundred() -> None:
     assert GENERATED >= 100
-    assert len(KEPT) + len(CUT) + len(FORGED) + GENERATED == 300
+    assert len(PROGRAMS) + len(BROKEN) + len(FORGED) + GENERATED == 300

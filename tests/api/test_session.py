@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from hermes_rl import Ending, open_env
+from hermes_rl.api.session import Session, Stepped
 from hermes_rl.errors import UserError
-from hermes_rl.rollouts.rollout import Group, certify
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, certify
+from hermes_rl.servers.base import ChatReply, ChatRequest
+from hermes_rl.spec.load import parse_spec
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tools import base
-from tests.agent.scripted_chat import ScriptedChat, says
+from tests.agent.scripted_chat import ScriptedChat, refused, says
 from tests.api.summing import COMPARED, END, TEXT, TOKENIZER, Sampler, sampled, spec_in, trained, write
 
 SMALL = small_tokenizer_path()
@@ -208,3 +211,116 @@ async def test_many_sessions_of_one_row_at_once(tmp_path: Path) -> None:
         rollouts = await asyncio.gather(*(stepped(env) for _ in range(8)))
     assert [rollout.score for rollout in rollouts] == [1.0] * 8
     assert len({rollout.id for rollout in rollouts}) == 8
+
+
+# ------------------------------------------------------------------------------------------------ several agents
+
+SEATS = """
+name: seats
+dataset: {items: [{a: 1, b: 2}]}
+prompt: {system: You play., user: Say a number.}
+agents: {white: {}, black: {prompt: {system: You answer.}, hears: "{{ seat }}: {{ text }}"}}
+play: {order: alternate, rounds: 2}
+rewards: {texts: {fn: "code.py:texts"}}
+servers: {policy: {type: scripted}}
+"""
+TEXTS = "def texts(result):\n    return float(result.final_response)\n"
+
+
+def seats_in(folder: Path, text: str = SEATS) -> Any:
+    (folder / "code.py").write_text(TEXTS)
+    return parse_spec(text, folder=folder)
+
+
+async def test_each_turn_says_whose_it_is_and_has_that_seats_conversation(tmp_path: Path) -> None:
+    given: dict[str, list[tuple[int, float]]] = {"white": [], "black": []}
+    heard = []
+    async with open_env(seats_in(tmp_path)) as env:
+        session = await env.session(env.rows()[0], tokenizer=SMALL)
+        turn = await session.start()
+        while turn is not None:
+            heard.append((turn.seat, turn.messages[-1]["content"]))
+            ids = TOKENIZER.encode(f"{len(heard)}{END}")
+            given[turn.seat] += [(token, -0.5) for token in ids]
+            turn = await session.step(ids, logprobs=[-0.5] * len(ids))
+        rollout = session.rollout
+    assert heard == [("white", "Say a number."), ("black", "white: 1"), ("white", "2"), ("black", "white: 3")]
+    assert rollout is not None
+    assert [(seat.seat.name, seat.score) for seat in rollout.seats] == [("white", 3.0), ("black", 4.0)]
+    for seat in rollout.seats:
+        assert trained([seat]) == sorted(given[seat.seat.name])
+    assert certify(Group("g", rollout.key.row, list(rollout.seats))).exact
+
+
+async def test_seats_that_speak_at_a_time_are_asked_one_after_the_other(tmp_path: Path) -> None:
+    text = SEATS.replace("order: alternate", "order: simultaneous")
+    said: dict[str, list[str]] = {"white": [], "black": []}
+    async with open_env(seats_in(tmp_path, text)) as env:
+        session = await env.session(env.rows()[0], tokenizer=SMALL)
+        turn = await session.start()
+        for number in range(4):
+            assert turn is not None
+            said[turn.seat].append(str(number))
+            turn = await session.step(str(number))
+    assert turn is None and session.rollout is not None
+    assert all(len(texts) == 2 for texts in said.values())
+    assert {seat.seat.name: seat.result.texts for seat in session.rollout.seats if seat.result is not None} == said
+
+
+async def test_seats_with_servers_of_their_own_are_played_by_these(tmp_path: Path) -> None:
+    text = SEATS.replace("black: {", "black: {server: other, ").replace("{policy:", "{other: {type: scripted}, policy:")
+    text += "solution: {turns: [{seat: black, say: '7'}, {seat: black, say: '8'}]}\n"
+    async with open_env(seats_in(tmp_path, text)) as env:
+        session = await env.session(env.rows()[0], tokenizer=SMALL)
+        assert [(turn.seat, turn.messages[-1]["content"]) for turn in (await session.start(), await session.step("1"))
+                if turn is not None] == [("white", "Say a number."), ("white", "7")]  # fmt: skip
+        assert await session.step("2") is None
+    assert session.rollout is not None and [seat.score for seat in session.rollout.seats] == [2.0, 8.0]
+
+
+async def test_a_seat_whose_server_fails_ends_the_session_while_another_one_waits(tmp_path: Path) -> None:
+    text = SEATS.replace("order: alternate", "order: simultaneous").replace("black: {", "black: {server: other, ")
+    chat = ScriptedChat([refused(401, "no key")] * 9)
+    stop = await chat.start()
+    try:
+        other = f"{{other: {{type: openai, model: m, base_url: '{chat.url}'}}, policy:"
+        async with open_env(seats_in(tmp_path, text.replace("{policy:", other))) as env:
+            session = await env.session(env.rows()[0], tokenizer=SMALL)
+            turn = await session.start()
+            assert turn is None or turn.seat == "white"
+            while turn is not None:
+                await asyncio.sleep(0.5)
+                turn = await session.step("1")
+            assert session.rollout is not None
+            assert (session.rollout.ending, session.rollout.score) == (Ending.SERVER_FAILURE, None)
+            with pytest.raises(UserError, match="no turn waits"):
+                await session.step("more")
+    finally:
+        await stop()
+
+
+async def test_an_answer_for_one_that_was_ended_meanwhile_is_not_that_of_the_next(tmp_path: Path) -> None:
+    async with open_env(seats_in(tmp_path)) as env:
+        key = RolloutKey(env.rows()[0], "g", 0, 1)
+    stepped = Stepped(None, None, seats=True)
+    heard: list[str] = []
+
+    async def play() -> Rollout:
+        def asked(seat: str) -> asyncio.Task[ChatReply]:
+            messages = [{"role": "user", "content": seat}]
+            return asyncio.create_task(stepped.attempt(ChatRequest(messages, rollout_id=f"g-0@{seat}")))
+
+        white, black = asked("white"), asked("black")
+        await asyncio.sleep(0.1)
+        white.cancel()
+        heard.append(str((await black).message["content"]))
+        return Rollout(key, 0)
+
+    session = Session(stepped, play)
+    turn = await session.start()
+    assert turn is not None and turn.seat == "white"
+    await asyncio.sleep(0.3)
+    turn = await session.step("of white")
+    assert turn is not None and (turn.seat, turn.messages[0]["content"]) == ("black", "black")
+    assert await session.step("of black") is None
+    assert heard == ["of black"]

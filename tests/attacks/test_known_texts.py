@@ -138,15 +138,24 @@ async def test_arguments_are_bounded() -> None:
     # Numbers that have one hash, of which a set would compare each with all others.
     alike = [number * ((1 << 61) - 1) for number in range(1, 40_000)]
     began = time.perf_counter()
-    assert (await checked_arguments(json.dumps({"a": alike}), Taking(BROAD)))["a"] == alike
+    assert await checked_arguments(json.dumps({"a": alike}), Taking(BROAD)) == ({"a": alike}, 0)
     with pytest.raises(ToolInputError, match="no item twice"):
         await checked_arguments('{"a": [1, {"b": 1.0}, {"b": 1}]}', Taking(BROAD))
     assert time.perf_counter() - began < 5
 
 
+async def test_of_many_unknown_parameters_few_are_compared_with_those_there_are() -> None:
+    known = {"type": "object", "properties": {f"a_parameter_with_a_long_name_{n}": {} for n in range(20)}}
+    written = json.dumps({f"a_parameter_with_a_long_name_n{n}": 1 for n in range(15_000)})
+    began = time.process_time()
+    with pytest.raises(ToolInputError, match="did you mean"):
+        await checked_arguments(written, Taking(known))
+    assert time.process_time() - began < 1
+
+
 async def test_a_pattern_of_a_tool_that_never_ends_is_the_calls_mistake() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
-    assert await checked_arguments('{"a": "aaa"}', Taking(schema)) == {"a": "aaa"}
+    assert await checked_arguments('{"a": "aaa"}', Taking(schema)) == ({"a": "aaa"}, 0)
     with pytest.raises(ToolInputError, match="text that matches"):
         await checked_arguments('{"a": "b"}', Taking(schema))
     with pytest.raises(ToolInputError, match="cannot be checked"):

@@ -47,6 +47,7 @@ from hermes_rl.tools.mcp_client import _Pump, _text, require_mcp
 from hermes_rl.tools.toolsets._patch import _unified
 from hermes_rl.values import too_many_values
 from hermes_rl.visible import visible
+from tests.attacks.known import WORDS
 from tests.attacks.readers import arguments, patch, text, value
 from tests.attacks.test_known_texts import Server, Session, Taking
 from tests.rewards.played import said
@@ -330,6 +331,16 @@ TEXTS = int(os.environ.get("READERS_TEXTS", "20000"))
 @pytest.mark.timeout(900)
 async def test_thousands_of_hostile_texts_are_read_in_time() -> None:
     await play(TEXTS, seed_of_today())
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_a_shipped_reward_reads_each_known_text_in_time(name: str) -> None:
+    """The texts that once held the runner, which chance may not draw."""
+    function = find_reward(name, None).function
+    for attack in WORDS:
+        began = time.thread_time()
+        function(said(attack.say), **REWARDS[name])
+        assert time.thread_time() - began < REWARD * MARGIN, attack.title
 
 
 def test_every_shipped_reward_over_texts_is_read() -> None:

@@ -200,6 +200,108 @@ async def test_an_evaluation_goes_on_with_the_tasks_that_were_not_played(tmp_pat
         await all_played(f"harbor:{tmp_path}/tasks", tmp_path / "run")
 
 
+STEPS = """
+[[steps]]
+name = "one"
+min_reward = 1
+[[steps]]
+name = "two"
+min_reward = { reward = 0.5, right = 0.5 }
+[steps.verifier]
+timeout_sec = 30
+env = { WANTED = "2" }
+[[steps]]
+name = "three"
+"""
+NEXT = """\
+grep -qx $WANTED answer.txt && right=1 || right=0
+printf '{"reward": %s, "right": %s}' $right $right > /logs/verifier/reward.json
+"""
+
+
+def steps(folder: Path, toml: str = TOML + STEPS, others: Mapping[str, str] | None = None) -> Path:
+    """Write a task folder of three steps: the first asks for 42, the others for 2 and 3, where a file has to be."""
+    given = "test -e given.txt && test -e answer.txt"
+    files = {f"steps/{name}/instruction.md": f"Write the number of {name}." for name in ("one", "two", "three")}
+    files |= {f"steps/{name}/solution/solve.sh": f"echo {n} > answer.txt" for name, n in NUMBERS.items()}
+    files |= {"steps/two/workdir/begun.txt": "2", "steps/two/workdir/setup.sh": given, "steps/two/tests/test.sh": NEXT}
+    files |= {"steps/three/tests/test.sh": NEXT.replace("$WANTED", "3"), "steps/one/workdir/given.txt": "given"}
+    task(folder, toml, others=files | dict(others or {}))
+    for name in ("instruction.md", "solution/solve.sh", "environment/given.txt"):
+        (folder / name).unlink()
+    (folder / "solution").rmdir()
+    (folder / "environment/Dockerfile").write_text("FROM debian\nWORKDIR /app\nENV GREETING=hello\n")
+    return folder
+
+
+NUMBERS = {"one": 42, "two": 2, "three": 3}
+
+
+@pytest.mark.parametrize(
+    ("answers", "score", "ending", "played_steps"),
+    [
+        (None, 1.0, "finished", 3),
+        (("true",) * 3, 0.0, "step_failed", 1),
+        (("echo 42 > answer.txt", "echo 2 > answer.txt", "true"), 2 / 3, "finished", 3),
+        (("echo 42 > answer.txt", "true", "echo 3 > answer.txt"), 0.5, "step_failed", 2),
+        (("echo 2 > answer.txt", "echo 42 > answer.txt", "echo 3 > answer.txt"), 0.0, "step_failed", 1),
+    ],
+    ids=["oracle", "nothing", "third", "second", "order"],
+)
+async def test_steps_are_played_one_after_the_other(
+    tmp_path: Path, answers: tuple[str, ...] | None, score: float, ending: str, played_steps: int
+) -> None:
+    sets = []
+    if answers is not None:
+        calls = [{"tools": [{"name": "terminal", "args": {"command": command}}]} for command in answers]
+        turns = [turn for call in calls for turn in (call, {"say": "Done."})]
+        sets = [f"solution={json.dumps({'turns': turns})}"]
+    line = await played(steps(tmp_path / "task"), tmp_path / "run", None, *sets)
+    assert (line["score"], line["ending"], line["error"]) == (pytest.approx(score), ending, None)
+    values = [name for name in line["rewards"]["verified"].get("metrics", {}) if name.startswith("step_")]
+    assert len(values) == (played_steps if played_steps > 1 else 0)
+    heard = [message["content"] for message in line["messages"] if message["role"] == "user"]
+    assert heard == [f"Write the number of {name}." for name in list(NUMBERS)[:played_steps]]
+
+
+@pytest.mark.parametrize(
+    ("toml", "place", "why"),
+    [
+        (TOML + STEPS + "healthcheck = { command = 'true' }\n", "task.toml:24", "`steps.2.healthcheck`: health checks"),
+        (TOML + STEPS + "[steps.agent]\nuser = 'root'\n", "task.toml:25", "`steps.2.agent.user`"),
+        (TOML + STEPS + "min_reward = 'much'\n", "task.toml:24", "expected a number, or names with a number each"),
+        (
+            TOML + STEPS + "verifier = { environment_mode = 'separate' }\n",
+            "task.toml:24",
+            "in the agent's sandbox alone",
+        ),
+        (TOML + STEPS + "verifier = { env = { KEY = '${KEY}' } }\n", "task.toml:24", "variables of this machine"),
+        ("multi_step_reward_strategy = 'final'\n" + TOML + STEPS, "task.toml:1", "--set rewards.verified.steps=last"),
+        ("multi_step_reward_strategy = 'best'\n" + TOML + STEPS, "task.toml:1", "expected mean or final"),
+        (TOML + STEPS.replace("three", "../three"), "task.toml:23", "steps/ has no folder of that name"),
+        (TOML + STEPS.replace("three", ".."), "task.toml:23", "steps/ has no folder of that name"),
+    ],
+)
+def test_steps_that_cannot_be_played_are_refused_by_their_line(tmp_path: Path, toml: str, place: str, why: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        read_tasks(steps(tmp_path / "odd", toml), "bubblewrap", network=False, agent_timeout=600, steps="mean")
+    (problem,) = refused.value.problems
+    assert f"{place}:1: task odd cannot be played: " in str(problem)
+    assert why in problem.message
+
+
+def test_steps_are_refused_where_the_spec_plays_none(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as refused:
+        read_tasks(steps(tmp_path / "odd"), "bubblewrap", network=False)
+    (problem,) = refused.value.problems
+    assert "task.toml:13:1: " in str(problem) and "user: {says:" in problem.message
+    folder = steps(tmp_path / "noted", others={"steps/two/notes.txt": "", "steps/two/solution/solve.sh": "true"})
+    (row,) = (read := read_tasks(folder, "bubblewrap", network=False, agent_timeout=600, steps="mean")).rows
+    assert any("steps/two/notes.txt" in note for note in read.notes)
+    assert [step["min_reward"] for step in row["steps"]] == [1, {"reward": 0.5, "right": 0.5}]
+    assert [each["timeout"] for each in row["verifiers"]] == [60.0, 30, 60.0]
+
+
 TABLES = '[[steps]]\nname = "one"\n'
 """A table that is written behind the others."""
 
@@ -207,7 +309,9 @@ TABLES = '[[steps]]\nname = "one"\n'
 @pytest.mark.parametrize(
     ("toml", "dockerfile", "place", "why"),
     [
-        (TOML + TABLES, DOCKERFILE, "task.toml:12", "several steps"),
+        (TOML + TABLES, DOCKERFILE, "task.toml:13", "steps/ has no folder of that name"),
+        (TOML + "[[steps]]\n", DOCKERFILE, "task.toml:12", "steps/ has no folder of that name"),
+        ("steps = 3\n" + TOML, DOCKERFILE, "task.toml:1", "expected [[steps]]"),
         (TOML + "gpus = 1\n", DOCKERFILE, "task.toml:12", "no sandbox here has a GPU"),
         (TOML + "[[environment.mcp_servers]]\nname = 'a'\n", DOCKERFILE, "task.toml:12", "tool servers"),
         (TOML + "[environment.healthcheck]\ncommand = 'true'\n", DOCKERFILE, "task.toml:12", "health checks"),

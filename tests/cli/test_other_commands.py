@@ -197,7 +197,7 @@ def test_serving_to_openenv_says_what_is_missing(capsys: pytest.CaptureFixture[s
         ("hermes-rl run env/", ["env/math.yaml"]),
         ("hermes-rl run ./e", ["./env", "./exam.yaml"]),
         ("hermes-rl run exam.yaml e", ["env", "evaluate", "exam.yaml"]),
-        ("hermes-rl run exam.yaml env s", ["serve", "swe"]),
+        ("hermes-rl run exam.yaml env s", ["scienceworld", "serve", "swe"]),
         ("hermes-rl run exam.yaml evaluate e", []),
         ("hermes-rl validate e", ["env", "exam.yaml"]),
     ],

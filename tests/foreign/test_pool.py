@@ -30,6 +30,7 @@ from hermes_rl.foreign.pool import (
     ProcessPool,
     _Clock,
 )
+from hermes_rl.foreign.process import OOM_EARLY
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.plugins import Code, load_object
 
@@ -43,6 +44,7 @@ calls = 0
 def add(a, b): return a + b
 async def later(a): await asyncio.sleep(0.01); return [a]
 def pid(): return os.getpid()
+def order(): return int(open("/proc/self/oom_score_adj").read())
 def count():
     global calls
     calls += 1
@@ -132,6 +134,11 @@ def test_one_process_does_call_after_call(call: Caller) -> None:
     assert len({call("pid") for _ in range(5)}) == 1
     assert call("pid") != os.getpid()
     assert [call("count") for _ in range(3)] == [1, 2, 3]
+
+
+def test_when_memory_ends_the_kernel_ends_it_before_the_runner_and_after_what_is_in_sandboxes(call: Caller) -> None:
+    own = int(Path("/proc/self/oom_score_adj").read_text())
+    assert own < call("order") == OOM_EARLY < 1000
 
 
 def test_processes_have_random_numbers_of_their_own(call: Caller) -> None:

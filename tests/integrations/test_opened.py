@@ -12,9 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl import Ending, Example
+from hermes_rl import Ending, Example, open_env
 from hermes_rl.errors import UserError
-from hermes_rl.integrations.opened import logprobs_of, play_at_endpoint, tasks_of, values_of
+from hermes_rl.integrations.opened import (
+    logprobs_of,
+    play_at_endpoint,
+    require_no_comparing,
+    require_one_stepped,
+    tasks_of,
+    values_of,
+)
+from hermes_rl.integrations.pull import Pull
+from hermes_rl.spec.load import parse_spec
 from tests.api.summing import CODE, COMPARED, TEXT
 from tests.integrations.chat_model import ChatModel
 
@@ -134,3 +143,59 @@ def test_a_trainer_may_fork_before_rollouts_are_played_and_is_told_where_it_did_
     assert says in done.stdout, done.stderr
     assert "status 0" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+SEATS = """
+dataset: {{items: [{{a: 1}}]}}
+prompt: {{user: Say a number.}}
+agents: {{white: {white}, black: {black}}}
+play: alternate
+rewards: {{exact_match: {{args: {{target: "1"}}}}}}
+servers: {{policy: {{type: scripted}}, other: {{type: scripted}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("white", "black", "problem"),
+    [
+        ("{train: false}", "{train: false}", "no seat is trained .* so it would get nothing"),
+        ("{}", "{}", "2 seats are trained, and it has one rollout for each place"),
+        ("{}", "{server: other, train: false}", None),
+    ],
+)
+async def test_every_door_refuses_a_spec_of_whose_seats_it_could_not_train_exactly_one(
+    white: str, black: str, problem: str | None
+) -> None:
+    env = open_env(parse_spec(SEATS.format(white=white, black=black)))
+    pull = Pull("it", env)
+    try:
+        if problem is None:
+            assert await pull.open() is env
+            require_no_comparing(env, "it")
+        else:
+            with pytest.raises(UserError, match=problem):
+                await pull.open()
+            with pytest.raises(UserError, match=problem):
+                require_no_comparing(env, "it")
+    finally:
+        await pull.close()
+
+
+@pytest.mark.parametrize(
+    ("white", "black", "problem"),
+    [
+        ("{}", "{train: false}", "white, black are played by `policy`, and it answers for the trained seat alone"),
+        ("{}", "{rivals: [policy, other], train: false}", "white, black are played by `policy`"),
+        ("{server: other}", "{train: false}", "black are played by `policy`"),
+        ("{}", "{server: other, train: false}", None),
+    ],
+)
+async def test_a_door_that_steps_answers_for_the_trained_seat_alone(
+    white: str, black: str, problem: str | None
+) -> None:
+    env = open_env(parse_spec(SEATS.format(white=white, black=black)))
+    if problem is None:
+        require_one_stepped(env, "it")
+        return
+    with pytest.raises(UserError, match=problem):
+        require_one_stepped(env, "it")

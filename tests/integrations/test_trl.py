@@ -35,6 +35,14 @@ from tests.servers.token_policy import TokenPolicy
 
 PAGE = (Path(__file__).parents[2] / "docs" / "integrations" / "trl.md").read_text("utf-8")
 END_ID = TOKENIZER.encode(END)[0]
+AGAIN = """
+import json, sys, urllib.request
+
+for question in ("What is 1 plus 2?", "What is 3 plus 4?"):
+    body = json.dumps({"messages": [{"role": "user", "content": question}]}).encode()
+    urllib.request.urlopen(urllib.request.Request(sys.argv[1], body)).read()
+"""
+"""An agent program that holds two conversations."""
 ASKED = Sampling(array("i", [1]), 4, (END_ID,))
 
 
@@ -218,6 +226,23 @@ def test_what_dropped_all_groups_is_said(tmp_path: Path) -> None:
     with HermesRollouts(spec_in(tmp_path, COMPARED), policy=Sampler(fails=1.0).policy(), replays=0) as rollouts:
         prompts = prompts_of(rollouts)
         with pytest.raises(RunError, match=r"not one of 16 rollouts could be scored \(16 server_failure\).* is busy"):
+            rollouts.rollout_func(prompts, trainer())
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (["false"], r"not one of 16 rollouts could be scored \(16 gave_up\): the policy was never asked.* status 1"),
+        (["python3", "-c", AGAIN], r"has 2 sequences.*agent\.program\.train: \[main\].*HermesWorker"),
+    ],
+)
+def test_what_programs_keep_from_being_trained_on_is_said(tmp_path: Path, program: list[str], said: str) -> None:
+    spec = yaml.safe_load(TEXT)
+    del spec["tools"]
+    spec["agent"]["program"] = {"command": [*program, "{{ endpoint }}/v1/chat/completions"]}
+    with HermesRollouts(spec_in(tmp_path, yaml.safe_dump(spec)), policy=Sampler().policy()) as rollouts:
+        prompts = prompts_of(rollouts)
+        with pytest.raises((RunError, UserError), match=said):
             rollouts.rollout_func(prompts, trainer())
 
 
@@ -626,6 +651,12 @@ def call_or_end(add: Callable[..., str]) -> str:
     ("text", "says"),
     [
         (TEXT + "user: {system: Be brief.}\nservers: {user: {type: scripted}}", "simulated user"),
+        (re.sub("tools: .*", "", TEXT).replace("agent: {", "agent: {program: {command: [x]}, "), "is a program"),
+        (
+            TEXT + "agents: {a: {}, b: {server: rival, train: false}}\nplay: alternate\n"
+            "servers: {rival: {type: scripted}}",
+            "several agents",
+        ),
         (TEXT + "toolsets: {distribution: {todo: 0.5, terminal: 0.5}}", "tools differ between rows"),
         (COMPARED, "rewards.longest compares the members of a group, and TRL's own loop plays each"),
     ],

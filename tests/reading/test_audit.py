@@ -146,3 +146,10 @@ def test_any_text_is_looked_at_in_time_that_grows_with_its_length(unit: str) -> 
         begin = time.process_time()
         signs("solution.py", text, frozenset({"hidden_test.py"}))
         assert time.process_time() - begin < 2
+
+
+def test_a_name_of_many_parts_is_not_given_to_python() -> None:
+    begin = time.process_time()
+    for source in ("import {}b", "x = {}b", "import \\\n {}b"):
+        signs("solution.py", source.format("a." * 90_000))
+    assert time.process_time() - begin < 2

@@ -21,7 +21,7 @@ def played(row: str, index: int, score: float | None, **more: object) -> Rollout
         "ending": "finished", "error": None, "turns": 2, "prompt_tokens": 100, "completion_tokens": 10, "cost": None,
         "roles": {},
         "calls": 1, "call_errors": 0, "tools": (), "seconds": {"total": 1.0}, "model": None, "row_digest": row,
-        "begin": 0, **more,
+        "seat": "", "episode": f"{row}:0", "begin": 0, **more,
     }  # fmt: skip
     return RolloutSummary(**said)  # type: ignore[arg-type]
 

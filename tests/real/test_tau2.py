@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -20,7 +21,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("domain", ["retail", "airline", "telecom"])
+@pytest.mark.parametrize("domain", ["retail", "airline", "telecom", "banking_knowledge"])
 def test_scores_are_those_of_the_original(domain: str) -> None:
     program = [str(PYTHON), str(HERE / "tau2_trajectories.py"), domain, os.environ.get("TAU2_EVERY", "8")]
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
@@ -30,3 +31,10 @@ def test_scores_are_those_of_the_original(domain: str) -> None:
     assert outcome["differ"] == []
     assert outcome["gold"][0] == outcome["gold"][1]
     assert outcome["trajectories"] >= 80
+
+
+def test_the_benchmark_of_ports_plays_both() -> None:
+    program = [sys.executable, str(ROOT / "benchmarks" / "ports.py"), "--tau2", str(PYTHON), "--repetitions", "1"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1].startswith("| tau2 | ")

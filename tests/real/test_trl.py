@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,18 +15,62 @@ import pytest
 
 from tests.api.summing import CODE, TEXT
 from tests.integrations.doors import SCORES, tokens_of
+from tests.learning import nim
 from tests.real.doors_played import MEMBERS, require_as_everywhere
 from tests.real.environments import HERE, ROOT, small_learner, tiny_model, trl_python, vllm_python
 
 COMPONENT = "TRL"
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(900)]
+CALCULATOR = """
+import json, os, sys, urllib.request
+
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("add", "multiply")]
+
+
+def ask(messages):
+    body = json.dumps({"model": "policy", "messages": messages, "tools": TOOLS}).encode()
+    address = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    with urllib.request.urlopen(urllib.request.Request(address, body)) as answer:
+        return json.load(answer)["choices"][0]["message"]
+
+
+messages = [{"role": "user", "content": sys.argv[1]}]
+while (message := ask(messages)).get("tool_calls"):
+    messages.append(message)
+    for call in message["tool_calls"]:
+        function = call["function"]
+        try:
+            arguments = json.loads(function["arguments"])
+            a, b = arguments["a"], arguments["b"]
+            result = a + b if function["name"] == "add" else a * b
+            function["arguments"] = json.dumps(dict(reversed(arguments.items())), separators=(",", ":"))
+        except (ValueError, KeyError, TypeError) as error:
+            result = f"{type(error).__name__}: {error}"
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": str(result)})
+print(message["content"])
+"""
+"""An agent program for the task of the learning example; it sends calls back in other JSON than was sampled."""
+CALCULATING = """
+dataset: {generator: "tools.py:rows"}
+prompt: {user: "{{ a }}{{ op }}{{ b }}"}
+sandbox: {files: [{to: agent.py, from: agent.py}]}
+agent:
+  program:
+    command: [python3, agent.py, "{{ prompt }}"]
+    env: {OPENAI_BASE_URL: "{{ endpoint }}/v1"}
+  max_turns: 2
+  max_tokens: 24
+  timeout: 120
+rewards: {right: {fn: "tools.py:right"}}
+"""
 
 
 def play(program: str, folder: Path, spec: Path | None = None, launch: Sequence[str] = ()) -> dict[str, Any]:
     """Run one of `trl_programs.py` in `folder`, and return what it saw."""
     learner = small_learner()
-    command = [str(trl_python()), *launch, str(HERE / "trl_programs.py"), program, str(learner)]
-    return seen([*command, str(spec or learner / "learning.yaml")], folder)
+    # Threads that wait for each other by spinning make a small model slow where programs need the cores too.
+    command = ["env", "OMP_NUM_THREADS=1", str(trl_python()), *launch, str(HERE / "trl_programs.py"), program]
+    return seen([*command, str(learner), str(spec or learner / "learning.yaml")], folder)
 
 
 def seen(command: list[str], folder: Path) -> dict[str, Any]:
@@ -45,10 +91,42 @@ def seen(command: list[str], folder: Path) -> dict[str, Any]:
 
 
 def test_a_model_learns_with_the_script_of_the_documents(tmp_path: Path) -> None:
-    found = play("grpo", tmp_path)
+    require_learnt(play("grpo", tmp_path))
+
+
+def test_a_model_learns_as_the_policy_of_an_agent_program(tmp_path: Path) -> None:
+    shutil.copy(small_learner() / "tools.py", tmp_path)
+    (tmp_path / "agent.py").write_text(CALCULATOR)
+    (tmp_path / "calculator.yaml").write_text(CALCULATING)
+    # Programs ask when they are ready, so that batches, and with them what is sampled, differ from run to run.
+    require_learnt(play("grpo", tmp_path, tmp_path / "calculator.yaml"), first=3)
+    (record,) = tmp_path.glob("outputs/grpo/*/rollouts.jsonl")
+    programs = [json.loads(line)["program"] for line in record.read_text("utf-8").splitlines()]
+    calls = [call for program in programs for call in program["calls"]]
+    # What a program makes of broken JSON is the policy's doing; all that says the same is trained on.
+    assert sum(call["tokens"] for call in calls if call["trained"]) >= 0.99 * sum(call["tokens"] for call in calls)
+
+
+def test_a_model_learns_a_game_against_itself(tmp_path: Path) -> None:
+    shutil.copy(nim.__file__, tmp_path)
+    (tmp_path / "rival.yaml").write_text(nim.RIVAL)
+    (tmp_path / "self_play.yaml").write_text(nim.SELF_PLAY)
+    found = play("self_play", tmp_path, tmp_path / "self_play.yaml")
+    print(f"wins against chance: {found['before']:.2f} before, {found['after']:.2f} after")  # noqa: T201
+    assert found["before"] < 0.6
+    assert found["after"] >= 0.9
+    assert max(found["worst"]) <= 1e-4
+    assert min(found["trained"]) > 200
+    (record,) = tmp_path.glob("outputs/self_play/*/rollouts.jsonl")
+    seats = Counter(json.loads(line)["seat"]["name"] for line in record.read_text("utf-8").splitlines())
+    assert seats["first"] == seats["second"] > 7_000
+
+
+def require_learnt(found: dict[str, Any], first: int = 1) -> None:
+    """A run of the documents' script has learnt the task, on exactly what was sampled; `first` steps are its start."""
     assert found["parameters"] < 1_000_000
     assert len(found["means"]) == 12
-    assert found["means"][0] < 0.4
+    assert min(found["means"][:first]) < 0.4
     assert max(found["means"][6:]) > 0.7
     assert max(found["worst"]) <= 1e-4
     assert min(found["trained"]) > 500  # tokens of 64 rollouts, so that the comparison is of something

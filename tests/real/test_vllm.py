@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hermes_rl.servers.base import ServerConfig
+from hermes_rl.servers.base import ContextLengthExceeded, ServerConfig
 from hermes_rl.servers.exactness import Finding
-from hermes_rl.servers.factory import token_server
+from hermes_rl.servers.factory import create_client, token_server
 from hermes_rl.servers.measuring import measure
 from tests.real.conftest import Vllm, hermes, policy, recomputed
+from tests.real.environments import HERE
 
 COMPONENT = "vLLM on processors"
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(900)]
@@ -52,6 +55,58 @@ def test_ten_thousand_tokens_are_exact_and_turns_are_independent(
         "figure", f"{found['turns']} pairs of turns, {deviations:+.1f} standard deviations from independence"
     )
     assert abs(found["agree"] - found["expected"]) <= 4 * found["variance"] ** 0.5
+
+
+ASKING = """
+agent:
+  program:
+    command: [python3, agent.py, WAY, "{{ a }}", "{{ b }}", "{{ c }}"]
+    env: {OPENAI_BASE_URL: "{{ endpoint }}/v1"}
+  max_turns: 16
+  max_tokens: 96
+  timeout: 120
+sandbox: {files: [{to: agent.py, from: agent.py}]}
+"""
+LEFT_OUT = {"side_calls", "rejected", "changed"}
+"""Kinds of calls that the program which rewrites makes, and nothing is trained of."""
+
+
+def test_ten_thousand_tokens_of_three_agent_programs_are_exact(
+    vllm: Vllm, model: Path, sums: Path, record_property: Callable[[str, object], None]
+) -> None:
+    folder, groups, left_out = sums.parent, list[str](), Counter[str]()
+    shutil.copy(HERE / "asking_program.py", folder / "agent.py")
+    text = re.sub(r"(?m)^tools: .*\n", "", sums.read_text("utf-8"))
+    for way in ("chat", "responses", "rewriting"):
+        spec = folder / f"{way}.yaml"
+        spec.write_text(re.sub(r"(?m)^agent: .*\n", "", text) + ASKING.replace("WAY", way))
+        hermes("run", spec, "process", *policy(vllm, model), "--set", "process.groups=8", "--out", way, folder=folder)
+        # A group has as many lines as its longest rollout has sequences.
+        proofs = list({line["group"]: line["certificate"] for line in groups_of(folder / way)}.values())
+        assert [proof["problems"] for proof in proofs if not proof["exact"]] == []
+        figures = {
+            name: sum(proof[name] for proof in proofs) for name in ("sampled", "trained", "left_out", "sequences")
+        }
+        assert figures["trained"] + figures["left_out"] == figures["sampled"]
+        share = figures["trained"] / figures["sampled"]
+        record_property("figure", f"{way}: {figures}, {share:.1%} trained")
+        for line in (folder / way / "rollouts.jsonl").read_text("utf-8").splitlines():
+            program = json.loads(line)["program"]
+            assert program["exit_code"] == 0, program["output"]
+            left_out.update(program["left_out"])
+        groups += (folder / way / "groups.jsonl").read_text("utf-8").splitlines()
+        if way == "rewriting":
+            assert left_out.keys() >= LEFT_OUT
+            assert sum(left_out.values()) == figures["left_out"]
+        else:
+            assert share >= 0.95
+            assert not left_out
+    (folder / "groups.jsonl").write_text("\n".join(groups))
+    found = recomputed(model, folder / "groups.jsonl")
+    record_property("figure", f"{found['tokens']} tokens, mean difference {found['sum'] / found['tokens']:.1e}")
+    record_property("figure", f"left out: {dict(left_out)}")
+    require_exact(found)
+    assert found["tokens"] >= 10_000
 
 
 async def measured(url: str, model: Path, draws: int) -> list[Finding]:
@@ -117,6 +172,27 @@ def test_doctor_has_nothing_against_processed_logprobs(
     finally:
         server.kill()
     assert [line.split()[0] for line in lines] == ["ok", "ok"]
+
+
+async def test_a_reward_model_is_asked_on_each_of_its_paths(
+    model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    server = Vllm(
+        *(model, tmp_path_factory.mktemp("rating") / "log", "--runner", "pooling", "--convert", "classify"),
+        *("--hf-overrides", '{"num_labels": 1}'),
+    )
+    server.start()
+    asked = [{"role": "user", "content": "Where is it?"}]
+    try:
+        for kind in ("vllm-score", "vllm-classify", "vllm-pooling"):
+            config = ServerConfig(kind, f"{server.url}/v1", "tiny")
+            async with create_client("rater", [config]) as rater:
+                (number,) = await rater.rated([*asked, {"role": "assistant", "content": "In Paris."}])
+                assert 0 <= number <= 1
+                with pytest.raises(ContextLengthExceeded):
+                    await rater.rated([*asked, {"role": "assistant", "content": "word " * 20_000}])
+    finally:
+        server.kill()
 
 
 def test_a_server_that_is_killed_and_comes_back_costs_nothing(vllm: Vllm, model: Path, sums: Path) -> None:

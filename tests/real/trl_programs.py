@@ -5,6 +5,7 @@ FOLDER is that of `small_learner.py`. Each program runs in the environment with 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
@@ -18,12 +19,17 @@ import torch
 import trl
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
+import hermes_rl
+from examples.learning.model import padded
 from hermes_rl import Policy
 from hermes_rl.errors import UserError
 from hermes_rl.integrations import trl as door
+from hermes_rl.tokens.chat import chat_tokens
+from hermes_rl.tokens.hub import HubTokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.integrations.doors import TOKENIZER, answer
 from tests.integrations.doors import sample as scripted
+from tests.learning import nim
 from tests.real.doors_played import MEMBERS, write_doors
 
 ROOT = Path(__file__).parents[2]
@@ -221,6 +227,76 @@ def asynchronous(folder: Path, spec: Path) -> dict[str, Any]:
         "forwarded": len(packed["input_ids"]),
         "tokens": sum(len(one.input_ids) for one in few),
     }
+
+
+GAMES, SELF_PLAY_BATCHES = 300, 80
+
+
+def self_play(folder: Path, spec: Path) -> dict[str, Any]:
+    """A model learns Nim against itself, and is measured against a rival who moves by chance (`rival.yaml`)."""
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    small = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+    small |= {"num_key_value_heads": 4, "head_dim": 16, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), pad_token_id=tokenizer.eos_token_id, **small))
+    warm_up(model, HubTokenizer(str(folder / "tokenizer")))
+    settings = {**PLAIN, **LEARNING, "learning_rate": 5e-4, "num_iterations": 4, "entropy_coef": 0.02}
+    settings |= {"per_device_train_batch_size": 192, "num_generations": 12, "max_steps": 4 * SELF_PLAY_BATCHES}
+    before = wins(model, tokenizer, spec.with_name("rival.yaml"))
+    with door.HermesRollouts(spec, rows=200, record="outputs/self_play") as rollouts:
+        trainer = Checked(
+            model=model,
+            processing_class=tokenizer,
+            train_dataset=rollouts.train_dataset,
+            rollout_func=rollouts.rollout_func,
+            reward_funcs=rollouts.reward_funcs,
+            args=trl.GRPOConfig("out", **settings),
+        )
+        trainer.train()
+    after = wins(model, tokenizer, spec.with_name("rival.yaml"))
+    return {"before": before, "after": after, "worst": trainer.worst[::4], "trained": trainer.trained[::4]}
+
+
+def warm_up(model: Any, tokenizer: HubTokenizer) -> None:
+    """Let a model learn to play as badly as the book of the game does."""
+    chance = random.Random(0)
+    lines = [chat_tokens(tokenizer, nim.badly_played(chance, 0.0), []).sequences[0] for _ in range(2000)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    for _ in range(300):
+        batch = chance.sample(lines, 64)
+        scores = model(input_ids=padded([line.tokens for line in batch])).logits[:, :-1]
+        labels = padded([line.masks for line in batch], -100)[:, 1:]
+        loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=-100)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def wins(model: Any, tokenizer: Any, spec: Path) -> float:
+    """Return the share of games that a model wins."""
+
+    @torch.no_grad()
+    def answer(ids: list[int], most: int) -> hermes_rl.Sampled:
+        line, logs = list(ids), []
+        while len(logs) < most and (not logs or line[-1] != tokenizer.eos_token_id):
+            values = torch.log_softmax(model(input_ids=torch.tensor([line])).logits[0, -1], -1)
+            token = int(torch.multinomial(values.exp(), 1))
+            line.append(token)
+            logs.append(float(values[token]))
+        return hermes_rl.Sampled(line[len(ids) :], logs)
+
+    async def sample(ids: list[int], sampling: hermes_rl.Sampling) -> hermes_rl.Sampled:
+        return answer(ids, sampling.max_tokens)
+
+    policy = hermes_rl.Policy.sampling(sample, tokenizer, context=1024)
+
+    async def play() -> float:
+        async with hermes_rl.open_env(spec) as env:
+            rows = [row for row, _ in zip(env.rows(), range(GAMES), strict=False)]
+            async with env.groups(1, rows=rows, policy=policy) as groups:
+                return fmean([rollout.score or 0.0 async for group in groups for rollout in group.rollouts])
+
+    return asyncio.run(play())
 
 
 def untrained() -> tuple[Any, Any]:

@@ -65,6 +65,10 @@ os._exit(0)
 """
 
 
+UNPACK = ("mkdir -p /tmp/lib && tar xzf /tmp/lib.tgz -C /tmp/lib",)
+"""What makes pytest of its archive in a sandbox."""
+
+
 @dataclass(frozen=True)
 class Case:
     """What the agent has left, as files of artifacts or in a patch, and the tests that judge it."""
@@ -101,7 +105,7 @@ async def judged(case: Case, library_of_pytest: tuple[SandboxFile, ...]) -> Rewa
     env, setup = {"PYTHONDONTWRITEBYTECODE": "1"}, ()
     if "pytest" in case.command:
         env["PYTHONPATH"] = "/tmp/lib"
-        files, setup = (*files, *library_of_pytest), ("mkdir /tmp/lib && tar xzf /tmp/lib.tgz -C /tmp/lib",)
+        files, setup = (*files, *library_of_pytest), UNPACK
     config = SandboxConfig(env=env, files=files, setup=setup)
     given = {path: ArtifactFile("", _bytes(text), 0o644) for path, text in case.files.items()}
     artifacts = {path: TakenArtifact(path, path, (file,)) for path, file in given.items()}
@@ -136,6 +140,35 @@ async def diff(case: Case) -> bytes:
         done = await sandbox.run("git add -A && git diff --cached --binary HEAD")
         assert done.exit_code == 0, done.output
         return done.stdout
+
+
+def added(path: str, text: str, mode: str = "100644") -> str:
+    """What a patch says of a new file; `path` as git writes it, with the quotes where it has some."""
+    quote = '"' if path.startswith('"') else ""
+    old, new = (f"{quote}{side}/{path.strip(quote or None)}{quote}" for side in "ab")
+    lines = text.split("\n")
+    end = [] if not lines.pop() else ["\\ No newline at end of file"]
+    lines += text.split("\n")[-1:] if end else []
+    body = [f"+{line}" for line in lines]
+    head = [
+        f"diff --git {old} {new}",
+        f"new file mode {mode}",
+        "--- /dev/null",
+        f"+++ {new}",
+        f"@@ -0,0 +1,{len(lines)} @@",
+    ]
+    return "\n".join([*head, *body, *end, ""])
+
+
+def moved(source: str, target: str) -> str:
+    """What a patch says of a file under a new name."""
+    return f"diff --git a/{source} b/{target}\nsimilarity index 100%\nrename from {source}\nrename to {target}\n"
+
+
+def removed(path: str, line: str) -> str:
+    """What a patch says of a file of one line that it takes away."""
+    head = f"diff --git a/{path} b/{path}\ndeleted file mode 100644\n--- a/{path}\n+++ /dev/null\n"
+    return f"{head}@@ -1 +0,0 @@\n-{line}\n"
 
 
 def _bytes(text: str | bytes) -> bytes:

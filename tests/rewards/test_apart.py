@@ -103,6 +103,20 @@ async def test_a_reference_that_does_not_pass_apart_is_a_failure_of_the_reward()
         await judged(apart(code, derived, reference=[{"to": "solution.py", "content": code}]), ())
 
 
+async def test_what_equals_everything_is_not_asked_whether_it_is_equal() -> None:
+    assert (await judged(apart(EVIL + "add = lambda *_: Equal()\n"), ())).value == 0
+
+
+async def test_a_star_import_brings_nothing_in_the_place_of_what_the_tests_have() -> None:
+    tests = "import unittest, math\nfrom solution import *\nclass T(unittest.TestCase):\n    def test_add(self):\n        assert {}\n"
+    cheat = (
+        "def all(_): return True\ndef add(a, b): return 0\nclass math:\n    isclose = staticmethod(lambda *_: True)\n"
+    )
+    for check in ("all(add(a, b) == a + b for a, b in [(2, 3), (0, 3)])", "math.isclose(add(2, 3), 5)"):
+        assert (await judged(apart(cheat, tests.format(check)), ())).value == 0
+        assert (await judged(apart(RIGHT, tests.format(check)), ())).value == 1
+
+
 async def test_a_command_that_is_no_runner_of_tests_is_refused() -> None:
     with pytest.raises((UserError, RewardFailure), match="pytest or unittest"):
         await judged(replace(apart(RIGHT), command="python3 test_hidden.py"), ())

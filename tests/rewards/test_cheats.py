@@ -12,13 +12,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
+from typing import Any
 
 import pytest
 
 from hermes_rl.errors import UserError
-from hermes_rl.sandbox.base import SandboxFile
+from hermes_rl.sandbox.base import SandboxConfig, SandboxFile
 from hermes_rl.sandbox.packages import package_folder
 from hermes_rl.scoring.value import RewardValue
+from hermes_rl.tools import context
+from hermes_rl.tools.artifacts import ArtifactFile, TakenArtifact
+from hermes_rl.tools.base import ToolRuntime
+from hermes_rl.tools.context import ToolContext
 from tests.rewards.cheating import (
     CASE,
     EXIT,
@@ -28,22 +33,63 @@ from tests.rewards.cheating import (
     PASSING,
     PASSING_CASE,
     PLAIN,
+    PYTEST,
     RIGHT,
     SIGN,
     UNITTEST,
+    UNPACK,
     WRONG,
     Case,
+    added,
     case,
     judged,
+    moved,
     pytest_case,
+    removed,
 )
 from tests.rewards.inside import inside
-from tests.rewards.planted import odd, planted
+from tests.rewards.planted import HOME, odd, planted
+from tests.rewards.played import graded
 
 STARTS_PYTEST = (
     'python3 -c "import subprocess, sys; '
     "sys.exit(subprocess.call([sys.executable, '-m', 'pytest', '-q', 'tests/test_hidden.py']))\""
 )
+
+
+KNOWS = "def add(a, b): return {(2, 3): 5, (0, 3): 3}.get((a, b))\n"
+"""Passes the hidden tests, and not what the image's own files look at."""
+LOOKS = "import solution\ndef pytest_runtest_call(item): assert solution.add(7, 7) == 14\n"
+STRICT = "def check(a, b): assert a == b, (a, b)\ndef pytest_runtest_call(item):\n    import solution\n    check(solution.add(7, 7), 14)\n"
+SAYS = """import os
+def say(*words): os.write(8, "\\t".join((str(os.getpid()), *words)).encode() + b"\\n")
+n = "/home/user/tests/test_hidden.py::"
+say("begin", "pytest"); say("tests", n + "test_small", n + "test_zero")
+for i in "01": say("start", i); say("end", i, "passed")
+say("session", "0"); say("finish"); os._exit(0)
+"""
+SPEAKS = f"import os; exec({SAYS!r}, {{}})\n"
+"""Speaks in the place of the runner, where it is loaded before the reporter."""
+LOOSE = "def check(a, b): pass\n"
+LIBRARY = {"/tmp/lib/strict.py": STRICT}
+"""What the image has installed, to assert with."""
+BY_LIBRARY = {
+    "tests/test_hidden.py": "from strict import check\nfrom solution import add\n\ndef test_small(): check(add(2, 3), 5)\n"
+}
+
+
+OF_PACKAGE = {
+    "calc/tests/test_hidden.py": "from strict import check\nimport sys; sys.path.append('calc')\nfrom ops import add\n\ndef test_small(): check(add(2, 3), 5)\n"
+}
+PACKAGED = "python3 -m pytest -q calc/tests/test_hidden.py"
+PACKAGES = {"calc/__init__.py": "", "calc/tests/__init__.py": ""}
+REMOVED_PLAINLY = "--- a/calc/__init__.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-x = 1\n"
+
+
+def patch_case(kind: str, name: str, patch: str, image: dict[str, str] | None = None, **more: Any) -> Case:
+    """A patch that git is not to write."""
+    given = {"tests": {"tests/test_hidden.py": PLAIN}, "command": PYTEST, **more}
+    return Case(kind, name, {}, image={**LIBRARY, **(image or {})}, patch=True, raw=patch.encode(), **given)
 
 
 def cheats() -> list[Case]:
@@ -172,6 +218,32 @@ def cheats() -> list[Case]:
                     command="python3 -m pytest -q"),
         Case("place", "a package in front", {"solution.py": WRONG, "test_hidden/__init__.py": PASSING_CASE},
              command="python3 -m unittest -q"),
+        # what a patch does not say openly
+        *(patch_case("patch", f"a new name for {steers}", added("solution.py", KNOWS) + moved(steers, new), {steers: text})
+          for steers, new, text in (("conftest.py", "notes.txt", LOOKS), ("tests/conftest.py", "tests/data/d.py", LOOKS),
+                                    ("pytest.ini", "notes.ini", "[pytest]\naddopts = -p strict\n"))),
+        patch_case("patch", "a name that is no text", added("solution.py", WRONG) + added(f'"{HOME}/x\\377.pth"', SPEAKS)),
+        patch_case("patch", "a link in the place of a folder", added("solution.py", WRONG) + added("evil/strict.py", LOOSE) +
+                   removed("src/data.txt", "x") + added("src", "evil", "120000"), {"src/data.txt": "x\n"}, tests=BY_LIBRARY,
+                   command=f"PYTHONPATH=src:$PYTHONPATH {PYTEST}"),
+        *(patch_case("patch", f"a package that is none any more, {name}", added("calc/ops.py", WRONG) + added("calc/strict.py", LOOSE) + gone,
+                     {"calc/__init__.py": "x = 1\n", "calc/tests/__init__.py": ""}, tests=OF_PACKAGE, command=PACKAGED)
+          for name, gone in {"removed": removed("calc/__init__.py", "x = 1"), "by another header": REMOVED_PLAINLY,
+                             "renamed": moved("calc/__init__.py", "calc/first.py"), "moved": moved("calc/__init__.py", "old/__init__.py")}.items()),
+        patch_case("patch", "a file of a kind that patches do not add", added("solution.py", RIGHT) + added("tool", "x\n"), tests={"test_hidden.py": CASE},
+                   command="test -e tool && python3 -m unittest -q test_hidden"),
+        patch_case("patch", "more files than are listed", added("solution.py", RIGHT) + "".join(
+                   f"diff --git a/{name} b/{name}\nnew file mode 100644\nindex 0000000..e69de29\n" for name in (f"n/{'n' * 200}{number}.txt" for number in range(6000)))),
+        pytest_case("tests", "skipped where a mark would allow it", "import pytest\ndef add(a, b): pytest.skip('no')\n", tests={"tests/test_hidden.py":
+                    "import pytest\nfrom solution import add\n@pytest.mark.skipif(False, reason='')\ndef test_small(): assert add(2, 3) == 5\n"}),
+        patch_case("patch", "a folder that is no package", added("calc/ops.py", WRONG) + added("calc/strict.py", LOOSE), tests=OF_PACKAGE, command=PACKAGED),
+        patch_case("patch", "a script in a package", added("calc/ops.py", WRONG) + added("calc/tests/fractions.py", "def Fraction(_): return 5\n"),
+                   PACKAGES, tests={"calc/tests/check.py": "from fractions import Fraction\nfrom calc.ops import add\nassert Fraction(add(2, 3)) == 5\n"},
+                   command="PYTHONPATH=. python3 calc/tests/check.py"),
+        pytest_case("pytest's files", "a folder that the image's own configuration names", files={"src/strict.py": LOOSE},
+                    tests=BY_LIBRARY, image={**LIBRARY, "pytest.ini": "[pytest]\npythonpath = . src\n"}),
+        pytest_case("pytest's files", "folders that it lists", files={"more/strict.py": LOOSE}, tests=BY_LIBRARY,
+                    image={**LIBRARY, "pyproject.toml": "[tool.pytest.ini_options]\npythonpath = [\n  'src',\n  'more',\n]\n"}),
     ]  # fmt: skip
 
 
@@ -360,6 +432,18 @@ HONEST = [
         tests={"tests/test_hidden.py": PLAIN + "\ndef test_broken(): assert 0\n"}),
     *(make("honest", f"objects that refuse every question, {name}", RIGHT, {"test_hidden.py": PROXIES}) for name, make in MAKERS.items()),
     *(make("honest", f"tests that replace their own methods, {name}", RIGHT, {"test_hidden.py": OWN_METHODS}) for name, make in MAKERS.items()),
+    patch_case("honest", "a conftest that moves with its tests", added("solution.py", RIGHT) +
+               moved("tests/conftest.py", "tests/unit/conftest.py"), {"tests/conftest.py": "import os\n"},
+               tests={"tests/unit/test_hidden.py": PLAIN}, command="python3 -m pytest -q tests/unit/test_hidden.py"),
+    *(patch_case("honest", f"a module of a package called as one of Python's, {command.split()[2]}", added("calc/random.py", "X = 0\n") +
+                 added("calc/packaging.py", "Y = 0\n") + added("calc/ops.py", "from calc.random import X\nfrom .packaging import Y\ndef add(a, b): return a + b + X + Y\n"),
+                 PACKAGES, tests={"calc/tests/test_hidden.py": CASE.replace("solution", "calc.ops")}, command=command)
+      for command in (PACKAGED, "python3 -m unittest -q calc.tests.test_hidden")),
+    patch_case("honest", "a module under a new name", moved("old.py", "solution.py"), {"old.py": RIGHT}),
+    patch_case("honest", "odd names in a patch", added("solution.py", RIGHT) + added('"d\\303\\274 [x]*\\t.txt"', "x\n")),
+    patch_case("honest", "lines that end as on Windows", added("solution.py", RIGHT.replace("\n", "\r\n"))),
+    pytest_case("honest", "a module where the configuration lets Python look", "from other import add\n", files={"src/other.py": RIGHT},
+        image={"pytest.ini": "[pytest]\npythonpath = . src\n"}),
     pytest_case("honest", "a plug-in of the tests' own conftest", RIGHT, tests={"tests/test_hidden.py": PLAIN, "tests/conftest.py":
         "class Plug:\n    def pytest_runtest_setup(self, item): pass\ndef pytest_configure(config): config.pluginmanager.register(Plug())\n"}),
 ]  # fmt: skip
@@ -392,6 +476,38 @@ def test_there_are_cheats_of_many_kinds() -> None:
     assert len(Counter(each.kind for each in cheats())) >= 15
     assert len({str(each) for each in cheats()}) == len(cheats())
     assert len(HONEST) >= 20
+
+
+async def test_a_name_with_a_line_separator_stands_for_no_other_name(
+    library_of_pytest: tuple[SandboxFile, ...],
+) -> None:
+    """A patch beside an artifact: what is there already counts as what is worked on."""
+    odd_name = "z\u2028pluggy.py"
+    patch = added("solution.py", WRONG) + added("pluggy.py", EXIT) + removed(odd_name, "x")
+    laid = {
+        "folder": TakenArtifact("folder", ".", (ArtifactFile(odd_name, b"x\n", 0o644),)),
+        "patch": TakenArtifact("patch", "~/.artifacts/patch", (ArtifactFile("", patch.encode(), 0o644),)),
+    }
+    config = SandboxConfig(env={"PYTHONPATH": "/tmp/lib"}, files=library_of_pytest, setup=UNPACK)
+    async with ToolRuntime(config) as runtime:
+        runtime.artifacts = laid
+        await runtime.laid.lay(await runtime.sandbox(), laid)
+        tests = [{"to": "test_hidden.py", "content": PLAIN}]
+        command = "python3 -m pytest -q test_hidden.py"
+        ctx = ToolContext(runtime.task_id)
+        value = await graded("tests_pass", ctx=ctx, command=command, files=tests, apply="patch", timeout=30)
+        assert value.value == 0
+        assert "error" in await asyncio.to_thread(ctx.read_file, "pluggy.py")
+
+
+@pytest.mark.slow
+async def test_more_modules_than_a_program_takes_arguments_hide_none(
+    library_of_pytest: tuple[SandboxFile, ...],
+) -> None:
+    many = {f"m{number:05}{'x' * 240}.py": "" for number in range(9000)}
+    case = pytest_case("many", "modules", files={"strict.py": LOOSE, **many}, tests=BY_LIBRARY, image=LIBRARY)
+    assert (await judged(replace(case, command="python3 -m pytest -q tests"), library_of_pytest)).value == 0
+    assert max(len(key) for _, key in context._remembered) < 1000
 
 
 # ------------------------------------------------------------------ each kind at each place
@@ -488,9 +604,17 @@ async def test_an_old_pytest_is_fooled_no_more_than_a_new_one(old_pytest: tuple[
     assert {name: value.value for name, value in found.items() if value.value != 0} == {}
 
 
+LOOKS_ELSEWHERE = "a module where the configuration lets Python look"
+"""An honest case that an old pytest cannot play: `pythonpath` came with its version 7."""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_an_old_pytest_does_not_hurt_the_honest(old_pytest: tuple[SandboxFile, ...]) -> None:
-    cases = [case for case in (*HONEST, *ODD) if "-m pytest" in case.command]
+    cases = [
+        case
+        for case in (*HONEST, *ODD)
+        if "-m pytest" in case.command and LOOKS_ELSEWHERE not in case.name.replace("-", " ")
+    ]
     found = await values(cases[FIRST::ONE_IN], old_pytest)
     assert {name: value.reason for name, value in found.items() if value.value != 1} == {}

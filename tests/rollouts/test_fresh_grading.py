@@ -210,13 +210,13 @@ async def test_fresh_sandboxes_wait_already_and_have_nothing_of_anybody(tmp_path
                 sandboxes = RewardSandboxes(runtime, compiled.grader.ordered)
                 await sandboxes.take([ArtifactRequest("work", path="work")], 9)
                 await settled(compiled.pool)
-                before = compiled.pool.taken
+                before = compiled.pool.reused
                 async with sandboxes(compiled.grader.ordered[1]) as context:
                     assert context is not None
                     found = find_runtime(context.task_id)
                     assert found is not None
                     fresh = await found.sandbox()
-                    assert (fresh is not own, compiled.pool.taken) == (True, before + 1), number
+                    assert (fresh is not own, compiled.pool.reused) == (True, before + 1), number
                     seen = (await fresh.run(LOOKS)).output
                     assert seen == "/home/user:\ngiven\nset-up\nwork\n\n/tmp:\na\n0\n0\n"
                     await fresh.run("touch ~/left /tmp/left; export LEFT=1; sleep 777 >/dev/null 2>&1 &")

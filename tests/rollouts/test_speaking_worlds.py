@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import yaml
 from hermes_rl import Ending, Group, Rollout, UserError, certify, open_env
 from hermes_rl.data.check import check_spec
 from hermes_rl.errors import SpecError
+from hermes_rl.runs.metrics import Played
 from hermes_rl.runs.opening import Launch
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
@@ -22,6 +25,7 @@ from tests.api import summing
 WORLD = '''
 """A game of guessing a number, and a shop."""
 import os
+import re
 
 
 class Game:
@@ -155,6 +159,19 @@ async def test_what_the_agent_makes_the_code_raise_is_its_doing(
     assert rollout.result is not None
     (error,) = rollout.result.tool_errors
     assert said in error.error, error
+
+
+async def test_a_state_apart_is_made_there_alone(tmp_path: Path) -> None:
+    made = 'self.guesses, self.over, self.closed = item["number"], 0, False, item.get("closed")\n'
+    assert made in WORLD
+    spec = spec_of(tmp_path, says("7"), state={"python": "world.py:Game", "process": True})
+    note = f"        open({str(tmp_path / 'made')!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+    (tmp_path / "world.py").write_text(WORLD.replace(made, made + note))
+    async with open_env(spec) as env:
+        for row in env.rows()[:1] * 2:
+            await env.play(row)
+    pids = (tmp_path / "made").read_text().split()
+    assert len(pids) == 2 and str(os.getpid()) not in pids
 
 
 async def test_its_turns_are_bounded(tmp_path: Path) -> None:
@@ -399,6 +416,12 @@ async def test_arguments_are_handed_on_as_sent_or_repaired(
     rollout = await play(described(tmp_path, tool, [calls("count", items=sent), *says("Done.")], apart))
     assert answer in answers(rollout)[0]
     assert (arguments is None) == ("error" in answers(rollout)[0])
+    assert rollout.result is not None
+    repaired = [call.repaired for call in rollout.result.tool_calls]
+    assert repaired == [arguments == "repair"], "what was repaired is counted"
+    line = json.loads(json.dumps(rollout_record(rollout)))
+    assert [call.repaired for call in result_of(line).tool_calls] == repaired
+    assert Played.of(line).repaired == sum(repaired)
 
 
 async def test_what_describes_no_tools_is_the_spec_s_mistake(tmp_path: Path) -> None:
@@ -410,3 +433,253 @@ async def test_what_describes_no_tools_is_the_spec_s_mistake(tmp_path: Path) -> 
         "servers": {"policy": {"type": "scripted"}},
     }), tmp_path)  # fmt: skip
     assert "1:32" in problems[0] and "has no `docs`" in problems[0]
+
+
+CHOSEN = '''
+"""Tools that a decorator marks, beside helpers that no model could call."""
+import functools
+
+
+def tool(function):
+    function.is_tool = True
+    return function
+
+
+def helper(anything):
+    return anything
+
+
+@tool
+def weigh(what: str) -> str:
+    """Weigh something."""
+    return f"weighed {what}"
+
+
+@tool
+def measure(what: str) -> str:
+    """Measure something."""
+    return f"measured {what}"
+
+
+class Shop:
+    """A shop with tools and helpers."""
+
+    def __init__(self, item):
+        self.item, self.desk = item, self
+
+    @tool
+    def get_order(self, number: str) -> str:
+        """Get an order."""
+        return self.helper(number)
+
+    @tool
+    def get_user(self, number: str) -> str:
+        """Get a user."""
+        return f"user {number}"
+
+    @tool
+    def cancel(self, number: str) -> str:
+        """Cancel an order."""
+        return "cancelled"
+
+    def helper(self, anything):
+        return f"order {anything}"
+
+    def call(self, name, arguments):
+        return f"{name} of {self.item['q']}: {arguments}"
+'''
+PARAMETERS = {"type": "object", "properties": {"number": {"type": "string"}}}
+DOCUMENT = [{"name": name, "description": "A tool.", "parameters": PARAMETERS} for name in ("first", "second")]
+
+
+def chosen(folder: Path, tools: list[Any], turns: list[Any], apart: bool, **row: Any) -> Any:
+    (folder / "chosen.py").write_text(CHOSEN)
+    state = {"python": "chosen.py:Shop", "process": apart}
+    rows = {"items": [{"q": "a", **row}]}
+    given = {"user": None, "prompt": {"user": "Go."}, "rewards": None, "dataset": rows}
+    return spec_of(folder, turns, state=state, tools=tools, **given)
+
+
+def offered(rollout: Rollout) -> list[str]:
+    assert rollout.result is not None
+    return [schema["function"]["name"] for schema in rollout.result.tool_schemas]
+
+
+DESK = {"state": "desk", "marked": "is_tool"}
+OF_ROW = {"state": "call", "schemas": "{{ documents }}", "arguments": "strict"}
+
+
+@APART
+@pytest.mark.parametrize(
+    ("entry", "names"),
+    [
+        (DESK, ["get_order", "get_user", "cancel"]),
+        (DESK | {"names": ["get_*"]}, ["get_order", "get_user"]),
+        (DESK | {"names": ["cancel", "get_user"]}, ["get_user", "cancel"]),
+        (DESK | {"names": "{{ may }}"}, ["get_order", "cancel"]),
+        ({"state": "desk", "names": ["{{ may[0] }}"]}, ["get_order"]),
+        ({"python": "chosen.py:*", "marked": "is_tool"}, ["weigh", "measure"]),
+        ({"python": "chosen.py:*", "marked": "is_tool", "names": ["w*"], "process": True}, ["weigh"]),
+        (OF_ROW, ["first", "second"]),
+        (OF_ROW | {"names": ["second"]}, ["second"]),
+        ({"state": "call", "schemas": {"file": "tools.json"}}, ["first", "second"]),
+    ],
+)
+async def test_tools_are_chosen_by_a_mark_a_name_the_row_or_a_document(
+    tmp_path: Path, entry: dict[str, Any], names: list[str], apart: bool
+) -> None:
+    (tmp_path / "tools.json").write_text(json.dumps([{"type": "function", "function": each} for each in DOCUMENT]))
+    argument = {"what" if "python" in entry else "number": "7"}
+    turns = [calls(name, **argument) for name in names] + says("Done.")
+    rollout = await play(chosen(tmp_path, [entry], turns, apart, may=["get_order", "cancel"], documents=DOCUMENT))
+    assert (offered(rollout), rollout.error) == (names, None)
+    heard_back = {
+        "get_order": "order 7", "get_user": "user 7", "cancel": "cancelled", "weigh": "weighed 7",
+        "measure": "measured 7", "first": "first of a: {'number': '7'}", "second": "second of a: {'number': '7'}",
+    }  # fmt: skip
+    assert answers(rollout) == [heard_back[name] for name in names]
+
+
+@APART
+async def test_another_row_has_other_tools(tmp_path: Path, apart: bool) -> None:
+    spec = chosen(tmp_path, [OF_ROW], says("Done."), apart)
+    rows = [{"q": each["name"], "documents": [each]} for each in DOCUMENT] + [{"q": "none", "documents": []}]
+    spec = spec.model_copy(update={"dataset": spec.dataset.model_copy(update={"items": tuple(rows)})})
+    async with open_env(spec) as env:
+        assert [offered(await env.play(row)) for row in env.rows()] == [["first"], ["second"], []]
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        (DESK | {"names": ["get_oder"]}, r"desk of the state Shop has no tool 'get_oder'; did you mean `get_order`\?"),
+        (DESK | {"marked": "is_tol"}, "desk of the state Shop has no function or method with 'is_tol'"),
+        ({"python": "chosen.py:*", "marked": "is_tol"}, "no function or method with 'is_tol'"),
+        (
+            {"python": "chosen.py:*", "marked": "is_tool", "names": ["wiegh"]},
+            "has no tool 'wiegh'; did you mean `weigh`",
+        ),
+        ({"state": "call", "schemas": {"file": "broken.json"}}, r"broken\.json cannot be read as JSON"),
+        (OF_ROW | {"schemas": "{{ [q] }}"}, "what `schemas` gives has to be a list of tools"),
+    ],
+)
+async def test_tools_that_are_not_there_are_the_spec_s_mistake(
+    tmp_path: Path, entry: dict[str, Any], problem: str
+) -> None:
+    (tmp_path / "broken.json").write_text("[")
+    with pytest.raises(UserError, match=problem):
+        await play(chosen(tmp_path, [entry], says("Done."), False))
+
+
+EDITED = '''
+class Hall:
+    """A hall that hears what a model says in it, and how often its agent has answered."""
+
+    def __init__(self, item):
+        self.item, self.answered, self.heard = item, 0, []
+
+    def edit(self, words):
+        self.heard.append(words)
+        if "crash" in words:
+            raise ValueError(words)
+        if "bye" in words:
+            return {"say": "Goodbye.", "over": True}
+        return {"say": words.upper(), "tools": ["look"] if "tools" in words else []}
+
+    def count(self):
+        self.answered += 1
+        if self.item["fails"] == self.answered:
+            raise RuntimeError("too often")
+
+    def look(self) -> str:
+        """Look around."""
+        return f"answered {self.answered}"
+
+
+def answered(state):
+    return state.answered
+
+
+def heard(state):
+    return len(state.heard)
+'''
+
+
+def in_hall(folder: Path, turns: list[Any], apart: bool, user: dict[str, Any], fails: int = 0, **state: Any) -> Any:
+    (folder / "hall.py").write_text(EDITED)
+    return spec_of(
+        folder,
+        turns,
+        dataset={"items": [{"fails": fails}]},
+        state={"python": "hall.py:Hall", "process": apart, **state},
+        tools=[{"state": "look"}],
+        user=user,
+        prompt={"user": "Begin."},
+        rewards={name: {"fn": f"hall.py:{name}"} for name in ("answered", "heard")},
+        servers={"policy": {"type": "scripted"}, "user": {"type": "scripted"}},
+    )
+
+
+MODEL = {"edit": "edit", "stop": ["END"]}
+
+
+@APART
+@pytest.mark.parametrize(
+    ("words", "told", "ending"),
+    [
+        (["so", "and"], ["SO", "AND", "END"], Ending.USER_STOP),
+        (["so", "bye now", "never"], ["SO", "Goodbye."], Ending.WORLD_OVER),
+    ],
+)
+async def test_code_has_the_last_word_on_what_a_model_says_as_the_user(
+    tmp_path: Path, apart: bool, words: list[str], told: list[str], ending: Ending
+) -> None:
+    turns = [{"say": "Yes.", "user": each} for each in words] + says("Done.")
+    rollout = await play(in_hall(tmp_path, turns, apart, MODEL))
+    assert (rollout.error, rollout.ending, heard(rollout)[1:]) == (None, ending, told)
+    assert rollout.rewards["heard"].value == len(told)
+
+
+@APART
+async def test_code_that_fails_over_a_model_s_words_loses_no_rollout(tmp_path: Path, apart: bool) -> None:
+    """The agent could ask its user for such words."""
+    turns = [{"say": "Yes.", "user": "crash"}, *says("Done.")]
+    rollout = await play(in_hall(tmp_path, turns, apart, MODEL))
+    assert (rollout.error, rollout.ending) == (None, Ending.WORLD_FAILED)
+    assert rollout.result is not None
+    assert "user.edit" in rollout.result.tool_errors[-1].error
+
+
+async def test_edited_words_bring_tools(tmp_path: Path) -> None:
+    turns = [{"say": "Yes.", "user": "tools, please"}, calls("look"), {"say": "Now?", "user": "so"}, *says("Done.")]
+    rollout = await play(in_hall(tmp_path, turns, False, MODEL, between="count"))
+    assert answers(rollout) == ["answered 1"]
+
+
+@APART
+@pytest.mark.parametrize(
+    ("user", "turns", "count"),
+    [
+        (MODEL, [{"say": "Yes.", "user": "so"}, *says("Done.")], 2),
+        ({"says": ["Go on.", "And on."]}, [calls("look"), *says("a", "b", "c")], 3),
+        ({"state": "edit"}, says("a", "bye"), 2),
+    ],
+)
+async def test_a_hook_is_called_between_the_user_s_turns(
+    tmp_path: Path, apart: bool, user: dict[str, Any], turns: list[Any], count: int
+) -> None:
+    rollout = await play(in_hall(tmp_path, turns, apart, user, between="count"))
+    assert (rollout.error, rollout.rewards["answered"].value) == (None, count)
+    rollout = await play(in_hall(tmp_path, turns, apart, user, fails=2, between="count"))
+    assert (rollout.error, rollout.ending, rollout.rewards["answered"].value) == (None, Ending.WORLD_FAILED, 2)
+
+
+async def test_the_example_of_the_docs_offers_what_is_marked_and_named(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "spec.md").read_text()
+    blocks = re.findall(r"^```(?:yaml|python)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    spec, code = (next(block for block in blocks if begin in block) for begin in ("name: marked", "# marked.py"))
+    (tmp_path / "marked.py").write_text(code)
+    async with open_env(parse_spec(spec, folder=tmp_path)) as env:
+        rollouts = [await env.play(row) for row in env.rows()]
+    assert [offered(rollout) for rollout in rollouts] == [["get_order"], ["get_order", "cancel"]]
+    assert [rollout.score for rollout in rollouts] == [1, 1]

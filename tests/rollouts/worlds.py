@@ -81,7 +81,7 @@ class World:
     async def user(self, key: RolloutKey, runtime: ToolRuntime) -> None:
         return None
 
-    async def program(self, key: RolloutKey, runtime: ToolRuntime, context: Any) -> None:
+    def program(self, key: RolloutKey, runtime: ToolRuntime, context: Any) -> None:
         return None
 
     @asynccontextmanager

@@ -156,6 +156,12 @@ async def test_why_the_solution_fails_is_said_and_what_was_played_is_kept(tmp_pa
     assert (report.kept / kept[0]["artifacts"]["it"]["path"]).is_file()
 
 
+async def test_what_a_program_says_that_never_asks_is_named(tmp_path: Path) -> None:
+    program = 'agent: {program: {command: [sh, -c, "echo there is no such option; exit 3"]}}\n'
+    report = await examined(tmp_path, SOUND + program)
+    assert "made 0 requests (0 refused) and ended with status 3: there is no such option" in report.warnings[0]
+
+
 async def test_of_a_sound_spec_nothing_is_kept(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(SOUND)
     report = await examine(load_spec(tmp_path / "spec.yaml", demo=True), tmp_path / "kept")

@@ -132,13 +132,14 @@ async def test_usage_turns_and_tool_errors_are_told_per_rollout_and_per_call() -
         async def grade(self, rollout: Rollout, runtime: Any) -> None:
             await super().grade(rollout, runtime)
             assert rollout.result is not None
-            rollout.result.tool_calls = [ToolCall(1, "c", "terminal", {}, "")] * 4
+            rollout.result.tool_calls = [ToolCall(1, "c", "terminal", {}, "", repaired=2)] * 4
             if rollout.key.row.key == "row0":
                 rollout.result.tool_errors = [ToolError(1, "terminal", "{}", "wrong", "")] * 2
 
     metrics = (await play_evaluate(Careless())).metrics
     assert metrics["eval/tool_error_rate"] == 2 / 16
     assert metrics["eval/tool_calls"] == 4
+    assert metrics["eval/repaired_call_rate"] == 1.0
     assert metrics["eval/turns"] == 1
     assert (metrics["eval/prompt_tokens"], metrics["eval/completion_tokens"]) == (10, 1)
 

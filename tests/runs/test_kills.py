@@ -17,6 +17,7 @@ import pytest
 
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.rollout import RolloutKey
+from hermes_rl.runs.store import group_of_episode, other_seat
 from hermes_rl.servers.base import drawn_seed
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.cli.test_run import environment, lines
@@ -49,6 +50,12 @@ def even(result):
 '''
 
 
+SEATS = """
+agents: {ann: {}, bob: {hears: "{{ seat }}: {{ text }}"}, cy: {train: false}}
+play: {order: alternate, rounds: 2}
+"""
+
+
 def write_spec(folder: Path, url: str, *, evaluation: bool, rows: int) -> None:
     items = json.dumps([{"n": n % (rows - 5)} for n in range(rows)])  # five rows are there twice
     text = SPEC.replace("URL", url).replace("ITEMS", items).replace("TOKENIZER", str(small_tokenizer_path()))
@@ -60,8 +67,8 @@ def write_spec(folder: Path, url: str, *, evaluation: bool, rows: int) -> None:
 def seed_of(line: Any, turn: int) -> int:
     """The sampling seed of a rollout's model call, from its line."""
     row = Row(key=line["row_key"], columns={}, index=0, digest="")
-    member = str(line["id"]).removeprefix(f"{line['group']}-").partition("r")[0]
-    seed = drawn_seed(RolloutKey(row, line["group"], int(member), 1).seed(0), "turn", turn)
+    key = RolloutKey(row, group_of_episode(line), line["index"], 1, seat=other_seat(line))
+    seed = drawn_seed(key.seed(0), "turn", turn)
     assert seed is not None
     return seed
 
@@ -156,6 +163,36 @@ async def test_process_writes_each_of_its_groups_once(tmp_path: Path) -> None:
         assert group["scores"] == [scores[f"{group['group']}-{index}"] for index in range(2)]
         assert group["tokens"] and group["masks"]
     assert repeated(model) <= allowed, "only what was in flight is paid for again"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_an_episode_of_three_seats_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    async with FaultyModel(faults=FAULTY / 3) as model:
+        write_spec(tmp_path, model.url, evaluation=False, rows=60)
+        spec = (tmp_path / "spec.yaml").read_text().replace("groups: 200", "groups: 60")
+        (tmp_path / "spec.yaml").write_text(spec + SEATS)
+        await with_kills(tmp_path, model, "process")
+    groups, rollouts = lines(tmp_path / "run" / "groups.jsonl"), lines(tmp_path / "run" / "rollouts.jsonl")
+    assert model.failed.total() > 20
+    assert len({line["id"] for line in rollouts}) == len(rollouts)
+    episodes: dict[tuple[str, int, int], list[Any]] = {}
+    for line in rollouts:
+        episodes.setdefault((group_of_episode(line), line["index"], line["attempt"]), []).append(line)
+    for members in episodes.values():
+        assert [line["seat"]["name"] for line in members] == ["bob", "cy", "ann"]
+        assert len({line["state"] for line in members}) == 1, "what fails one fails all"
+    scored = {place: members for place, members in episodes.items() if members[0]["score"] is not None}
+    assert len({place[:2] for place in scored}) == len(scored), "each episode once"
+    assert len({(line["group"], line["layer"]) for line in groups}) == len(groups) == 120
+    assert {tuple(line["seats"]) for line in groups} == {("ann", "ann"), ("bob", "bob")}
+    scores = {
+        f"{group}-{index}@{line['seat']['name']}": line["score"]
+        for (group, index, _), members in scored.items()
+        for line in members
+    }
+    for line in groups:
+        assert line["scores"] == [scores[f"{line['group']}-{index}@{line['seats'][index]}"] for index in range(2)]
 
 
 @pytest.mark.slow

@@ -38,10 +38,10 @@ async def play(pool: Pool, config: SandboxConfig) -> Sandbox:
 async def test_the_second_finds_one_waiting(pool: Pool) -> None:
     await play(pool, SandboxConfig())
     await settled(pool)
-    assert (pool.taken, len(waiting(pool))) == (0, SPARES)
+    assert (pool.reused, len(waiting(pool))) == (0, SPARES)
     config = SandboxConfig(files=(SandboxFile("f", b"mine"),), setup=("cat f > g",), env={"A": "1"}, timeout=9)
     async with pool.create(config) as sandbox:
-        assert pool.taken == 1
+        assert pool.reused == 1
         assert (await sandbox.run("ls; cat g; echo $A")).output == "f\ng\nmine1\n"
         assert sandbox.config.timeout == 9
 
@@ -61,7 +61,7 @@ async def test_one_that_died_meanwhile_is_not_given(pool: Pool) -> None:
     for spare in waiting(pool):
         await spare.close()
     await play(pool, SandboxConfig())
-    assert pool.taken == 0
+    assert pool.reused == 0
 
 
 async def test_what_differs_has_spares_of_its_own_and_there_are_few_in_all(pool: Pool) -> None:
@@ -70,7 +70,7 @@ async def test_what_differs_has_spares_of_its_own_and_there_are_few_in_all(pool:
         await settled(pool)
     assert len(waiting(pool)) <= MOST
     async with pool.create(SandboxConfig(limits=ResourceLimits(processes=100 + MOST - 1))) as sandbox:
-        assert pool.taken == 1
+        assert pool.reused == 1
         assert (await sandbox.run("ulimit -u")).output == f"{100 + MOST - 1}\n"
 
 
@@ -122,7 +122,7 @@ async def test_a_command_prints_the_same_in_one_that_waited_and_in_a_new_one(poo
     await settled(pool)
     config = SandboxConfig(files=(SandboxFile("rc", b"echo sourced\n"),), env={name: STEERING[name]})
     async with pool.create(config) as waited, create_sandbox(config) as new:
-        assert pool.taken == 1
+        assert pool.reused == 1
         told = []
         for sandbox in (waited, new):
             commands = ("echo one; set -- a:b; echo $1 *", "shopt -po posix; echo two", "true; echo three")

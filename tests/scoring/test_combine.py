@@ -41,6 +41,33 @@ def test_the_sum_is_weighted_and_weights_may_be_negative() -> None:
     assert score([(1, 0.5), (2, 0.25), (-0.5, 1)]) == 0.5
 
 
+@pytest.mark.parametrize(
+    ("how", "weighted", "gated", "expected"),
+    [
+        ("product", [(1, 0.5), (1, 0.5)], [], 0.25),
+        ("product", [(2, 0.5), (0, 7.0), (1, 0.5)], [0.5], 0.25),
+        ("product", [(1, 0.0), (1, 1.0)], [], 0.0),
+        ("minimum", [(1, 0.5), (1, 0.25)], [], 0.25),
+        ("minimum", [(1, 0.5), (0, 0.0)], [0.5], 0.25),
+        ("minimum", [(0, 1.0)], [], 0.0),
+        ("product", [], [0.5], 0.5),
+    ],
+)
+def test_a_product_or_the_least_takes_the_place_of_the_sum(
+    how: str, weighted: list[Part], gated: list[float], expected: float
+) -> None:
+    assert combine(*declared(weighted, gated), None, how) == expected
+
+
+@pytest.mark.parametrize("how", ["product", "minimum"])
+def test_those_need_every_reward_and_a_finite_number(how: str) -> None:
+    weightings = [Weighting("a"), Weighting("b")]
+    with pytest.raises(RewardFailure, match="could not tell"):
+        combine(weightings, {"a": RewardValue(1.0), "b": RewardValue(None)}, None, how)
+    with pytest.raises(RewardFailure, match="the product of the weighted rewards is not finite"):
+        combine(weightings, {"a": RewardValue(1e200), "b": RewardValue(1e200)}, None, "product")
+
+
 def test_a_weight_is_1_unless_given() -> None:
     assert combine([Weighting("a")], {"a": RewardValue(0.3)}) == 0.3
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hermes_rl.scoring.steering import Steering, created
+from hermes_rl.scoring.steering import Steering, created, named_in_configuration, renamed
 
 COMMANDS = {
     "PYTHONPATH=src python3 -m pytest": "src",
@@ -28,6 +28,22 @@ def test_each_folder_that_the_command_names_is_one_where_python_looks(command: s
     assert steering.shadows(f"{COMMANDS[command]}/json/__init__.py") is not None
     assert steering.shadows("elsewhere/json.py") is None
     assert "numpy" in steering.modules([f"{COMMANDS[command]}/numpy.py"])
+
+
+def test_in_a_package_a_module_may_have_any_name_unless_the_command_goes_there() -> None:
+    tests, packages = ["calc/tests/test_it.py"], {"calc", "calc/tests"}
+    for command, anywhere in (
+        ("pytest calc/tests/test_it.py", False),
+        ("python3 -m unittest calc.tests.test_it", False),
+        ("python3 calc/tests/test_it.py", True),
+        ("PYTHONPATH=calc/tests pytest calc/tests/test_it.py", True),
+        ("cd calc/tests && pytest test_it.py", True),
+    ):
+        steering = Steering(tests, command=command, packages=packages)
+        assert (steering.shadows("calc/tests/random.py") is not None) == anywhere, command
+        assert steering.shadows("random.py") is not None
+        assert steering.steers("calc/tests/__init__.py") and steering.holds("calc/__init__.py")
+    assert Steering(tests).shadows("calc/random.py") is not None
 
 
 def test_modules_are_named_by_files_and_folders_where_python_looks() -> None:
@@ -73,6 +89,30 @@ def test_what_a_patch_creates_is_read_line_by_line() -> None:
     assert created("diff --git a/x b/y\nnew file mode 100644\n") == set()
 
 
+def test_new_names_in_a_patch_are_read_as_git_does() -> None:
+    head = "diff --git a/x b/y\n"
+    assert list(renamed(f"rename from before\n{head}rename from a b\nrename to c d\n{head}")) == [("a b", "c d")]
+    assert list(renamed(f'{head}rename old "\\303\\274\\t\\"x"\nrename new "ü"\n')) == [('ü\t"x', "ü")]
+    assert set(renamed(f"{head}rename to y\nrename from one\nrename from conftest.py\n")) == {
+        ("one", "y"),
+        ("conftest.py", "y"),
+    }
+    assert len(list(renamed(head + "rename from x\nrename to y\n" * 1000))) <= 16
+
+
+def test_folders_of_a_configuration_are_those_of_its_pythonpath() -> None:
+    for text in (
+        "pythonpath = . src\ntestpaths = tests\n",
+        "  pythonpath=\n    .\n    src\n[tool]\n",
+        "pythonpath = ['.', \n 'src']\nx = 'tests'\n",
+    ):
+        steering = Steering([], command=named_in_configuration(text))
+        assert (steering.modules(["src/numpy.py"]), steering.modules(["tests/numpy.py"])) == (
+            {"numpy": ["src/numpy.py"], "src": ["src/numpy.py"]},
+            {"tests": ["tests/numpy.py"]},
+        )
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -80,11 +120,17 @@ def test_what_a_patch_creates_is_read_line_by_line() -> None:
         "diff --git a/x b/x\n" * 50_000,
         "cd " * 300_000,
         "a/" * 500_000,
+        "diff --git a/x b/x\n" + "rename from x\nrename to y\n" * 30_000,
+        "diff --git a/x b/x\n" + 'rename from "' + "\\303" * 200_000 + '"',
+        "pythonpath = [" * 50_000,
+        "pythonpath =\n " * 50_000,
         " " * 1_000_000,
     ],
 )
 def test_what_an_agent_may_write_at_length_is_read_in_no_time(text: str) -> None:
     began = time.process_time()
     created(text + "\nnew file mode 100644\n")
+    list(renamed(text))
+    named_in_configuration(text[:20_000])  # as much of an image's files is looked at
     Steering(["t.py"]).may_add(text)
     assert time.process_time() - began < 2

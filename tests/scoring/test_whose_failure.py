@@ -39,6 +39,21 @@ def once(result):
         open(flag, "w").close()
         raise OSError("by chance")
     return 1.0
+def killed(result):
+    flag = "FOLDER/killed"
+    if not os.path.exists(flag):
+        open(flag, "w").close()
+        os.kill(os.getpid(), 9)
+    return 1.0
+class InvalidURL(ValueError): __module__ = "requests.exceptions"
+def asks(result):
+    if "evil" in result.final_response: raise InvalidURL(result.final_response)
+    return 1.0
+def hears(result):
+    import json
+    class NoJSON(ConnectionError, json.JSONDecodeError): pass
+    if "evil" in result.final_response: raise NoJSON("no", "<html>", 0)
+    return 1.0
 def together(group):
     lengths = [len(one.final_response) + 0 / (one.final_response != "evil") for one in group]
     return [length / max(lengths) if max(lengths) else 0.0 for length in lengths]
@@ -58,11 +73,11 @@ class Graded:
         self.folder = folder
         (folder / "code.py").write_text(CODE.replace("FOLDER", str(folder)))
 
-    def grader(self, name: str, weight: float = 1.0, timeout: float | None = None) -> Grader:
+    def grader(self, name: str, weight: float = 1.0, timeout: float | None = None, gate: bool = False) -> Grader:
         function = find_reward(name, f"{self.folder}/code.py:{name}")
         function = RewardFunction.of(name, function.function, function.code)
         object.__setattr__(function, "timeout", timeout)
-        return Grader((GradedReward(function, Weighting(name, weight)),), lambda args, item: args)
+        return Grader((GradedReward(function, Weighting(name, weight, gate)),), lambda args, item: args)
 
     async def value(self, grader: Grader, text: str, item: dict[str, Any] | None = None) -> RewardValue:
         values: dict[str, RewardValue] = {}
@@ -126,6 +141,24 @@ async def test_what_fails_on_the_way_to_the_process_is_ours(graded: Graded, monk
 
 async def test_what_happens_by_chance_is_tried_once_more(graded: Graded) -> None:
     assert (await graded.value(graded.grader("once"), "anything")).value == 1
+
+
+async def test_a_gate_that_an_answer_opens_too_far_is_closed(graded: Graded) -> None:
+    grader = graded.grader("number", gate=True)
+    assert (await graded.value(grader, "0.5")).value == 0.5
+    value = await graded.value(grader, "7")
+    assert (value.value, "between 0 and 1" in str(value.reason)) == (0, True)
+
+
+async def test_who_loses_its_process_once_may_be_the_victim_of_others(graded: Graded) -> None:
+    """Where memory ends, the kernel ends whose it likes."""
+    assert (await graded.value(graded.grader("killed"), "anything")).value == 1
+
+
+async def test_what_nobody_can_be_asked_is_the_agents_doing_and_what_a_service_answers_is_not(graded: Graded) -> None:
+    assert (await graded.value(graded.grader("asks"), "evil")).value == 0
+    with pytest.raises(RewardFailure, match="no"):
+        await graded.value(graded.grader("hears"), "evil")
 
 
 @pytest.mark.parametrize(

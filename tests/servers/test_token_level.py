@@ -171,6 +171,7 @@ def test_numbers_of_a_server_are_read_with_care() -> None:
     for ids, logprobs in (
         ([1.5], [-1.0]), ("ab", [-1.0]), ([-1], [-1.0]), ([1], [float("nan")]), ([1], [True]),
         ([True], [-1.0]), ([2**31], [-1.0]), ([10**400], [-1.0]), ([1], [-(10**400)]),
+        ([1, 2, 3], [-1.0, float("nan"), -2.0]), ([1, 2], [-1.0, 0.5]), ([1, True], [-1.0, -1.0]),
     ):  # fmt: skip
         with pytest.raises(Malformed):
             generated(ids, logprobs, "stop")

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from tests.service.served import Served, spec_in, until
@@ -160,3 +161,34 @@ async def test_sessions_count_among_the_rollouts_at_a_time(tmp_path: Path) -> No
         key = (await asyncio.to_thread(service.keys))[0]
         for status in (200, 200, 429):
             assert (await asyncio.to_thread(service.ask, "POST", "/v1/sessions", {"row": key})).status == status
+
+
+SEATS = """
+name: seats
+dataset: {items: [{a: 1}]}
+prompt: {user: Say a number.}
+agents: {white: {}, black: {prompt: {system: You answer.}}}
+play: {order: alternate, rounds: 1}
+rewards: {exact_match: {args: {target: "1"}}}
+servers: {policy: {type: scripted}}
+"""
+
+
+def test_a_session_of_several_agents_says_whose_turn_it_is_and_how_it_has_ended_for_each(tmp_path: Path) -> None:
+    with Served(spec_in(tmp_path, SEATS)) as served:
+        described = served.get("/openapi.json")
+        turn = served.post("/v1/sessions", {"row": served.keys()[0]})
+        assert (turn["seat"], turn["messages"]) == ("white", [{"role": "user", "content": "Say a number."}])
+        path = f"/v1/sessions/{turn['id']}/step"
+        turn = served.post(path, {"message": "1"})
+        assert (turn["seat"], [message["content"] for message in turn["messages"]]) == ("black", ["You answer.", "1"])
+        ended = served.post(path, {"message": "2"})
+        answer = described["paths"]["/v1/sessions/{session_id}/step"]["post"]["responses"]["200"]
+        schema = {**answer["content"]["application/json"]["schema"], "components": described["components"]}
+        for told in (turn, ended):
+            jsonschema.Draft202012Validator(schema).validate(told)
+    assert (ended["done"], ended["score"]) == (True, 1.0)
+    assert {name: (seat["score"], seat["ending"]) for name, seat in ended["seats"].items()} == {
+        "white": (1.0, "world_over"), "black": (0.0, "world_over"),
+    }  # fmt: skip
+    assert [message["content"] for message in ended["seats"]["black"]["messages"]] == ["You answer.", "1", "2"]

@@ -131,7 +131,7 @@ def test_parameters_that_nothing_gives_are_told_with_what_there_is(tmp_path: Pat
     assert "`r` needs `completion`, `answer`" in problems[0]
     assert "`completion` is `result.final_response` here" in problems[0]
     assert '`args: {answer: "{{ answer }}"}`' in problems[0]
-    assert "a run gives ctx, group, item, result" in problems[0]
+    assert "a run gives ctx, group, item, paid, result, roles, seats, state" in problems[0]
     assert problems[1].endswith("; did you mean `judge`?")
 
 

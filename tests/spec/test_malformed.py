@@ -16,6 +16,8 @@ from hermes_rl.spec.load import load_draft
 ROWS = 'dataset: {items: [{q: "one"}, {q: "two"}]}\n'
 BASE = f'version: 1\n{ROWS}prompt: {{user: "{{{{ q }}}}"}}\n'
 
+SEATS = BASE + "agents: {a: {}, b: {}}\nplay: alternate\n"
+
 CASES: dict[str, tuple[str, str]] = {
     # reading
     "tab": (BASE + "agent:\n▶\tmax_turns: 3\n", "a tab cannot indent YAML; use spaces"),
@@ -57,6 +59,115 @@ CASES: dict[str, tuple[str, str]] = {
     "not-finite": (BASE + "agent: {temperature: ▶.nan}\n", "finite number"),
     "not-a-choice": (BASE + "process: {format: ▶stf}\n", "did you mean `sft`? Choices: atropos, sft, dpo"),
     "wrong-version": ("version: ▶2\n" + ROWS + "prompt: {user: a}\n", "not possible here"),
+    # several agents
+    "play-missing": (BASE + "▶agents: {a: {}, b: {}}\n", "missing key `play`: alternate, simultaneous, call, {fn:"),
+    "one-seat": (BASE + "▶agents: {a: {}}\nplay: alternate\n", "has two seats at least; for one agent leave it out"),
+    "play-alone": (BASE + "▶play: alternate\n", "`play` goes with `agents`, who speak"),
+    "play-unknown": (BASE + "agents: {a: {}, b: {}}\nplay: ▶alternating\n", "did you mean `alternate`?"),
+    "play-twice": (
+        BASE + "agents: {a: {}, b: {}}\nplay: {order: call, ▶fn: a.py:f}\n",
+        "play takes one of order, fn or state",
+    ),
+    "play-empty": (BASE + "agents: {a: {}, b: {}}\n▶play: {}\n", "play needs one of order, fn or state"),
+    "play-state": (BASE + "agents: {a: {}, b: {}}\nplay: {state: ▶turn}\n", "no `state:` in this spec that could say"),
+    "play-fn": (BASE + "agents: {a: {}, b: {}}\nplay: {fn: ▶duel}\n", "expected file.py:function"),
+    "play-rounds": (BASE + "agents: {a: {}, b: {}}\nplay: {order: call, ▶rounds: 2}\n", "`rounds` goes with `order:"),
+    "rounds-zero": (BASE + "agents: {a: {}, b: {}}\nplay: {order: alternate, rounds: ▶0}\n", "must be at least 1"),
+    "seat-name": (BASE + "agents: {a: {}, ▶row: {}}\nplay: alternate\n", "`row` cannot name a seat; use letters"),
+    "seat-key": (BASE + "agents: {a: {}, b: {▶trian: false}}\nplay: alternate\n", "did you mean `train`?"),
+    "seat-server": (
+        BASE + "agents: {a: {}, b: {server: ▶rivl}}\nplay: alternate\nservers: {rival: {type: scripted}}\n",
+        "there is no server role `rivl`; did you mean `rival`?",
+    ),
+    "rivals-trained": (BASE + "agents: {a: {}, b: {▶rivals: [policy]}}\nplay: call\n", "rivals are not trained: write"),
+    "rivals-unknown": (
+        BASE + "agents: {a: {}, b: {rivals: [▶old], train: false}}\nplay: call\n",
+        "no server role `old`",
+    ),
+    "rivals-and-server": (
+        BASE + "agents: {a: {}, b: {rivals: [policy], train: false, ▶server: policy}}\nplay: call\n",
+        "`rivals` are the servers of this seat",
+    ),
+    "choose-alone": (BASE + "agents: {a: {}, b: {▶choose: latest}}\nplay: call\n", "`choose` goes with `rivals`"),
+    "seat-baseline": (
+        BASE + "agents: {a: {}, b: {baseline: ▶group}}\nplay: alternate\n",
+        "choices: seat, row, episode",
+    ),
+    "seat-prompt": (
+        f"{ROWS}agents: {{a: {{prompt: {{user: x}}}}, ▶b: {{}}}}\nplay: call\n",
+        "it has no prompt: give it one",
+    ),
+    "seat-program": (
+        BASE + "agents: {a: {}, b: {}}\nagent: {▶program: pi}\nplay: call\n",
+        "each seat that a program plays has its own: `agents.NAME.agent.program`",
+    ),
+    "seat-program-recipe": (
+        BASE + "agents: {a: {}, b: {agent: {program: ▶codx}}}\nplay: call\n",
+        "there is no agent program `codx`; did you mean `codex`?",
+    ),
+    "seat-program-command": (
+        BASE + "agents: {a: {}, b: {agent: {▶program: {env: {A: b}}}}}\nplay: call\n",
+        "a program needs a `command`, a `python` function",
+    ),
+    "seat-program-tools": (
+        BASE + "agents: {a: {}, b: {▶tools: [], agent: {program: {command: x}}}}\nplay: call\n",
+        "`agents.b.tools` is for the loop; an agent program has its own; `agents.b.agent.program.tools: mcp` offers",
+    ),
+    "seat-program-reasoning": (
+        BASE + "agents: {a: {}, b: {agent: {program: {command: x}, ▶reasoning: {effort: low}}}}\nplay: call\n",
+        "`agents.b.agent.reasoning` is for the loop",
+    ),
+    "seat-program-calls": (
+        BASE + "agents: {a: {agent: {▶program: {command: x}}}, b: {}}\nplay: {order: call}\n",
+        "the others are its tools, and it is offered none: write `tools: mcp`",
+    ),
+    "seat-program-backend": (
+        BASE + "agents: {a: {}, b: {agent: {▶program: {command: x}}}}\nplay: call\nsandbox: {backend: none}\n",
+        "a sandbox of none has no network of its own",
+    ),
+    "seat-hears": (BASE + "agents: {a: {}, b: {▶hears: x}}\nplay: call\n", "`hears` goes with `play: alternate` or"),
+    "seat-description": (
+        BASE + "agents: {a: {▶description: x}, b: {}}\nplay: call\n",
+        "all but the first, with `play: call`",
+    ),
+    "seats-and-user": (SEATS + "▶user: {says: [a]}\n", "the first seat of `play: call` talks to a `user`; here the"),
+    "user-and-seat-program": (
+        BASE + "agents: {a: {agent: {program: {command: x, tools: mcp}}}, b: {}}\nplay: call\n▶user: {says: [a]}\n",
+        "a `user` talks to the loop, and the first seat is played by a program",
+    ),
+    "seats-and-steps": (
+        f"{BASE}agents: {{a: {{}}, b: {{}}}}\nplay: call\nuser: {{says: [a]}}\n"
+        "rewards: {exact_match: {args: {target: a}, ▶steps: mean}}\n",
+        "steps are graded where one agent plays",
+    ),
+    "seats-and-program": (SEATS + "agent: {▶program: pi}\n", "`agent.program` is for one agent"),
+    "seats-and-teacher": (
+        SEATS + "▶distill: {server: t}\nservers: {t: {type: vllm, base_url: http://a/v1, model: m}}\n",
+        "`distill` is for one agent",
+    ),
+    "paid-unknown": (SEATS + "rewards: {exact_match: {args: {target: x}, seats: [a, ▶c]}}\n", "there is no seat `c`"),
+    "paid-unknown-factor": (
+        SEATS + "rewards: {exact_match: {args: {target: x}, seats: {a: 1, ▶c: -1}}}\n",
+        "no seat `c`",
+    ),
+    "paid-gate-factors": (
+        SEATS + "rewards: {exact_match: {args: {target: x}, gate: true, seats: ▶{a: 1, b: -1}}}\n",
+        "a gate multiplies the score of each seat as it is",
+    ),
+    "paid-nobody": (
+        SEATS + "rewards: {exact_match: {args: {target: x}, seats: ▶[]}}\n",
+        "a reward pays one seat at least",
+    ),
+    "paid-text": (SEATS + "rewards: {exact_match: {args: {target: x}, seats: ▶a}}\n", "expected a list, got the text"),
+    "paid-factor-text": (
+        SEATS + "rewards: {exact_match: {args: {target: x}, seats: {a: ▶all}}}\n",
+        "expected a number",
+    ),
+    "paid-without-seats": (
+        BASE + "rewards: {exact_match: {args: {target: x}, ▶seats: [a]}}\n",
+        "there are no `agents:`",
+    ),
+    "turn-of-nobody": (SEATS + "solution: {turns: [{say: x, seat: ▶c}]}\n", "there is no seat `c`; choices: a, b"),
     "not-a-size": (BASE + "sandbox: {limits: {memory: ▶2 gigs}}\n", "not a size"),
     "not-a-mode": (BASE + 'sandbox: {files: [{to: a, content: b, mode: ▶"rwx"}]}\n', "octal"),
     # substitution
@@ -329,7 +440,7 @@ def test_aliases_do_not_explode(tmp_path: Path) -> None:
     [
         ("extra: 1", True),
         ("extra: {a: {b: c}}", True),
-        ("agents: {max_turns: 3}", True),
+        ("agnet: {max_turns: 3}", True),
         ("server: {judge: {}}", True),
         ("models: {judge: {type: scripted}}", False),
     ],

@@ -50,7 +50,7 @@ def test_a_shipped_recipe_is_complete(name: str) -> None:
     assert program is not None
     assert program.name == f"{name} {said['version']}"
     assert program.command
-    assert said["dialect"] in ("chat", "responses", "messages")
+    assert said["dialect"] in ("chat", "responses", "messages", "google")
     assert set(said) == set(ABOUT)
     packages = [*spec.sandbox.npm, *spec.sandbox.python]
     assert any(said["version"] in package for package in packages), packages
@@ -142,3 +142,20 @@ def test_a_spec_of_a_repository_names_recipes_of_it_alone(tmp_path: Path) -> Non
 
 def test_editors_take_a_name() -> None:
     assert {"type": "string"} in spec_json_schema()["$defs"]["Agent"]["properties"]["program"]["anyOf"]
+
+
+def test_a_recipe_is_laid_below_the_seat_that_names_it_and_its_sandbox_below_the_specs(tmp_path: Path) -> None:
+    spec = spec_with(
+        tmp_path,
+        "agents: {self: {agent: {program: {recipe: ./tool.yaml, env: {KEY: own}}, timeout: 5}},\n"
+        "  other: {agent: {program: ./tool.yaml}}, third: {}}\n"
+        "play: alternate\n",
+    )
+    own, other, third = (seat.agent for seat in spec.agents.values())
+    assert own.program is not None and other.program is not None and third.program is None
+    assert (own.program.command, dict(own.program.env)["KEY"], own.timeout) == (("tool", "{{ prompt }}"), "own", 5)
+    assert (dict(other.program.env)["KEY"], other.timeout, other.max_turns) == ("{{ token }}", 70, 7)
+    assert (spec.sandbox.npm, spec.sandbox.setup) == (("tool@1.2.3",), ("mkdir -p /tmp/tool",)), "once for both"
+    assert dict(spec.sandbox.env) == {"A": "recipe", "B": "recipe"} and spec.agent.timeout is None
+    with pytest.raises(SpecError, match=r"<text>:5:31: there is no agent program `codx`; did you mean `codex`"):
+        spec_with(tmp_path, "agents: {a: {agent: {program: codx}}, b: {}}\nplay: alternate\n")

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Engine
 
 from hermes_rl.tokens.load import make_renderer
-from hermes_rl.tokens.rendering import RendererSettings, require_tools
+from hermes_rl.tokens.rendering import RendererSettings, TemplateRenderer, for_template, require_tools
+from hermes_rl.tokens.tokenizer import SmallTokenizer, _environment, small_tokenizer_path
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB, packed, unpacked
 from tests.tokens.conversations import Played, Turn, turns
 from tests.tokens.families import FAMILIES, adder, tokenizer_of
@@ -164,3 +167,33 @@ def test_the_first_prompt_is_what_the_template_gives(name: str) -> None:
     for tools in (None, adder()):
         text = tokenizer.render(messages, tools, add_generation_prompt=True)
         assert RENDERERS[name].first(messages, tools).tolist() == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_conversation_that_is_rendered_anew_is_what_the_template_gives(name: str) -> None:
+    """Its pieces are tokenized once; together they are the tokens of the whole, blanks at their ends included."""
+    tokenizer, renderer = tokenizer_of(name), RENDERERS[name]
+    begun: list[dict[str, Any]] = [{"role": "user", "content": "größer, 日本? \n"}]
+    for said in (" first \n\n", "second", "  ", "é"):
+        begun = [*begun, {"role": "assistant", "content": said}, {"role": "user", "content": f"\n {said}go on \t"}]
+        text = tokenizer.render([for_template(message) for message in begun], None, add_generation_prompt=True)
+        for _ in range(2):
+            assert renderer.first(begun, None).tolist() == tokenizer.encode(text)
+
+
+def test_a_stop_token_that_takes_the_blanks_before_it_is_tokenized_with_them() -> None:
+    """As the end of a piece they would stay: there are two tokens for what is one in the whole."""
+    engine = Engine.from_file(str(small_tokenizer_path() / "tokenizer.json"))
+    engine.add_special_tokens([AddedToken("<|ends|>", lstrip=True, special=True)])
+    template = "{% for m in messages %}{{ m.content }}<|ends|>{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
+
+    class Own(SmallTokenizer):
+        control = SmallTokenizer.control | {"<|ends|>"}
+
+    tokenizer = Own(engine, _environment().from_string(template))
+    renderer = TemplateRenderer(tokenizer)
+    messages = [{"role": "user", "content": "Blanks follow.   "}]
+    text = tokenizer.render(messages, None, add_generation_prompt=True)
+    before, _, after = text.partition("<|ends|>")
+    assert tokenizer.encode(before) + tokenizer.encode(f"<|ends|>{after}") != tokenizer.encode(text)
+    assert renderer.first(messages, None).tolist() == tokenizer.encode(text)

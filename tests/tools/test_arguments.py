@@ -52,8 +52,9 @@ SCHEMA: dict[str, Any] = {
     ],
 )
 def test_taken(given_: dict[str, Any], expected: dict[str, Any]) -> None:
-    checked = check_arguments(given_, SCHEMA, repair=True)
+    checked, repaired = check_arguments(given_, SCHEMA, repair=True)
     assert checked == expected
+    assert repaired == int(given_ != expected), "each of these has one slip, or none"
     assert [type(value) for value in checked.values()] == [type(value) for value in expected.values()]
 
 
@@ -76,7 +77,7 @@ def test_nothing_is_repaired_unless_the_spec_says_so(given_: dict[str, Any], why
 
 
 def test_a_whole_float_is_an_integer_of_json() -> None:
-    assert str(check_arguments({"count": 3.0}, SCHEMA)) == "{'count': 3}"
+    assert str(check_arguments({"count": 3.0}, SCHEMA)) == "({'count': 3}, 0)"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ values = st.recursive(
 @given(st.dictionaries(st.sampled_from([*SCHEMA["properties"], "other"]), values, max_size=4))
 def test_what_is_taken_is_valid(arguments: dict[str, Any]) -> None:
     try:
-        checked = check_arguments(arguments, SCHEMA, repair=True)
+        checked, _ = check_arguments(arguments, SCHEMA, repair=True)
     except ToolInputError:
         return
     jsonschema.validate(checked, SCHEMA)
@@ -181,7 +182,7 @@ RICH: dict[str, Any] = {
     ],
 )
 def test_richer_schemas_are_taken(given_: dict[str, Any], expected: dict[str, Any]) -> None:
-    checked = check_arguments({"name": "n", **given_}, RICH, repair=True)
+    checked, _ = check_arguments({"name": "n", **given_}, RICH, repair=True)
     assert checked == {"name": "n", **expected}
     jsonschema.validate(checked, RICH)
 

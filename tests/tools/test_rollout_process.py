@@ -112,3 +112,41 @@ async def test_nothing_of_the_processes_is_left(tmp_path: Path) -> None:
     pids = {int(answers(rollout)[0].rpartition('pid": ')[2].rstrip("}")) for rollout in rollouts}
     assert len(pids) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+PREPARED = '''
+import os
+ready, made_by = [], os.getpid()
+
+class World:
+    @classmethod
+    def prepare(cls):
+        ready.append(os.getpid())
+        if os.environ.get("PREPARING") == "fails":
+            raise ValueError("not today")
+    def __init__(self, item):
+        self.ready = ready
+    def look(self) -> str:
+        """Look."""
+        return f"{len(ready)} {ready[0] != os.getpid()}"
+
+def prepared(state) -> float:
+    return len(state.ready)
+'''
+
+
+@pytest.mark.parametrize("fails", ["", "fails"])
+async def test_what_a_class_prepares_is_made_once_and_there_in_each_fork(
+    tmp_path: Path, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREPARING", fails)
+    text = SPEC.replace("[{state: tell}, {state: refuse}, {state: die}, {state: sleep}, ", "[{state: look}, ")
+    text = text.replace(', {python: "code.py:shout", process: true}', "").replace("{heard: {", "{prepared: {")
+    text = text.replace("code.py:heard", "code.py:prepared").replace("TOOLS", "[{name: look}]")
+    text = text.replace('{python: "code.py:shout", process: true}', "").replace("look}, ]", "look}]")
+    (tmp_path / "code.py").write_text(PREPARED + f"# {fails}\n")
+    (tmp_path / "spec.yaml").write_text(text)
+    async with open_env(tmp_path / "spec.yaml") as env:
+        rollouts = [await env.play(row) for row in itertools.islice(env.rows(), 2)]
+    for rollout in rollouts:
+        assert (rollout.score, answers(rollout)) == (1, ["1 True"])

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from hermes_rl.agent.dialects.base import ProgramDialect
 from hermes_rl.agent.dialects.chat import Chat
+from hermes_rl.agent.dialects.google import Google
 from hermes_rl.agent.dialects.messages import Messages
 from hermes_rl.agent.dialects.responses import Responses
 from hermes_rl.values import write_message
 
-DIALECTS: tuple[ProgramDialect, ...] = (Chat(), Responses(), Messages())
+GOOGLE = (Google("generateContent", stream=False), Google("streamGenerateContent", stream=True))
+DIALECTS: tuple[ProgramDialect, ...] = (Chat(), Responses(), Messages(), *GOOGLE)
 CHAT = DIALECTS[0]
 COUNT_TOKENS = "/count_tokens"
 """How a path ends, behind that of Anthropic's messages, at which a request is counted and not answered."""

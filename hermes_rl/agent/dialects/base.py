@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hermes_rl.agent.result import Message
-from hermes_rl.values import write_message
+from hermes_rl.values import read_bounded, write_message
 
 MOST_MESSAGES = 5_000
+UNREAD = "__unparsedToolInput"
+"""Where a dialect of objects has arguments that are no JSON object: Claude Code's own name, under which it sends such
+arguments back."""
 LONGEST_NOTE = 200
 """Characters of what is written down of one field that a program asks for."""
 
@@ -130,6 +133,25 @@ def text_in(content: Any, kinds: frozenset[str], what: str) -> str:
 def function_call(identity: Any, name: Any, arguments: str) -> dict[str, Any]:
     function = {"name": str(name or ""), "arguments": arguments}
     return {"id": str(identity or ""), "type": "function", "function": function}
+
+
+def arguments_of(given: Any) -> str:
+    """Write the object of a call as the arguments that the model has written, or such that mean the same."""
+    if isinstance(given, dict) and set(given) == {UNREAD}:
+        unread = given[UNREAD]
+        text = unread.get("raw") if isinstance(unread, dict) else unread
+        if isinstance(text, str):
+            return text
+    return json.dumps(given if given is not None else {}, ensure_ascii=False)
+
+
+def object_of(arguments: str) -> dict[str, Any]:
+    """Return the arguments that the model has written as an object, which `arguments_of` reads."""
+    try:
+        value = read_bounded(arguments or "{}")
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {UNREAD: {"raw": arguments}}
 
 
 def function_tool(name: Any, description: Any, parameters: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@ were seen to send."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,17 +10,19 @@ from hermes_rl.agent.dialects.base import (
     ProgramAnswer,
     ProgramRequest,
     RefusedRequestError,
+    arguments_of,
     event,
     function_call,
     function_tool,
     noted,
+    object_of,
     require_list,
     require_object,
     require_text,
     text_in,
 )
 from hermes_rl.agent.result import Message, text_of
-from hermes_rl.values import read_bounded, write_message
+from hermes_rl.values import write_message
 
 SAMPLING = (
     "max_tokens", "temperature", "top_p", "top_k", "thinking", "stop_sequences", "service_tier", "output_config",
@@ -31,8 +32,6 @@ NOT_THERE = ("mcp_servers", "container")
 TEXT = frozenset({"text"})
 BILLING = "x-anthropic-billing-header"
 """How a block begins that is for the maker's accounts; it differs from request to request."""
-UNREAD = "__unparsedToolInput"
-"""Where a program, and an answer of ours that is not streamed, has arguments that are no JSON object."""
 STOPS = {"tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
 ERRORS = {"not_found": "not_found_error", "server_error": "api_error"}
 
@@ -132,7 +131,7 @@ def _assistant(blocks: list[dict[str, Any]]) -> Message:
                 block.get("thinking"), "`thinking`"
             )
         elif kind == "tool_use":
-            call = function_call(block.get("id"), block.get("name"), _arguments(block.get("input")))
+            call = function_call(block.get("id"), block.get("name"), arguments_of(block.get("input")))
             turn.setdefault("tool_calls", []).append(call)
         elif kind != "redacted_thinking":  # which we never send: it is reasoning that was dropped
             raise RefusedRequestError(f"a block of type {kind!r:.100} cannot be read in an answer of the model")
@@ -158,16 +157,6 @@ def _user(blocks: list[dict[str, Any]]) -> list[Message]:
     return messages or [{"role": "user", "content": ""}]
 
 
-def _arguments(given: Any) -> str:
-    """Write the input of a call as the arguments that the model has written, or such that mean the same."""
-    if isinstance(given, dict) and set(given) == {UNREAD}:
-        unread = given[UNREAD]
-        text = unread.get("raw") if isinstance(unread, dict) else unread
-        if isinstance(text, str):
-            return text
-    return json.dumps(given if given is not None else {}, ensure_ascii=False)
-
-
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
         raise RefusedRequestError(
@@ -183,17 +172,9 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
     if text := text_of(message.get("content")):
         blocks.append({"type": "text", "text": text})
     for call in message.get("tool_calls") or ():
-        name, given = call["function"]["name"], _input(call["function"]["arguments"])
+        name, given = call["function"]["name"], object_of(call["function"]["arguments"])
         blocks.append({"type": "tool_use", "id": call["id"], "name": name, "input": given})
     return blocks
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    try:
-        value = read_bounded(arguments or "{}")
-    except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {UNREAD: {"raw": arguments}}
 
 
 def _head(answer: ProgramAnswer) -> dict[str, Any]:

@@ -808,6 +808,7 @@ async function rolloutPage(turn, name, id, query) {
     one.cut ? el("p", { class: "note" }, `Not shown here: ${one.cut === 1 ? "1 entry" : `${count(one.cut)} entries`}; rollouts.jsonl has the whole rollout.`) : null,
     el("nav", { class: "buttons", "aria-label": "Beside it in the list" },
       beside("← previous", true, false), beside("next →", false, false), beside("next failed", false, true),
+      one.seats.length > 1 ? link(`${many(one.seats.length, "seat")} of its episode side by side`, [name, "group", one.group], { seats: one.id }) : null,
       one.members.length > 1 ? link(`${many(one.members.length, "member")} side by side`, [name, "group", one.group]) : null,
       link("rollouts of this row", [name], { row: one.row_key })),
     el("div", { class: "split" },
@@ -995,22 +996,24 @@ async function groupPage(turn, name, group, query) {
   const run = await source.overview(name);
   const found = await source.rollouts(name, { group });
   if (!found.rollouts.length) throw new Error(`There is no group ${group} among the rollouts of this page.`);
-  const first = await source.rollout(name, found.rollouts[0].id);
+  const first = await source.rollout(name, query.seats ?? found.rollouts[0].id);
   const begin = Math.max(Number(query.from) || 0, 0);
-  const chosen = first.members.slice(begin, begin + BESIDE);
+  const those = query.seats ? first.seats : first.members;
+  const called = (one) => query.seats ? `Seat ${one.seat}` : `Member ${one.index + 1}`;
+  const chosen = those.slice(begin, begin + BESIDE);
   const members = await Promise.all(chosen.map((one) => source.rollout(name, one.id).catch((error) => ({ ...one, problem: error }))));
   if (turn !== drawn) return [];
   place([[run.spec ?? name, [name]], [`group ${group}`, [name, "group", group]]], group);
-  const scores = first.members.map((one) => one.score).filter((value) => value !== null);
+  const scores = those.map((one) => one.score).filter((value) => value !== null);
   const mean = scores.length ? scores.reduce((sum, value) => sum + value, 0) / scores.length : null;
-  const further = (from, text) => from >= 0 && from < first.members.length ? link(text, [name, "group", group], { from }) : null;
+  const further = (from, text) => from >= 0 && from < those.length ? link(text, [name, "group", group], { ...query, from }) : null;
   return [
-    heading(1, ["Group ", el("code", {}, group)]),
-    el("p", { class: "quiet" }, `${found.rollouts[0].question ? `${found.rollouts[0].question} · ` : ""}${many(first.members.length, "member")} of row ${first.row_key}; mean score ${score(mean)}${scores.length > 1 && new Set(scores).size === 1 ? "; all scores are equal" : ""}`),
+    heading(1, [query.seats ? "Episode " : "Group ", el("code", {}, query.seats ?? group)]),
+    el("p", { class: "quiet" }, `${found.rollouts[0].question ? `${found.rollouts[0].question} · ` : ""}${many(those.length, query.seats ? "seat" : "member")} of row ${first.row_key}; mean score ${score(mean)}${scores.length > 1 && new Set(scores).size === 1 ? "; all scores are equal" : ""}`),
     rowCard(first, 2),
     el("nav", { class: "buttons", "aria-label": "Members" }, begin ? further(Math.max(begin - BESIDE, 0), "← earlier members") : null, further(begin + BESIDE, "later members →")),
-    el("div", { class: "group", role: "region", "aria-label": "Members side by side", tabindex: "0" }, members.map((one) => el("article", { "aria-label": `Member ${one.index + 1}` },
-      heading(2, link(`Member ${one.index + 1}`, [name, one.id], { group }, { "data-entry": passed(one, run) ? "" : "failed" })),
+    el("div", { class: "group", role: "region", "aria-label": "Members side by side", tabindex: "0" }, members.map((one) => el("article", { "aria-label": called(one) },
+      heading(2, link(called(one), [name, one.id], { group }, { "data-entry": passed(one, run) ? "" : "failed" })),
       el("p", {}, scorePill(one), ` · ${one.ending} · ${many(one.turns, "turn")} · ${duration(one.seconds)}`),
       one.problem ? failed(one.problem) : [rewardCard(one), el("p"), conversation({ ...one, messages: one.messages.filter((message) => !message.prompt) })]))),
   ];

@@ -69,13 +69,14 @@ class ScriptedTurn:
         return message
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Script:
     """The turns of one rollout."""
 
     turns: tuple[ScriptedTurn, ...] = ()
-    prior: int = 0
-    """Assistant messages that the prompt itself holds (examples); they are not turns."""
+    prior: int | None = 0
+    """Assistant messages that are no turns, as the prompt itself holds them (examples); None: those that the first
+    request holds."""
 
     @classmethod
     def of(cls, turns: Iterable[Mapping[str, Any]], prior: int = 0) -> Self:
@@ -85,6 +86,8 @@ class Script:
     def next_message(self, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the assistant message that follows the history."""
         spoken = sum(message.get("role") == "assistant" for message in history)
+        if self.prior is None:
+            self.prior = spoken
         number = max(0, spoken - self.prior)
         if not self.turns:
             return ScriptedTurn(UNSCRIPTED).message(number)
@@ -242,7 +245,7 @@ def scores(asked: Asked, logprob: LogprobOf | None) -> list[Scores]:
     assert asked.scored is not None
     half, made = math.log(0.5), list[Scores]()
     for place, token in enumerate(asked.prompt):
-        others = [one for one in range(_RANGE) if one != token][: max(asked.scored - 1, 0)]
+        others = [other for other in range(_RANGE) if other != token][: max(asked.scored - 1, 0)]
         own = half if logprob is None else logprob(place, token)
         made.append({token: own, **{other: half * (number + 2) for number, other in enumerate(others)}})
     return made
@@ -277,8 +280,8 @@ def _place(prompt: list[int], header: tuple[int, ...]) -> tuple[int, list[int]]:
 def _header(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the ids with which the template asks for a turn."""
     asked = tokenizer.render(_QUESTION, None, add_generation_prompt=True)
-    told = tokenizer.render(_QUESTION, None, add_generation_prompt=False)
-    return tuple(tokenizer.encode(asked[len(told) :] if asked.startswith(told) else asked[-1:]))
+    unasked = tokenizer.render(_QUESTION, None, add_generation_prompt=False)
+    return tuple(tokenizer.encode(asked[len(unasked) :] if asked.startswith(unasked) else asked[-1:]))
 
 
 class _Vllm:

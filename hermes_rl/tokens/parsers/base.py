@@ -6,6 +6,7 @@ each block that looks like a call becomes a `ParsedCall` with a status.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from bisect import bisect_left
@@ -358,7 +359,7 @@ def parse_ids(
     model's generation_config.json can name several.
     """
     ended = list(completion)
-    meaningless = tokenizer.control - {*parser.markers, *REASONING}
+    meaningless = _meaningless(tokenizer, parser.markers)
     while ended and (ended[-1] in stops or tokenizer.decode([ended[-1]]) in meaningless):
         ended.pop()
     text, plain = marked_text(tokenizer, ended, parser.markers)
@@ -373,15 +374,26 @@ def parse_text(parser: Parser, text: str, tools: Tools | None = None, *, prefill
     return Parsed(content, reasoning, calls)
 
 
+@functools.lru_cache(maxsize=16)
+def _meaningless(tokenizer: Tokenizer, markers: tuple[str, ...]) -> frozenset[str]:
+    return tokenizer.control - {*markers, *REASONING}
+
+
+@functools.lru_cache(maxsize=16)
+def _marks(tokenizer: Tokenizer, markers: tuple[str, ...]) -> Mapping[int, str]:
+    """Return the markers that the tokenizer has a token for, by its id."""
+    special = [marker for marker in (*markers, *REASONING) if marker in tokenizer.control or marker in tokenizer.markup]
+    return {tokenizer.encode(mark)[0]: mark for mark in special}
+
+
 def marked_text(
     tokenizer: Tokenizer, ids: Sequence[int], markers: Sequence[str]
 ) -> tuple[str, Callable[[Parsed], Parsed]]:
     """Return the text with breaks, and the function that takes them out of a result again."""
-    text = tokenizer.decode(ids)
-    special = [marker for marker in (*markers, *REASONING) if marker in tokenizer.control or marker in tokenizer.markup]
-    if not any(one in text for one in special):
+    text, own = tokenizer.decode(ids), _marks(tokenizer, tuple(markers))
+    special = list(own.values())
+    if not any(mark in text for mark in special):
         return text, lambda parsed: parsed
-    own = {tokenizer.encode(one)[0]: one for one in special}
     pieces: list[str] = []
     start = 0
     for place, token in enumerate(ids):

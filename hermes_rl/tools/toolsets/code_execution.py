@@ -139,7 +139,7 @@ class _Script:
             return error_json(f"a script may make {MOST_CALLS} tool calls at most")
         left = self._seconds - (time.perf_counter() - self._began)
         try:
-            args = await checked_arguments(message.get("arguments"), tool)
+            args, _ = await checked_arguments(message.get("arguments"), tool)
             return capped(await run_tool(tool, args, self._runtime, max(left, 0.1)), RESULT_LIMIT)
         except (ToolInputError, ToolFailedError) as problem:
             return error_json(str(problem))

@@ -1,0 +1,103 @@
+"""Reward models: servers that answer a conversation with numbers, by vLLM's ``/score``, ``/classify`` and ``/pooling``.
+
+Owns what is sent to each path, and how its numbers are read. A call is repeated and accounted for as any other; what is
+no number is a failed attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hermes_rl.servers.base import ChatReply, ChatRequest, Malformed, Message, ServerConfig, Timing, encode
+from hermes_rl.servers.transport import Transport, excerpt
+from hermes_rl.values import is_number, read_json
+
+
+class RewardModel:
+    """One server; used from one event loop at a time."""
+
+    path: str
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._transport = Transport(config)
+
+    @property
+    def config(self) -> ServerConfig:
+        return self._config
+
+    def body(self, messages: Sequence[Message]) -> dict[str, Any]:
+        """Return what is sent beside the model's name."""
+        return {"messages": messages}
+
+    def numbers(self, entry: Mapping[str, Any]) -> Any:
+        """Return the numbers of the only entry of an answer, not yet checked."""
+        raise NotImplementedError
+
+    async def attempt(self, request: ChatRequest) -> ChatReply:
+        """Wait for a free place, send once, and read the numbers; raises as `hermes_rl.servers.base.Backend`."""
+        config = self._config.current()
+        answer = await self._transport.post(self.path, encode({"model": config.model, **self.body(request.messages)}))
+        if answer.status != 200:
+            raise self._transport.refused(self.path, answer)
+        try:
+            data = read_json(answer.raw)
+            values = self.numbers(data["data"][0])
+            if not isinstance(values, list) or not values or not all(map(is_number, values)):
+                raise Malformed("there are no numbers in it")
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            problem = f"the answer of a reward model cannot be read ({type(error).__name__}: {error})"
+            raise self._transport.failed(self.path, f"{problem}: {excerpt(answer.raw)[:200]}") from None
+        usage, model = data.get("usage"), data.get("model")
+        return ChatReply(
+            message={"role": "assistant", "content": None},
+            finish_reason=None,
+            usage=usage if isinstance(usage, dict) else {},
+            model=model if isinstance(model, str) else config.model,
+            server_type=config.type,
+            numbers=tuple(map(float, values)),
+            timing=Timing(queued=answer.sent - answer.asked, generating=answer.received - answer.sent),
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._transport.close()
+
+
+class ScorePath(RewardModel):
+    """A cross-encoder, which is asked how the last message goes with the texts before it."""
+
+    path = "/score"
+
+    def body(self, messages: Sequence[Message]) -> dict[str, Any]:
+        *before, last = [_text(message.get("content")) for message in messages]
+        return {"text_1": "\n\n".join(before), "text_2": last}
+
+    def numbers(self, entry: Mapping[str, Any]) -> Any:
+        return [entry["score"]]
+
+
+def _text(content: Any) -> str:
+    """Return the text of a content, which may be None, a string, or a list of parts."""
+    parts = content if isinstance(content, list) else [{"text": content}]
+    return "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
+
+
+class ClassifyPath(RewardModel):
+    """A classifier of conversations, which gives a number for each class."""
+
+    path = "/classify"
+
+    def numbers(self, entry: Mapping[str, Any]) -> Any:
+        return entry["probs"]
+
+
+class PoolingPath(RewardModel):
+    """A model with a head of its own; where it gives numbers for each token or step, the last ones count."""
+
+    path = "/pooling"
+
+    def numbers(self, entry: Mapping[str, Any]) -> Any:
+        data = entry["data"]
+        return data[-1] if isinstance(data[-1], list) else data

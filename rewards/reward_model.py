@@ -1,0 +1,50 @@
+"""A reward model says what the answer is worth."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from hermes_rl import Score
+from hermes_rl.errors import ServerFailure, UserError
+from hermes_rl.scoring.value import in_runner
+from hermes_rl.servers.base import ContextLengthExceeded
+
+
+@in_runner
+async def reward_model(
+    result: Any,
+    roles: Any,
+    *,
+    server: str = "reward_model",
+    where: Literal["final", "conversation"] = "final",
+    index: int | None = None,
+) -> Score:
+    """The number that a reward model gives for the prompt and what the policy said to it.
+
+    A server that fails, fails the rollout. What it refuses for this answer and takes for another, such as one that is
+    longer than its context, is the policy's doing, and worth the worst number that was given in this run.
+
+    Args:
+        server: the role, of type vllm-score, vllm-classify or vllm-pooling.
+        where: the prompt with the last thing that the policy said is rated, or the whole conversation.
+        index: which of its numbers counts, from 0, where it gives several.
+    """
+    if server not in roles:
+        raise UserError(f"reward_model: the spec has no servers.{server}; there are {', '.join(sorted(roles))}")
+    model, answer = roles[server], {"role": "assistant", "content": result.final_response}
+    if model.scripted:
+        return Score(float(bool(result.final_response.strip())), reason="scripted reward model: is there an answer?")
+    messages = [*result.messages[: result.prompt_length], answer] if where == "final" else result.messages
+    try:
+        numbers = await model.rate(messages)
+    except ContextLengthExceeded as error:
+        raise ValueError(f"too long for the reward model: {error}") from error
+    except ServerFailure as failure:
+        if not failure.about_the_call:
+            raise
+        raise ValueError(f"refused by the reward model: {failure.detail}") from failure
+    if index is None and len(numbers) > 1:
+        raise UserError(f"reward_model: servers.{server} gives {len(numbers)} numbers; say with `index` which counts")
+    if not -len(numbers) <= (index or 0) < len(numbers):
+        raise UserError(f"reward_model: servers.{server} gives {len(numbers)} numbers, and `index` is {index}")
+    return Score(numbers[index or 0], metrics={f"number_{place}": number for place, number in enumerate(numbers)})

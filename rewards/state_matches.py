@@ -1,0 +1,68 @@
+"""The state has become what the gold solution makes of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from hermes_rl import Score
+from hermes_rl.tools.base import Tool, ToolRuntime
+from hermes_rl.tools.python_tools import tools_of_state
+from hermes_rl.tools.rollout_process import asked
+
+Sources = list[dict[str, Any]]
+
+
+async def state_matches(
+    item: dict[str, Any],
+    state: Any,
+    *,
+    compare: list[str] | None = None,
+    gold: list[dict[str, Any]] | None = None,
+    sources: dict[str, Sources] | None = None,
+    close: str | None = None,
+) -> Score:
+    """1 if the state is as it is when the calls of the gold turns are made on a fresh state of the row, else 0.
+
+    Calls of tools that are not the state's are left out, and so is what gold says. A gold call that raises changes what
+    it has changed by then, as it would in play; the metric `failed` counts them.
+
+    Args:
+        compare: attributes of the state, or methods without arguments, whose values have to be equal; default: all
+            attributes without an underscore in front. The metrics have each.
+        gold: turns with `tools` and `user_tools`; default: those of the spec's solution.
+        sources: the spec's tools of the state by who calls them, `tools` or `user_tools`; filled in by the run.
+        close: the method that gives back what a state holds; filled in by the run.
+    """
+    fresh = type(state)(item)
+    try:
+        by = {
+            who: {tool.name: tool for source in listed for tool in tools_of_state(fresh, **source)}
+            for who, listed in (sources or {}).items()
+        }
+        failed = 0
+        for turn in gold or ():
+            for who in ("user_tools", "tools"):
+                for call in turn.get(who) or ():
+                    failed += not await _made(by.get(who, {}).get(call["name"]), call.get("args") or {}, fresh)
+        names = compare or [name for name in vars(fresh) if not name.startswith("_")]
+        equal = {name: bool(asked(state, name, ()) == asked(fresh, name, ())) for name in names}
+    finally:
+        if close is not None:
+            asked(fresh, close, ())
+    others = ", ".join(name for name, same in equal.items() if not same)
+    reason = f"gold leaves another {others}" if others else None
+    return Score(
+        not others, reason=reason, metrics={**{name: float(same) for name, same in equal.items()}, "failed": failed}
+    )
+
+
+async def _made(tool: Tool | None, args: dict[str, Any], state: object) -> bool:
+    """Make a call of gold; returns False where it fails, which gold may do."""
+    if tool is None:
+        return True
+    try:
+        await tool.call(args, cast("ToolRuntime", SimpleNamespace(state=state)))
+    except Exception:  # noqa: BLE001 - code of the spec raises whatever it likes
+        return False
+    return True

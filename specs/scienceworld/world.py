@@ -1,0 +1,109 @@
+"""ScienceWorld's tasks: which there are, and one of them as the world that answers the agent."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from itertools import count, takewhile
+from pathlib import Path
+from typing import Any
+
+from hermes_rl import UserError
+
+EACH, SOLVED = 25, 1
+"""Variations of a task in a split, and how many of them have a solution."""
+MOST_MOVES = 100
+"""Moves of an episode, as the original's default has it."""
+
+
+class Simulator:
+    """The simulator, in a Java of its own."""
+
+    def __init__(self, memory: str = "1g") -> None:
+        from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+        from scienceworld.constants import BASEPATH, JAR_PATH
+
+        options = [f"-Xmx{memory}", "-XX:+UseSerialGC"]
+        try:
+            port, process = launch_gateway(
+                classpath=JAR_PATH, die_on_exit=True, javaopts=options, cwd=BASEPATH, return_proc=True
+            )
+        except FileNotFoundError as error:
+            raise UserError("ScienceWorld needs Java: apt-get install default-jre-headless") from error
+        own = GatewayParameters(auto_field=True, port=port)
+        self.gateway = JavaGateway(gateway_parameters=own, java_process=process)
+        self.server = self.gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+
+    def close(self) -> None:
+        """End the Java."""
+        self.gateway.shutdown()
+        self.gateway.java_process.kill()
+        self.gateway.java_process.wait()
+
+
+def variations(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
+    """The variations of a split, the first ones with the commands that solve them."""
+    try:
+        import scienceworld  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"ScienceWorld is not installed: pip install scienceworld==1.2.3 ({error})") from error
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hermes-rl" / "scienceworld-1.2.3"
+    file = folder / f"{split}.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.exists():
+            made = "".join(json.dumps(row) + "\n" for row in listed(split))
+            file.with_suffix(".new").write_text(made, "utf-8")
+            file.with_suffix(".new").replace(file)
+    yield from map(json.loads, file.read_text("utf-8").splitlines())
+
+
+def listed(split: str) -> Iterator[dict[str, Any]]:
+    """The first variation of each task, then the second, and so on."""
+    simulator = Simulator("3g")  # it keeps something of each task that it has loaded
+    server, own = simulator.server, dict[str, list[int]]()
+    for task in server.getTaskNames():
+        server.load(task, 0, "easy", False)
+        own[task] = list(server.getVariationsTest() if split == "test" else server.getVariationsTrain())[:EACH]
+    for number in takewhile(lambda number: any(len(each) > number for each in own.values()), count()):
+        for task, variation in [(task, each[number]) for task, each in own.items() if len(each) > number]:
+            gold: list[str] = []
+            if number < SOLVED:
+                server.load(task, variation, "easy", True)
+                gold = list(server.getGoldActionSequence())
+            turns = [{"say": command} for command in gold] if len(gold) <= MOST_MOVES else []
+            yield {"id": f"{task}-{variation}", "task": task, "variation": variation, "gold": turns}
+    simulator.close()
+
+
+class Science:
+    """One task. What it says is the agent's user."""
+
+    imports = ("py4j.java_gateway", "scienceworld.constants")
+    """What is loaded once, and not in each rollout's process."""
+
+    def __init__(self, item: dict[str, Any]) -> None:
+        self.simulator = Simulator()
+        self.server = self.simulator.server
+        self.server.load(item["task"], item["variation"], "easy", False)
+        self.server.reset()
+        self.score = 0
+
+    def act(self, words: str | None) -> str | dict[str, Any]:
+        """What the world answers to a command; the task and a look around where there is none yet."""
+        said = str(self.server.step("look around" if words is None else words.strip()))
+        self.score = round(100 * self.server.getScore())
+        if words is None:
+            return f"{self.server.getTaskDescription()}\n\n{said}"
+        done = bool(self.server.getCompleted()) or self.server.getNumMoves() > MOST_MOVES or self.score < 0
+        return {"say": said, "over": done}
+
+    def close(self) -> None:
+        """End the world."""
+        self.simulator.close()
+
+
+def points(result: Any, state: Science) -> float:
+    """The share of the task's goals that were reached; -1 for what spoils it."""
+    return state.score / 100

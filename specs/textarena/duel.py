@@ -1,0 +1,87 @@
+"""TextArena's games for two players: which there are, moves by which the first player wins, and one as a world."""
+
+import random
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+from arena import begun
+
+CELLS = [f"[{number}]" for number in range(9)]
+MOVES: dict[str, list[str]] = {
+    "TicTacToe-v0": CELLS,
+    "Nim-v0": [f"[{pile} {taken}]" for pile in range(4) for taken in range(1, 6)],
+    "ConnectFour-v0": [f"[col {column}]" for column in range(7)],
+    "KuhnPoker-v0": ["[check]", "[bet]", "[call]", "[fold]"],
+    "Othello-v0": [f"[{row}, {column}]" for row in range(8) for column in range(8)],
+    "Chopsticks-v0": [f"[attack {mine} {theirs}]" for mine in "LR" for theirs in "LR"],
+    "PigDice-v0": ["[roll]", "[roll]", "[hold]"],
+    "IteratedPrisonersDilemma-v0": ["[cooperate]", "[defect]", "Let us cooperate."],
+    "IteratedRockPaperScissors-v0": ["[rock]", "[paper]", "[scissors]"],
+    "LiarsDice-v0": [f"[bid: {number}, {face}]" for number in range(1, 5) for face in range(1, 7)] + ["[call]"],
+    "Breakthrough-v0": [f"[{a}{row}{b}{row + 1}]" for a, b in ("aa", "bb", "cc", "dd", "ee") for row in range(1, 8)],
+    "SimpleNegotiation-v0": ["Hello.", "[Offer: 1 Wheat -> 1 Wood]", "[Accept #1]", "[Deny #1]"],
+}
+"""The games, and what may be said in each; many of it is against the rules at the moment."""
+MOST = 200
+"""Moves of a game by chance, which is given up then."""
+TRIES = 200
+"""Games by chance that are looked through for one that the first player wins."""
+
+
+def played(game: str, seed: int, chance: random.Random) -> tuple[list[dict[str, str]], float]:
+    """Play a game by chance; returns the moves, and the first player's reward."""
+    world, moves = begun(game, seed, players=2), []
+    while True:
+        player, _ = world.get_observation()
+        moves.append({"seat": f"player{player}", "say": chance.choice(MOVES[game])})
+        over, _ = world.step(moves[-1]["say"])
+        if over or len(moves) == MOST:
+            rewards, _ = world.close()
+            return moves, float((rewards or {}).get(0, 0.0))
+
+
+def games(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
+    """Each game with one seed after the other, and the moves of a play that the first player wins, if one was found."""
+    for number in count():
+        for game in MOVES:
+            before, own = random.getstate(), 1000 * seed + number
+            chance = random.Random(f"{game}{own}")
+            plays = (played(game, own, chance) for _ in range(TRIES))
+            moves = next((moves for moves, reward in plays if reward > 0), [])
+            random.setstate(before)  # it is the runner's
+            yield {"id": f"{game}-{own}", "game": game, "seed": own, "moves": moves}
+
+
+class Duel:
+    """One game. It says who moves next, and what that player sees."""
+
+    imports = ("textarena",)
+    """What is loaded once, and not in each rollout's process."""
+
+    def __init__(self, item: dict[str, Any]) -> None:
+        self.game = begun(item["game"], item["seed"], players=2)
+        self.rewards: dict[int, float] = {}
+        self.out: set[int] = set()
+        self.mover = 0
+
+    def turn(self, said: dict[str, str | None] | None) -> dict[str, str] | None:
+        """Make the move that was said; a player who is out says nothing from then on."""
+        if said is not None:
+            (words,) = said.values()
+            if words is None:
+                self.out.add(self.mover)
+            over, _ = self.game.step(words or "")
+            while not over and self.game.state.current_player_id in self.out:
+                over, _ = self.game.step("")
+            if over:
+                self.rewards, _ = self.game.close()
+                return None
+        self.mover, heard = self.game.get_observation()
+        texts = [text for _, text, kind in heard if str(getattr(kind, "name", kind)) != "PLAYER_ACTION"]
+        return {f"player{self.mover}": "\n".join(texts).strip() or "Your move."}
+
+
+def reward(result: Any, state: Duel) -> float:
+    """The game's own reward for this player; 0 for a game that is not over."""
+    return float(state.rewards.get(int(result.seat.removeprefix("player")), 0.0))

@@ -263,7 +263,7 @@ async def test_no_group_or_every_group_begins_while_an_evaluation_runs(share: fl
     trainer, world = One(steps=9), World(on_grade=by_index, policy=Policy(delay=0.05))
     serving = asyncio.create_task(serve(trainer, tmp_path, world, hooks=hooks))
     if share:
-        await asyncio.wait_for(serving, 60)
+        await asyncio.wait_for(serving, 100)
     else:
         await asyncio.wait([serving], timeout=2)
         assert not serving.done()

@@ -765,7 +765,7 @@ function rolloutsTable(name, query, found, run) {
 }
 
 function scorePill(one) {
-  if (one.score === null) return el("span", { class: one.state === "failed" ? "pill bad" : "pill" }, one.state.replace("_", " "));
+  if (one.score === null) return el("span", { class: one.state === "failed" ? "pill bad" : "pill" }, one.state === "scored" ? "not paid" : one.state.replace("_", " "));
   return score(one.score);
 }
 

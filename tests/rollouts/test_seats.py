@@ -372,6 +372,34 @@ async def test_a_schedule_that_fails_before_anybody_has_spoken_is_the_specs_mist
         await played(tmp_path, size=1, **parts)
 
 
+async def test_words_of_another_seat_that_do_not_fit_end_the_seat_that_hears_them(tmp_path: Path) -> None:
+    """They are an agent's doing, which could rid itself of a bad episode else; a prompt that does not fit is ours."""
+    black: dict[str, Any] = {"prompt": {"system": "You answer."}, "agent": {"max_trajectory_tokens": 400}}
+    parts = {"agents": {"white": {}, "black": black}, "rewards": {"texts": {"fn": "code.py:texts"}}}
+    turns = [{"say": 400 * "many words "}, {"say": "2"}]
+    group = await played(tmp_path, size=1, solution={"turns": turns}, **parts)
+    endings = [(str(seat.ending), seat.score) for seat in group.rollouts[0].seats]
+    assert (group.dropped, endings) == (None, [("world_over", 1.0), ("token_budget", 0.0)])
+    black["prompt"] = {"system": 400 * "many words "}
+    group = await played(tmp_path, size=1, solution={"turns": [{"say": "1"}]}, play="simultaneous", **parts)
+    assert group.dropped is Ending.SERVER_FAILURE and "first request does not fit" in str(group.detail)
+
+
+async def test_words_of_another_seat_that_the_server_refuses_end_the_seat_that_hears_them(tmp_path: Path) -> None:
+    chat = ScriptedChat([says("what nobody may hear"), refused(400, "not that"), says("an answer to the prompt alone")])
+    stop = await chat.start()
+    try:
+        parts = {
+            "servers": {"policy": {"type": "openai", "model": "m", "base_url": chat.url}},
+            "rewards": {"texts": {"fn": "code.py:texts"}},
+        }
+        group = await played(tmp_path, size=1, **parts)
+    finally:
+        await stop()
+    assert chat.sent == [{"role": "system", "content": "You answer."}, {"role": "user", "content": "Hello."}]
+    assert [str(seat.ending) for seat in group.rollouts[0].seats] == ["world_over", "refused"] and group.dropped is None
+
+
 async def test_words_that_a_template_cannot_carry_end_the_episode_and_not_the_run(tmp_path: Path) -> None:
     agents = {"white": {}, "black": {"hears": "{{ [0][text | int] }}"}}
     group = await played(tmp_path, agents=agents)

@@ -206,7 +206,7 @@ def _table(record: RunRecord, rollouts: Sequence[RolloutSummary], success: float
     for rollout in rollouts[: limit or None]:
         made.add_row(
             str(record.number(rollout.id)),
-            Text(_number(rollout.score), GOOD if rollout.passes(success) else BAD),
+            Text(_number(rollout.score), _style(rollout, success)),
             safe(rollout.ending, "" if Ending(rollout.ending).finished_naturally else NOTE),
             str(rollout.turns),
             f"{rollout.calls}" + (f" ({rollout.call_errors} failed)" if rollout.call_errors else ""),
@@ -219,6 +219,10 @@ def _table(record: RunRecord, rollouts: Sequence[RolloutSummary], success: float
 
 
 _NUMBERS = ("#", "score", "turns", "calls", "tokens", "s")
+
+
+def _style(rollout: RolloutSummary, success: float) -> str:
+    return BAD if rollout.failed(success) else GOOD if rollout.score is not None else ""
 
 
 def _number(value: float | None) -> str:
@@ -263,12 +267,12 @@ class _Rollout:
         yield from self._facts()
 
     def _head(self) -> Iterator[RenderableType]:
-        one, passed = self.one, self.one.passes(self.success)
+        one = self.one
         score = "no score" if one.score is None else f"score {_number(one.score)}"
         yield Text.assemble(
             safe(one.id, HEAD),
             f"  #{self.record.number(one.id)} of {len(self.record.rollouts)}  ",
-            safe(score, GOOD if passed else BAD),
+            safe(score, _style(one, self.success)),
             safe(f"  {one.ending}  {counted(one.turns, 'turn')}  {one.model or ''}"),
         )
         reasons = list(why(self.line, self.weights, self.success))

@@ -111,6 +111,12 @@ class RolloutSummary:
         """Say whether it is solved; a rollout without a score is not."""
         return self.score is not None and self.score >= success
 
+    def failed(self, success: float) -> bool:
+        """Say whether it does not pass, or nobody could grade it; one left out, or that nobody pays, has not failed."""
+        if self.score is None:
+            return self.state not in (RolloutState.LEFT_OUT, RolloutState.SCORED)
+        return self.score < success
+
 
 class RunRecord:
     """The run in a directory; call `refresh` to see what was written since.

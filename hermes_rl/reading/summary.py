@@ -244,19 +244,12 @@ def chosen(
     rollouts = [
         rollout
         for rollout in record.rollouts
-        if (not failed or _failed(rollout, success))
+        if (not failed or rollout.failed(success))
         and ending in (None, rollout.ending)
         and (tool is None or any(tool == name for name, _, _ in rollout.tools))
     ]
     wanted: Sort = "score" if failed and sort == "number" else sort
     return rollouts if wanted == "number" else sorted(rollouts, key=KEYS[wanted])
-
-
-def _failed(rollout: RolloutSummary, success: float) -> bool:
-    """Say whether it does not pass, or nobody could grade it; a seat that nobody pays has not failed."""
-    if rollout.score is None:
-        return rollout.state not in (RolloutState.LEFT_OUT, RolloutState.SCORED)
-    return not rollout.passes(success)
 
 
 def why(line: Mapping[str, Any], weights: Mapping[str, float | None], success: float) -> Iterator[str]:

@@ -670,6 +670,10 @@ async def test_versions_of_two_servers_are_not_compared_with_one_bound(tmp_path:
     }
     with pytest.raises(SpecError, match="a seat of another server than `policy` is trained"):
         parse_spec(Path(spec_of(tmp_path, **parts)).read_text(), folder=tmp_path)
+    del parts["serve"]
+    async with open_env(spec_of(tmp_path, **parts)) as env:
+        with pytest.raises(UserError, match="max_staleness: black by `other` is trained too"):
+            env.groups(2, max_staleness=1)
 
 
 async def test_files_for_other_tools_have_the_rows_of_every_trained_seat(tmp_path: Path) -> None:

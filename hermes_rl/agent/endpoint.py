@@ -24,7 +24,13 @@ from aiohttp.http import HttpProcessingError
 
 from hermes_rl.agent.conversations import Conversations, ProgramCall
 from hermes_rl.agent.dialects import CHAT, COUNT_TOKENS, dialect_at, written_count, written_model, written_models
-from hermes_rl.agent.dialects.base import ProgramAnswer, ProgramDialect, ProgramRequest, RefusedRequestError
+from hermes_rl.agent.dialects.base import (
+    ProgramAnswer,
+    ProgramDialect,
+    ProgramRequest,
+    RefusedRequestError,
+    addresses_in,
+)
 from hermes_rl.agent.loop import kept_message
 from hermes_rl.agent.recorder import OverError, PolicyAnswer, PolicyRecorder
 from hermes_rl.agent.result import Message, tokens_of
@@ -98,6 +104,8 @@ class Endpoint:
         self._prefix = f"/r/{secret}/" if secret else ""
         """How the path of a request has to begin; empty where only this rollout can reach the port."""
         self._model = POLICY
+        self._addresses = frozenset(addresses_in(recorder.result.messages))
+        """Of the prompt's pictures, which a program may send on."""
         self.main: EndpointCall | None = None
         """The last call of the main line. Other requests are not kept: each has all that was said before."""
         self.conversations = Conversations()
@@ -204,7 +212,7 @@ class Endpoint:
         answered, size = False, 0
         try:
             body, size = await self._body(request)
-            asked = dialect.read(body)
+            asked = self._read(dialect, body)
             if counting:
                 answered = self.answered
                 return await self._count(dialect, asked, size)
@@ -218,6 +226,13 @@ class Endpoint:
         finally:
             self._held -= size
             self.answered = answered
+
+    def _read(self, dialect: ProgramDialect, body: Any) -> ProgramRequest:
+        asked = dialect.read(body)
+        if any(address not in self._addresses for address in addresses_in(asked.messages)):
+            # The model's server would fetch it, which is a way out of a sandbox without network.
+            raise RefusedRequestError("a picture must be in the request, as a `data:` URL, or one of the prompt's own")
+        return asked
 
     async def _serve_tools(self, request: web.BaseRequest, tools: ToolServer) -> web.Response:
         if request.method != "POST":  # there are no streams, and no sessions that could be ended
@@ -336,8 +351,10 @@ class Endpoint:
 
     async def _ask(self, asked: ProgramRequest, size: int) -> tuple[ProgramCall, ProgramAnswer]:
         recorder, before = self._recorder, self._recorder.result.turns_used
-        # What the server answered first tells whether it refuses this conversation alone, or everything.
-        prompt = self._prompt or asked.messages[: first_answer(asked.messages)]
+        # What the server answered first tells whether it refuses this conversation alone, or everything. Where an agent
+        # may have changed what the program sends, that is the spec's own prompt.
+        first = recorder.result.messages if recorder.by_agents else asked.messages[: first_answer(asked.messages)]
+        prompt = self._prompt or first
         given = await recorder.ask(asked.messages, asked.tools, prompt=prompt, rollout_id=self._rollout_id, resent=size)
         self._prompt, turn, reply = self._prompt or prompt, given.number + 1, given.reply
         message = kept_message(reply.message, turn)

@@ -215,7 +215,7 @@ class HermesAgentLoop:
         result = recorder.result
         if self.user is not None:
             self.user.begin(result, self.options.seed)
-            if self.user.opens and (over := await self._hear(result)) is not None:
+            if self.user.opens and (over := await self._hear(recorder)) is not None:
                 raise ServerFailure(f"the user ended the conversation before it began ({over})")
         try:
             while (ending := await self._turn(recorder, runtime)) is None:
@@ -233,15 +233,16 @@ class HermesAgentLoop:
         calls = self._take(answer.reply, result)
         if (ending := recorder.ended_by(answer, calls)) is not None:
             if ending is Ending.FINISHED and self.user is not None:
-                return await self._hear(result, result.final_response)
+                return await self._hear(recorder, result.final_response)
             return ending
         await self._act(calls, result, runtime)
         return await self._brought_about(result, runtime)
 
-    async def _hear(self, result: AgentResult, said: str | None = None) -> Ending | None:
+    async def _hear(self, recorder: PolicyRecorder, said: str | None = None) -> Ending | None:
         """Append the user's next words, which are no turn of the policy; returns the ending, if they are the last."""
         assert self.user is not None
-        answer = await self.user.speak(said)
+        result, answer = recorder.result, await self.user.speak(said)
+        recorder.by_agents |= answer.by_agents
         self._answered_at = result.turns_used
         if answer.message is not None:
             result.messages.append(answer.message)

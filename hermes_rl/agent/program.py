@@ -187,6 +187,7 @@ class ProgramDriver:
         self._user.begin(result, self.options.seed)
         while True:
             answer = await self._user.speak(said)
+            recorder.by_agents |= answer.by_agents
             if answer.error is not None:
                 result.tool_errors.append(ToolError(result.turns_used, "user", said or "", answer.error, ""))
             if answer.ending is not None:
@@ -210,6 +211,7 @@ class ProgramDriver:
     ) -> Ending:
         """Run the program once; `by_others`: other agents have written what it is to answer."""
         touched = self.runtime.started or recorder.result.turns_used > 0
+        recorder.by_agents |= touched  # what runs there may be what an agent has made of the program
         program = await self._program(conversation)
         try:
             return await self._run(recorder, program)

@@ -160,6 +160,8 @@ class PolicyRecorder:
         self.server = server
         self.options = options
         self.tokenizer = tokenizer
+        self.by_agents = False
+        """Whether agents have had a hand in the first request already, so that its failing may be their doing."""
         self._begun = 0
         """Calls so far, those included that failed."""
         self._under_way = 0
@@ -212,7 +214,7 @@ class PolicyRecorder:
         Raises:
             OverError: there is no room for this call.
             ContextLengthExceeded: a program's request does not fit the model's context; a shorter one may.
-            ServerFailure: the server failed, or the first request does not fit.
+            ServerFailure: the server failed, or the first request, in which no agent has had a hand, does not fit.
         """
         result = self.result
         if (ending := self._spent()) is not None:
@@ -225,7 +227,7 @@ class PolicyRecorder:
             if first:
                 self._require_room(tokens_of(reply.usage, "prompt_tokens"))
         except ContextLengthExceeded as error:
-            if first:
+            if first and not self.by_agents:
                 # The policy has not written anything yet: the prompt, or the limit that we asked for, is too large.
                 raise ServerFailure(
                     f"the first request does not fit ({error}): the prompt or agent.max_tokens is too large"
@@ -234,7 +236,8 @@ class PolicyRecorder:
                 raise
             raise OverError(Ending.TOKEN_BUDGET) from error
         except ServerFailure as failure:
-            if failure.refused and not first and await self._answers(replace(request, messages=prompt)):
+            theirs = failure.refused and (self.by_agents or not first)
+            if theirs and await self._answers(replace(request, messages=prompt)):
                 raise OverError(Ending.REFUSED) from failure
             raise
         finally:
@@ -331,8 +334,11 @@ class PolicyRecorder:
 
         Else it refuses everything, such as a key that is no longer valid, which is nothing of the policy's doing.
         """
+        messages = list(request.messages)
+        if not any(message["role"] == "user" for message in messages):
+            messages.append({"role": "user", "content": "Hello."})  # some templates take no conversation without one
         try:
-            await self.server.chat(replace(request, tools=None, max_tokens=1, transcript=None))
+            await self.server.chat(replace(request, messages=messages, tools=None, max_tokens=1, transcript=None))
         except (ServerFailure, ContextLengthExceeded):
             return False
         return True

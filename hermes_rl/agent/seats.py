@@ -84,6 +84,9 @@ class SeatPlayer:
         """Calls of `say` that are under way."""
         self._server, self._messages, self._request_id, self._tokenizer = server, messages, request_id, tokenizer
         self._user, self._program, self._port = user, program, port
+        self.beside: Mapping[str, SeatPlayer] = {}
+        """All seats of the episode, by name."""
+        self._played: AgentResult | None = None
         self._turn = asyncio.Lock()
         self._heard: asyncio.Queue[UserAnswer] = asyncio.Queue()
         self._answer: asyncio.Future[str] | None = None
@@ -95,6 +98,7 @@ class SeatPlayer:
 
     def begin(self, result: AgentResult, seed: int | None = None) -> None:
         """Let the user take over the conversation; what the other seats say comes later."""
+        self._played = result
         if self._user is not None:
             self._user.begin(result, seed)
 
@@ -116,6 +120,11 @@ class SeatPlayer:
         if self._playing is None or not self._playing.done():
             return None
         return self._playing.result().ending
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether its policy has answered yet."""
+        return self._played is not None and self._played.turns_used > 0
 
     @property
     def failure(self) -> Failure | UserError | None:
@@ -185,7 +194,9 @@ class SeatPlayer:
             self.speaking += 1
             try:
                 self._answer = self._loop.create_future()
-                self._heard.put_nowait(UserAnswer(None if words is None else {"role": "user", "content": words}))
+                message = None if words is None else {"role": "user", "content": words}
+                by_agents = message is not None and any(seat.has_spoken for seat in self.beside.values())
+                self._heard.put_nowait(UserAnswer(message, by_agents=by_agents))
                 if self._playing is None:
                     self._playing = asyncio.create_task(self._play())
                 either: set[asyncio.Future[Any]] = {self._answer, self._playing}
@@ -248,6 +259,8 @@ class Table:
     def __init__(self, seats: Sequence[SeatPlayer], hears: Callable[[str, str, str], str], patience: float) -> None:
         self.seats = {seat.name: seat for seat in seats}
         self.hears, self.patience = hears, patience
+        for seat in seats:
+            seat.beside = self.seats
 
     async def play(self, schedule: Schedule) -> Any:
         """Let the seats speak as the schedule says, until it is over; returns what the schedule returns.

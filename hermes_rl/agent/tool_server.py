@@ -23,6 +23,8 @@ PATH = "/mcp"
 """How the path of a request ends."""
 KNOWN = ("2025-06-18", "2025-03-26", "2024-11-05")
 """Versions of the protocol, the newest first."""
+MOST_KEPT = 32 << 20
+"""Characters of all calls of a rollout, arguments and results together, from which on no further one is run."""
 NO_REQUEST, NO_METHOD, WRONG = -32600, -32601, -32602
 """Codes of errors, as JSON-RPC has them."""
 
@@ -42,6 +44,7 @@ class ToolServer:
         self.calls: list[ToolCall] = []
         """Those that have been run, in the order in which they ended."""
         self.errors: list[ToolError] = []
+        self._kept = 0
         self._alone = asyncio.Lock()
 
     async def answer(self, message: Any) -> dict[str, Any] | None:
@@ -76,6 +79,8 @@ class ToolServer:
                 name, arguments = given.get("name"), given.get("arguments") or {}
                 if not isinstance(name, str) or not isinstance(arguments, dict):
                     return _error(message, WRONG, "a call has a `name`, and `arguments` that are an object")
+                if self._kept >= MOST_KEPT:
+                    return _error(message, WRONG, f"this rollout's calls have {MOST_KEPT} characters: no more are run")
                 return _result(message, await self._call(name, arguments))
         return _error(message, NO_METHOD, f"there is no method {message['method'][:100]!r}")
 
@@ -88,11 +93,14 @@ class ToolServer:
 
     async def _run(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         options, number = self._options, len(self.calls) + 1
-        call = {"id": f"mcp-{number}", "function": {"name": name, "arguments": json.dumps(arguments)}}
+        written = json.dumps(arguments)
+        self._kept += len(written)
+        call = {"id": f"mcp-{number}", "function": {"name": name, "arguments": written}}
         seconds = min((each for each in (options.tool_timeout, options.working_time) if each), default=None)
         outcomes = await execute_calls([call], self._toolkit, self._runtime, turn=0, tool_timeout=seconds)
         (outcome,) = outcomes if options.results is None else options.results.apply(outcomes)
         error = outcome.error
+        self._kept += len(outcome.content)
         self.calls.append(
             ToolCall(
                 turn=0,

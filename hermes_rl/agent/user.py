@@ -67,6 +67,8 @@ class UserAnswer:
     """What the world gives for the turn that is answered."""
     error: str | None = None
     """What the user's code raised."""
+    by_agents: bool = False
+    """Whether other agents, which are trained or may be hostile, have had a hand in these words."""
 
 
 class AnswersAgent(Protocol):

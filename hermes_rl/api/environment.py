@@ -484,6 +484,11 @@ class Env:
         _require_size(n)
         if (concurrency is not None and concurrency < 1) or ahead < 0:
             raise UserError("`concurrency` is at least 1, and `ahead` at least 0")
+        if max_staleness is not None and self.spec.other_policies:
+            raise UserError(
+                f"max_staleness: {self.spec.other_policies} is trained too, whose versions this bound does not know; "
+                "look at the `weights` of each rollout's examples"
+            )
 
         mark, role = self._batch(batch), self._role(policy)
         # What is wrong with what is asked for is said now, and not when the first group is.

@@ -433,6 +433,9 @@ def compare(
     families: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Column of the rows that names families of like rows.")
     ] = None,
+    seat: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Whose rollouts, where several agents play; default: the first.")
+    ] = None,
     anyway: Annotated[bool, typer.Option("--anyway", help="Also where the runs are graded differently.")] = False,
     fail_if_worse: Annotated[
         bool, typer.Option("--fail-if-worse", help="Status 1 where the 95 % interval of B - A lies below 0.")
@@ -448,7 +451,7 @@ def compare(
     """Compare runs row by row: what is better, and what is chance."""
     from hermes_rl.cli.comparing import CompareRequest, compare_paths
 
-    request = CompareRequest(runs, success, families, anyway, fail_if_worse, margin, limit, as_json, not no_pager)
+    request = CompareRequest(runs, success, families, seat, anyway, fail_if_worse, margin, limit, as_json, not no_pager)
     raise typer.Exit(compare_paths(request))
 
 

@@ -28,6 +28,7 @@ class CompareRequest:
     runs: Sequence[Path]
     success: float | None = None
     families: str | None = None
+    seat: str | None = None
     anyway: bool = False
     fail_if_worse: bool = False
     margin: float = 0.0
@@ -49,7 +50,9 @@ def compare_paths(request: CompareRequest) -> int:
     if request.margin < 0:
         raise UserError("--margin is 0 or more: how much worse B may be")
     first, *others = [_read(path) for path in request.runs]
-    comparisons = [(compare_runs(first, other, request.success, request.families), other) for other in others]
+    comparisons = [
+        (compare_runs(first, other, request.success, request.families, request.seat), other) for other in others
+    ]
     refused = [comparison for comparison, _ in comparisons if comparison.refusals]
     if refused and not request.anyway:
         raise UserError(
@@ -83,6 +86,8 @@ def _parts(runs: RunComparison, a: RunRecord, b: RunRecord, request: CompareRequ
     comparison = runs.found
     yield safe(f"A  {runs.a}  ({runs.model_a})")
     yield safe(f"B  {runs.b}  ({runs.model_b})")
+    if played := next((rollout.seat for rollout in a.counting() if rollout.seat), None):
+        yield safe(f"seat {request.seat or played}" + ("" if request.seat else " (--seat NAME compares another one)"))
     for text in (*runs.refusals, *runs.warnings):
         yield safe(f"warning: {text}", "yellow")
     yield Text()

@@ -24,7 +24,7 @@ from hermes_rl.reading.report import write_report_or_say
 from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
-from hermes_rl.runs.metrics import BY, COUNT
+from hermes_rl.runs.metrics import BY, BY_SEAT, COUNT
 from hermes_rl.runs.opening import Launch, require_effect
 from hermes_rl.runs.process import ProcessSummary, run_process
 from hermes_rl.runs.progress import Progress
@@ -283,7 +283,7 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
         lines.append(f"ended early: {evaluation.stopped}")
     shown = ("eval/pass", "eval/reward/", "eval/ending/")
     for name, value in metrics.items():
-        if name.startswith(shown) or (name.startswith(BY) and name.endswith("/mean_reward")):
+        if name.startswith(shown) or (name.startswith((BY, BY_SEAT)) and name.endswith("/mean_reward")):
             count = metrics.get(name.replace("eval/reward/", COUNT, 1)) if name.startswith("eval/reward/") else None
             graded = metrics["eval/rollouts"] - evaluation.ungraded
             of = "" if count is None else f" (n = {count:.0f} of {graded:.0f})"

@@ -129,7 +129,8 @@ def _head(summary: RunSummary) -> RenderableType:
         between = summary.interval
         interval = f", 95 % interval {between.low:.3f} to {between.high:.3f}" if between.low is not None else ""
         passed = f"; {summary.passed} of {summary.graded} pass (a score of {summary.success:g} or more)"
-        lines.append(safe(f"mean score {summary.score.mean:.3f}{interval}{passed}"))
+        whose = f" of {next(iter(summary.seats))}" if summary.seats else ""
+        lines.append(safe(f"mean score{whose} {summary.score.mean:.3f}{interval}{passed}"))
     parts: list[RenderableType] = [*lines]
     for cause in summary.failures:
         parts.append(safe(f"without a score: {cause.count} × {cause.ending} ({_meaning(cause.ending)})", NOTE))
@@ -144,6 +145,7 @@ def _overview(record: RunRecord, summary: RunSummary) -> Iterator[RenderableType
     parts = [endings]
     spreads = {"reward": summary.rewards, "per rollout": summary.counts, "seconds": summary.seconds}
     parts += [_spreads(name, each) for name, each in spreads.items() if each]
+    parts += [_seats(summary)] if summary.seats else []
     rows = {"worst rows": summary.worst, "slowest rows": summary.slowest} if summary.rows > 1 else {}
     parts += [_row_table(name, record, each) for name, each in rows.items() if each]
     for part in parts:
@@ -158,6 +160,15 @@ def _spreads(name: str, spreads: Mapping[str, Spread]) -> Table:
             values = (spread.mean, spread.least, spread.most)
             numbers = (f"{value:.2f}" if name == "seconds" else _number(value) for value in values)
             made.add_row(safe(key), *numbers, str(spread.count))
+    return made
+
+
+def _seats(summary: RunSummary) -> Table:
+    """Return what each seat has got and done on average."""
+    names = [name.removeprefix("reward/").replace("_", " ") for name in next(iter(summary.seats.values()))]
+    made = table("seat", *names, right=names)
+    for seat, means in summary.seats.items():
+        made.add_row(safe(seat), *map(_number, means.values()))
     return made
 
 
@@ -195,7 +206,7 @@ def _table(record: RunRecord, rollouts: Sequence[RolloutSummary], success: float
     for rollout in rollouts[: limit or None]:
         made.add_row(
             str(record.number(rollout.id)),
-            Text(_number(rollout.score), GOOD if rollout.passes(success) else BAD),
+            Text(_number(rollout.score), _style(rollout, success)),
             safe(rollout.ending, "" if Ending(rollout.ending).finished_naturally else NOTE),
             str(rollout.turns),
             f"{rollout.calls}" + (f" ({rollout.call_errors} failed)" if rollout.call_errors else ""),
@@ -208,6 +219,10 @@ def _table(record: RunRecord, rollouts: Sequence[RolloutSummary], success: float
 
 
 _NUMBERS = ("#", "score", "turns", "calls", "tokens", "s")
+
+
+def _style(rollout: RolloutSummary, success: float) -> str:
+    return BAD if rollout.failed(success) else GOOD if rollout.score is not None else ""
 
 
 def _number(value: float | None) -> str:
@@ -252,12 +267,12 @@ class _Rollout:
         yield from self._facts()
 
     def _head(self) -> Iterator[RenderableType]:
-        one, passed = self.one, self.one.passes(self.success)
+        one = self.one
         score = "no score" if one.score is None else f"score {_number(one.score)}"
         yield Text.assemble(
             safe(one.id, HEAD),
             f"  #{self.record.number(one.id)} of {len(self.record.rollouts)}  ",
-            safe(score, GOOD if passed else BAD),
+            safe(score, _style(one, self.success)),
             safe(f"  {one.ending}  {counted(one.turns, 'turn')}  {one.model or ''}"),
         )
         reasons = list(why(self.line, self.weights, self.success))

@@ -79,7 +79,7 @@ def require_no_comparing(env: hermes_rl.Env, trainer: str, instead: str = BY_OTH
 
 def trained_seats(env: hermes_rl.Env) -> int:
     """Return how many seats of an episode are trained; 1 where one agent plays."""
-    return sum(seat.train for seat in env.spec.agents.values()) if env.spec.agents else 1
+    return len(env.spec.trained_seats) if env.spec.agents else 1
 
 
 def require_own_baseline(env: hermes_rl.Env, trainer: str, *, seats: bool = False) -> None:
@@ -88,6 +88,7 @@ def require_own_baseline(env: hermes_rl.Env, trainer: str, *, seats: bool = Fals
     It counts lost members as the worst of their group, or trains several seats of an episode; `seats`: the door takes
     those that are all compared with each other.
     """
+    require_own_policy(env, trainer)
     if not trained_seats(env):
         raise UserError(f"agents: no seat is trained (`train: false`), so {trainer} would get nothing")
     if trained_seats(env) > 1 and not (
@@ -105,10 +106,19 @@ def require_own_baseline(env: hermes_rl.Env, trainer: str, *, seats: bool = Fals
         )
 
 
+def require_own_policy(env: hermes_rl.Env, trainer: str) -> None:
+    """Refuse a spec that trains the policy of another server than the one that the trainer brings."""
+    if others := env.spec.other_policies:
+        raise UserError(
+            f"agents: {others} is trained, and {trainer} trains one policy, that of `policy`: write `train: false`, or "
+            "train through HTTP (docs/service.md), Atropos or groups of the Python API, which tell whose each token is"
+        )
+
+
 def require_one_stepped(env: hermes_rl.Env, door: str) -> None:
     """Refuse a spec of which a door that steps a session would be asked for other seats than the trained one."""
     stepped = [name for name, seat in env.spec.agents.items() if "policy" in (seat.rivals or (seat.server,))]
-    if stepped != [name for name, seat in env.spec.agents.items() if seat.train]:
+    if stepped != env.spec.trained_seats:
         raise UserError(
             f"agents: {', '.join(stepped) or 'no seats'} are played by `policy`, and {door} answers for the trained "
             "seat alone: give the others servers of their own, or step a session (docs/python.md)"

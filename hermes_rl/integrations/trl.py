@@ -23,7 +23,13 @@ from typing import Any
 import hermes_rl
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.integrations.beside import Beside, Call, ModelCalls, dataset
-from hermes_rl.integrations.opened import logprobs_of, require_own_baseline, trained_seats, values_of
+from hermes_rl.integrations.opened import (
+    logprobs_of,
+    require_own_baseline,
+    require_own_policy,
+    trained_seats,
+    values_of,
+)
 from hermes_rl.integrations.pull import (
     FAILURES,
     BatchPlace,
@@ -476,6 +482,7 @@ class HermesWorker(Beside):
         workers: int | None = None,
     ) -> None:
         super().__init__(spec, None, environ, record, workers)
+        require_own_policy(self.env, "TRL")
         try:
             from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
         except ImportError as error:

@@ -24,6 +24,7 @@ from hermes_rl.reading.record import RolloutSummary, RunRecord, by_row
 from hermes_rl.reading.settings import contrast, model_of, span_of, spec_of, success_of
 from hermes_rl.rollouts.rollout import RolloutState
 from hermes_rl.runs.statistics import Difference, mean, paired, sign_test
+from hermes_rl.spec.suggest import choices
 
 # ------------------------------------------------------------------------------------------------ Comparing runs
 
@@ -116,7 +117,7 @@ def compare(
         return paired(name, _values(left, of), _values(right, of), span, family=family)
 
     known = [rollout.score for rollout in _flat(left) + _flat(right) if rollout.score is not None]
-    score = difference("score", lambda rollout: rollout.score, (min(span[0], *known), max(span[1], *known)))
+    score = difference("score", lambda rollout: rollout.score, (min([span[0], *known]), max([span[1], *known])))
     passes = difference("pass", lambda rollout: float(rollout.passes(success)), (0.0, 1.0))
     if score is None or passes is None:
         raise UserError(f"the runs have {len(common)} rows in common, and none of them has a score in both")
@@ -250,7 +251,11 @@ class RunComparison:
 
 
 def compare_runs(
-    a: RunRecord, b: RunRecord, success: float | None = None, families: str | None = None
+    a: RunRecord,
+    b: RunRecord,
+    success: float | None = None,
+    families: str | None = None,
+    seat: str | None = None,
 ) -> RunComparison:
     """Compare two run directories that were read (`RunRecord.refresh`), the second with the first.
 
@@ -259,13 +264,14 @@ def compare_runs(
         b: the run that is looked at.
         success: score from which a rollout passes; None: as the first run's spec says.
         families: column of the rows whose value names a row's family; None where each row stands for itself.
+        seat: whose rollouts are compared, where several agents play; None: the first seat's.
 
     Raises:
         UserError: nothing can be compared, no row has that column, or a file cannot be read.
     """
     if a.path.resolve() == b.path.resolve():
         raise UserError(f"{a.path} is given twice: a run does not differ from itself")
-    settings, counting, family = contrast(a, b), (list(a.counting()), list(b.counting())), None
+    settings, counting, family = contrast(a, b), (_of_seat(a, seat), _of_seat(b, seat)), None
     if families is not None:
         columns = a.columns()
         if not any(families in row for row in columns.values()):
@@ -288,6 +294,18 @@ def compare_runs(
             family=family,
         ),
     )
+
+
+def _of_seat(record: RunRecord, seat: str | None) -> list[RolloutSummary]:
+    """Return the rollouts of a seat that count; None: those of the first one, as where one agent plays."""
+    if seat is None:
+        return list(record.counting())
+    counting = list(record.counting(every_seat=True))
+    seats = list(dict.fromkeys(rollout.seat for rollout in counting if rollout.seat))
+    if seat not in seats:
+        there = choices(seat, seats) if seats else "; one agent plays there"
+        raise UserError(f"--seat: {record.path} has no seat {seat!r}{there}")
+    return [rollout for rollout in counting if rollout.seat == seat]
 
 
 def _other_rows(a: Rows, b: Rows) -> Iterable[str]:

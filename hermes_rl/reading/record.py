@@ -46,6 +46,7 @@ class RolloutSummary:
         index: place in its group.
         attempt: how often this place was played before.
         state: a `RolloutState`, as text.
+        score: None too for a seat that no reward pays, whose state is `scored`.
         turns: model calls; tokens are of all of them together.
         cost: in US dollars, of the policy and of other models together; None where nobody tells the policy's.
         roles: what models other than the policy were asked: calls, tokens, and US dollars where they are known.
@@ -109,6 +110,12 @@ class RolloutSummary:
     def passes(self, success: float) -> bool:
         """Say whether it is solved; a rollout without a score is not."""
         return self.score is not None and self.score >= success
+
+    def failed(self, success: float) -> bool:
+        """Say whether it does not pass, or nobody could grade it; one left out, or that nobody pays, has not failed."""
+        if self.score is None:
+            return self.state not in (RolloutState.LEFT_OUT, RolloutState.SCORED)
+        return self.score < success
 
 
 class RunRecord:
@@ -338,7 +345,8 @@ class RunRecord:
         """Return the beginnings of the `question` and of what is `expected`, by row; empty where nobody knows."""
         recorded: dict[str, RolloutSummary | None] = dict.fromkeys(row_keys)
         for rollout in self.rollouts:
-            if rollout.index == 0 and recorded.get(rollout.row_key, rollout) is None:
+            first_seat = rollout.index == 0 and rollout.group == rollout.episode
+            if first_seat and recorded.get(rollout.row_key, rollout) is None:
                 recorded[rollout.row_key] = rollout
         previews = {key: {"question": "", "expected": ""} for key in recorded}
         for key, first in recorded.items():
@@ -455,7 +463,7 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
         index=said["index"],
         attempt=said["attempt"],
         state=intern(said["state"]),
-        score=said["score"],
+        score=None if _unpaid(said) else said["score"],
         rewards={intern(name): record["value"] for name, record in said["rewards"].items()},
         ending=intern(said["ending"]),
         error=intern(said["error"]) if said["error"] else None,
@@ -474,6 +482,12 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
         episode=intern(said["seat"]["of"] if "seat" in said else said["group"]),
         begin=begin,
     )
+
+
+def _unpaid(said: Mapping[str, Any]) -> bool:
+    """Say whether no reward pays this seat, such as a judge's: its 0 is no score."""
+    other = "seat" in said and said["seat"]["of"] != said["group"]
+    return other and not said["rewards"] and bool(said["state"] == RolloutState.SCORED)
 
 
 NO_ROLES: Mapping[str, Mapping[str, float]] = {}

@@ -99,6 +99,8 @@ class RunSummary:
         again: attempts that infrastructure failed and that were played again, by ending.
         counts: turns, tokens, cost where servers tell it, tool calls and their errors, per rollout.
         seconds: by phase, per rollout.
+        seats: means of each seat's `score`, `reward/NAME`, `turns` and `completion_tokens`, where several agents
+            play; all other numbers are the first seat's.
         unreadable: lines of the record that cannot be read.
         unasked: rollouts beyond those that the last start asked for of each row; they count for nothing.
     """
@@ -125,6 +127,7 @@ class RunSummary:
     rewards: Mapping[str, Spread]
     counts: Mapping[str, Spread]
     seconds: Mapping[str, Spread]
+    seats: Mapping[str, Mapping[str, float | None]]
     worst: tuple[RowSummary, ...]
     slowest: tuple[RowSummary, ...]
     unreadable: int
@@ -194,11 +197,29 @@ def summarise(record: RunRecord, listed: int = 5) -> RunSummary:
         rewards=spreads({name: lambda rollout, name=name: rollout.rewards.get(name) for name in names}),  # type: ignore[misc]
         counts=spreads({label: MEASURES[name] for label, name in COUNTS.items()}),
         seconds=spreads({phase: lambda rollout, phase=phase: rollout.seconds.get(phase) for phase in PHASES}),  # type: ignore[misc]
+        seats=_seats(record, counting),
         worst=tuple(bad[:listed]),
         slowest=tuple(sorted(summaries, key=lambda row: -row.seconds)[:listed]),
         unreadable=record.torn,
         unasked=sum(rollout.index >= size for rollout in record.rollouts),
     )
+
+
+def _seats(record: RunRecord, first: Iterable[RolloutSummary]) -> dict[str, dict[str, float | None]]:
+    """Return the means of each seat's score, rewards, turns and sampled tokens, those of the `first` seat first."""
+    seats: dict[str, list[RolloutSummary]] = {rollout.seat: [] for rollout in first if rollout.seat}
+    for rollout in record.counting(every_seat=True) if seats else ():
+        if not rollout.given_up:
+            seats.setdefault(rollout.seat, []).append(rollout)
+    names = dict.fromkeys(name for rollouts in seats.values() for rollout in rollouts for name in rollout.rewards)
+    of: dict[str, Callable[[RolloutSummary], float | None]] = {"score": lambda rollout: rollout.score}
+    of |= {f"reward/{name}": lambda rollout, name=name: rollout.rewards.get(name) for name in names}  # type: ignore[misc]
+    of |= {name: MEASURES[name] for name in ("turns", "completion_tokens")}
+    means: dict[str, dict[str, float | None]] = {}
+    for seat, rollouts in seats.items():
+        spreads = {name: Spread.of(map(quantity, rollouts)) for name, quantity in of.items()}
+        means[seat] = {name: None if spread is None else spread.mean for name, spread in spreads.items()}
+    return means
 
 
 def chosen(
@@ -223,7 +244,7 @@ def chosen(
     rollouts = [
         rollout
         for rollout in record.rollouts
-        if (not failed or not (rollout.passes(success) or rollout.state == RolloutState.LEFT_OUT))
+        if (not failed or rollout.failed(success))
         and ending in (None, rollout.ending)
         and (tool is None or any(tool == name for name, _, _ in rollout.tools))
     ]

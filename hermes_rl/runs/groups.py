@@ -491,8 +491,8 @@ class GroupsFile:
                     f"{self.journal.path} holds groups of another run ({line.get('run')}; this one is {self.run}): "
                     "move it, or choose another place"
                 )
-            size = len(line["scores"]) if isinstance(line["scores"], list) else 0
-            if size != group_size:
+            size = _members(line)
+            if size not in (None, group_size):
                 raise UserError(
                     f"{self.journal.path} holds groups of {size}, and process.group_size is {group_size}: set it to "
                     f"{size} to go on, or use --fresh to start beside it"
@@ -554,3 +554,12 @@ class GroupsFile:
     def close(self) -> None:
         """Close the file."""
         self.journal.close()
+
+
+def _members(line: Mapping[str, Any]) -> int | None:
+    """Return how many members the group of a line has; None where it compares the seats of one of them."""
+    if not isinstance(line["scores"], list):
+        return 0
+    if "seats" not in line:
+        return len(line["scores"])
+    return None if line["compared"].endswith("@episode") else line["seats"].count(line["seats"][0])

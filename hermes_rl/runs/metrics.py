@@ -145,7 +145,10 @@ BY_SEAT = "eval/seat/"
 def metrics_by_seat(
     rows: Sequence[Sequence[Mapping[str, Any]]], rollouts_per_row: int, success: float
 ) -> dict[str, float]:
-    """Return what `metrics_by` does, of each seat of episodes with several, from the lines of all rows."""
+    """Return what `metrics_by` does, of each seat of episodes with several, from the lines of all rows.
+
+    A seat that no reward pays, such as a judge's, has no score to tell of.
+    """
     metrics: dict[str, float] = {}
     seats: dict[str, list[list[Mapping[str, Any]]]] = {}
     for row in rows:
@@ -153,8 +156,10 @@ def metrics_by_seat(
             if "seat" in members[0]:
                 seats.setdefault(members[0]["seat"]["name"], []).append(list(members))
     for seat, lines in seats.items():
+        paid = any(line["rewards"] for own in lines for line in own)
+        told = (*_TOLD_BY, "eval/pass", "eval/ending") if paid else ("eval/rows", "eval/ending")
         for name, number in metrics_of([*map(row_of, lines)], rollouts_per_row, success, (0.0, 1.0)).items():
-            if name in _TOLD_BY or name.startswith(("eval/pass", "eval/ending")):
+            if name.startswith(told) and not name.endswith(("_lower", "_upper")):
                 metrics[f"{BY_SEAT}{seat}/{name.removeprefix('eval/')}"] = number
     return metrics
 

@@ -192,7 +192,7 @@ def require_runnable(spec: Spec, launch: Launch, compiled: CompiledSpec | None =
         raise UserError(f"dataset.eval is `only`: every row is for evaluation, so {launch.mode} cannot use any")
     if launch.mode == "evaluate" and spec.dataset.eval is None:
         raise UserError("dataset.eval is missing: say which rows are for evaluation, such as {fraction: 0.1} or `only`")
-    if launch.mode != "evaluate" and spec.agents and not any(seat.train for seat in spec.agents.values()):
+    if launch.mode != "evaluate" and spec.agents and not spec.trained_seats:
         raise UserError(
             f"agents: no seat is trained (`train: false`), so {launch.mode} has nothing to give; evaluate can"
         )

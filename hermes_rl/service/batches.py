@@ -16,7 +16,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from hermes_rl import Example, Group, Policy, Rollout
+from hermes_rl import Example, Group, Policy, Rollout, certify
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.service.bodies import RolloutsAsked
 from hermes_rl.service.refusals import wrong
@@ -70,6 +70,10 @@ class Batch:
 
     async def _open(self) -> None:
         await self._groups.open()
+        others = self._service.env.spec.other_policies
+        if self._asked.max_staleness is not None and others:
+            why = f"{others} is trained too, whose versions this bound does not know; each rollout says its `weights`"
+            raise wrong("several_policies", "max_staleness", why)
         if self._asked.max_staleness is not None and await self._now() is None:
             raise wrong(
                 "no_version",
@@ -207,13 +211,19 @@ def told(group: Group, dropped: str | None, detail: str | None) -> dict[str, Any
         "rollouts": [
             {
                 **_rollout(one, counts, usable=dropped is None),
-                # Of an episode's seats: whose it is, and which group its score is compared in.
-                **({"seat": one.seat.name, "compared": part.id} if one.seat.name else {}),
+                # Of an episode's seats: whose it is, whose weights sampled it, and with which others it is compared.
+                **(_seat(one, part) if one.seat.name else {}),
             }
             for part in group.compared()
             for one, counts in zip(part.rollouts, part.baseline, strict=True)
         ],
     }
+
+
+def _seat(rollout: Rollout, part: Group) -> dict[str, Any]:
+    versions = certify(Group(part.id, part.row, [rollout]))
+    weights = [versions.oldest, versions.newest]
+    return {"seat": rollout.seat.name, "server": rollout.seat.role, "weights": weights, "compared": part.id}
 
 
 def _rollout(rollout: Rollout, counts: float | None, *, usable: bool) -> dict[str, Any]:

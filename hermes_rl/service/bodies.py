@@ -172,6 +172,10 @@ class RolloutTold(BaseModel):
     turns: int
     messages: list[dict[str, Any]]
     sequences: list[SequenceTold]
+    seat: str | None = Field(None, description="Of several agents: whose it is.")
+    server: str | None = Field(None, description="Of several agents: the role of `servers` that sampled it.")
+    weights: list[int | None] | None = Field(None, description="Of several agents: as `weights` of the group.")
+    compared: str | None = Field(None, description="Of several agents: those of one name are one group for advantages.")
 
 
 class GroupTold(BaseModel):

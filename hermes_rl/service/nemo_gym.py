@@ -28,6 +28,10 @@ _SETTINGS = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens"
 
 async def played(service: Service, asked: RunAsked, policy: Policy) -> Group:
     """Play the rollout that a request names; raises Refused where something in it is wrong."""
+    spec = service.env.spec
+    if spec.agents and (len(spec.trained_seats) != 1 or spec.other_policies):
+        why = "a row here is one rollout of `policy`, and other seats are trained, or none: POST /v1/rollouts has all"
+        raise wrong("several_agents", "agents", why)
     key, split = asked.verifier_metadata.get("row_key"), asked.verifier_metadata.get("split", "train")
     if not isinstance(key, str) or split not in ("train", "eval"):
         raise wrong("row", "verifier_metadata", "`row_key` is a key of GET /v1/rows, and `split` train or eval")

@@ -1058,6 +1058,17 @@ class Spec(Section):
         return self._policy_key
 
     @property
+    def trained_seats(self) -> list[str]:
+        """The seats that are trained; none where one agent plays."""
+        return [name for name, seat in self.agents.items() if seat.train]
+
+    @property
+    def other_policies(self) -> str:
+        """The seats that are trained and have another server than `policy`, in words; empty where there are none."""
+        others = {name: self.agents[name].server for name in self.trained_seats}
+        return ", ".join(f"{name} by `{role}`" for name, role in others.items() if role != "policy")
+
+    @property
     def folder(self) -> Path:
         """The folder that relative paths in the spec's own file start from."""
         return self.folder_of(())

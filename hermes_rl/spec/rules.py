@@ -209,8 +209,10 @@ def _seats(data: dict[str, Any]) -> Iterator[Fault]:
     for path, seat in entries(data, "agents"):
         yield from _seat(data, path, section(seat))
     trained = [section(seat).get("server", "policy") for _, seat in entries(data, "agents") if _is_trained(seat)]
-    if len(set(map(str, trained))) > 1 and "max_staleness" in section(data, "serve"):
-        message = "seats of several servers are trained, whose versions of weights one bound cannot compare"
+    if set(map(str, trained)) - {"policy"} and "max_staleness" in section(data, "serve"):
+        message = (
+            "a seat of another server than `policy` is trained, whose versions of weights this bound does not know"
+        )
         yield Fault(("serve", "max_staleness"), message, at="key")
     yield from _play(data, names)
     yield from _paid(data, names)

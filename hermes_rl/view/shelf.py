@@ -274,7 +274,7 @@ class Shelf:
                 places = places[at + 1 :]
             if failed:
                 success = success_in(record)
-                places = array("l", (place for place in places if not record.rollouts[place].passes(success)))
+                places = array("l", (place for place in places if record.rollouts[place].failed(success)))
             chosen, looked = query.page(record, places, int(begin or 0), 1)
             following = record.rollouts[chosen[0]].id if chosen else None
         more = str(looked) if following is None and looked < len(places) else None

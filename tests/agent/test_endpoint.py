@@ -63,11 +63,12 @@ class Asking:
     options: LoopOptions = field(default_factory=LoopOptions)
     train: tuple[Kind, ...] = EVERY
     policy: Policy | None = None
+    prompt: list[Message] = field(default_factory=list)
     conversations: list[list[Message]] = field(default_factory=list)
     statuses: list[int] = field(default_factory=list)
 
     async def __aenter__(self) -> Self:
-        self.result = AgentResult(transcript=Transcript(), program=ProgramRun())
+        self.result = AgentResult(messages=self.prompt, transcript=Transcript(), program=ProgramRun())
         policy = self.policy or Policy.sampling(self.engine, None)
         self.endpoint = Endpoint(PolicyRecorder(self.result, policy.role, self.options), "r")
         await self.endpoint.__aenter__()
@@ -309,6 +310,38 @@ async def test_requests_that_wait_may_not_fill_the_memory(monkeypatch: pytest.Mo
         await played.ask([{"role": "user", "content": "x" * 90_000}])  # what has been answered counts no longer
         assert played.endpoint.refused == 1
     check(played)
+
+
+PICTURES = {
+    "http://10.0.0.1/?what=the-secret": 400, "file:///etc/passwd": 400, "HTTPS://evil.example/": 400,
+    "data:image/png;base64,AA==": 200, "https://example.org/of-the-prompt.png": 200,
+}  # fmt: skip
+
+
+async def test_the_models_server_fetches_nothing_for_a_program() -> None:
+    shown: list[Any] = []
+
+    async def chat(messages: list[dict[str, Any]], tools: Any) -> str:
+        shown.append(messages[-1]["content"])
+        return "So."
+
+    def picture(url: str) -> dict[str, Any]:
+        return {"type": "image_url", "image_url": {"url": url}}
+
+    own = [{"role": "user", "content": [picture("https://example.org/of-the-prompt.png")]}]
+    async with Asking(Engine(0), LoopOptions(max_turns=9), policy=Policy.chat(chat), prompt=own) as played:
+        for url in PICTURES:
+            for part in (picture(url), {"type": "image_url", "image_url": url}):
+                await played.ask([{"role": "user", "content": [{"type": "text", "text": "look"}, part]}])
+        assert played.statuses == [status for status in PICTURES.values() for _ in range(2)]
+        for part in ({"type": "video_url", "video_url": {"url": "http://10.0.0.1"}}, {"image_url": {"url": "x"}},
+                     {"type": "file", "file": {"file_id": "file-1"}}, {"type": "image_url"}):  # fmt: skip
+            await played.ask([{"role": "user", "content": [part]}])
+        assert played.statuses[10:] == [400] * 4
+        beside = {"type": "text", "text": "look", "image_url": {"url": "http://10.0.0.1"}}
+        await played.ask([{"role": "user", "content": [beside, picture("data:image/png;base64,AA==")]}])
+    assert played.statuses[14:] == [200] and len(shown) == 5
+    assert shown[-1] == [{"type": "text", "text": "look"}, picture("data:image/png;base64,AA==")]
 
 
 async def test_tokens_are_counted_as_they_will_be_and_nothing_of_it_is_recorded() -> None:

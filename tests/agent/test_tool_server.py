@@ -69,6 +69,12 @@ for wrong in ({"name": 5}, {"name": "add", "arguments": [1]}, None, 5):
 for wrong in (5, [], {"id": 1}, {"method": 5, "id": 1}):
     assert post("/mcp", wrong)[1]["error"]["code"] == -32600, wrong
 assert rpc("tools/call", params={"name": "nothing"})[1]["result"]["isError"]
+if len(sys.argv) > 2:
+    large = {"name": "nothing", "arguments": {"a": "x" * 15_000_000}}
+    said = [rpc("tools/call", params=large)[1] for _ in range(5)]
+    assert ["result" in each for each in said] == [True] * 3 + [False] * 2, [str(each)[:200] for each in said]
+    assert "no more are run" in said[-1]["error"]["message"]
+    sys.exit(0)
 try:
     urllib.request.urlopen(os.environ["BASE"] + "/mcp")
 except urllib.error.HTTPError as error:
@@ -119,6 +125,15 @@ async def test_the_makers_client_finds_the_tools_and_rewards_see_the_calls(tmp_p
     assert own == [(1, "add", "3", False)]
     assert (failed[0], failed[1], failed[3]) == (0, "add", True)
     assert len(rollout.result.tool_errors) == 1
+
+
+async def test_calls_that_are_kept_cannot_fill_the_memory(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(BY_HAND)
+    program = 'command: [python3, agent.py, "{{ prompt }}", large], env: {BASE: "{{ endpoint }}"}'
+    rollout = await played(tmp_path, program, "sandbox: {files: [{to: agent.py, from: agent.py}]}")
+    assert rollout.result is not None and rollout.result.program is not None
+    assert (rollout.result.program.exit_code, rollout.ending) == (0, Ending.GAVE_UP), rollout.result.program
+    assert sum(len(str(call.arguments)) for call in rollout.result.tool_calls) < 64 << 20
 
 
 async def test_a_program_in_the_sandbox_speaks_it_by_hand(tmp_path: Path) -> None:

@@ -160,6 +160,8 @@ servers: {{policy: {{type: scripted}}, other: {{type: scripted}}}}
     [
         ("{train: false}", "{train: false}", "no seat is trained .* so it would get nothing"),
         ("{}", "{}", "2 seats are trained, and it has one rollout for each place"),
+        ("{}", "{server: other}", "black by `other` is trained, and it trains one policy"),
+        ("{train: false}", "{server: other}", "black by `other` is trained, and it trains one policy"),
         ("{}", "{server: other, train: false}", None),
     ],
 )

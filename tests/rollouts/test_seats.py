@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from hermes_rl import Ending, Group, Policy, UserError, open_env
+from hermes_rl.cli.main import status
+from hermes_rl.cli.running import evaluation_lines
 from hermes_rl.errors import SpecError
 from hermes_rl.reading.record import RunRecord
 from hermes_rl.reading.shown import Screen, shown_rollout
@@ -370,6 +372,34 @@ async def test_a_schedule_that_fails_before_anybody_has_spoken_is_the_specs_mist
         await played(tmp_path, size=1, **parts)
 
 
+async def test_words_of_another_seat_that_do_not_fit_end_the_seat_that_hears_them(tmp_path: Path) -> None:
+    """They are an agent's doing, which could rid itself of a bad episode else; a prompt that does not fit is ours."""
+    black: dict[str, Any] = {"prompt": {"system": "You answer."}, "agent": {"max_trajectory_tokens": 400}}
+    parts = {"agents": {"white": {}, "black": black}, "rewards": {"texts": {"fn": "code.py:texts"}}}
+    turns = [{"say": 400 * "many words "}, {"say": "2"}]
+    group = await played(tmp_path, size=1, solution={"turns": turns}, **parts)
+    endings = [(str(seat.ending), seat.score) for seat in group.rollouts[0].seats]
+    assert (group.dropped, endings) == (None, [("world_over", 1.0), ("token_budget", 0.0)])
+    black["prompt"] = {"system": 400 * "many words "}
+    group = await played(tmp_path, size=1, solution={"turns": [{"say": "1"}]}, play="simultaneous", **parts)
+    assert group.dropped is Ending.SERVER_FAILURE and "first request does not fit" in str(group.detail)
+
+
+async def test_words_of_another_seat_that_the_server_refuses_end_the_seat_that_hears_them(tmp_path: Path) -> None:
+    chat = ScriptedChat([says("what nobody may hear"), refused(400, "not that"), says("an answer to the prompt alone")])
+    stop = await chat.start()
+    try:
+        parts = {
+            "servers": {"policy": {"type": "openai", "model": "m", "base_url": chat.url}},
+            "rewards": {"texts": {"fn": "code.py:texts"}},
+        }
+        group = await played(tmp_path, size=1, **parts)
+    finally:
+        await stop()
+    assert chat.sent == [{"role": "system", "content": "You answer."}, {"role": "user", "content": "Hello."}]
+    assert [str(seat.ending) for seat in group.rollouts[0].seats] == ["world_over", "refused"] and group.dropped is None
+
+
 async def test_words_that_a_template_cannot_carry_end_the_episode_and_not_the_run(tmp_path: Path) -> None:
     agents = {"white": {}, "black": {"hears": "{{ [0][text | int] }}"}}
     group = await played(tmp_path, agents=agents)
@@ -446,6 +476,27 @@ async def test_a_run_writes_a_line_for_each_seat_and_goes_on_from_whole_episodes
         assert lines(run / "groups.jsonl") and all(line["certificate"]["exact"] for line in lines(run / "groups.jsonl"))
 
 
+@pytest.mark.parametrize("baseline", ["seat", "row", "episode"])
+async def test_a_run_goes_on_however_its_seats_are_compared(tmp_path: Path, baseline: str) -> None:
+    agents = {"white": {"baseline": baseline}, "black": {"baseline": baseline}}
+    rows = [{"secret": number} for number in range(3)]
+
+    async def played_so_far(groups: int, size: int) -> tuple[int, list[dict[str, Any]]]:
+        process = {"groups": groups, "group_size": size}
+        path = Path(spec_of(tmp_path, process=process, agents=agents, dataset={"items": rows}))
+        launch = Launch("process", out=tmp_path / "run", progress=Progress(quiet=True))
+        summary, _ = await run_process(parse_spec(path.read_text(), folder=tmp_path), launch)
+        return summary.attempts, lines(tmp_path / "run" / "groups.jsonl")
+
+    attempts, first = await played_so_far(2, 3)
+    again, further = await played_so_far(3, 3)
+    assert (attempts, again) == (6, 3) and further[: len(first)] == first
+    assert len(further) == 3 * {"seat": 2, "row": 1, "episode": 3}[baseline]
+    if baseline != "episode":  # whose comparisons are whole at any number of episodes
+        with pytest.raises(UserError, match=r"holds groups of 3, and process\.group_size is 2"):
+            await played_so_far(3, 2)
+
+
 async def test_members_that_are_compared_wait_as_whole_episodes(tmp_path: Path) -> None:
     rewards = {"spread": {"fn": "code.py:spread", "seats": ["white"]}, "texts": {"fn": "code.py:texts"}}
     path = Path(spec_of(tmp_path, process={"groups": 1, "group_size": 2}, rewards=rewards))
@@ -491,6 +542,39 @@ async def test_an_evaluation_tells_the_scores_of_each_seat_and_show_who_said_wha
     shown = shown_rollout(record, black.id, Screen())
     assert [seat["seat"] for seat in shown["seats"]] == ["white", "black"]
     assert [message["text"] for message in shown["messages"]] == ["You answer.", "white: 1", "2", "white: 3", "4"]
+
+
+async def test_a_seat_that_nobody_pays_has_no_score_that_could_be_too_low(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agents = {"white": {}, "black": {}, "judge": {"train": False, "prompt": {"user": "Who wins?"}}}
+    turns = [{"seat": name, "say": "1"} for _ in range(2) for name in agents]
+    rewards = {"texts": {"fn": "code.py:texts", "seats": {"white": 1, "black": -1}}}
+    parts = {"agents": agents, "solution": {"turns": turns}, "rewards": rewards}
+    for run in ("a", "b"):
+        path = Path(spec_of(tmp_path, **parts, evaluate={"rollouts": 2}, dataset={"items": [{"n": 3}], "eval": "only"}))
+        spec = parse_spec(path.read_text(), folder=tmp_path)
+        evaluation, _ = await run_evaluate(spec, Launch("evaluate", out=tmp_path / run, progress=Progress(quiet=True)))
+    seats = {name for name in evaluation.metrics if name.startswith("eval/seat/judge/")}
+    assert seats == {"eval/seat/judge/rows", "eval/seat/judge/ending/world_over"}
+    assert evaluation_lines(evaluation)[-2:] == ["seat/white/mean_reward 2.0000", "seat/black/mean_reward -2.0000"]
+    a, b = (str(tmp_path / run) for run in ("a", "b"))
+    assert status(["show", a]) == 0
+    said = capsys.readouterr().out
+    assert "mean score of white 2.000" in said
+    assert [line.split() for line in said.splitlines() if line.startswith(("white ", "black ", "judge "))] == [
+        ["white", "2", "2", "2", "4"], ["black", "-2", "-2", "2", "4"], ["judge", "-", "-", "2", "4"],
+    ]  # fmt: skip
+    assert status(["show", a, "--failed", "--json"]) == 0
+    assert {rollout["seat"] for rollout in json.loads(capsys.readouterr().out)["rollouts"]} == {"black"}
+    assert status(["compare", a, b, "--seat", "black", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["found"]["score"]["a"] == -2.0
+    assert status(["compare", a, b]) == 0
+    assert "seat white (--seat NAME compares another one)" in capsys.readouterr().out
+    assert status(["compare", a, b, "--seat", "judge"]) == 2
+    assert "none of them has a score in both" in capsys.readouterr().err
+    assert status(["compare", a, b, "--seat", "blck"]) == 2
+    assert "has no seat 'blck'; did you mean `black`?" in capsys.readouterr().err
 
 
 async def test_other_weights_grade_recorded_episodes_anew_and_rewards_over_seats_are_not_judged_again(
@@ -584,8 +668,12 @@ async def test_versions_of_two_servers_are_not_compared_with_one_bound(tmp_path:
         "servers": {"policy": {"type": "scripted"}, "other": {"type": "scripted"}},
         "serve": {"max_staleness": 1},
     }
-    with pytest.raises(SpecError, match="seats of several servers are trained, whose versions"):
+    with pytest.raises(SpecError, match="a seat of another server than `policy` is trained"):
         parse_spec(Path(spec_of(tmp_path, **parts)).read_text(), folder=tmp_path)
+    del parts["serve"]
+    async with open_env(spec_of(tmp_path, **parts)) as env:
+        with pytest.raises(UserError, match="max_staleness: black by `other` is trained too"):
+            env.groups(2, max_staleness=1)
 
 
 async def test_files_for_other_tools_have_the_rows_of_every_trained_seat(tmp_path: Path) -> None:

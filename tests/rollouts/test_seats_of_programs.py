@@ -372,3 +372,28 @@ def test_the_manager_and_the_program_of_the_documentation_play(tmp_path: Path) -
     assert [(line["seat"]["name"], line["score"]) for line in lines] == [("coder", 1.0), ("manager", 1.0)] * 4
     groups = [json.loads(line) for line in (tmp_path / "run" / "groups.jsonl").read_text().splitlines()]
     assert groups and all(line["certificate"]["exact"] for line in groups)
+
+
+async def test_a_seat_that_changes_the_program_of_another_one_cannot_make_a_failure_of_ours_of_it(
+    tmp_path: Path,
+) -> None:
+    changed = """import json, urllib.request
+messages = [{"role": "user", "content": "many words " * 2000}]
+data = json.dumps({"model": "m", "messages": messages}).encode()
+address = "http://127.0.0.1:8182/v1/chat/completions"
+urllib.request.urlopen(urllib.request.Request(address, data, {"Content-Type": "application/json"}))
+"""
+    change = {"name": "write_file", "args": {"path": "agent.py", "content": changed}}
+    black: dict[str, Any] = {
+        "prompt": {"user": "You answer."},
+        "agent": {"program": {"command": ["python3", "agent.py"]}, "max_trajectory_tokens": 400},
+    }
+    (tmp_path / "agent.py").write_text("print('nothing')")
+    parts = {
+        "agents": {"white": {}, "black": black},
+        "toolsets": ["terminal", "file"],
+        "sandbox": {"files": [{"to": "agent.py", "from": "agent.py"}]},
+        "solution": {"turns": [{"tools": [change]}, {"say": "1"}, {"seat": "black", "say": "2"}]},
+    }
+    group = await played(tmp_path, **parts)
+    assert (group.dropped, seat_of(group, "black").ending) == (None, Ending.TOKEN_BUDGET), group.detail

@@ -313,3 +313,65 @@ def test_a_record_of_compared_groups_has_one_size(tmp_path: Path) -> None:
         run = {"responses_create_params": {}, "verifier_metadata": {"row_key": keys[0]}}
         assert service.ask("POST", "/run", run).status == 422
         assert service.get("/v1/metrics")["in_flight"] == {"batches": 0, "rollouts": 0, "sessions": 0, "versions": []}
+
+
+TWO_POLICIES = """
+name: two
+dataset: {{items: [{items}]}}
+agents: {{white: {{prompt: {{user: Begin.}}}}, black: {{server: other, prompt: {{system: You answer.}}}}}}
+play: {{order: alternate, rounds: 2}}
+rewards: {{length: {{fn: "said.py:length"}}}}
+servers:
+  policy: {{type: vllm, base_url: "{white}", model: m, tokenizer: "{tokenizer}", weights_path: /get_weight_version}}
+  other: {{type: vllm, base_url: "{black}", model: m, tokenizer: "{tokenizer}", weights_path: /get_weight_version}}
+"""
+
+
+async def test_two_trainers_that_train_two_policies_at_once_each_get_their_own_tokens(tmp_path: Path) -> None:
+    (tmp_path / "said.py").write_text("def length(result):\n    return len(result.final_response)\n")
+    models = {"white": policy(), "black": policy()}
+    for model in models.values():
+        model.write = lambda text, chance: f"{chance.randrange(10**9)}<|im_end|>"
+    taken: dict[str, list[tuple[tuple[int, ...], tuple[int, ...], list[int]]]] = {name: [] for name in models}
+
+    async def train(service: Served, name: str, keys: list[str], increment: int) -> None:
+        """Take the same batches as the other trainer, and of them what one's own policy has sampled."""
+        for step in range(6):
+            rows = keys[2 * step : 2 * step + 2]
+            lines, _ = await asyncio.to_thread(service.batch, rows=rows, n=3, batch=f"step-{step}")
+            assert all(line["dropped"] is None and line["certificate"]["exact"] for line in lines)
+            role = {"white": "policy", "black": "other"}[name]
+            own = [one for line in lines for one in line["rollouts"] if one["server"] == role]
+            assert len(own) == 6 and {one["seat"] for one in own} == {name}
+            for one in own:
+                for ids, spans in ((sequence["ids"], sequence["spans"]) for sequence in one["sequences"]):
+                    taken[name] += [(tuple(ids[:a]), tuple(ids[a:b]), one["weights"]) for _, a, b in spans]
+            models[name].version += increment  # while the other one's rollouts may be under way
+
+    async with models["white"].running() as white, models["black"].running() as black:
+        items = ", ".join(f"{{n: {number}}}" for number in range(12))
+        spec = TWO_POLICIES.format(white=white, black=black, tokenizer=tokenizer(), items=items)
+        service = await asyncio.to_thread(Served, spec_in(tmp_path, spec))
+        try:
+            keys = await asyncio.to_thread(service.keys)
+            await asyncio.gather(train(service, "white", keys, 1), train(service, "black", keys, 100))
+            refused = {
+                "/v1/rollouts": ({"rows": keys[:1], "n": 2, "max_staleness": 1}, "several_policies"),
+                "/run": (
+                    {"responses_create_params": {"input": []}, "verifier_metadata": {"row_key": keys[0]}},
+                    "several_agents",
+                ),
+            }
+            for path, (body, error) in refused.items():
+                answer = await asyncio.to_thread(service.ask, "POST", path, body)
+                assert (answer.status, answer.json["error"]) == (422, error)
+        finally:
+            await asyncio.to_thread(service.__exit__)
+    for name, model in models.items():
+        versions = {(tuple(one.prompt), tuple(one.ids)): one.version for one in model.log}
+        assert len(taken[name]) == len(model.log) == len(versions) == 6 * 6 * 2, "each token once, by its own trainer"
+        for prompt, ids, (oldest, newest) in taken[name]:
+            assert oldest <= versions[prompt, ids] <= newest
+    assert (
+        max(newest for *_, (_, newest) in taken["white"]) <= 6 < 100 <= max(one.version for one in models["black"].log)
+    )

@@ -122,6 +122,16 @@ def joined(parts: Any, kinds: frozenset[str], what: str) -> str | list[dict[str,
     return list(parts)
 
 
+def addresses_in(messages: Sequence[Message]) -> Iterator[str]:
+    """Yield where pictures lie that are not in the messages themselves: a model's server fetches them."""
+    for message in messages:
+        for part in message["content"] if isinstance(message["content"], list) else ():
+            picture = part.get("image_url")
+            address = picture.get("url") if isinstance(picture, dict) else picture
+            if address is not None and not str(address).startswith("data:"):
+                yield str(address)
+
+
 def text_in(content: Any, kinds: frozenset[str], what: str) -> str:
     """Return a text as `joined` does; raises `RefusedRequestError` where there is anything else, such as a picture."""
     text = joined(content, kinds, what)

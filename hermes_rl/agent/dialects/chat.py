@@ -29,6 +29,8 @@ SAMPLING = (
     "frequency_penalty", "reasoning_effort", "top_k", "min_p", "parallel_tool_calls", "logit_bias",
 )  # fmt: skip
 TEXT = frozenset({"text"})
+PARTS = ("text", "image_url", "input_audio")
+"""Parts of a content that is more than text."""
 
 
 class Chat:
@@ -89,13 +91,28 @@ def _message(message: dict[str, Any]) -> Message:
     if not isinstance(role, str) or role not in ROLES:
         raise RefusedRequestError(f"each message must have a role, one of {', '.join(sorted(ROLES))}")
     role = "system" if role == "developer" else role
-    read: Message = {"role": role, "content": joined(message.get("content"), TEXT, "`content`")}
+    content = joined(message.get("content"), TEXT, "`content`")
+    read: Message = {
+        "role": role,
+        "content": content if isinstance(content, str) else [_part(part) for part in content],
+    }
     for name in ("reasoning_content", "reasoning", "name", "tool_call_id"):
         if isinstance(message.get(name), str):
             read[name] = message[name]
     if role == "assistant" and message.get("tool_calls"):
         read["tool_calls"] = [_call(call) for call in require_list(message["tool_calls"], "`tool_calls`")]
     return read
+
+
+def _part(part: dict[str, Any]) -> dict[str, Any]:
+    """Read a part that may be no text; what else it says could have the model's server look elsewhere."""
+    kind = part.get("type")
+    if kind not in PARTS:
+        raise RefusedRequestError(f"a part of type {kind!r:.100} cannot be shown to the policy: {', '.join(PARTS)} can")
+    picture = part.get("image_url")
+    if kind == "image_url" and not isinstance(picture.get("url") if isinstance(picture, dict) else picture, str):
+        raise RefusedRequestError("`image_url` of a part must have a `url`, which is a text")
+    return {"type": kind, kind: part.get(kind)}
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:

@@ -331,7 +331,8 @@ const KEYS = [["j", "next entry of a list; next rollout"], ["k", "the one before
   ["c", "compare: press it at one run, then at another"], ["u, Escape", "back to the list, where it was left"], ["/", "search for a text"], ["?", "these keys"]];
 
 /** Whether a rollout has passed, as `hermes-rl show` counts it; one without a score has not. */
-function passed(one, run) { return one.score !== null && one.score >= run.success; }
+// One that was left out, or a seat that nobody pays, has no score, and has not failed.
+function passed(one, run) { return one.score === null ? ["scored", "left_out"].includes(one.state) : one.score >= run.success; }
 
 async function step(backwards, onlyFailed) {
   if (go) return go(backwards, onlyFailed);
@@ -765,7 +766,7 @@ function rolloutsTable(name, query, found, run) {
 }
 
 function scorePill(one) {
-  if (one.score === null) return el("span", { class: one.state === "failed" ? "pill bad" : "pill" }, one.state.replace("_", " "));
+  if (one.score === null) return el("span", { class: one.state === "failed" ? "pill bad" : "pill" }, one.state === "scored" ? "not paid" : one.state.replace("_", " "));
   return score(one.score);
 }
 

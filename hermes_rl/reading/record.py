@@ -20,8 +20,9 @@ from typing import Any, BinaryIO
 
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import RolloutState, cost_of
+from hermes_rl.runs.line import WHOLE, problem_of
 from hermes_rl.runs.store import ROLLOUTS, Line
-from hermes_rl.values import is_number, read_own_json
+from hermes_rl.values import read_own_json
 
 CONVERSATION, TURNS, SEQUENCES = b', "messages": [', b'], "turns": ', b', "sequences": '
 """Where, in a line of `runs.store.rollout_record`, the conversation begins, has ended, and where tokens begin."""
@@ -256,7 +257,9 @@ class RunRecord:
         with self.open() as file:
             file.seek(begin)
             line: Line = read_own_json(file.readline())
-            return line
+        if (problem := problem_of(line, WHOLE)) is not None:
+            raise UserError(f"{self.path / ROLLOUTS}: the line of rollout {rollout!r} {problem}")
+        return line
 
     def line_of_group(self, rollout: str) -> Line:
         """Return the line with the row and the tools too, which the line of its group's first rollout has for all."""
@@ -452,9 +455,8 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
     except (ValueError, KeyError):
         said = behind = read_own_json(line)
         usage, timings = said["usage"], said["timings"]
-    values = [said["score"], *(record["value"] for record in said["rewards"].values())]
-    if not all(value is None or is_number(value) for value in (*values, *timings.values())):
-        raise TypeError("a score, a reward or a time is no number")
+    if (problem := problem_of({**said, **behind})) is not None:
+        raise ValueError(problem)
     return RolloutSummary(
         id=said["id"],
         row_key=intern(said["row_key"]),

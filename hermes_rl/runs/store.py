@@ -45,6 +45,7 @@ from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.group_index import GroupEntry, GroupIndex, PlayedEntry
 from hermes_rl.runs.journal import Journal
 from hermes_rl.runs.left import left_to_play
+from hermes_rl.runs.line import problem_of
 from hermes_rl.scoring.value import reward_of
 from hermes_rl.servers.base import ChatReply, LedgerEntry
 from hermes_rl.tokens.transcript import TokenLogprobs, WeightVersions, packed, unpacked
@@ -383,6 +384,10 @@ class RolloutStore:
         """Yield where each rollout's line begins, and the line; and the same of the other seats of its episode."""
         others: list[tuple[int, Line]] = []
         for begin, line in journal.scan(*ROLLOUT_KEYS):
+            if (problem := problem_of(line)) is not None:
+                raise UserError(
+                    f"{journal.path}: the line of rollout {line['id']!r} {problem}; take it out, or use --fresh"
+                )
             if other_seat(line):
                 others.append((begin, line))
                 continue

@@ -11,12 +11,14 @@ import zlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from hermes_rl.errors import HermesRLError
 from hermes_rl.server_types import ServerType, server_type
 from hermes_rl.tokens.transcript import Step, TokenLogprobs, Transcript, WeightVersions, ids, listed, numbers
 from hermes_rl.values import is_number, read_json, write_message
+
+T = TypeVar("T")
 
 Message = Mapping[str, Any]
 """One message as the chat-completions API has it."""
@@ -363,6 +365,20 @@ def read_reply(raw: bytes, config: ServerConfig, timing: Timing) -> ChatReply:
         tokens=tokens,
         timing=timing,
     )
+
+
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+"""What a value of another form than was expected raises, wherever it is used."""
+
+
+def read_answer(raw: bytes, read: Callable[[Any], T]) -> T:
+    """Return what `read` makes of an answer's JSON; raises `Malformed` where it can make nothing of it."""
+    try:
+        return read(read_json(raw))
+    except Malformed:
+        raise
+    except UNREADABLE as error:
+        raise Malformed(f"the answer cannot be read ({type(error).__name__})") from error
 
 
 def _object(raw: bytes) -> dict[str, Any]:

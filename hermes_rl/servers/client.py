@@ -20,6 +20,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.servers.base import (
     ABORT,
     LARGEST_ID,
+    UNREADABLE,
     Backend,
     ChatReply,
     ChatRequest,
@@ -35,6 +36,7 @@ from hermes_rl.servers.base import (
     TellsContext,
     Timing,
     generated,
+    read_answer,
     version_of,
     without_thinking,
 )
@@ -42,7 +44,7 @@ from hermes_rl.servers.pool import PooledServer, ServerPool
 from hermes_rl.servers.transport import AttemptFailed, HttpAnswer, RetryPolicy, Transport, excerpt, with_retries
 from hermes_rl.servers.weights import Pauses, Versions
 from hermes_rl.tokens.transcript import TokenLogprobs, ids, numbers
-from hermes_rl.values import is_number, read_json
+from hermes_rl.values import is_number
 
 T = TypeVar("T")
 
@@ -425,7 +427,7 @@ class SampledByFunction:
             piece = generated(ids, logprobs, answer.finish, answer.version, answer.model)
             piece = replace(piece, oldest=version_of(answer.oldest))
             self._check(piece, sampling)
-        except (Malformed, TypeError, ValueError) as error:
+        except UNREADABLE as error:
             raise AttemptFailed(f"the policy's function gave a wrong answer: {error}") from error
         return piece, Timing(generating=time.monotonic() - started)
 
@@ -689,12 +691,10 @@ class Asker:
 
     def _read(self, answer: HttpAnswer, read: Callable[[Any], T]) -> T:
         try:
-            return read(read_json(answer.raw))
-        except Malformed as error:
-            problem = str(error)
-        except (ValueError, TypeError, KeyError) as error:
-            problem = f"the answer cannot be read ({type(error).__name__})"
-        raise self._transport.failed(self._dialect.path, f"{problem}: {excerpt(answer.raw)[:200]}")
+            return read_answer(answer.raw, read)
+        except Malformed as problem:
+            detail = f"{problem}: {excerpt(answer.raw)[:200]}"
+        raise self._transport.failed(self._dialect.path, detail)
 
 
 def _scoring(dialect: Dialect, config: ServerConfig) -> ScoringDialect:

@@ -1,0 +1,116 @@
+"""The form of a line of `rollouts.jsonl`, which a run writes and others may have changed.
+
+Whoever reads a line asks here, once, whether what it has is of the kind that all readers count on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+from hermes_rl.endings import Ending
+from hermes_rl.rollouts.rollout import Baseline, RolloutState
+from hermes_rl.values import LARGEST_COUNT, is_number
+
+Check = Callable[[Any], bool]
+
+
+WHOLE = ("id", "row_key", "group", "index", "state", "rewards", "score", "messages", "usage", "timings", "tool_calls")
+"""What a whole line has in any case."""
+
+
+def problem_of(line: object, keys: Sequence[str] = ()) -> str | None:
+    """Say as a predicate what in a line, or in a part of it with these keys, is not as a run writes it; else None."""
+    if not isinstance(line, dict):
+        return "is no JSON object"
+    for name in keys:
+        if name not in line:
+            return f"has no {name!r}"
+    wrong = next((name for name, value in line.items() if name in _FORM and not _FORM[name](value)), None)
+    return None if wrong is None else f"has {wrong!r} in a form that no run writes"
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= LARGEST_COUNT
+
+
+def _object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _maybe(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def _each(check: Check) -> Check:
+    return lambda value: isinstance(value, list) and all(map(check, value))
+
+
+def _named(check: Check) -> Check:
+    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
+
+
+def _with(must: Mapping[str, Check], may: Mapping[str, Check] | None = None) -> Check:
+    """Check for an object that has all keys of `must`; what `may` names, it may have."""
+    checks = {**(may or {}), **must}
+    return lambda value: (
+        isinstance(value, dict)
+        and value.keys() >= must.keys()
+        and all(check(value[name]) for name, check in checks.items() if name in value)
+    )
+
+
+_counts = _named(is_number)
+_calls = _each(_with({"function": _with({"name": _text, "arguments": _text})}, {"id": _maybe(_text)}))
+_content = _maybe(lambda value: _text(value) or _each(_object)(value))
+_message = _with({"role": _text}, {"content": _content, "tool_calls": _maybe(_calls), "tool_call_id": _maybe(_text)})
+_reward = _with(
+    {"value": _maybe(is_number)},
+    {
+        "reason": _maybe(_text),
+        "metrics": _named(_maybe(is_number)),
+        "per_turn": _maybe(_each(_maybe(is_number))),
+        "overrides": _object,
+    },
+)
+_packed = _with({"ids": _text, "logprobs": _maybe(_text), "spans": _each(_each(_count))})
+_program = _with(
+    {"output": _text, "requests": _count, "refused": _count, "calls": _each(_object), "left_out": _counts},
+    {"exit_code": _maybe(lambda value: type(value) is int)},
+)
+_FORM: Mapping[str, Check] = {
+    **dict.fromkeys(("id", "row_key", "group", "row_digest"), _text),
+    **dict.fromkeys(("epoch", "index", "attempt", "turns", "prompt_length"), _count),
+    "state": lambda value: _text(value) and value in set(RolloutState),
+    "ending": lambda value: _text(value) and value in set(Ending),
+    "played": _maybe(lambda value: _text(value) and value in set(Ending)),
+    "seat": _with(
+        {"name": _text, "of": _text, "role": _text, "trained": lambda value: isinstance(value, bool)},
+        {"baseline": lambda value: value in get_args(Baseline)},
+    ),
+    "score": _maybe(is_number),
+    "error": _maybe(_text),
+    "rewards": _named(_reward),
+    "messages": _each(_message),
+    "usage": _counts,
+    "roles": _named(_counts),
+    "timings": _named(is_number),
+    "policy": _maybe(_with({}, {"model": _maybe(_text), "type": _maybe(_text)})),
+    "tool_calls": _each(
+        _with({"turn": _count, "id": _text, "name": _text}, {"seconds": is_number, "error": _maybe(_text)})
+    ),
+    "tool_errors": _each(_with({"turn": _count, "tool_name": _text, "error": _text})),
+    "tools": _maybe(_each(_with({"function": _with({"name": _text})}))),
+    "row": _object,
+    "sequences": _maybe(_each(_packed)),
+    "sampled": _each(lambda value: isinstance(value, list) and len(value) == 6),
+    "artifacts": _named(_object),
+    "image": _maybe(_text),
+    "world_rewards": _each(lambda value: isinstance(value, list) and len(value) == 2 and all(map(is_number, value))),
+    "steps": _each(_with({"turns": _count, "rewards": _named(_reward)})),
+    "program": _program,
+}

@@ -18,7 +18,8 @@ from hermes_rl.errors import UserError
 from hermes_rl.servers.scripted.server import ScriptedServer
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
-from tests.cli.test_run import hermes, lines
+from tests.cli.test_run import lines
+from tests.commands import hermes
 from tests.integrations.doors import COMPARED, SCORES, TOKENIZER, doors_spec, sample, tokens_of
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()

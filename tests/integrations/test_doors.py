@@ -19,7 +19,8 @@ from hermes_rl.integrations.trl import HermesRollouts
 from hermes_rl.runs.opening import Launch
 from hermes_rl.runs.process import run_process
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
-from tests.cli.test_run import hermes, lines
+from tests.cli.test_run import lines
+from tests.commands import hermes
 from tests.integrations.doors import (
     ALONE,
     CODE,

@@ -29,7 +29,7 @@ from hermes_rl.spec.load import parse_spec
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB
-from tests.cli.test_run import hermes
+from tests.commands import hermes
 from tests.env.test_token_exact import tokenizer_folder
 from tests.env.trainer import train, trajectory_api
 from tests.rollouts.worlds import World, row

@@ -25,7 +25,7 @@ from hermes_rl.runs.workers import LocalWorkers
 from hermes_rl.spec.load import load_spec
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.cli.test_run import lines as lines_of
-from tests.commands import Command, environment, hermes
+from tests.commands import LIBRARIES, Command, environment, hermes
 from tests.runs.faulty_model import FaultyModel
 
 SPEC = """
@@ -149,7 +149,7 @@ def test_a_trainer_is_served_and_evaluated_with_workers(tmp_path: Path) -> None:
     change(tmp_path, "dataset: {", "dataset: {eval: {fraction: 0.4}, ")
     for steps in ("2", "4"):
         more = ["--out", "run", "--set", f"serve.total_steps={steps}"]
-        done = hermes("run", "spec.yaml", "serve", *more, cwd=tmp_path)
+        done = hermes("run", "spec.yaml", "serve", *more, cwd=tmp_path, loaded=LIBRARIES)
         assert done.returncode == 0, done.stderr
     got = [line["group"] for line in lines(tmp_path / "got.jsonl")]
     assert len(got) == len(set(got)) >= 4, "every group once, also over the restart"

@@ -16,19 +16,25 @@ import signal
 import socket
 import subprocess
 import sys
+import types
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO
+from typing import IO, Any
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 90.0
 """How long a command may take."""
-LOADED = ("hermes_rl.cli.commands", "hermes_rl.cli.running", "hermes_rl.cli.serving", "hermes_rl.cli.viewing")
+COMMANDS = (
+    "hermes_rl.cli.commands", "hermes_rl.cli.running", "hermes_rl.cli.serving", "hermes_rl.cli.validating",
+    "hermes_rl.cli.viewing", "hermes_rl.spec.check_code", "hermes_rl.tools.toolsets.file", "tokenizers",
+)  # fmt: skip
 """What commands load when they are called."""
+LIBRARIES = (*COMMANDS, "hermes_rl.env.spec_env", "transformers.models.auto.tokenization_auto")
+"""And what they load for trainers and for tokenizers of the hub: seconds, and settings read from variables."""
 
-_waiting: list[_Loaded] = []
-"""Those that run no command now."""
+_loaded: dict[tuple[str, ...], _Loaded] = {}
+"""The processes that wait for commands, by what they have loaded."""
 
 
 def environment(more: dict[str, str] | None = None) -> dict[str, str]:
@@ -37,37 +43,71 @@ def environment(more: dict[str, str] | None = None) -> dict[str, str]:
 
 
 def hermes(
-    *arguments: str, cwd: Path, env: dict[str, str] | None = None, typed: str = ""
+    *arguments: str,
+    cwd: Path,
+    env: dict[str, str] | None = None,
+    typed: str = "",
+    code: str | None = None,
+    loaded: tuple[str, ...] = COMMANDS,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, as `subprocess.run` does that captures both outputs; `typed` is its input."""
-    with TemporaryFile("w+") as given, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
-        given.write(typed)
-        given.seek(0)
-        command = Command(*arguments, cwd=cwd, env=environment(env), streams=(given, out, err))
-        try:
-            status = command.wait(SECONDS)
-        except BaseException:
-            command.kill()
-            raise
-        for file in (out, err):
-            file.seek(0)
-        return subprocess.CompletedProcess(["hermes-rl", *arguments], status, out.read(), err.read())
+    command = started(*arguments, cwd=cwd, env=env, typed=typed, code=code, loaded=loaded)
+    try:
+        status = command.wait(SECONDS)
+    except BaseException:
+        command.kill()
+        raise
+    return subprocess.CompletedProcess(["hermes-rl", *arguments], status, *command.said())
+
+
+def started(
+    *arguments: str,
+    cwd: Path,
+    env: dict[str, str] | None = None,
+    typed: str = "",
+    code: str | None = None,
+    loaded: tuple[str, ...] = COMMANDS,
+) -> Command:
+    """Start a command that keeps what it says in both outputs."""
+    streams = TemporaryFile("w+"), TemporaryFile("w+"), TemporaryFile("w+")  # noqa: SIM115, `said` closes them
+    streams[0].write(typed)
+    streams[0].seek(0)
+    return Command(*arguments, cwd=cwd, env=environment(env), streams=streams, code=code, loaded=loaded)
+
+
+def program(code: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program of a user to its end, as `python -c` does, where the libraries of trainers are loaded already."""
+    return hermes(*arguments, cwd=cwd, code=code, loaded=LIBRARIES)
 
 
 def end_commands() -> None:
     """End the processes that wait for further commands."""
-    while _waiting:
-        _waiting.pop().close()
+    while _loaded:
+        _loaded.popitem()[1].close()
 
 
 class Command:
-    """A command that was started, as `subprocess.Popen` has one: it has to be waited for, or be killed."""
+    """A command that was started, as `subprocess.Popen` has one: it has to be waited for, or be killed.
 
-    def __init__(self, *arguments: str, cwd: Path, env: dict[str, str], streams: tuple[IO[str], IO[str], IO[str]]):
-        self._loaded = _waiting.pop() if _waiting else _Loaded()
+    `code` runs in the place of `hermes-rl`, as `python -c` runs it.
+    """
+
+    def __init__(
+        self,
+        *arguments: str,
+        cwd: Path,
+        env: dict[str, str],
+        streams: tuple[IO[Any], IO[Any], IO[Any]],
+        code: str | None = None,
+        loaded: tuple[str, ...] = COMMANDS,
+    ) -> None:
+        if loaded not in _loaded:
+            _loaded[loaded] = _Loaded(loaded)
         self._status: int | None = None
-        request = {"arguments": arguments, "cwd": str(cwd), "env": env}
-        self.pid = self._loaded.start(request, [stream.fileno() for stream in streams])
+        self._streams = streams
+        request = {"arguments": arguments, "cwd": str(cwd), "env": env, "code": code}
+        self._keeper = _loaded[loaded].start(request, [stream.fileno() for stream in streams])
+        self.pid = int(self._keeper.recv(100))
 
     def poll(self) -> int | None:
         with suppress(subprocess.TimeoutExpired):
@@ -77,9 +117,20 @@ class Command:
     def wait(self, timeout: float | None = None) -> int:
         """Return its exit status, negative where a signal has ended it."""
         if self._status is None:
-            self._status = self._loaded.status(timeout)
-            _waiting.append(self._loaded)
+            if not select.select([self._keeper], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("hermes-rl", timeout or 0)
+            with self._keeper:
+                self._status = int(self._keeper.recv(100))
         return self._status
+
+    def said(self) -> tuple[str, str]:
+        """Return what an ended command has written to its outputs, which were files."""
+        texts = []
+        for stream in self._streams:
+            with stream:
+                stream.seek(0)
+                texts.append(stream.read())
+        return texts[1], texts[2]
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -91,51 +142,50 @@ class Command:
 
 
 class _Loaded:
-    """A process that has loaded what commands need, and forks itself for one after the other."""
+    """A process that has loaded what commands need, and forks itself for each."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: tuple[str, ...]) -> None:
         self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        program = "from tests.commands import serve; serve()"
+        code = f"from tests.commands import serve; serve({modules!r})"
         with theirs:
-            self._process = subprocess.Popen([sys.executable, "-c", program], stdin=theirs.fileno(), cwd=ROOT, env=env)
+            self._process = subprocess.Popen([sys.executable, "-c", code], stdin=theirs.fileno(), cwd=ROOT, env=env)
 
-    def start(self, request: dict[str, object], streams: list[int]) -> int:
-        socket.send_fds(self._socket, [json.dumps(request).encode()], streams)
-        return int(self._socket.recv(100))
-
-    def status(self, timeout: float | None) -> int:
-        if not select.select([self._socket], [], [], timeout)[0]:
-            raise subprocess.TimeoutExpired("hermes-rl", timeout or 0)
-        return int(self._socket.recv(100))
+    def start(self, request: dict[str, object], streams: list[int]) -> socket.socket:
+        """Start a command; the process that keeps it sends its id and then its exit status."""
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        with theirs:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [theirs.fileno(), *streams])
+        return ours
 
     def close(self) -> None:
         self._socket.close()
         self._process.wait()
 
 
-def serve() -> None:
+def serve(modules: tuple[str, ...]) -> None:
     """Load what commands need, and run each that is asked for at standard input in a fork."""
     from hermes_rl.cli.main import main
 
-    for name in LOADED:
+    for name in modules:
         importlib.import_module(name)
     gc.freeze()  # so that forks share what is loaded
     path = sys.path[1:]
     asked = socket.socket(fileno=os.dup(0))
     while True:
-        data, fds, _, _ = socket.recv_fds(asked, 1 << 20, 3)
+        data, fds, _, _ = socket.recv_fds(asked, 1 << 20, 4)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         if not data:
             return
-        pid = os.fork()
-        if pid == 0:
+        if os.fork() == 0:
             break
         for fd in fds:
             os.close(fd)
-        with suppress(BrokenPipeError):
-            asked.send(str(pid).encode())
-            asked.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
     asked.close()
+    keeper, *fds = fds
+    _keep(keeper, *fds)
     request = json.loads(data)
     for descriptor, fd in enumerate(fds):
         os.dup2(fd, descriptor)
@@ -148,5 +198,25 @@ def serve() -> None:
     os.environ.update(request["env"])
     # As `python -m` has it.
     sys.path[:] = [request["cwd"], *request["env"]["PYTHONPATH"].split(os.pathsep), *path]
-    sys.argv = [str(ROOT / "hermes_rl/cli/main.py"), *request["arguments"]]
-    main()
+    if request["code"] is None:
+        sys.argv = [str(ROOT / "hermes_rl/cli/main.py"), *request["arguments"]]
+        main()
+    else:
+        sys.argv = ["-c", *request["arguments"]]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(request["code"], vars(sys.modules["__main__"]))
+
+
+def _keep(fd: int, *streams: int) -> None:
+    """Fork; the parent tells the child's id and exit status at this socket, and only the child comes back."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever a shell in the background lets it ignore
+    pid = os.fork()
+    if pid == 0:
+        os.close(fd)
+        return
+    with socket.socket(fileno=fd) as answered, suppress(BrokenPipeError):
+        answered.send(str(pid).encode())
+        for stream in streams:
+            os.close(stream)
+        answered.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+    os._exit(0)

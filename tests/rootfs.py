@@ -57,7 +57,7 @@ HEAVY = (
     "idlelib",
     "ensurepip",
     "config-*",
-    "__pycache__",
+    "*.opt-?.pyc",
     "site-packages",
     "dist-packages",
     "lib2to3",

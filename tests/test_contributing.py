@@ -18,7 +18,8 @@ from hermes_rl.errors import UserError
 from hermes_rl.servers.scripted.server import ScriptedServer
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
-from tests.cli.test_run import hermes, lines
+from tests.cli.test_run import lines
+from tests.commands import LIBRARIES, hermes
 from tests.integrations.doors import COMPARED, SCORES, TOKENIZER, doors_spec, sample, tokens_of
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
@@ -44,7 +45,7 @@ async def play(example: str, mode: str, install: Callable[..., Path], folder: Pa
     spec = {**BASE, **yaml.safe_load(block(example, "yaml")), **changes}
     (folder / "spec.yaml").write_text(json.dumps(spec))
     for command in (("validate", "spec.yaml"), ("run", "spec.yaml", mode, "--out", "out")):
-        done = await asyncio.to_thread(hermes, *command, cwd=folder, env={"PYTHONPATH": str(site)})
+        done = await asyncio.to_thread(hermes, *command, cwd=folder, env={"PYTHONPATH": str(site)}, loaded=LIBRARIES)
         assert done.returncode == 0, done.stdout + done.stderr
     return folder / "out", done.stdout + done.stderr
 

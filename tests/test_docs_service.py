@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.commands import ROOT
+from tests.commands import ROOT, hermes
 from tests.service.served import TOKEN, Served, spec_in
 
 PAGE = (ROOT / "docs" / "service.md").read_text("utf-8")
@@ -49,9 +49,7 @@ def test_every_path_of_the_service_is_on_the_page() -> None:
 
 
 def test_every_option_of_the_command_is_on_the_page() -> None:
-    command = [sys.executable, "-m", "hermes_rl.cli.main", "rollouts", "--help"]
-    environ = {**os.environ, "COLUMNS": "200", "TERM": "dumb"}
-    said = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=True).stdout
+    said = hermes("rollouts", "--help", cwd=ROOT, env={"COLUMNS": "200", "TERM": "dumb"}).stdout
     options = set(re.findall(r"--[a-z-]+", said)) - {"--help", "--env", "--openai"}
     assert options
     assert [option for option in options if option not in PAGE] == []

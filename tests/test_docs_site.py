@@ -16,6 +16,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import yaml
 
+from tests.commands import hermes
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"^```(\w+)(?: title=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -140,14 +142,6 @@ def test_links_out_of_docs_became_names_of_files(site: Path) -> None:
     assert "| `gsm8k` |" in (site / "specs.md").read_text()
 
 
-def hermes_rl(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hermes_rl.cli.main", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
-
-
 @pytest.fixture(scope="module")
 def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of docs/moving.md."""
@@ -160,7 +154,7 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("source", ["verifiers", "lm-eval", "inspect", "atropos"])
 def test_what_was_moved_tells_right_answers_from_wrong_ones(source: str, moved: Path) -> None:
-    done = hermes_rl(["validate", f"from-{source}.yaml", "--deep"], moved)
+    done = hermes("validate", f"from-{source}.yaml", "--deep", cwd=moved)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^ *gold +1\.000$", done.stdout + done.stderr, re.MULTILINE), done.stdout
     assert f"from-{source}.yaml: valid" in done.stdout
@@ -181,7 +175,7 @@ def test_tables_of_moving_name_keys_that_are_there() -> None:
         assert leads(schema, schema, path.split(".")), f"{path} is no key of a spec"
     commands = {found for name in said for found in re.findall(r"^hermes-rl (\w+)", name)}
     assert commands >= {"run", "validate", "regrade", "view", "render"}
-    assert commands <= set(re.findall(r"^  (\w+)  ", hermes_rl(["--help"], ROOT).stdout, re.MULTILINE))
+    assert commands <= set(re.findall(r"^  (\w+)  ", hermes("--help", cwd=ROOT).stdout, re.MULTILINE))
 
 
 def leads(schema: dict[str, Any], value: dict[str, Any], keys: list[str]) -> bool:

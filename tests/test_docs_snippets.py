@@ -6,10 +6,8 @@ Blocks that are whole programs are run besides, by the tests of their pages (`te
 from __future__ import annotations
 
 import ast
-import os
 import re
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -19,6 +17,7 @@ import yaml
 
 from hermes_rl.cli.commands import app
 from hermes_rl.spec import parse_spec
+from tests.commands import hermes
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -92,16 +91,7 @@ def test_commands_about_the_first_run_do_what_the_pages_say(tmp_path: Path) -> N
     for line in run:
         # No text of a shell but a star, as in `outputs/terminal-files/*`, where there is one run.
         words = [found for word in line.split() for found in sorted(map(str, tmp_path.glob(word))) or [word]]
-        command = [sys.executable, "-m", "hermes_rl.cli.main", *words]
-        done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=110,
-        )
+        done = hermes(*words, cwd=tmp_path)
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
 
 

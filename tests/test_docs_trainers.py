@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hermes_rl.cli.main import status
+from tests.commands import hermes
 
 PAGE = (Path(__file__).parents[1] / "docs" / "trainers.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -19,9 +18,7 @@ PROGRAMS = [block for block in BLOCKS if "asyncio.run(main())" in block]
 
 
 def run(program: str, folder: Path) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=100, check=False
-    )
+    done = hermes(cwd=folder, code=program)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

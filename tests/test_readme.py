@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.commands import hermes
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -41,15 +40,7 @@ def test_commands_work_one_after_the_other(tmp_path: Path) -> None:
     for command in USED:
         program, *arguments = command.split()
         assert program == "hermes-rl"
-        done = subprocess.run(
-            [sys.executable, "-m", "hermes_rl.cli.main", *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        done = hermes(*arguments, cwd=tmp_path)
         assert done.returncode == 0, f"{command}: {done.stderr}"
 
 

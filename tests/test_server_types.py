@@ -18,7 +18,7 @@ from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.schema import spec_json_schema
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
-from tests.cli.test_run import hermes
+from tests.commands import hermes
 
 Install = Callable[..., Path]
 SOURCE = '''

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 import tracemalloc
 import unicodedata
 from pathlib import Path
@@ -18,6 +16,7 @@ from hypothesis import strategies as st
 
 from hermes_rl.runs.progress import Progress
 from hermes_rl.visible import visible
+from tests.commands import hermes
 
 HOSTILE = {
     "clear the screen": "\x1b[2J", "title": "\x1b]0;pwned\x07", "C1 sequence": "\x9b31m", "one line over another": "\rok",
@@ -82,14 +81,8 @@ def test_a_whole_run_prints_no_control_character_of_an_agent(tmp_path: Path, com
     (tmp_path / "esc.yaml").write_text(SPEC)
     (tmp_path / "look.py").write_text(LOOK)
     words = [word.format(spec=tmp_path / "esc.yaml", out=tmp_path / "run") for word in command]
-    done = subprocess.run(
-        [sys.executable, "-m", "hermes_rl.cli.main", *words],
-        capture_output=True,
-        check=False,
-        timeout=100,
-        cwd=tmp_path,
-    )
-    said = (done.stdout + done.stderr).decode()
+    done = hermes(*words, cwd=tmp_path)
+    said = done.stdout + done.stderr
     assert "pwned" in said
     assert all(line.isprintable() for line in said.replace("\t", " ").split("\n")), said
 

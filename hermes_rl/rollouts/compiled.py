@@ -90,7 +90,7 @@ from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import TemplateError, has_template, render, render_section, render_text
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.artifacts import ArtifactRequest, TakenArtifact
-from hermes_rl.tools.base import Tool, ToolFailedError, Toolkit, ToolRuntime, free_task_id
+from hermes_rl.tools.base import ToolFailedError, Toolkit, ToolRuntime, free_task_id
 from hermes_rl.tools.rollout_process import RolloutProcess
 from hermes_rl.tools.state_questions import ask_state, state_question
 
@@ -660,7 +660,7 @@ class CompiledSpec:
 
     def _asks(self, member: str, runtime: ToolRuntime) -> Callable[..., Awaitable[Any]]:
         """Return what asks a method of a rollout's state; see `ask_state`."""
-        return partial(ask_state, self._question(member), runtime, self.spec.tool_timeout)
+        return partial(ask_state, state_question(member, apart=self.spec.state_apart), runtime, self.spec.tool_timeout)
 
     def _answers(self, user: User, key: RolloutKey, runtime: ToolRuntime) -> AnswersAgent:
         names = runtime.toolkit.names | {seat.name for seat in self.seats[1:]}
@@ -771,9 +771,6 @@ class CompiledSpec:
         if play.order == "call":
             return calling()
         return at_once(play.rounds) if play.order == "simultaneous" else in_turns(play.rounds)
-
-    def _question(self, member: str) -> Tool:
-        return state_question(member, apart=self.spec.state_apart)
 
     def _words(self, row: Row) -> Sequence[UserWords]:
         """Return the fixed words of the user, rendered for a row; none where it is another kind of user."""

@@ -113,26 +113,6 @@ def _of_class(node: ast.ClassDef, there: dict[str, ast.AST], seen: tuple[str, ..
     return _Members(frozenset(names), complete)
 
 
-def _assigned(node: ast.ClassDef) -> Iterator[str]:
-    """Yield the attributes that any method gives a value to."""
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
-            yield inner.attr
-
-
-def _is_dynamic(node: ast.ClassDef) -> bool:
-    used = {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}
-    used |= {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-    loops = any(isinstance(inner, ast.For | ast.While | ast.With) for inner in node.body)
-    return loops or not _DYNAMIC.isdisjoint(used | names_in(node.body).keys())
-
-
-def _decorators(node: ast.ClassDef) -> Iterator[str]:
-    for decorator in node.decorator_list:
-        inner = decorator.func if isinstance(decorator, ast.Call) else decorator
-        yield ast.unparse(inner).rpartition(".")[2]
-
-
 # ----------------------------------------------------------------------------------- Files and the names in them
 
 

@@ -237,9 +237,6 @@ class EvalRows(Section):
     limit: int | None = Field(None, ge=1, description="At most this many evaluation rows.")
 
 
-EvalField = Annotated[Late[EvalRows], BeforeValidator(lambda rows: {"only": True} if rows == "only" else rows)]
-
-
 class Source(Section):
     """Where rows come from: exactly one of path, items, generator, harbor."""
 

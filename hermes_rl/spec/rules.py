@@ -208,8 +208,9 @@ def _seats(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault((*outer, key), f"`{name}` is for one agent; of several {why}", at="key")
     for path, seat in entries(data, "agents"):
         yield from _seat(data, path, section(seat))
-    trained = [section(seat).get("server", "policy") for _, seat in entries(data, "agents") if _is_trained(seat)]
-    if set(map(str, trained)) - {"policy"} and "max_staleness" in section(data, "serve"):
+    seats = [section(seat) for _, seat in entries(data, "agents")]
+    trained = {str(seat.get("server", "policy")) for seat in seats if seat.get("train") is not False}
+    if trained - {"policy"} and "max_staleness" in section(data, "serve"):
         message = (
             "a seat of another server than `policy` is trained, whose versions of weights this bound does not know"
         )
@@ -232,10 +233,6 @@ def _order(data: dict[str, Any]) -> Any:
     """Return what `play` says of the order, in either form."""
     play = data.get("play")
     return play if isinstance(play, str) else section(data, "play").get("order")
-
-
-def _is_trained(seat: Any) -> bool:
-    return section(seat).get("train") is not False
 
 
 def _seat(data: dict[str, Any], path: NodePath, seat: dict[str, Any]) -> Iterator[Fault]:
@@ -329,7 +326,9 @@ def step_rewards(data: dict[str, Any]) -> list[NodePath]:
 
 
 def _steps(data: dict[str, Any]) -> Iterator[Fault]:
-    for path, reward in ((path, reward) for path, reward in entries(data, "rewards") if path in step_rewards(data)):
+    for path, reward in entries(data, "rewards"):
+        if section(reward).get("steps") is None:
+            continue
         if "says" not in section(data, "user"):
             yield Fault((*path, "steps"), "steps are the words of `user: {says: […]}`, which is not there", at="key")
         if "agents" in data:

@@ -11,7 +11,7 @@ import pytest
 
 from hermes_rl.cli.commands import Starter
 from hermes_rl.shipped import shipped_dir
-from tests.cli.test_run import hermes
+from tests.commands import hermes
 
 KINDS = get_args(Starter)
 

@@ -23,6 +23,7 @@ from rich.console import Console
 from hermes_rl.cli.live import LivePanel, duration, histogram
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.progress import RunStatus
+from tests.commands import hermes
 
 SPEC = """
 dataset: {items: [{n: 1}, {n: 2}, {n: 3}]}
@@ -169,11 +170,8 @@ def test_a_terminal_that_has_stopped_holds_up_nothing(start: Callable[..., Termi
 def test_without_a_terminal_there_are_lines_and_no_controls(more: list[str], tmp_path: Path) -> None:
     (tmp_path / "sleepy.yaml").write_text(SPEC.replace("GROUPS", "2"))
     (tmp_path / "reward.py").write_text(REWARD)
-    done = subprocess.run(
-        [sys.executable, "-m", "hermes_rl.cli.main", "run", "sleepy.yaml", "process", "--out", "out", *more],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
-        env={**os.environ, "TERM": "xterm", "PYTHONPATH": str(Path.cwd())},
-    )  # fmt: skip
+    done = hermes("run", "sleepy.yaml", "process", "--out", "out", *more, cwd=tmp_path, env={"TERM": "xterm"})
+    assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     assert done.stderr.count("the key is") == 4  # a warning is said, however quiet
     assert ("2/2 groups" in done.stderr) == (more == [])

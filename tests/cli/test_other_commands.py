@@ -16,7 +16,8 @@ import pytest
 
 from hermes_rl.cli.listing import listed
 from hermes_rl.cli.main import status
-from tests.cli.test_run import ROOT, environment, hermes, no_policy
+from tests.cli.test_run import no_policy
+from tests.commands import ROOT, Command, environment, hermes
 
 KINDS = ["specs", "toolsets", "tools", "distributions", "rewards", "parsers", "renderers", "sandboxes", "agents"]
 
@@ -152,15 +153,8 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_on_a_terminal_the_policy_is_asked_for(tmp_path: Path) -> None:
     main, side = pty.openpty()
     command = ["run", str(no_policy(tmp_path)), "process", "--set", "process.groups=1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hermes_rl.cli.main", *command],
-        cwd=tmp_path,
-        env=environment(),
-        stdin=side,
-        stderr=side,
-        stdout=subprocess.PIPE,
-    )
-    os.close(side)
+    with os.fdopen(side, "r+b", 0) as terminal, (tmp_path / "out").open("w") as out:
+        process = Command(*command, cwd=tmp_path, env=environment(), streams=(terminal, out, terminal))
     os.write(main, b"5\n")
     said = b""
     while process.poll() is None or b"groups" not in said:
@@ -209,14 +203,7 @@ def test_a_shell_completes_commands_specs_and_modes(words: str, offered: list[st
         (tmp_path / name).touch()
     asked = {"_HERMES_RL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     program = "import sys; sys.argv[0] = 'hermes-rl'; from hermes_rl.cli.main import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={**os.environ, **asked},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = hermes(cwd=tmp_path, env=asked, code=program)
     assert sorted(done.stdout.split()) == offered
 
 

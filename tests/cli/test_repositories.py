@@ -6,8 +6,6 @@ import json
 import os
 import pty
 import select
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 from hermes_rl.cli.main import status
 from hermes_rl.errors import UserError
 from hermes_rl.spec.load import load_spec
+from tests.commands import Command, environment
 from tests.repositories.gits import ENVIRONMENT, REWARDS, SPEC, commit, git, repository
 
 
@@ -107,17 +106,17 @@ def test_without_a_revision_the_commit_is_said_and_how_to_pin_it(
 
 @pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 2)])
 def test_a_terminal_is_asked_once(origin: Path, answer: str, code: int) -> None:
-    command = [sys.executable, "-m", "hermes_rl.cli.main", "validate", f"git+file://{origin}@v1"]
+    command = ("validate", f"git+file://{origin}@v1")
     assert _on_a_terminal(command, answer) == (code, True)
     if code == 0:
         assert _on_a_terminal(command, "") == (0, False)
 
 
-def _on_a_terminal(command: list[str], answer: str) -> tuple[int, bool]:
+def _on_a_terminal(command: tuple[str, ...], answer: str) -> tuple[int, bool]:
     """Return the status, and whether it asked."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
-    os.close(theirs)
+    with os.fdopen(theirs, "r+b", 0) as terminal:
+        process = Command(*command, cwd=Path.cwd(), env=environment(), streams=(terminal, terminal, terminal))
     shown, asked, end = b"", False, time.monotonic() + 60
     try:
         while time.monotonic() < end:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import ROOT, environment, hermes
+from tests.commands import ROOT, hermes, started
 
 
 def listen_to_ctrl_c() -> None:
@@ -114,21 +114,14 @@ def test_half_a_character_in_the_error_of_a_reward_costs_an_evaluation_nothing(t
 
 def test_ctrl_c_keeps_what_is_complete_and_the_same_command_goes_on(tmp_path: Path) -> None:
     arguments = ["run", "terminal-files", "process", "--out", "run", "--set", "process.groups=400", "--quiet"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hermes_rl.cli.main", *arguments],
-        cwd=tmp_path,
-        env=environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=listen_to_ctrl_c,
-    )
+    process = started(*arguments, cwd=tmp_path)
     groups = tmp_path / "run" / "groups.jsonl"
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (groups.exists() and groups.read_text().count("\n") >= 2):
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
-    assert process.returncode == 130
+    assert process.wait(30) == 130
+    _, said = process.said()
     assert "the same command goes on" in said
     assert "Traceback" not in said
     written = len(lines(groups))

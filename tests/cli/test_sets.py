@@ -9,8 +9,6 @@ import pty
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +20,8 @@ from typing import Any
 import pytest
 
 from hermes_rl.cli.main import status
-from tests.cli.test_run import environment, hermes, lines, listen_to_ctrl_c
+from tests.cli.test_run import lines
+from tests.commands import Command, environment, hermes, started
 
 SPEC = """
 dataset:
@@ -190,18 +189,10 @@ def test_what_is_left_is_played_after_a_kill(folder: Path) -> None:
     (folder / "sums.yaml").write_text(SPEC + "agent: {max_turns: 2}\n")
     slow = SET.replace("specs: [", "specs: [{spec: sums.yaml, name: long, set: {evaluate.rollouts: 100}}, ")
     (folder / "small.yaml").write_text(slow)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hermes_rl.cli.main", "run", "small.yaml", "evaluate", "--quiet"],
-        cwd=folder,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = started("run", "small.yaml", "evaluate", "--quiet", cwd=folder)
     second = folder / "outputs/small/long/good/rollouts.jsonl"
     wait_for(lambda: second.exists() and second.read_text().count("\n") > 5)
     process.kill()
-    process.communicate(timeout=30)
     ids = played(folder / "outputs/small/long/bad")
     assert len(ids) == 300
     cut = [line for line in second.read_text().splitlines(keepends=True) if line.endswith("\n")]
@@ -219,20 +210,12 @@ def test_what_is_left_is_played_after_a_kill(folder: Path) -> None:
 
 def test_ctrl_c_ends_the_set_and_keeps_what_is_complete(folder: Path) -> None:
     (folder / "small.yaml").write_text(SET.replace("evaluate.limit: 2", "evaluate.rollouts: 2000"))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hermes_rl.cli.main", "run", "small.yaml", "evaluate", "--quiet"],
-        cwd=folder,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=listen_to_ctrl_c,
-    )
+    process = started("run", "small.yaml", "evaluate", "--quiet", cwd=folder)
     third = folder / "outputs/small/few/bad/rollouts.jsonl"
     wait_for(lambda: third.exists() and third.read_text().count("\n") > 5)
     process.send_signal(signal.SIGINT)
-    out, said = process.communicate(timeout=30)
-    assert process.returncode == 130
+    assert process.wait(30) == 130
+    out, said = process.said()
     assert out == ""
     assert "interrupted; what is complete is kept, and the same command goes on from there" in said
     assert "Traceback" not in said
@@ -406,15 +389,10 @@ def test_the_set_of_the_documentation_is_valid(folder: Path, capsys: Out) -> Non
 def test_a_table_that_is_wider_than_the_terminal_goes_on_below(folder: Path) -> None:
     assert hermes("run", "small.yaml", "evaluate", "--quiet", cwd=folder).returncode == 0
     end, terminal = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hermes_rl.cli.main", "run", "small.yaml", "evaluate", "--quiet"],
-        cwd=folder,
-        env=environment({"COLUMNS": "60", "TERM": "xterm", "NO_COLOR": "1"}),
-        stdin=subprocess.DEVNULL,
-        stdout=terminal,
-        stderr=subprocess.DEVNULL,
-    )
-    os.close(terminal)
+    env = environment({"COLUMNS": "60", "TERM": "xterm", "NO_COLOR": "1"})
+    with os.fdopen(terminal, "wb", 0) as screen, Path(os.devnull).open("r+") as nothing:
+        streams = (nothing, screen, nothing)
+        process = Command("run", "small.yaml", "evaluate", "--quiet", cwd=folder, env=env, streams=streams)
     said = b""
     with contextlib.suppress(OSError):  # a terminal that nobody writes to any more
         while part := os.read(end, 4096):

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.cli.main import status
-from tests.cli.test_run import environment, hermes
+from tests.commands import Command, environment, hermes
 from tests.reading.recorded import programmed, recorded, write_run
 
 GRADING = {"rewards": {"right": "a"}, "scoring": {"weightings": [{"name": "right", "weight": 1.0, "gate": False}]}}
@@ -195,19 +195,18 @@ def on_a_terminal(*arguments: str, cwd: Path, **more: str) -> str:
     """Run the program on a terminal of 24 lines and 80 columns, and return what it wrote there."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    command = [sys.executable, "-m", "hermes_rl.cli.main", *arguments]
     environ = {name: value for name, value in environment({"TERM": "xterm", **more}).items() if name != "COLUMNS"}
-    with subprocess.Popen(command, cwd=cwd, stdin=its, stdout=its, stderr=its, env=environ, close_fds=True) as process:
-        os.close(its)
-        written, deadline = b"", time.monotonic() + 60
-        while time.monotonic() < deadline:
-            if not select.select([ours], [], [], 1.0)[0]:
-                continue
-            try:
-                written += os.read(ours, 65536)
-            except OSError:  # the program has ended
-                break
-        assert process.wait(timeout=10) == 0
+    with os.fdopen(its, "r+b", 0) as terminal:
+        process = Command(*arguments, cwd=cwd, env=environ, streams=(terminal, terminal, terminal))
+    written, deadline = b"", time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if not select.select([ours], [], [], 1.0)[0]:
+            continue
+        try:
+            written += os.read(ours, 65536)
+        except OSError:  # the program has ended
+            break
+    assert process.wait(timeout=10) == 0
     os.close(ours)
     return written.decode()
 

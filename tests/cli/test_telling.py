@@ -19,7 +19,7 @@ from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.overrides import parse_extra_args
-from tests.cli.test_run import hermes
+from tests.commands import hermes
 
 REWARD = '''
 from pathlib import Path

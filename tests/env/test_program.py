@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from hermes_rl.env.program import _changed, _given, _servers
 from hermes_rl.errors import UserError
 from hermes_rl.tokens.hub import HubTokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from tests.commands import program
 from tests.env.test_token_exact import tokenizer_folder
 from tests.env.writer_model import WriterModel
 from tests.servers.token_policy import TokenPolicy
@@ -26,18 +26,6 @@ from tests.tokens.families import CODER, write_coder
 
 ROOT = Path(__file__).parents[2]
 KEY = "sk-never-shown-0815"
-
-
-def program(code: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
 
 
 SPEC_ENV = "from hermes_rl import compile_spec, load_spec; compile_spec(load_spec('terminal-files')).cli()"
@@ -200,10 +188,14 @@ def test_flags_win_over_what_a_program_changed_in_its_spec_and_keep_the_rest(tmp
 
 
 def test_a_program_gives_no_advice_about_models(tmp_path: Path) -> None:
+    def anew(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+
     advice = "PyTorch was not found"
-    if advice not in program("import transformers", cwd=tmp_path).stderr:
+    if advice not in anew("import transformers").stderr:
         pytest.skip("the library has nothing to say here")
     code = "from hermes_rl import HermesAgentBaseEnv; import transformers; HermesAgentBaseEnv.cli()"
-    done = program(code, "--help", cwd=tmp_path)
+    done = anew(code, "--help")
     assert done.returncode == 0 and "--env.group_size" in done.stdout
     assert advice not in done.stderr

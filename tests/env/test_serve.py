@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_run import listen_to_ctrl_c
+from tests.commands import LIBRARIES, hermes
 from tests.env.trainer import train, trajectory_api
 from tests.ports import free_port
 
@@ -108,18 +109,17 @@ async def test_ctrl_c_ends_serving_with_130_and_leaves_nothing(tmp_path: Path) -
     assert (tmp_path / "run" / "report.html").is_file(), "an interrupted run has its report too"
 
 
-async def test_without_a_trajectory_api_it_says_how_to_start_one(tmp_path: Path) -> None:
-    async with serve(write_spec(tmp_path, f"http://127.0.0.1:{free_port()}"), tmp_path / "run") as process:
-        output, _ = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 2
-    assert "run-api" in output.decode()
-    assert "Traceback" not in output.decode()
+def test_without_a_trajectory_api_it_says_how_to_start_one(tmp_path: Path) -> None:
+    spec = write_spec(tmp_path, f"http://127.0.0.1:{free_port()}")
+    done = hermes("run", str(spec), "serve", "--out", "run", cwd=tmp_path, loaded=LIBRARIES)
+    assert done.returncode == 2
+    assert "run-api" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
-async def test_a_chat_server_is_refused_unless_inexact_is_allowed(tmp_path: Path) -> None:
+def test_a_chat_server_is_refused_unless_inexact_is_allowed(tmp_path: Path) -> None:
     spec = write_spec(tmp_path, "http://127.0.0.1:1")
     chat = ("--openai.base_url", "http://127.0.0.1:1/v1", "--openai.model_name", "m")
-    async with serve(spec, tmp_path / "run", *chat) as process:
-        output, _ = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 2
-    assert "allow_inexact" in output.decode()
+    done = hermes("run", str(spec), "serve", "--out", "run", *chat, cwd=tmp_path, loaded=LIBRARIES)
+    assert done.returncode == 2
+    assert "allow_inexact" in done.stderr

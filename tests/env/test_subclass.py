@@ -13,7 +13,7 @@ import pytest
 
 from hermes_rl import compile_spec, load_spec
 from hermes_rl.errors import UserError
-from tests.env.test_program import ROOT, program
+from tests.commands import ROOT, program
 from tests.env.trainer import train, trajectory_api
 
 CODE = """

@@ -16,7 +16,8 @@ import aiohttp
 import pytest
 
 from hermes_rl.cli.main import status
-from tests.cli.test_run import environment, lines, listen_to_ctrl_c
+from tests.cli.test_run import lines, listen_to_ctrl_c
+from tests.commands import environment
 from tests.env.trainer import free_port, train, trajectory_api
 
 SPEC = """

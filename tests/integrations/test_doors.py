@@ -19,7 +19,8 @@ from hermes_rl.integrations.trl import HermesRollouts
 from hermes_rl.runs.opening import Launch
 from hermes_rl.runs.process import run_process
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
-from tests.cli.test_run import hermes, lines
+from tests.cli.test_run import lines
+from tests.commands import LIBRARIES, hermes
 from tests.integrations.doors import (
     ALONE,
     CODE,
@@ -109,7 +110,8 @@ async def test_a_trainer_that_is_served(tmp_path: Path) -> None:
     async with policy_server().running() as url:
         served = TEXT.replace("servers:", f"serve: {json.dumps(serve)}\nservers:\n  policy: {json.dumps(named(url))}")
         (tmp_path / "doors.yaml").write_text(served)
-        done = await asyncio.to_thread(hermes, "run", "doors.yaml", "serve", "--out", "run", cwd=tmp_path)
+        command = ("run", "doors.yaml", "serve", "--out", "run")
+        done = await asyncio.to_thread(hermes, *command, cwd=tmp_path, loaded=LIBRARIES)
     assert done.returncode == 0, done.stderr
     got = lines(tmp_path / "got.jsonl")
     assert {tuple(line["scores"]) for line in got} == {(score + COMPARED,) * 2 for score in SCORES.values()}

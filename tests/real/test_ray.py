@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
-from tests.cli.test_run import environment, hermes, listen_to_ctrl_c
+from tests.cli.test_run import listen_to_ctrl_c
+from tests.commands import environment, hermes
 from tests.env import test_together
 from tests.env.trainer import train, trajectory_api
 from tests.real.environments import HERE, ray_python

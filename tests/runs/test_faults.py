@@ -15,7 +15,8 @@ import pytest
 
 from hermes_rl.runs.run import RunBudget
 from hermes_rl.sandbox.bubblewrap import find_bwrap
-from tests.cli.test_run import environment, hermes, lines, listen_to_ctrl_c
+from tests.cli.test_run import lines, listen_to_ctrl_c
+from tests.commands import environment, hermes
 from tests.rollouts.worlds import Policy, World
 from tests.runs.playing import EvaluatePlan, ProcessPlan, play_evaluate, play_process
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_run import hermes, lines
+from tests.cli.test_run import lines
+from tests.commands import LIBRARIES, hermes
 
 SPEC = """
 name: few
@@ -43,7 +44,7 @@ def test_a_rollout_without_tokens_is_counted_once(tmp_path: Path) -> None:
     (folder / "chat_template.jinja").write_text(template)
     text = SPEC.replace("DATASET", "items: [{q: one}, {q: two}]").replace("scripted", f"scripted, tokenizer: {folder}")
     (tmp_path / "spec.yaml").write_text(text)
-    done = hermes("run", "spec.yaml", "process", "--out", "run", cwd=tmp_path)
+    done = hermes("run", "spec.yaml", "process", "--out", "run", cwd=tmp_path, loaded=LIBRARIES)
     assert done.returncode == 0, done.stderr
     assert len(lines(tmp_path / "run" / "rollouts.jsonl")) == 6
     assert "6 rollouts have no tokens" in done.stderr

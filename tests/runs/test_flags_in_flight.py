@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_run import hermes
-from tests.env.test_program import SPEC_ENV, program
+from tests.commands import LIBRARIES, hermes, program
+from tests.env.test_program import SPEC_ENV
 from tests.env.test_serve_concurrency import Slow
 
 SPEC = """
@@ -39,7 +39,9 @@ async def test_no_more_groups_are_played_at_a_time(
     async with model.running() as url:
         rows = "only" if mode == "evaluate" else "null"
         (tmp_path / "spec.yaml").write_text(SPEC.format(model=url, eval=rows))
-        done = await asyncio.to_thread(hermes, "run", "spec.yaml", mode, "--quiet", *flags, cwd=tmp_path)
+        done = await asyncio.to_thread(
+            hermes, "run", "spec.yaml", mode, "--quiet", *flags, cwd=tmp_path, loaded=LIBRARIES
+        )
     assert done.returncode == 0, done.stderr
     if most is None:
         assert model.most > 6 if mode == "process" else model.most > 4

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_run import hermes, lines
+from tests.cli.test_run import lines
+from tests.commands import hermes
 
 RUN = ["run", "terminal-files", "process", "--out", "run", "--quiet", "--set", "process.groups=1"]
 

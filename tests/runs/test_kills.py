@@ -20,7 +20,8 @@ from hermes_rl.rollouts.rollout import RolloutKey
 from hermes_rl.runs.store import group_of_episode, other_seat
 from hermes_rl.servers.base import drawn_seed
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
-from tests.cli.test_run import environment, lines
+from tests.cli.test_run import lines
+from tests.commands import environment
 from tests.runs.faulty_model import FAULTS, FaultyModel, number_of
 
 KILLS = 50

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_run import hermes, lines
+from tests.cli.test_run import lines
+from tests.commands import hermes
 
 SPEC = """
 dataset: {items: [{word: ab}, {word: cde}, {word: fg}, {word: hijk}], eval: only}

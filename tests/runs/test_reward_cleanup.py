@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cli.test_run import hermes, lines
+from tests.cli.test_run import lines
+from tests.commands import hermes
 
 SPEC = """
 name: cleaned

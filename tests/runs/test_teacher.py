@@ -29,7 +29,7 @@ from hermes_rl.spec.load import parse_spec
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB
-from tests.cli.test_run import hermes
+from tests.commands import LIBRARIES, hermes
 from tests.env.test_token_exact import tokenizer_folder
 from tests.env.trainer import train, trajectory_api
 from tests.rollouts.worlds import World, row
@@ -308,8 +308,10 @@ def test_validate_compares_tokenizers_that_are_at_hand(tmp_path: Path) -> None:
     for name, folder in (("other", other), ("copy", copy)):
         text = text_of("http://127.0.0.1:9/v1", **{own: str(folder)})
         (tmp_path / f"{name}.yaml").write_text(text)
-    assert "valid" in hermes("validate", "copy.yaml", cwd=tmp_path).stdout, "another template, and the same tokens"
-    done = hermes("validate", "other.yaml", cwd=tmp_path)
+    assert "valid" in hermes("validate", "copy.yaml", cwd=tmp_path, loaded=LIBRARIES).stdout, (
+        "another template, and the same tokens"
+    )
+    done = hermes("validate", "other.yaml", cwd=tmp_path, loaded=LIBRARIES)
     assert done.returncode == 2
     assert "other.yaml:10:12: the tokenizer of the teacher" in done.stderr
     assert "the small built-in one), so it would read other texts" in done.stderr

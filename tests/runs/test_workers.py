@@ -7,8 +7,6 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,8 +24,8 @@ from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.workers import LocalWorkers
 from hermes_rl.spec.load import load_spec
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
-from tests.cli.test_run import environment, hermes, listen_to_ctrl_c
 from tests.cli.test_run import lines as lines_of
+from tests.commands import LIBRARIES, Command, environment, hermes
 from tests.runs.faulty_model import FaultyModel
 
 SPEC = """
@@ -151,7 +149,7 @@ def test_a_trainer_is_served_and_evaluated_with_workers(tmp_path: Path) -> None:
     change(tmp_path, "dataset: {", "dataset: {eval: {fraction: 0.4}, ")
     for steps in ("2", "4"):
         more = ["--out", "run", "--set", f"serve.total_steps={steps}"]
-        done = hermes("run", "spec.yaml", "serve", *more, cwd=tmp_path)
+        done = hermes("run", "spec.yaml", "serve", *more, cwd=tmp_path, loaded=LIBRARIES)
         assert done.returncode == 0, done.stderr
     got = [line["group"] for line in lines(tmp_path / "got.jsonl")]
     assert len(got) == len(set(got)) >= 4, "every group once, also over the restart"
@@ -269,15 +267,13 @@ async def test_code_of_ones_own_beside_the_spec_is_refused(tmp_path: Path) -> No
 
 
 @contextmanager
-def started(folder: Path, *arguments: str, silent: float = 300.0) -> Iterator[subprocess.Popen[bytes]]:
+def started(folder: Path, *arguments: str, silent: float = 300.0) -> Iterator[Command]:
     """The program as a process, which is ended with its workers."""
     program = f"import hermes_rl.runs.handles as p; p.SILENT = {silent}; from hermes_rl.cli.main import main; main()"
-    with (folder / "said.txt").open("ab") as said:
-        run = subprocess.Popen(
-            [sys.executable, "-c", program, "run", "spec.yaml", *arguments],
-            cwd=folder, env=environment(), stdin=subprocess.DEVNULL, stdout=said, stderr=said,
-            preexec_fn=listen_to_ctrl_c,
-        )  # fmt: skip
+    with (folder / "said.txt").open("a") as said, Path(os.devnull).open() as nothing:
+        streams = (nothing, said, said)
+        words = ("run", "spec.yaml", *arguments)
+        run = Command(*words, cwd=folder, env=environment(), streams=streams, code=program)
     try:
         yield run
     finally:

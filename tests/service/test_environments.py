@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.commands import ROOT
+from tests.commands import hermes
 from tests.service.playing import holds, many, named, policy
 from tests.service.served import PLAYED, TOKEN, Served, spec_in, until
 from tests.service.test_batches import by_group
@@ -163,11 +161,7 @@ def test_what_is_wrong_with_any_is_said_of_all_and_nothing_begins(tmp_path: Path
     same = another(tmp_path, "sums")
 
     def refused(*words: str) -> str:
-        command = [sys.executable, "-m", "hermes_rl.cli.main", "rollouts", *words, "--listen", "127.0.0.1:0"]
-        environ = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False
-        )
+        done = hermes("rollouts", *words, "--listen", "127.0.0.1:0", cwd=tmp_path)
         assert done.returncode == 2, done.stderr
         assert "Traceback" not in done.stderr
         return done.stderr

@@ -6,16 +6,15 @@ import asyncio
 import json
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.commands import hermes
 from tests.service.playing import holds, named, policy, served_in
-from tests.service.served import ROOT, Served, spec_in, until
+from tests.service.served import Served, spec_in, until
 from tests.service.test_batches import by_group, in_flight
 from tests.service.test_sessions import waits, with_slow_tool
 
@@ -33,9 +32,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("options", "said"), REFUSED)
 def test_what_is_wrong_with_the_command_is_status_2(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
-    command = [sys.executable, "-m", "hermes_rl.cli.main", "rollouts", str(spec_in(tmp_path)), *options]
-    environ = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "SPACED": "a b"}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    done = hermes("rollouts", str(spec_in(tmp_path)), *options, cwd=tmp_path, env={"SPACED": "a b"})
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
@@ -48,14 +45,11 @@ def test_a_demo_is_told_as_one(tmp_path: Path) -> None:
 
 def test_an_address_and_a_record_belong_to_one_service(tmp_path: Path) -> None:
     with Served(spec_in(tmp_path)) as service:
-        command = [sys.executable, "-m", "hermes_rl.cli.main", "rollouts", "sums.yaml", "--listen"]
         for address, said in (
             (f"127.0.0.1:{service.port}", "choose another address"),
             ("127.0.0.1:0", "another --out"),
         ):
-            done = subprocess.run(
-                [*command, address], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-            )
+            done = hermes("rollouts", "sums.yaml", "--listen", address, cwd=tmp_path)
             assert done.returncode == 2
             assert said in done.stderr
         with Served(tmp_path / "sums.yaml", "--fresh") as other:

@@ -10,7 +10,8 @@ import pytest
 from hermes_rl.errors import UserError
 from hermes_rl.spec.load import load_spec
 from hermes_rl.trainers.find import own_trainer
-from tests.cli.test_run import hermes, lines
+from tests.cli.test_run import lines
+from tests.commands import LIBRARIES, hermes
 
 SPEC = """
 name: counted
@@ -34,7 +35,7 @@ def test_it_is_served_by_the_command_line_and_goes_on_where_it_was(tmp_path: Pat
     write(tmp_path)
     for steps in ("2", "4"):
         more = ["--out", "run", "--set", f"serve.total_steps={steps}"]
-        done = hermes("run", "spec.yaml", "serve", *more, cwd=tmp_path)
+        done = hermes("run", "spec.yaml", "serve", *more, cwd=tmp_path, loaded=LIBRARIES)
         assert done.returncode == 0, done.stderr
     got = lines(tmp_path / "got.jsonl")
     groups = [line["group"] for line in got]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,9 +13,10 @@ from urllib.parse import quote
 import pytest
 
 from hermes_rl.view.server import SAFE
+from tests.commands import hermes
 from tests.reading.hostile import HOSTILE, UNSEEN, hostile_line, strings
 from tests.reading.recorded import recorded, write_run
-from tests.view.viewed import ROOT, Viewed
+from tests.view.viewed import Viewed
 
 
 @pytest.fixture(scope="module")
@@ -365,9 +364,7 @@ def test_it_ends_when_it_is_told_to(folder: Path, number: int, status: int) -> N
 def test_what_is_wrong_with_the_command_is_status_2(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
     write_run(tmp_path / "run" / "one", [])
     (tmp_path / "empty").mkdir()
-    command = [sys.executable, "-m", "hermes_rl.cli.main", "view", *arguments]
-    environ = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    done = hermes("view", *arguments, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
 

@@ -8,13 +8,13 @@ import os
 import re
 import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
+
+from tests.commands import Command, environment
 
 PATIENCE = 60.0
 ROOT = Path(__file__).parents[2]
@@ -29,19 +29,15 @@ class Viewed:
     """
 
     def __init__(self, *runs: Path, listen: str = "127.0.0.1:0", cwd: Path | None = None) -> None:
-        command = [sys.executable, "-m", "hermes_rl.cli.main", "view", *map(str, runs), "--listen", listen]
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=cwd,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
+        words = ["view", *map(str, runs), "--listen", listen]
+        reader, writer = os.pipe()
+        self._stdout = os.fdopen(reader)
+        with os.fdopen(writer, "w") as stdout, Path(os.devnull).open("r+") as nothing:
+            streams = (nothing, stdout, nothing)
+            self.process = Command(*words, cwd=cwd or Path.cwd(), env=environment(), streams=streams)
         try:
-            assert self.process.stdout is not None
-            ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
-            self.said = self.process.stdout.readline() if ready else ""
+            ready, _, _ = select.select([self._stdout], [], [], PATIENCE)
+            self.said = self._stdout.readline() if ready else ""
             found = re.search(r"(http://(\S+):(\d+)/)\?token=(\S+)", self.said)
             assert found is not None, self.said
         except BaseException:
@@ -88,7 +84,7 @@ class Viewed:
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate()
+        self._stdout.close()
 
     def __enter__(self) -> Viewed:
         return self

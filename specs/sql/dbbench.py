@@ -20,30 +20,20 @@ NOTHING = {"none", "null", "undefined", "nan", "inf", "infinity", "-inf", "-infi
 
 
 def standard(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
-    """The 300 tasks of the benchmark."""
-    return rows("standard")
-
-
-def dev(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
-    """Sixty more."""
-    return rows("dev")
-
-
-def rows(name: str) -> Iterator[dict[str, Any]]:
-    """The tasks of a file, each with what the original says and offers."""
+    """The 300 tasks of the benchmark, each with what the original says and offers."""
     folder = checkout("AGENTBENCH_DIR", "THUDM/AgentBench", str(PLACE))
     source = ast.parse((folder / PLACE).read_text("utf-8"))
     texts = [node.value for node in source.body if ast.unparse(node).startswith("SYSTEM_PROMPT = ")]
     system = ast.literal_eval(texts[0])
     tools = yaml.safe_load((folder / "configs/tasks/dbbench.yaml").read_text("utf-8"))["default"]["parameters"]["tools"]
-    for number, line in enumerate((folder / f"data/dbbench/{name}.jsonl").read_text("utf-8").splitlines()):
+    for number, line in enumerate((folder / "data/dbbench/standard.jsonl").read_text("utf-8").splitlines()):
         entry = json.loads(line)
         about = [
             ("Evidence about the question", entry.get("evidence")),
             ("Additional table information about the question", entry.get("add_description")),
             ("Question", entry["description"]),
         ]
-        identity, kind = f"{name}-{number}", entry["type"][0]
+        identity, kind = f"standard-{number}", entry["type"][0]
         statement = entry["label"][0] if kind in WRITES else entry["sql"]["query"]
         answers = ["done"] if kind in WRITES else entry["label"]
         yield {

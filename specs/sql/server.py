@@ -91,8 +91,8 @@ class Server:
                 time.sleep(0.05)
         raise OSError(f"MariaDB does not answer: {(self.folder / 'log').read_text(errors='replace')[-1000:]}")
 
-    def connection(self, **who: str) -> Any:
-        """A connection of a user."""
+    def connection(self, **who: Any) -> Any:
+        """A connection of a user, in Python alone unless `use_pure` says otherwise."""
         import mysql.connector
 
         how = {
@@ -101,13 +101,15 @@ class Server:
             "read_timeout": 2 * SECONDS,
             "allow_local_infile": False,
         }
-        return mysql.connector.connect(unix_socket=str(self.folder / "socket"), **how, **who)
+        return mysql.connector.connect(unix_socket=str(self.folder / "socket"), **(how | who))
 
     def execute(self, statements: Iterable[Any]) -> None:
         """Execute statements, or pairs of statement and values, as the one who may do everything."""
         with self.connection(user="root") as root, root.cursor() as cursor:
             for each in statements:
                 cursor.execute(*(each if isinstance(each, tuple) else (each,)))
+                if cursor.with_rows:
+                    cursor.fetchall()
             root.commit()
 
 
@@ -140,7 +142,7 @@ class Database:
         self.server.execute([f"CREATE DATABASE `{self.name}`", *user, f"USE `{self.name}`", *statements])
         self.opened: Any = None
 
-    def connection(self) -> Any:
+    def connection(self, **how: Any) -> Any:
         """The agent's connection; a new one where that is broken, or is in another database."""
         import mysql.connector
 
@@ -151,7 +153,7 @@ class Database:
             pass
         if self.opened is not None:
             self.server.execute([f"KILL USER `{self.name}`@localhost"])  # else what it waits for goes on
-        self.opened = self.server.connection(user=self.name, database=self.name)
+        self.opened = self.server.connection(user=self.name, database=self.name, **how)
         return self.opened
 
     def undo(self) -> None:

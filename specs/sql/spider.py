@@ -12,8 +12,8 @@ from typing import Any
 from server import Database, checkout, running
 
 DUMP = "data/sql/spider/ic_spider_dbs.sql"
-ONE_CASE = ("--lower-case-table-names=1",)
-"""As in the original's server: gold writes names of tables as it likes."""
+ONE_CASE = ("--lower-case-table-names=1", "--innodb-stats-auto-recalc=0")
+"""Gold writes names of tables as it likes, as in the original; and the same query finds rows in the same order."""
 NEEDLESS = re.compile(r"^(DROP TABLE|(UN)?LOCK TABLES|/\*!40000 ALTER TABLE)", re.MULTILINE)
 """Statements of the dump that a new database does without."""
 NOTES = dict.fromkeys((164, 178, 225, 531, 638, 802), "MariaDB refuses its gold")
@@ -25,10 +25,12 @@ def databases() -> dict[str, list[str]]:
     """The statements that make each database."""
     text = (checkout("INTERCODE_DIR", "princeton-nlp/intercode", DUMP) / DUMP).read_text("utf-8")
     parts = re.split(r"^CREATE DATABASE .*\n+USE `(\w+)`;\n", text, flags=re.MULTILINE)[1:]
-    return {
-        name.lower(): [each for each in re.split(r";\n", body) if each.strip() and not NEEDLESS.search(each)]
-        for name, body in zip(parts[::2], parts[1::2], strict=True)
-    }
+    made = {}
+    for name, body in zip(parts[::2], parts[1::2], strict=True):
+        statements = [each for each in re.split(r";\n", body) if each.strip() and not NEEDLESS.search(each)]
+        tables = ", ".join(re.findall(r"^CREATE TABLE (`\w+`)", body, re.MULTILINE))
+        made[name.lower()] = [*statements, f"ANALYZE TABLE {tables}"]
+    return made
 
 
 def questions(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
@@ -57,8 +59,8 @@ class Spider:
     def __init__(self, item: dict[str, Any]) -> None:
         name = item["db"].lower()
         self.database = Database(name, databases()[name], ONE_CASE)
-        self.cursor = self.database.connection().cursor(buffered=True)
-        self.truth, self.last = item["truth"], None
+        self.cursor = self.database.connection(use_pure=False).cursor(buffered=True)
+        self.truth, self.last, self.submitted = item["truth"], None, False
 
     def execute(self, sql: str) -> str:
         """Execute a statement of SQL.
@@ -66,11 +68,14 @@ class Spider:
         Args:
             sql: The statement.
         """
+        if self.submitted:
+            return self.submit()
         self.last = self.fetched(sql)
         return self.last[:350] if isinstance(self.last, str) else str(self.last[:25] if self.last else self.last)
 
     def submit(self) -> str:
         """Say that the last result is the answer."""
+        self.submitted = True
         return "Submitted."
 
     def again(self, words: str | None) -> str:

@@ -27,12 +27,12 @@ def stub(name: str, **members: Any) -> None:
     vars(module).update(members)
 
 
-def on_its_server(options: tuple[str, ...]) -> dict[str, Any]:
-    """How the original connects to a server of its own."""
+def on_its_server(options: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
+    """A server of the original's own, and how it connects to it."""
     from server import running
 
-    folder = running((*options, "--skip-name-resolve")).folder  # other than the port's
-    return {"unix_socket": str(folder / "socket"), "user": "root", "collation": "utf8mb4_general_ci"}
+    server = running((*options, "--skip-name-resolve"))  # other than the port's
+    return server, {"unix_socket": str(server.folder / "socket"), "user": "root", "collation": "utf8mb4_general_ci"}
 
 
 # ------------------------------------------------------------------------------------------------------------ DBBench
@@ -96,7 +96,7 @@ def dbbench_task() -> Any:
     stub("agentrl.worker.typings", AgentCancelledException=Cancelled, **dict.fromkeys(names, Sample))
     messages = [f"ChatCompletion{who}MessageParam" for who in ("System", "Tool", "User")]
     stub("openai.types.chat", **dict.fromkeys(messages, dict))
-    connect, how = mysql.connect, on_its_server(port.NOT_STRICT)
+    connect, (_, how) = mysql.connect, on_its_server(port.NOT_STRICT)
     mysql.connect = lambda **given: connect(**how, database=given["database"], read_timeout=30)
     checkout = Path(os.environ["AGENTBENCH_DIR"])
     folder = checkout / "src/server/tasks/dbbench"
@@ -154,12 +154,9 @@ def intercode_env() -> Any:
     import mysql.connector
     import spider as port
 
-    how = on_its_server(port.ONE_CASE)
-    with mysql.connector.connect(**how) as root, root.cursor() as cursor:
-        for name, statements in port.databases().items():
-            for statement in (f"CREATE DATABASE `{name}`", f"USE `{name}`", *statements):
-                cursor.execute(statement)
-        root.commit()
+    server, how = on_its_server(port.ONE_CASE)
+    for name, statements in port.databases().items():
+        server.execute([f"CREATE DATABASE `{name}`", f"USE `{name}`", *statements])
     checkout = Path(os.environ["INTERCODE_DIR"])
     stub("gymnasium", Env=object), stub("rich"), stub("rich.logging", RichHandler=Handler)
     stub("intercode", __path__=[str(checkout / "intercode")])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -152,12 +154,42 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("source", ["verifiers", "lm-eval", "inspect", "atropos"])
-def test_what_was_moved_tells_right_answers_from_wrong_ones(source: str, moved: Path) -> None:
-    done = hermes("validate", f"from-{source}.yaml", "--deep", cwd=moved)
+@pytest.mark.parametrize(
+    "spec", ["from-verifiers", "from-lm-eval", "from-inspect", "from-atropos", "wordle", "kuhn", "rubric"]
+)
+def test_what_was_moved_tells_right_answers_from_wrong_ones(spec: str, moved: Path) -> None:
+    done = hermes("validate", f"{spec}.yaml", "--deep", cwd=moved)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^ *gold +1\.000$", done.stdout + done.stderr, re.MULTILINE), done.stdout
-    assert f"from-{source}.yaml: valid" in done.stdout
+    assert f"{spec}.yaml: valid" in done.stdout
+
+
+def test_the_games_of_moving_keep_their_rules(moved: Path) -> None:
+    wordle, kuhn = (runpy.run_path(str(moved / f"{name}.py")) for name in ("wordle", "kuhn"))
+    marks = {("paper", "apple"): "YYGYX", ("llama", "label"): "GYYXX", ("crane", "crane"): "GGGGG"}
+    assert {pair: wordle["compared"](*pair) for pair in marks} == marks
+    game = wordle["Wordle"]({"word": "apple"})
+    answers = [game.answer(words) for words in ["apple", "[paper]", "[apples]", "[house]", "hm", "[paper]"]]
+    assert [answer["over"] for answer in answers] == [False] * 5 + [True]
+    assert answers[-1] == {"say": "YYGYX", "over": True, "reward": 0.5}
+    for cards, moves, won in (
+        ("KJ", "check check", 1),
+        ("JK", "check check", -1),
+        ("KQ", "check bet fold", -1),
+        ("KQ", "check bet call", 2),
+        ("JQ", "bet fold", 1),
+        ("JQ", "bet call", -2),
+        ("KQ", "fold", -1),
+        ("JQ", "bet raise", 1),
+    ):
+        table = kuhn["Kuhn"]({"cards": cards})
+        hears = table.turn(None)
+        for move in moves.split():
+            (seat,) = hears
+            hears = table.turn({seat: move})
+        assert hears is None
+        chips = {seat: kuhn["chips"](SimpleNamespace(seat=seat), table) for seat in ("first", "second")}
+        assert chips == {"first": won, "second": -won}, (cards, moves)
 
 
 def test_tables_of_moving_name_keys_that_are_there() -> None:

@@ -15,6 +15,7 @@ import pytest
 import typer
 import yaml
 
+from hermes_rl import open_env
 from hermes_rl.cli.commands import app
 from hermes_rl.spec import parse_spec
 from tests.commands import hermes
@@ -79,6 +80,43 @@ def test_shell_is_read_and_names_commands_that_are_there(text: str) -> None:
         known = {option for parameter in commands[name].params for option in parameter.opts}
         asked = set(re.findall(r" (--[a-z-]+)(?=[ =]|$)", rest))
         assert asked <= known | {"--set"}, f"hermes-rl {name} has no {asked - known}"
+
+
+def examples() -> list[pytest.ParameterSet]:
+    """The specs of docs/spec.md that have a name and a solution."""
+    specs = [text for kind, text in FENCE.findall((ROOT / "docs" / "spec.md").read_text("utf-8")) if kind == "yaml"]
+    named = [text for text in specs if re.match(r"name: (\w+)\n", text) and "\nsolution:" in text]
+    return [pytest.param(text, id=text.split("\n")[0].removeprefix("name: ")) for text in named]
+
+
+@pytest.mark.parametrize("text", examples())
+async def test_examples_of_the_spec_play_their_solution(text: str, tmp_path: Path) -> None:
+    """With the code that stands beside them; their solution earns more than saying nothing."""
+    for kind, code in FENCE.findall((ROOT / "docs" / "spec.md").read_text("utf-8")):
+        name = re.match(r"# (\w+\.py), beside the spec\n", code)
+        if kind == "python" and name:
+            (tmp_path / name[1]).write_text(code)
+
+    async def scores(text: str) -> list[float | None]:
+        async with open_env(parse_spec(text, folder=tmp_path)) as env:
+            rollouts = [await env.play(row) for row in env.rows()]
+        assert [rollout.error for rollout in rollouts] == [None] * len(rollouts)
+        return [rollout.score for rollout in rollouts]
+
+    gold = await scores(text)
+    turns = '{user: "Well?"}, {say: "."}' if "server: user" in text else '{say: "."}'
+    nothing = f"solution: {{turns: [{turns}]}}\n"
+    silent = await scores(re.sub(r"^solution:.*?(?=^\w|\Z)", nothing, text, flags=re.MULTILINE | re.DOTALL))
+    assert all(score is not None and score >= 0.9 for score in gold), gold
+    assert all(score is not None and score < 0.9 for score in silent), silent
+
+
+def test_there_is_an_example_of_each_word_of_worlds() -> None:
+    text = "\n".join(str(example.values[0]) for example in examples())
+    words = ("says:", "state: answer", "opens:", "edit:", "max_agent_turns:", "min_reward:", "steps:", "process: true")
+    words += ("over:", "between:", "close:", "ends:", "schemas:", "marked:", "names:", "arguments: strict")
+    words += ("arguments: repair", "max_tool_errors:", "combine:", "world_rewards:", "user_turns:", "tool_errors:")
+    assert [word for word in words if word not in text] == []
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ BEFORE: Places = {
     "rollouts/teacher.py": "Teacher.probe",
     "runs/journal.py": "Journal._parsed _lock",
     "runs/run.py": "RowSource.require_first",
-    "runs/store.py": "rollout_of RolloutStore.require_same",
+    "runs/store.py": "rollout_of RolloutStore.require_same RolloutStore._episodes",
     "runs/workers.py": "require_shares",
     "sandbox/backends.py": "_of_a_package",
     "sandbox/base.py": "ResourceLimits.require_at_most Sandbox.converse",

@@ -40,8 +40,6 @@ UNSTARTED = {"CMD": "is not run, nor is it by Harbor", "EXPOSE": "is of no effec
 """Instructions of a Dockerfile that change nothing here, and why."""
 
 REFUSED: Mapping[str, str] = {
-    "environment.mcp_servers": "tool servers of a task are not played yet; name them in `tools:` of a spec of your own",
-    "environment.healthcheck": "health checks are not played yet",
     "environment.tpu": "no sandbox here has a TPU",
     "environment.skills_dir": "skills are not handed to the agent",
     "agent.user": "the agent is the image's user, or that of the default sandbox",
@@ -68,11 +66,19 @@ KEYS: Mapping[str, frozenset[str]] = {
         "verifier": "timeout_sec env user environment_mode environment collect network_mode allowed_hosts",
         "environment": "build_timeout_sec docker_image os cpus memory_mb memory storage_mb storage gpus gpu_types tpu "
         "mcp_servers env skills_dir healthcheck workdir allow_internet network_mode allowed_hosts",
+        "environment.healthcheck": "command interval_sec timeout_sec start_period_sec start_interval_sec retries",
         "solution": "env",
         "steps": "name agent verifier min_reward healthcheck artifacts",
     }.items()
 }
 """The tables of task.toml and their keys; `task` and `metadata` describe the task, in whatever words."""
+HEALTHY = (
+    "end=$(($(date +%s) + {start_period_sec:.0f})); failed=0; until timeout {timeout_sec} bash -c {command}; do "
+    "if [ $(date +%s) -lt $end ]; then sleep {start_interval_sec}; continue; fi; failed=$((failed + 1)); "
+    "[ $failed -lt {retries:.0f} ] || {{ echo the health check fails >&2; exit 1; }}; sleep {interval_sec}; done"
+)
+"""A health check as a command that returns as soon as it passes, and fails where it did so too often."""
+HEALTH = {"interval_sec": 5, "timeout_sec": 30, "start_period_sec": 0, "start_interval_sec": 5, "retries": 3}
 FILES = frozenset((TASK, "instruction.md", "environment", "tests", "solution", "steps", "README.md"))
 STEP_FILES = frozenset(("instruction.md", "workdir", "tests", "solution", "README.md"))
 """What lies in a task folder, and in that of a step."""
@@ -102,6 +108,7 @@ def tasks_of(spec: Spec) -> Tasks:
         network=sandbox.network,
         agent_timeout=agent.timeout,
         steps=steps,
+        servers={tool.mcp.name: tuple(tool.mcp.command or ()) for tool in spec.tools if tool.mcp is not None},
     )
 
 
@@ -112,6 +119,7 @@ def read_tasks(
     network: bool | Sequence[str],
     agent_timeout: float | None = None,
     steps: str | None = None,
+    servers: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Tasks:
     """Read a task folder, or all task folders right in a folder.
 
@@ -125,6 +133,7 @@ def read_tasks(
         network: the spec's `sandbox.network`: none, all, or names of hosts.
         agent_timeout: seconds that the spec gives the agent; None: any time.
         steps: what the spec makes of the rewards of several steps, `mean` or `last`; None: it plays no steps.
+        servers: the commands of the spec's tool servers, by name.
 
     Raises:
         SpecError: none of the tasks can be played; with the place of each reason.
@@ -142,7 +151,7 @@ def read_tasks(
         raise UserError(f"dataset.harbor: {folder} has no {TASK}, and no folder right in it has one{way}")
     tasks, refused, noted = Tasks(), list[Problem](), dict[str, list[str]]()
     for place in places:
-        task = _Task(place, backend, network, agent_timeout, steps)
+        task = _Task(place, backend, network, agent_timeout, steps, servers or {})
         row = task.row()
         refused += task.problems
         if row is not None and not task.problems:
@@ -184,9 +193,10 @@ class _Task:
         network: bool | Sequence[str],
         agent_timeout: float | None,
         steps: str | None,
+        servers: Mapping[str, tuple[str, ...]],
     ) -> None:
         self.folder, self.backend, self.network, self.agent_timeout = folder, backend, network, agent_timeout
-        self.plays_steps = steps
+        self.plays_steps, self.servers = steps, servers
         self.problems: list[Problem] = []
         self.notes: list[str] = []
         self.workdir: str | None = None
@@ -218,6 +228,7 @@ class _Task:
             self._refuse_key("environment.os", "sandboxes are Linux")
         if self._at("verifier.environment_mode") not in (None, "shared"):
             self._refuse_key("verifier.environment_mode", 'tests run in the agent\'s sandbox alone, as with "shared"')
+        self._hold_servers()
         parts = self._parts()
         if not parts:
             return None
@@ -231,6 +242,7 @@ class _Task:
         self.env |= self._variables("environment.env")
         workdir = str(self._at("environment.workdir") or self.workdir or "/app")
         steps = [self._step(part, workdir) for part in parts]
+        self.setup += self._until_healthy("environment.healthcheck")
         if parts[0].key:
             self._begin_with(steps[0])
         self._note_time()
@@ -265,6 +277,26 @@ class _Task:
                 )
             ],
         }
+
+    def _hold_servers(self) -> None:
+        """Refuse tool servers that the spec does not start as the task says: its tools are those of all its tasks."""
+        key = "environment.mcp_servers"
+        tables = self._at(key) or []
+        if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
+            self._refuse_key(key, f"expected [[{key}]]")
+            return
+        needed = []
+        for table in tables:
+            command = [table.get("command"), *table.get("args", ())]
+            if table.get("transport") != "stdio" or not all(isinstance(word, str) for word in command):
+                self._refuse_key(
+                    key, f"the tool server {table.get('name')!r} is no command over stdio, and not started"
+                )
+            elif self.servers.get(str(table.get("name"))) != tuple(command):
+                needed.append({"mcp": {"name": str(table.get("name")), "command": command}})
+        if needed:
+            way = shlex.quote(f"tools={json.dumps(needed)}")
+            self._refuse_key(key, f"the spec starts no such tool server in the sandboxes of its tasks: --set {way}")
 
     # ------------------------------------------------------------------ steps
 
@@ -311,7 +343,7 @@ class _Task:
     def _hold_step(self, key: str) -> None:
         """Refuse what a step asks for and cannot be played; `key` is that of its table."""
         refused = {each: why for each, why in REFUSED.items() if each.startswith(("agent.", "verifier."))}
-        for inner, why in (refused | {"healthcheck": REFUSED["environment.healthcheck"]}).items():
+        for inner, why in refused.items():
             if self._at(f"{key}.{inner}") not in (None, [], ""):
                 self._refuse_key(f"{key}.{inner}", why)
         if self._at(f"{key}.verifier.environment_mode") not in (None, "shared"):
@@ -341,7 +373,10 @@ class _Task:
         return {
             "say": self._instruction(part),
             "files": [_laid(f"{workdir}/{path.relative_to(laid)}", path) for path in _inside(laid)] if laid else [],
-            "setup": ["bash setup.sh"] if laid and (laid / "setup.sh").is_file() else [],
+            "setup": [
+                *(["bash setup.sh"] if laid and (laid / "setup.sh").is_file() else []),
+                *(self._until_healthy(f"{part.key}healthcheck") if part.key else []),
+            ],
             "min_reward": self._min_reward(part),
             "verifier": {
                 "files": [{"to": to, "content": path.read_bytes(), "mode": _mode(path)} for to, path in tests.items()],
@@ -350,6 +385,17 @@ class _Task:
             },
             "solution": self._solution(part),
         }
+
+    def _until_healthy(self, key: str) -> list[str]:
+        """Return the command that waits for a health check before the agent begins; none where none is asked."""
+        if not self._at(key):
+            return []
+        command = self._at(f"{key}.command")
+        if not isinstance(command, str):
+            self._refuse_key(f"{key}.command", f"expected a command, got {command!r}")
+            return []
+        numbers = {name: self._number(f"{key}.{name}", default) for name, default in HEALTH.items()}
+        return [HEALTHY.format(command=shlex.quote(command), **numbers)]
 
     def _min_reward(self, part: _Part) -> dict[str, Any]:
         """Return what the next step asks of this one; a number is that of the reward called `reward`."""
@@ -377,7 +423,7 @@ class _Task:
         value = self._at(key)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        if not is_number(value) or value < 0:
             self._refuse_key(key, f"expected a number, got {value!r}")
             return default
         return value
@@ -427,6 +473,7 @@ class _Task:
         for part in (part for part in parts if part.key):
             tables |= {part.key.rstrip("."): KEYS["steps"]}
             tables |= {f"{part.key}{name}": KEYS[name] for name in ("agent", "verifier")}
+            tables |= {f"{part.key}healthcheck": KEYS["environment.healthcheck"]}
         for table, keys in tables.items():
             given = self._at(table) if table else self._toml
             if given is not None and not isinstance(given, dict):

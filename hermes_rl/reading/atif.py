@@ -109,7 +109,7 @@ def _agent_step(message: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return a call; arguments that are no JSON object stand beside it as they were written."""
     written = call["function"]["arguments"]
-    made = {"tool_call_id": call["id"], "function_name": call["function"]["name"]}
+    made = {"tool_call_id": call.get("id") or "", "function_name": call["function"]["name"]}
     try:
         arguments = read_bounded(written)
     except ValueError:

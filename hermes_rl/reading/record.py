@@ -258,7 +258,7 @@ class RunRecord:
             file.seek(begin)
             line: Line = read_own_json(file.readline())
         if (problem := problem_of(line, WHOLE)) is not None:
-            raise UserError(f"{self.path / ROLLOUTS}: the line of rollout {rollout!r} {problem}")
+            raise UserError(f"{self.path / ROLLOUTS}: the line of rollout {rollout!r} cannot be read: it {problem}")
         return line
 
     def line_of_group(self, rollout: str) -> Line:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
-from hermes_rl.endings import Ending
-from hermes_rl.rollouts.rollout import Baseline, RolloutState
+from hermes_rl.rollouts.rollout import Baseline
 from hermes_rl.values import LARGEST_COUNT, is_number
 
 Check = Callable[[Any], bool]
@@ -83,11 +82,10 @@ _program = _with(
     {"exit_code": _maybe(lambda value: type(value) is int)},
 )
 _FORM: Mapping[str, Check] = {
-    **dict.fromkeys(("id", "row_key", "group", "row_digest"), _text),
+    # A state or an ending may be one of another version, which is shown as it is.
+    **dict.fromkeys(("id", "row_key", "group", "row_digest", "state", "ending"), _text),
     **dict.fromkeys(("epoch", "index", "attempt", "turns", "prompt_length"), _count),
-    "state": lambda value: _text(value) and value in set(RolloutState),
-    "ending": lambda value: _text(value) and value in set(Ending),
-    "played": _maybe(lambda value: _text(value) and value in set(Ending)),
+    "played": _maybe(_text),
     "seat": _with(
         {"name": _text, "of": _text, "role": _text, "trained": lambda value: isinstance(value, bool)},
         {"baseline": lambda value: value in get_args(Baseline)},

@@ -68,7 +68,11 @@ def write_table(path: Path, groups: Iterable[Group], rewards: Sequence[str]) -> 
     with replaced(path) as unfinished, parquet.ParquetWriter(unfinished, schema, compression="zstd") as file:
         each = (row for group in groups for row in rows(group, rewards))
         while batch := list(islice(each, BATCH)):
-            file.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
+            whole = [
+                {name: whole_text(value) if isinstance(value, str) else value for name, value in row.items()}
+                for row in batch
+            ]
+            file.write_table(pyarrow.Table.from_pylist(whole, schema=schema))
             count += len(batch)
     return count
 

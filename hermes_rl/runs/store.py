@@ -384,7 +384,10 @@ class RolloutStore:
         """Yield where each rollout's line begins, and the line; and the same of the other seats of its episode."""
         others: list[tuple[int, Line]] = []
         for begin, line in journal.scan(*ROLLOUT_KEYS):
-            if (problem := problem_of(line)) is not None:
+            problem = problem_of(line)
+            if problem is None and line["state"] not in set(RolloutState):
+                problem = f"has the state {line['state']!r}, which this version does not know"
+            if problem is not None:
                 raise UserError(
                     f"{journal.path}: the line of rollout {line['id']!r} {problem}; take it out, or use --fresh"
                 )

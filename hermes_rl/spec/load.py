@@ -218,10 +218,10 @@ def spec_in(folder: Path, address: Address | None = None) -> Path:
 
 
 def shipped_specs() -> dict[str, Path]:
-    """Return the specs that come with hermes-rl, by name: files, and those in folders whose name theirs begin with."""
+    """Return the specs that come with hermes-rl, by name: files, and those in folders of what they share."""
     folder = shipped_dir("specs")
-    inside = [path for path in folder.glob("*/*.yaml") if path.stem.startswith(path.parent.name)]
-    return {path.stem: path for path in sorted([*folder.glob("*.yaml"), *inside], key=lambda path: path.stem)}
+    paths = [*folder.glob("*.yaml"), *folder.glob("*/*.yaml")]
+    return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}
 
 
 @dataclass(frozen=True)

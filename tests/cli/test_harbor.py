@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -267,7 +268,7 @@ async def test_steps_are_played_one_after_the_other(
 @pytest.mark.parametrize(
     ("toml", "place", "why"),
     [
-        (TOML + STEPS + "healthcheck = { command = 'true' }\n", "task.toml:24", "`steps.2.healthcheck`: health checks"),
+        (TOML + STEPS + "healthcheck = { retries = 3 }\n", "task.toml:24", "`steps.2.healthcheck.command`: expected a"),
         (TOML + STEPS + "[steps.agent]\nuser = 'root'\n", "task.toml:25", "`steps.2.agent.user`"),
         (TOML + STEPS + "min_reward = 'much'\n", "task.toml:24", "expected a number, or names with a number each"),
         (
@@ -302,6 +303,66 @@ def test_steps_are_refused_where_the_spec_plays_none(tmp_path: Path) -> None:
     assert [each["timeout"] for each in row["verifiers"]] == [60.0, 30, 60.0]
 
 
+HEALTH = """
+[environment.healthcheck]
+command = "echo >> {place}/looks; [ $(wc -l < {place}/looks) -gt 3 ]"
+interval_sec = 0.1
+retries = {retries}
+"""
+
+
+async def test_the_agent_begins_when_the_health_check_passes(tmp_path: Path) -> None:
+    """The command fails three times before it passes."""
+    toml = TOML + HEALTH.format(place=".", retries=4)
+    test = "wc -l < looks > /logs/verifier/reward.txt; grep -q 4 looks.txt || echo 0 > /logs/verifier/reward.txt\n"
+    line = await played(task(tmp_path / "a", toml, test=test), tmp_path / "run", "wc -l < looks > looks.txt")
+    assert (line["score"], line["error"]) == (4.0, None)
+    grace = "start_period_sec = 60\nstart_interval_sec = 0.1\n"
+    folder = task(tmp_path / "b", TOML + HEALTH.format(place=".", retries=1) + grace, test=test)
+    assert (await played(folder, tmp_path / "run-b", "wc -l < looks > looks.txt"))["score"] == 4.0
+
+
+async def test_a_sandbox_that_stays_ill_is_nobodys_score(tmp_path: Path) -> None:
+    toml = TOML + HEALTH.format(place=".", retries=3)
+    with pytest.raises(RunError, match="the health check fails"):
+        await played(task(tmp_path / "task", toml), tmp_path / "run")
+
+
+async def test_the_health_check_of_a_step_comes_behind_its_setup(tmp_path: Path) -> None:
+    """Where it fails, which the agent can bring about, the step is graded as it stands."""
+    check = "healthcheck = {{ command = '{}', interval_sec = 0.1, retries = 2 }}\n"
+    toml = TOML + STEPS.replace('name = "two"\n', 'name = "two"\n' + check.format("test -e begun.txt"))
+    line = await played(steps(tmp_path / "task", toml), tmp_path / "run")
+    assert (line["score"], line["ending"]) == (1.0, "finished")
+    toml = TOML + STEPS.replace('name = "two"\n', 'name = "two"\n' + check.format("test -e nowhere.txt"))
+    line = await played(steps(tmp_path / "ill", toml), tmp_path / "run-ill")
+    assert (line["score"], line["ending"]) == (0.5, "world_failed")
+
+
+SERVER = (Path(__file__).parents[2] / "specs" / "servers" / "inventory.py").read_text()
+
+
+async def test_a_tool_server_of_a_task_runs_in_its_sandbox(tmp_path: Path) -> None:
+    served = '[[environment.mcp_servers]]\nname = "shop"\ntransport = "stdio"\ncommand = "python3"\nargs = ["{}"]\n'
+    server = SERVER.replace('return "stored"', 'open("/app/stored.txt", "w").write(args["what"]); return "stored"')
+    folder = task(
+        tmp_path / "task",
+        TOML + served.format("/app/shop.py"),
+        DOCKERFILE + "COPY shop.py ./\n",
+        "grep -qx plums stored.txt && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n",
+        others={"environment/shop.py": server},
+    )
+    with pytest.raises(SpecError, match=r"task.toml:12:1: .*: --set 'tools=\[\{") as refused:
+        read_tasks(folder, "bubblewrap", network=False)
+    (way,) = shlex.split(str(refused.value).partition(" --set ")[2])
+    turns = [{"tools": [{"name": "store", "args": {"what": "plums", "boxes": 1, "each": 2}}]}, {"say": "Done."}]
+    line = await played(folder, tmp_path / "run", None, way, f"solution={json.dumps({'turns': turns})}")
+    assert (line["score"], line["error"]) == (1.0, None)
+    task(folder, TOML + served.format("/app/other.py"), DOCKERFILE + "COPY shop.py ./\n")
+    with pytest.raises(SpecError, match=r"other\.py"):
+        await played(folder, tmp_path / "other", None, way)
+
+
 TABLES = '[[steps]]\nname = "one"\n'
 """A table that is written behind the others."""
 
@@ -313,8 +374,10 @@ TABLES = '[[steps]]\nname = "one"\n'
         (TOML + "[[steps]]\n", DOCKERFILE, "task.toml:12", "steps/ has no folder of that name"),
         ("steps = 3\n" + TOML, DOCKERFILE, "task.toml:1", "expected [[steps]]"),
         (TOML + "gpus = 1\n", DOCKERFILE, "task.toml:12", "no sandbox here has a GPU"),
-        (TOML + "[[environment.mcp_servers]]\nname = 'a'\n", DOCKERFILE, "task.toml:12", "tool servers"),
-        (TOML + "[environment.healthcheck]\ncommand = 'true'\n", DOCKERFILE, "task.toml:12", "health checks"),
+        (TOML + "[[environment.mcp_servers]]\nname = 'a'\n", DOCKERFILE, "task.toml:12", "no command over stdio"),
+        (TOML + "mcp_servers = 'a'\n", DOCKERFILE, "task.toml:12", "expected [[environment.mcp_servers]]"),
+        (TOML + "[environment.healthcheck]\nretries = nan\ncommand = 'true'\n", DOCKERFILE, "task.toml:13", "a number"),
+        (TOML + "[environment.healthcheck]\nretries = 1\n", DOCKERFILE, "task.toml:12", "expected a command"),
         (TOML + "os = 'windows'\n", DOCKERFILE, "task.toml:12", "sandboxes are Linux"),
         (TOML + "cpus = 'many'\n", DOCKERFILE, "task.toml:12", "expected a number"),
         (TOML + "docker_image = 'a/b:1'\n", DOCKERFILE, "task.toml:12", "--set sandbox.backend=docker"),

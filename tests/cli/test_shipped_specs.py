@@ -99,6 +99,10 @@ def test_the_lines_in_moving_are_those_of_the_ports() -> None:
     assert theirs is not None and ours is not None
     counts = [len([line for line in each[1].splitlines() if line.strip()]) for each in (theirs, ours)]
     assert f"| {counts[0]} | {counts[1]} | 0 |" in page, counts
+    for title, name in (("Wordle", "wordle"), ("Kuhn poker", "kuhn"), ("A rubric", "rubric")):
+        texts = [re.search(rf"title={name}\.{kind}\n(.*?)```", page, re.DOTALL) for kind in ("yaml", "py")]
+        lines_of = [sum(bool(line.strip()) for line in text[1].splitlines()) if text else 0 for text in texts]
+        assert re.search(rf"^\| {title} .*\| {lines_of[0]} \| {lines_of[1]} \|$", page, re.MULTILINE), name
 
 
 VERIFIERS = r"```python\n(import verifiers.v1 as vf.*?)```"

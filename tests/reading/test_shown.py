@@ -90,7 +90,7 @@ def test_a_tokenizer_is_never_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_line_that_cannot_be_shown_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be shown"):
+    with pytest.raises(UserError, match="cannot be read: it has 'messages'"):
         shown(tmp_path, {**recorded("a"), "messages": ["no message"]})
 
 

@@ -323,6 +323,11 @@ def scienceworld_python() -> Path:
     return python_of("scienceworld", upon=ports_python(), whole=True)
 
 
+def sql_python() -> Path:
+    """Return the Python of an environment with what the ports of SQL and their originals need, beside other ports'."""
+    return python_of("sql", upon=ports_python(), whole=True)
+
+
 def build_all() -> None:
     """Build whatever is not there yet, two at a time: the environments, and the files that tests take from packages."""
     own = [vllm_python, trl_python]  # which others stand on

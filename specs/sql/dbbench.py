@@ -1,0 +1,197 @@
+"""DBBench's tasks: questions about a table, or changes to make in it, and how an answer is compared."""
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from server import Database, checkout, running
+
+PLACE = Path("src/server/tasks/dbbench/task.py")
+NOT_STRICT = ("--sql-mode=NO_ENGINE_SUBSTITUTION",)
+"""As where the digests were made: two of gold's changes compare a text with a number, which is an error otherwise."""
+WRITES = {"INSERT", "DELETE", "UPDATE"}
+NOTES = {"standard-225": "the table that its gold leaves is not the one that it is compared with"}
+"""What is known to be wrong with a task."""
+NOTHING = {"none", "null", "undefined", "nan", "inf", "infinity", "-inf", "-infinity", ""}
+"""What counts as 0 in an answer."""
+
+
+def standard(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
+    """The 300 tasks of the benchmark, each with what the original says and offers."""
+    folder = checkout("AGENTBENCH_DIR", "THUDM/AgentBench", str(PLACE))
+    source = ast.parse((folder / PLACE).read_text("utf-8"))
+    texts = [node.value for node in source.body if ast.unparse(node).startswith("SYSTEM_PROMPT = ")]
+    system = ast.literal_eval(texts[0])
+    tools = yaml.safe_load((folder / "configs/tasks/dbbench.yaml").read_text("utf-8"))["default"]["parameters"]["tools"]
+    for number, line in enumerate((folder / "data/dbbench/standard.jsonl").read_text("utf-8").splitlines()):
+        entry = json.loads(line)
+        about = [
+            ("Evidence about the question", entry.get("evidence")),
+            ("Additional table information about the question", entry.get("add_description")),
+            ("Question", entry["description"]),
+        ]
+        identity, kind = f"standard-{number}", entry["type"][0]
+        statement = entry["label"][0] if kind in WRITES else entry["sql"]["query"]
+        answers = ["done"] if kind in WRITES else entry["label"]
+        yield {
+            "id": identity,
+            "kind": kind,
+            "note": NOTES.get(identity, ""),
+            "system": system,
+            "question": "".join(f"{title}: {text}\n" for title, text in about if text),
+            "tools": [tool["function"] for tool in tools],
+            "table": entry["table"],
+            "truth": entry["answer_md5"] if kind in WRITES else entry["label"],
+            "gold": [
+                {"tools": [{"name": "execute_sql", "args": {"query": statement}}]},
+                {"tools": [{"name": "commit_final_answer", "args": {"answers": answers}}]},
+            ],
+        }
+
+
+class Table:
+    """A table in a database of its own, until an answer is committed."""
+
+    imports = ("mysql.connector",)
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Start the server, which all rollouts share."""
+        running(NOT_STRICT)
+
+    def __init__(self, item: dict[str, Any]) -> None:
+        self.table, self.truth, self.writes = item["table"], item["truth"], item["kind"] in WRITES
+        self.database = Database("dbbench", list(filled(self.table)), NOT_STRICT)
+        self.committed = self.right = False
+
+    def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """What a call answers. The original reads the first of its arguments, whatever its name is."""
+        if self.committed:
+            return "The answer is committed."
+        if name == "execute_sql":
+            return self.execute(next(iter(arguments.values()))) if arguments else "Error executing query: no query"
+        self.committed = True
+        self.right = bool(arguments) and self.compared(next(iter(arguments.values())))
+        return "The answer is committed."
+
+    def without_call(self, words: str | None) -> str:
+        """What words without a call are answered."""
+        return "Internal error: No tool calls found despite finish reason."
+
+    def execute(self, statement: Any) -> str:
+        """What the database answers to a statement, up to 800 characters of it."""
+        try:
+            connection = self.database.connection()
+            with connection.cursor() as cursor:
+                cursor.execute(statement)
+                answer = str(cursor.fetchall() if cursor.with_rows else [])
+                while cursor.nextset():  # the original, too, answers with the first of several
+                    cursor.fetchall()
+            connection.commit()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the agent reads it
+            answer = str(error)
+            self.database.undo()
+        return answer if len(answer) <= 800 else answer[:800] + "[TRUNCATED]"
+
+    def compared(self, answer: Any) -> bool:
+        """Whether it is right. A number or a mapping never is: the original fails at it, and counts that as wrong."""
+        if answer and not isinstance(answer, str | list):
+            return False
+        return cleaned(self.digest()) == cleaned(self.truth) if self.writes else equal(answer, self.truth)
+
+    def digest(self) -> str:
+        """The digest of all rows, whatever their order."""
+        columns = ",".join(f"`{column['name']}`" for column in self.table["table_info"]["columns"])
+        short = f"SELECT substring(MD5(CONCAT_WS(',', {columns})), 1, 5) AS digest FROM `{self.table['table_name']}`"
+        return self.execute(f"SELECT md5(group_concat(digest ORDER BY digest)) FROM ({short}) AS rows_of_table")
+
+    def close(self) -> None:
+        """Leave nothing of it."""
+        self.database.close()
+
+
+def filled(table: dict[str, Any]) -> Iterator[Any]:
+    """The statements that make a table; all its columns are texts."""
+    columns, lines = table["table_info"]["columns"], table["table_info"]["rows"]
+    names = [f"`{column['name']}`" for column in columns]
+    yield f"CREATE TABLE `{table['table_name']}` ({','.join(f'{name} TEXT' for name in names)})"
+    places = ",".join(f"({','.join(['%s'] * len(line))})" for line in lines)
+    insert = f"INSERT INTO `{table['table_name']}` ({','.join(names)}) VALUES {places}"
+    yield insert, tuple(str(value) for line in lines for value in line)
+
+
+# ----------------------------------------------------------------------------------------------------- The comparison
+
+
+def equal(answer: Any, truth: Any) -> bool:
+    """Whether an answer has the values that it should have: numbers to a hundredth and one by one, texts as a set."""
+    values, wanted = cleaned(answer), cleaned(truth)
+    if not all(map(is_number, [*values, *wanted])):
+        return set(values) == set(wanted)
+    left = list(map(float, wanted))
+    for value in map(float, values):
+        near = next((place for place, each in enumerate(left) if abs(value - each) <= 0.01), None)
+        if near is None:
+            return False
+        del left[near]
+    return not left
+
+
+def is_number(text: str) -> bool:
+    """Whether it is read as one."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def cleaned(answer: Any) -> list[str]:
+    """The values of an answer, which may be a list, or a text that is one as Python or MySQL writes it."""
+    if answer is None:
+        return ["0"]
+    if isinstance(answer, str):
+        stripped = answer.strip()
+        if not (stripped.startswith("[") and stripped.endswith("]")):
+            return [plain(stripped.strip("'\""))]
+        answer = written(stripped)
+    elif not isinstance(answer, list):
+        answer = [answer]
+    return [plain(str(value).strip().strip("'\"")) for value in answer]
+
+
+def written(text: str) -> list[Any]:
+    """The values of a list that is written as Python, or else between commas that are not within quotes."""
+    try:
+        values = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        parts, quoted = [""], False
+        for letter in text[1:-1]:
+            if letter in "\"'":
+                quoted = not quoted
+            elif letter == "," and not quoted:
+                parts.append("")
+            else:
+                parts[-1] += letter
+        return [part for part in parts if part]
+    if all(isinstance(value, tuple) for value in values):  # rows, of which those with one column count
+        return [value[0] for value in values if len(value) == 1]
+    return [value[0] if isinstance(value, tuple) and len(value) == 1 else value for value in values]
+
+
+def plain(text: str) -> str:
+    """A value without what is only its form: a percent sign, commas between digits, words for nothing."""
+    text = text.strip()
+    if text.endswith("%"):
+        return text[:-1].strip()
+    if not text.startswith("[") and not text.endswith("]"):
+        text = text.replace(",", "")
+    return "0" if text.lower() in NOTHING else text
+
+
+def right(result: Any, state: Table) -> float:
+    """Whether the answer that was committed is right."""
+    return float(state.right)

@@ -1,0 +1,140 @@
+"""InterCode-SQL's tasks: questions about Spider's databases, and how the last result is compared with gold's."""
+
+import json
+import math
+import re
+from bisect import bisect_right, insort
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from server import Database, checkout, running
+
+DUMP = "data/sql/spider/ic_spider_dbs.sql"
+ONE_CASE = ("--lower-case-table-names=1", "--innodb-stats-auto-recalc=0")
+"""Gold writes names of tables as it likes, as in the original; and the same query finds rows in the same order."""
+NEEDLESS = re.compile(r"^(DROP TABLE|(UN)?LOCK TABLES|/\*!40000 ALTER TABLE)", re.MULTILINE)
+"""Statements of the dump that a new database does without."""
+NOTES = dict.fromkeys((164, 178, 225, 531, 638, 802), "MariaDB refuses its gold")
+"""What is known to be wrong with a task."""
+
+
+@cache
+def databases() -> dict[str, list[str]]:
+    """The statements that make each database."""
+    text = (checkout("INTERCODE_DIR", "princeton-nlp/intercode", DUMP) / DUMP).read_text("utf-8")
+    parts = re.split(r"^CREATE DATABASE .*\n+USE `(\w+)`;\n", text, flags=re.MULTILINE)[1:]
+    made = {}
+    for name, body in zip(parts[::2], parts[1::2], strict=True):
+        statements = [each for each in re.split(r";\n", body) if each.strip() and not NEEDLESS.search(each)]
+        tables = ", ".join(re.findall(r"^CREATE TABLE (`\w+`)", body, re.MULTILINE))
+        made[name.lower()] = [*statements, f"ANALYZE TABLE {tables}"]
+    return made
+
+
+def questions(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
+    """The questions of Spider's development set."""
+    folder = checkout("INTERCODE_DIR", "princeton-nlp/intercode", DUMP)
+    for number, row in enumerate(json.loads((folder / "data/sql/spider/ic_spider_dev.json").read_text("utf-8"))):
+        gold = [
+            {"tools": [{"name": "execute", "args": {"sql": row["gold"]}}]},
+            {"tools": [{"name": "submit", "args": {}}]},
+        ]
+        columns = {"query": row["query"], "truth": row["gold"], "db": row["db"], "hardness": row["hardness"]}
+        yield {"id": number, "note": NOTES.get(number, ""), **columns, "gold": gold}
+
+
+class Spider:
+    """One of the databases, in a copy of its own."""
+
+    imports = ("mysql.connector",)
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Start the server, which all rollouts share, and read what makes their databases."""
+        running(ONE_CASE)
+        databases()
+
+    def __init__(self, item: dict[str, Any]) -> None:
+        name = item["db"].lower()
+        self.database = Database(name, databases()[name], ONE_CASE)
+        self.cursor = self.database.connection(use_pure=False).cursor(buffered=True)
+        self.truth, self.last, self.submitted = item["truth"], None, False
+
+    def execute(self, sql: str) -> str:
+        """Execute a statement of SQL.
+
+        Args:
+            sql: The statement.
+        """
+        if self.submitted:
+            return self.submit()
+        self.last = self.fetched(sql)
+        return self.last[:350] if isinstance(self.last, str) else str(self.last[:25] if self.last else self.last)
+
+    def submit(self) -> str:
+        """Say that the last result is the answer."""
+        self.submitted = True
+        return "Submitted."
+
+    def again(self, words: str | None) -> str:
+        """What words without a call are answered."""
+        return "Call execute with a statement of SQL, or submit where the last result answers the question."
+
+    def fetched(self, sql: str) -> Any:
+        """The rows that a statement gives; None where it gives none, and what went wrong as a text."""
+        import mysql.connector
+
+        try:
+            self.cursor.execute(sql)
+            return self.cursor.fetchall() if self.cursor.description is not None else None
+        except mysql.connector.Error as error:
+            return f"Error executing query: {error.msg}"
+
+    def score(self) -> float:
+        """How near the last result is to gold's, on the database as the agent has left it."""
+        last, gold = self.last, self.fetched(self.truth)
+        return shared(last, gold if isinstance(gold, list) else []) if isinstance(last, list) else 0.0
+
+    def close(self) -> None:
+        """Leave nothing of it."""
+        self.database.close()
+
+
+def shared(rows: list[Any], gold: list[Any]) -> float:
+    """Shared rows by all rows, times how alike they are ordered."""
+    ours, theirs = list(map(str, rows)), list(map(str, gold))
+    both, either = Counter(ours) & Counter(theirs), Counter(ours) | Counter(theirs)
+    if not either:
+        return 1.0
+    share = both.total() / either.total()
+    order = tau(first_of(ours, both), first_of(theirs, both)) if both else math.nan
+    return share if math.isnan(order) else round(order * share * 100) / 100
+
+
+def first_of(rows: list[str], counts: Counter[str]) -> list[str]:
+    """The first rows of each text, as many as are counted."""
+    left = counts.copy()
+    return [row for row in rows if (left.subtract([row]) or left[row] >= 0)]
+
+
+def tau(ours: list[str], theirs: list[str]) -> float:
+    """Kendall's tau-b of the rows by their text; NaN where all are the same."""
+    pairs = sorted(zip(ours, theirs, strict=True))
+    total = len(pairs) * (len(pairs) - 1) // 2
+    ties = sum(n * (n - 1) // 2 for n in Counter(ours).values())
+    if total == ties:
+        return math.nan
+    equal_in_both = sum(n * (n - 1) // 2 for n in Counter(pairs).values())
+    discordant, seen = 0, list[str]()
+    for _, theirs_row in pairs:
+        discordant += len(seen) - bisect_right(seen, theirs_row)
+        insort(seen, theirs_row)
+    more = total - 2 * ties + equal_in_both - 2 * discordant  # concordant pairs, less discordant ones
+    return min(1.0, max(-1.0, more / math.sqrt(total - ties) / math.sqrt(total - ties)))
+
+
+def score(result: Any, state: Spider) -> float:
+    """How near the last result is to gold's."""
+    return state.score()

@@ -27,6 +27,7 @@ from hermes_rl.values import read_own_json
 CONVERSATION, TURNS, SEQUENCES = b', "messages": [', b'], "turns": ', b', "sequences": '
 """Where, in a line of `runs.store.rollout_record`, the conversation begins, has ended, and where tokens begin."""
 FINAL = frozenset(str(state) for state in RolloutState if state.final)
+GIVEN_UP = frozenset(state for state in RolloutState if state.given_up)
 """States in which nothing of a rollout is played or scored any more."""
 DEEPEST = 4
 """Folders below the one that is named in which runs are looked for."""
@@ -101,7 +102,7 @@ class RolloutSummary:
     @property
     def given_up(self) -> bool:
         """True where infrastructure failed it."""
-        return RolloutState(self.state).given_up
+        return self.state in GIVEN_UP
 
     @property
     def total_seconds(self) -> float:

@@ -29,15 +29,23 @@ def problem_of(line: object, keys: Sequence[str] = ()) -> str | None:
     return None if wrong is None else f"has {wrong!r} in a form that no run writes"
 
 
-def _text(value: object) -> bool:
+def _text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _count(value: object) -> bool:
+def _count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= LARGEST_COUNT
 
 
-def _object(value: object) -> bool:
+def _place(value: Any) -> bool:
+    return _count(value) and value < 2**31
+
+
+def _usage(value: Any) -> bool:
+    return _counts(value) and all(_count(value.get(name, 0)) for name in ("prompt_tokens", "completion_tokens"))
+
+
+def _object(value: Any) -> bool:
     return isinstance(value, dict)
 
 
@@ -84,7 +92,7 @@ _program = _with(
 _FORM: Mapping[str, Check] = {
     # A state or an ending may be one of another version, which is shown as it is.
     **dict.fromkeys(("id", "row_key", "group", "row_digest", "state", "ending"), _text),
-    **dict.fromkeys(("epoch", "index", "attempt", "turns", "prompt_length"), _count),
+    **dict.fromkeys(("epoch", "index", "attempt", "turns", "prompt_length"), _place),
     "played": _maybe(_text),
     "seat": _with(
         {"name": _text, "of": _text, "role": _text, "trained": lambda value: isinstance(value, bool)},
@@ -94,7 +102,7 @@ _FORM: Mapping[str, Check] = {
     "error": _maybe(_text),
     "rewards": _named(_reward),
     "messages": _each(_message),
-    "usage": _counts,
+    "usage": _usage,
     "roles": _named(_counts),
     "timings": _named(is_number),
     "policy": _maybe(_with({}, {"model": _maybe(_text), "type": _maybe(_text)})),

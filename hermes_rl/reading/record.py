@@ -22,13 +22,13 @@ from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import RolloutState, cost_of
 from hermes_rl.runs.line import WHOLE, problem_of
 from hermes_rl.runs.store import ROLLOUTS, Line
-from hermes_rl.values import read_own_json
+from hermes_rl.values import NESTED, read_own_json, too_deep
 
 CONVERSATION, TURNS, SEQUENCES = b', "messages": [', b'], "turns": ', b', "sequences": '
 """Where, in a line of `runs.store.rollout_record`, the conversation begins, has ended, and where tokens begin."""
 FINAL = frozenset(str(state) for state in RolloutState if state.final)
-GIVEN_UP = frozenset(state for state in RolloutState if state.given_up)
 """States in which nothing of a rollout is played or scored any more."""
+GIVEN_UP = frozenset(state for state in RolloutState if state.given_up)
 DEEPEST = 4
 """Folders below the one that is named in which runs are looked for."""
 ASKED = {"question", "problem", "prompt", "instruction", "query"}
@@ -258,7 +258,8 @@ class RunRecord:
         with self.open() as file:
             file.seek(begin)
             line: Line = read_own_json(file.readline())
-        if (problem := problem_of(line, WHOLE)) is not None:
+        problem = NESTED.replace("have", "has", 1) if too_deep(line) else problem_of(line, WHOLE)
+        if problem is not None:
             raise UserError(f"{self.path / ROLLOUTS}: the line of rollout {rollout!r} cannot be read: it {problem}")
         return line
 

@@ -111,7 +111,7 @@ _FORM: Mapping[str, Check] = {
     ),
     "tool_errors": _each(_with({"turn": _count, "tool_name": _text, "error": _text})),
     "tools": _maybe(_each(_with({"function": _with({"name": _text})}))),
-    "row": _object,
+    "row": _maybe(_object),
     "sequences": _maybe(_each(_packed)),
     "sampled": _each(lambda value: isinstance(value, list) and len(value) == 6),
     "artifacts": _named(_object),

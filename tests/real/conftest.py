@@ -14,6 +14,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,8 @@ from tests.real.environments import (
 )
 from tests.real.podman_service import podman_version
 from tests.real.tested_with import rows_of, write, write_row
+
+os.environ.setdefault("REAL_TURN", str(date.today().toordinal()))  # workers ask for the same as who starts them
 
 START_SECONDS = 300
 VERSIONS = {
@@ -119,11 +122,20 @@ _figures: list[tuple[str, str]] = []
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks: where this folder is named, its turn is first
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep together, on one worker of `--dist loadgroup`, the tests of a module and those that share an engine."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep together, on one worker of `--dist loadgroup`, the tests of a module and those that share an engine.
+
+    Of those marked `by_turns` every second one is left out, unless all are asked for or the tables are written.
+    """
     for item in items:
         if item.path.parent == HERE and isinstance(item, pytest.Function):
             item.add_marker(pytest.mark.xdist_group(TOGETHER.get(item.path.stem, item.path.stem)))
+    turn = os.environ["REAL_TURN"]
+    if turn != "all" and "HERMES_RL_TESTED_WITH" not in os.environ:
+        taking_turns = [item for item in items if item.get_closest_marker("by_turns")]
+        left_out = taking_turns[int(turn) % 2 :: 2]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.hookimpl(wrapper=True)

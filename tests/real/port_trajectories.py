@@ -70,7 +70,8 @@ def reasoning_gym(row: Row, script: Script) -> float:
 def textworld(row: Row, script: Script) -> float:
     import textworld as original
 
-    file = Path.home() / ".cache" / "hermes-rl" / "textworld-1.7" / f"{row.columns['id']}.z8"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    file = cache / "hermes-rl" / "textworld-1.7" / f"{row.columns['id']}.z8"
     game = original.start(str(file), original.EnvInfos(max_score=True, won=True, lost=True))
     state, done = game.reset(), False
     for command in script:

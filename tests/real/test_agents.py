@@ -213,6 +213,7 @@ async def test_it_plays_from_its_package_and_is_trained_exactly(
     record_property("agents.md", await row_of_playing(name, monkeypatch))
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("name", WRITES)
 async def test_its_conversations_break_less_often_than_by_the_rules_of_others(
     monkeypatch: pytest.MonkeyPatch, node: None, record_property: Callable[..., None], name: str

@@ -65,6 +65,7 @@ def python(name: str) -> Path:
     return own.get(name, ports_python)()
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("name", PORTS)
 def test_scores_are_those_of_the_original(name: str, record_property: Callable[[str, object], None]) -> None:
     program = [str(python(name)), str(HERE / "port_trajectories.py"), name]

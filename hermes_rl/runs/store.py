@@ -272,6 +272,9 @@ ROLLOUTS, WAITING = "rollouts.jsonl", "waiting.jsonl"
 Line = dict[str, Any]
 
 
+_STATES = frozenset(map(str, RolloutState))
+
+
 class _UsageCount:
     """Sums what lines say of calls, tokens and cost, by role; the last line of a rollout that has waited counts."""
 
@@ -385,7 +388,7 @@ class RolloutStore:
         others: list[tuple[int, Line]] = []
         for begin, line in journal.scan(*ROLLOUT_KEYS):
             problem = problem_of(line)
-            if problem is None and line["state"] not in set(RolloutState):
+            if problem is None and line["state"] not in _STATES:
                 problem = f"has the state {line['state']!r}, which this version does not know"
             if problem is not None:
                 raise UserError(

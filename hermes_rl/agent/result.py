@@ -278,4 +278,4 @@ class ManagedState(Mapping[str, list[Node]]):
 
 def fetched_state(number: int) -> ManagedState:
     """Stand for the `ManagedState` of this number in a process of foreign code."""
-    return ManagedState(lambda: current_runner().ask(number, "fetch"))
+    return ManagedState(lambda: current_runner().ask(number, "fetch").result())

@@ -92,7 +92,6 @@ class SeatPlayer:
         self._answer: asyncio.Future[str] | None = None
         self._playing: asyncio.Task[AgentResult] | None = None
         self._saying: set[asyncio.Task[str | None]] = set()
-        self._loop = asyncio.get_running_loop()
 
     # ------------------------------------------------------------------ as its loop sees it (`AnswersAgent`)
 
@@ -174,10 +173,10 @@ class SeatPlayer:
         if not task.cancelled():
             task.exception()  # who had asked may not wait for it any more
 
-    def said(self, words: str | None = None) -> dict[str, Any]:
-        """Answer for `SeatStandIn.say`, from any thread: the `text`, or the `problem` with asking."""
+    async def said(self, words: str | None = None) -> dict[str, Any]:
+        """Answer for `SeatStandIn.say`: the `text`, or the `problem` with asking."""
         try:
-            return {"text": asyncio.run_coroutine_threadsafe(self.say(words), self._loop).result()}
+            return {"text": await self.say(words)}
         except (ScheduleError, Failure, UserError) as error:
             return {"problem": str(error)}
 
@@ -193,7 +192,7 @@ class SeatPlayer:
                 raise ScheduleError(f"says to {self.name!r} what is no text, but {type(words).__name__}")
             self.speaking += 1
             try:
-                self._answer = self._loop.create_future()
+                self._answer = asyncio.get_running_loop().create_future()
                 message = None if words is None else {"role": "user", "content": words}
                 by_agents = message is not None and any(seat.has_spoken for seat in self.beside.values())
                 self._heard.put_nowait(UserAnswer(message, by_agents=by_agents))
@@ -414,10 +413,11 @@ class _SeatHere(SeatStandIn):
 
     def __init__(self, seat: SeatPlayer) -> None:
         super().__init__(0, seat.name)
-        self._seat = seat
+        self._seat, self._loop = seat, asyncio.get_running_loop()
 
-    def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._seat, method)(*args, **kwargs)
+    async def _ask_here(self, method: str, *args: Any) -> Any:
+        asked = getattr(self._seat, method)(*args)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked, self._loop))
 
 
 def _run(function: AgentFunction, given: Mapping[str, Any]) -> Any:

@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, suppress
 from functools import partial
@@ -74,7 +74,10 @@ MOST_LINES = 100
 """Lines that a call may log."""
 START = 60.0
 """Seconds that the first process may take to start on a busy machine."""
-MODULES = ("hermes_rl.agent.result", "hermes_rl.scoring.value", "hermes_rl.foreign.stand_ins")
+MODULES = (
+    *("hermes_rl.agent.result", "hermes_rl.scoring.value", "hermes_rl.foreign.stand_ins"),
+    "hermes_rl.tools.rollout_process",
+)
 """What calls need beside the code itself."""
 
 
@@ -561,18 +564,33 @@ class _Served:
         return file.getvalue()
 
     def serve(self, question: Mapping[str, Any]) -> None:
-        """Begin to answer, in a thread of its own: several questions may be open, and the time is watched."""
+        """Begin to answer: several questions may be open, and the time is watched.
+
+        A coroutine function is called on this event loop, any other method in a thread.
+        """
+        number = question["ask"]
+        if not isinstance(number, int) or not 0 <= number < 1 << 64:
+            self._worker.end("asked in no form that can be answered")
+            return
         done: Future[None] = Future()
         self.answering.add(done)
         context = self._context.copy()
+
+        def ended(*_: object) -> None:
+            self.answering.discard(done)
+            done.set_result(None)
 
         def work() -> None:
             try:
                 context.run(self._answer, question)
             finally:
-                done.set_result(None)
+                ended()
 
-        hand_over(work)
+        if inspect.iscoroutinefunction(method := self._method(question)):
+            task = asyncio.get_running_loop().create_task(self._answer_here(question, method), context=context)
+            task.add_done_callback(ended)
+        else:
+            hand_over(work)
 
     def close(self) -> None:
         """Wait for answers that are under way, and leave what the call has not left; blocks."""
@@ -581,33 +599,49 @@ class _Served:
             with suppress(HermesRLError):
                 entered.__exit__(None, None, None)
 
-    def _answer(self, question: Mapping[str, Any]) -> None:
-        number, succeeded = question["ask"], True
-        if not isinstance(number, int) or not 0 <= number < 1 << 64:
-            self._worker.end("asked in no form that can be answered")
-            return
+    def _method(self, question: Mapping[str, Any]) -> Any:
+        """Return the public attribute of an object that is asked for; None where there is none."""
+        of, name = question.get("of"), str(question.get("method"))
+        if not isinstance(of, int) or not 0 <= of < len(self._objects) or name.startswith("_"):
+            return None
+        return getattr(self._objects[of], name, None)
+
+    async def _answer_here(self, question: Mapping[str, Any], method: Callable[..., Awaitable[Any]]) -> None:
         try:
-            content = self.pickled(self._asked(question))
+            value, succeeded = await method(*question["args"], **question["kwargs"]), True
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - carried to the foreign code
+            value, succeeded = error, False
+        content = self._content(value)
+        if len(content) > IN_LOOP or len(self.answering) > 1:  # it may have to wait until the process has read others
+            await in_thread(partial(self._send, question, content, succeeded=succeeded))
+        else:
+            self._send(question, content, succeeded=succeeded)
+
+    def _answer(self, question: Mapping[str, Any]) -> None:
+        try:
+            value, succeeded = self._asked(question), True
         except BaseException as error:  # noqa: BLE001 - carried to the foreign code, whatever it is
-            succeeded = False
-            try:
-                content = self.pickled(error)
-            except (NotCarriedError, EndedError):
-                content = self.pickled(RuntimeError(f"{type(error).__name__}: {error}"))
+            value, succeeded = error, False
+        self._send(question, self._content(value), succeeded=succeeded)
+
+    def _content(self, value: Any) -> bytes:
+        try:
+            return self.pickled(value)
+        except (NotCarriedError, EndedError) as error:
+            return self.pickled(RuntimeError(f"{type(value).__name__}: {error}"))
+
+    def _send(self, question: Mapping[str, Any], content: bytes, *, succeeded: bool) -> None:
         with suppress(OSError, WireError):  # it has ended meanwhile
-            self._worker.send(ANSWERED, ANSWER.pack(number, succeeded), content)
+            self._worker.send(ANSWERED, ANSWER.pack(question["ask"], succeeded), content)
 
     def _asked(self, question: Mapping[str, Any]) -> Any:
-        number, method = int(question["of"]), str(question["method"])
-        if method == "leave" and number in self._entered:
+        number, name = int(question["of"]), str(question["method"])
+        if name == "leave" and number in self._entered:
             return self._entered.pop(number).__exit__(None, None, None)
-        obj = self._objects[number]
-        function = None if method.startswith("_") else getattr(obj, method, None)
-        if not callable(function):
-            raise AttributeError(f"{type(obj).__name__} has no method {method!r}")
-        value = function(*question["args"], **question["kwargs"])
-        if inspect.iscoroutine(value):
-            return asyncio.run(value)
+        method = self._method(question)
+        if not callable(method):
+            raise AttributeError(f"{type(self._objects[number]).__name__} has no method {name!r}")
+        value = method(*question["args"], **question["kwargs"])
         if isinstance(value, AbstractContextManager):
             entered = value.__enter__()
             self._entered[self.number(entered)] = value

@@ -236,8 +236,8 @@ class Runner:
                 self._receiving.release()
         return self._calls.get()
 
-    def ask(self, number: int, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of an object of the runner and wait for what it returns or raises. Any thread may ask."""
+    def ask(self, number: int, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call a method of an object of the runner; what it returns or raises comes later. Any thread may ask."""
         with self._sending:
             self._count += 1
             answer: Future[Any] = Future()
@@ -247,7 +247,7 @@ class Runner:
                 self._reader.start()
             request = {"ask": self._count, "of": number, "method": method, "args": args, "kwargs": kwargs}
             send(self._connection, to_json(request))
-        return answer.result()
+        return answer
 
     def say(self, message: Mapping[str, Any]) -> None:
         """Send what needs no answer."""

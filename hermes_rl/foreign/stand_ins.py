@@ -43,7 +43,10 @@ class StandIn:
         return partial(self._ask, name)
 
     def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return current_runner().ask(self._number, method, *args, **kwargs)
+        return current_runner().ask(self._number, method, *args, **kwargs).result()
+
+    async def _ask_here(self, method: str, *args: Any) -> Any:
+        return await asyncio.wrap_future(current_runner().ask(self._number, method, *args))
 
 
 class ContextStandIn(StandIn):
@@ -86,19 +89,19 @@ class RoleStandIn(StandIn):
 
     async def chat(self, messages: list[dict[str, Any]], schema: Mapping[str, Any] | None = None) -> str:
         """See `ModelHandle.chat`."""
-        answer: str = await asyncio.to_thread(self._ask, "chat", messages, schema)
+        answer: str = await self._ask_here("chat", messages, schema)
         return answer
 
     async def answer(
         self, messages: Sequence[dict[str, Any]], schema: Mapping[str, Any], temperature: float
     ) -> tuple[str, Mapping[str, float]]:
         """See `ModelHandle.answer`."""
-        text, usage = await asyncio.to_thread(self._ask, "answer", list(messages), schema, temperature)
+        text, usage = await self._ask_here("answer", list(messages), schema, temperature)
         return text, usage
 
     async def rate(self, messages: Sequence[dict[str, Any]]) -> list[float]:
         """See `ModelHandle.rate`."""
-        numbers: list[float] = await asyncio.to_thread(self._ask, "rate", list(messages))
+        numbers: list[float] = await self._ask_here("rate", list(messages))
         return numbers
 
 
@@ -111,7 +114,7 @@ class SeatStandIn(StandIn):
 
     async def say(self, words: str | None = None) -> str | None:
         """See `SeatPlayer.say`; what it raises ends the episode, unless the schedule goes on."""
-        answer = await asyncio.to_thread(self._ask, "said", words)
+        answer = await self._ask_here("said", words)
         if "problem" in answer:
             raise AgentFault(answer["problem"])
         text: str | None = answer["text"]

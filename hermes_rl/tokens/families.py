@@ -299,13 +299,13 @@ class TokenizerApart:
         self.texts: dict[int, str] = {}
 
     def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:
-        return list(current_runner().ask(self._number, "encode", text))
+        return list(current_runner().ask(self._number, "encode", text).result())
 
     def decode(self, token_ids: Any, **_: Any) -> str:
         return "".join(map(self.texts.__getitem__, [token_ids] if isinstance(token_ids, int) else token_ids))
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        return current_runner().ask(self._number, "convert_tokens_to_ids", tokens)
+        return current_runner().ask(self._number, "convert_tokens_to_ids", tokens).result()
 
 
 def parse_response(

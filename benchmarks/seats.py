@@ -1,8 +1,9 @@
-"""Processor time per turn of an episode with two seats, beside one agent that hears fixed words as often.
+"""Processor time per turn of an episode with two seats, beside one agent with as long a conversation as theirs.
 
-    python benchmarks/seats.py --groups 64 --repetitions 3
+    python benchmarks/seats.py --groups 32 --repetitions 5
 
-All play the scripted policy in this process, 8 turns an episode, groups of 4, with one reward. Ratios are to one agent.
+All play the scripted policy in this process, 8 turns a seat, groups of 4, with one reward. Who plays alone hears fixed
+words, or a method of the state as its user. Ratios are to the one of the same kind, taken in each round.
 """
 
 from __future__ import annotations
@@ -24,45 +25,54 @@ from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import parse_spec
 
 TURNS = 8
+"""Of each seat."""
+SEATS = ("white", "black")
 CODE = """
 class Order:
     def __init__(self, item):
         self.turns = 0
 
+    def answer(self, said):
+        self.turns += 1
+        return "go on" if self.turns < TURNS else None
+
     def turn(self, said):
         self.turns += 1
-        return {("white", "black")[self.turns % 2]: "go on"} if self.turns <= TURNS else None
+        return {("white", "black")[self.turns % 2]: "go on"} if self.turns <= 2 * TURNS else None
 
 
 async def duel(seats):
     heard = "begin"
-    for turn in range(TURNS):
+    for turn in range(2 * TURNS):
         heard = await seats[("white", "black")[turn % 2]].say(heard)
 
 
 def texts(result):
     return len(result.texts) % 2
 """.replace("TURNS", str(TURNS))
-PLAYS: dict[str, Any] = {
-    "one agent": None,
-    "alternate": {"order": "alternate", "rounds": TURNS // 2},
-    "a method of the state": {"state": "turn"},
-    "a function": {"fn": "code.py:duel"},
+ALONE: dict[str, dict[str, Any]] = {
+    "fixed words": {"user": {"says": [f"word {number}" for number in range(TURNS - 1)]}},
+    "a method as user": {"user": {"state": "answer"}},
 }
+SEVERAL: dict[str, tuple[dict[str, Any], str]] = {
+    "alternate": ({"order": "alternate", "rounds": TURNS}, "fixed words"),
+    "a method of the state": ({"state": "turn"}, "a method as user"),
+    "a function": ({"fn": "code.py:duel"}, "a method as user"),
+}
+"""Who says who speaks → the section `play`, and the one agent that it is compared with."""
 
 
-def spec_of(play: Any, groups: int) -> dict[str, Any]:
-    """Return the spec in which 8 turns are played so."""
-    seats = ("white", "black")
-    turns = [{"say": f"turn {number}", **({"seat": seats[number % 2]} if play else {})} for number in range(TURNS)]
-    several = {"agents": {seat: {} for seat in seats}, "play": play}
-    alone = {"user": {"says": [f"word {number}" for number in range(TURNS - 1)]}}
+def spec_of(who: dict[str, Any], seats: int, groups: int) -> dict[str, Any]:
+    """Return the spec in which each seat has its turns."""
+    turns = [
+        {"say": f"turn {turn}", **({"seat": SEATS[turn % 2]} if seats > 1 else {})} for turn in range(seats * TURNS)
+    ]
     return {
         "name": "seats",
         "dataset": {"items": [{"n": number} for number in range(groups)]},
         "prompt": {"system": "You play.", "user": "Begin."},
         "state": "code.py:Order",
-        **(several if play else alone),
+        **who,
         "rewards": {"texts": {"fn": "code.py:texts"}},
         "solution": {"turns": turns},
         "servers": {"policy": {"type": "scripted"}},
@@ -70,33 +80,37 @@ def spec_of(play: Any, groups: int) -> dict[str, Any]:
     }
 
 
-def measured(play: Any, groups: int) -> float:
+def measured(who: dict[str, Any], seats: int, groups: int) -> float:
     """Return milliseconds of this process's time for each turn."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "code.py").write_text(CODE)
-        spec = parse_spec(yaml.safe_dump(spec_of(play, groups)), folder=Path(folder))
+        spec = parse_spec(yaml.safe_dump(spec_of(who, seats, groups)), folder=Path(folder))
         began = time.process_time()
         asyncio.run(run_process(spec, Launch("process", out=Path(folder) / "run", progress=Progress(quiet=True))))
-        return (time.process_time() - began) * 1000 / (groups * 4 * TURNS)
+        return (time.process_time() - began) * 1000 / (groups * 4 * seats * TURNS)
 
 
 def main() -> None:
     """Measure all in turns, and say the medians."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--groups", type=int, default=64)
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--groups", type=int, default=32)
+    parser.add_argument("--repetitions", type=int, default=5)
     given = parser.parse_args()
-    for play in PLAYS.values():
-        measured(play, 2)  # what is loaded once
-    times: dict[str, list[float]] = {name: [] for name in PLAYS}
+    games = {name: (who, 1) for name, who in ALONE.items()}
+    games |= {name: ({"agents": {seat: {} for seat in SEATS}, "play": play}, 2) for name, (play, _) in SEVERAL.items()}
+    for who, seats in games.values():
+        measured(who, seats, 2)  # what is loaded once
+    times: dict[str, list[float]] = {name: [] for name in games}
     for _ in range(given.repetitions):
-        for name, play in PLAYS.items():
-            times[name].append(measured(play, given.groups))
+        for name, (who, seats) in games.items():
+            times[name].append(measured(who, seats, given.groups))
     say("| who speaks | ms of processor time per turn | × one agent |")
     say("|---|---|---|")
-    alone = median(times["one agent"])
     for name, each in times.items():
-        say(f"| {name} | {median(each):.3f} | {median(each) / alone:.2f} |")
+        alone = SEVERAL[name][1] if name in SEVERAL else name
+        ratio = median(two / one for two, one in zip(each, times[alone], strict=True))
+        beside = f"{ratio:.2f} × {alone}" if name in SEVERAL else "1"
+        say(f"| {name} | {median(each):.3f} | {beside} |")
 
 
 if __name__ == "__main__":

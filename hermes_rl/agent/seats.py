@@ -80,8 +80,6 @@ class SeatPlayer:
     ) -> None:
         self.name, self.runtime, self.toolkit, self.options = name, runtime, toolkit, options
         self.spoke_last = time.monotonic()
-        self.speaking = 0
-        """Calls of `say` that are under way."""
         self._server, self._messages, self._request_id, self._tokenizer = server, messages, request_id, tokenizer
         self._user, self._program, self._port = user, program, port
         self.beside: Mapping[str, SeatPlayer] = {}
@@ -89,9 +87,8 @@ class SeatPlayer:
         self._played: AgentResult | None = None
         self._turn = asyncio.Lock()
         self._heard: asyncio.Queue[UserAnswer] = asyncio.Queue()
-        self._answer: asyncio.Future[str] | None = None
+        self._answer: asyncio.Future[str | None] | None = None
         self._playing: asyncio.Task[AgentResult] | None = None
-        self._saying: set[asyncio.Task[str | None]] = set()
 
     # ------------------------------------------------------------------ as its loop sees it (`AnswersAgent`)
 
@@ -162,16 +159,47 @@ class SeatPlayer:
             Failure: infrastructure failed.
             UserError: a program that plays it cannot be started.
         """
+        await self._turn.acquire()
+        try:
+            if self.out is not None:
+                raise ScheduleError(f"asks {self.name!r}, which is out ({self.out})")
+            if not isinstance(words, str | None):
+                raise ScheduleError(f"says to {self.name!r} what is no text, but {type(words).__name__}")
+        except BaseException:
+            self._turn.release()
+            raise
+        self._answer = asyncio.get_running_loop().create_future()
+        self._answer.add_done_callback(self._spoken)
+        message = None if words is None else {"role": "user", "content": words}
+        by_agents = message is not None and any(seat.has_spoken for seat in self.beside.values())
+        self._heard.put_nowait(UserAnswer(message, by_agents=by_agents))
+        if self._playing is None:
+            self._playing = asyncio.create_task(self._play())
+            self._playing.add_done_callback(self._ended)
         # Who is cancelled while it speaks, as a tool call whose time is up, does not take its answer for the next one.
-        task = asyncio.create_task(self._say(words))
-        self._saying.add(task)
-        task.add_done_callback(self._spoken)
-        return await asyncio.shield(task)
+        return await asyncio.shield(self._answer)
 
-    def _spoken(self, task: asyncio.Task[str | None]) -> None:
-        self._saying.discard(task)
-        if not task.cancelled():
-            task.exception()  # who had asked may not wait for it any more
+    @property
+    def speaking(self) -> bool:
+        """Whether it has heard words that it has not answered yet."""
+        return self._turn.locked()
+
+    def _spoken(self, answer: asyncio.Future[str | None]) -> None:
+        self.spoke_last = time.monotonic()
+        self._turn.release()
+        if not answer.cancelled():
+            answer.exception()  # who had asked may not wait for it any more
+
+    def _ended(self, playing: asyncio.Task[AgentResult]) -> None:
+        """Let whoever waits for its words know that none will come."""
+        if self._answer is None or self._answer.done():
+            return
+        if playing.cancelled():
+            self._answer.cancel()
+        elif (error := playing.exception()) is not None:
+            self._answer.set_exception(error)
+        else:
+            self._answer.set_result(None)
 
     async def said(self, words: str | None = None) -> dict[str, Any]:
         """Answer for `SeatStandIn.say`: the `text`, or the `problem` with asking."""
@@ -183,30 +211,6 @@ class SeatPlayer:
     def stand_in_fields(self) -> dict[str, Any]:
         """Return what a stand-in knows without asking."""
         return {"name": self.name}
-
-    async def _say(self, words: str | None) -> str | None:
-        async with self._turn:
-            if self.out is not None:
-                raise ScheduleError(f"asks {self.name!r}, which is out ({self.out})")
-            if not isinstance(words, str | None):
-                raise ScheduleError(f"says to {self.name!r} what is no text, but {type(words).__name__}")
-            self.speaking += 1
-            try:
-                self._answer = asyncio.get_running_loop().create_future()
-                message = None if words is None else {"role": "user", "content": words}
-                by_agents = message is not None and any(seat.has_spoken for seat in self.beside.values())
-                self._heard.put_nowait(UserAnswer(message, by_agents=by_agents))
-                if self._playing is None:
-                    self._playing = asyncio.create_task(self._play())
-                either: set[asyncio.Future[Any]] = {self._answer, self._playing}
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-                if self._answer.done():
-                    return self._answer.result()
-                self._playing.result()  # a failure is raised here
-                return None
-            finally:
-                self.speaking -= 1
-                self.spoke_last = time.monotonic()
 
     async def _play(self) -> AgentResult:
         if self._program is not None:
@@ -242,8 +246,8 @@ class SeatPlayer:
             else:
                 ending = Ending.WORLD_OVER if problem is None else Ending.WORLD_FAILED
                 self._heard.put_nowait(UserAnswer(None, ending, error=problem))
-        tasks = [*self._saying, *([playing] if playing is not None else [])]
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if playing is not None:
+            await asyncio.gather(playing, return_exceptions=True)
 
 
 class Table:

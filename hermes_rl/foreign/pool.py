@@ -608,31 +608,34 @@ class _Served:
 
     async def _answer_here(self, question: Mapping[str, Any], method: Callable[..., Awaitable[Any]]) -> None:
         try:
-            value, succeeded = await method(*question["args"], **question["kwargs"]), True
+            answer = self._answered(question, await method(*question["args"], **question["kwargs"]))
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - carried to the foreign code
-            value, succeeded = error, False
-        content = self._content(value)
-        if len(content) > IN_LOOP or len(self.answering) > 1:  # it may have to wait until the process has read others
-            await in_thread(partial(self._send, question, content, succeeded=succeeded))
+            answer = self._answered(question, error, succeeded=False)
+        if len(answer) > IN_LOOP or len(self.answering) > 1:  # it may have to wait until the process has read others
+            await in_thread(partial(self._send, answer))
         else:
-            self._send(question, content, succeeded=succeeded)
+            self._send(answer)
 
     def _answer(self, question: Mapping[str, Any]) -> None:
         try:
-            value, succeeded = self._asked(question), True
+            answer = self._answered(question, self._asked(question))
         except BaseException as error:  # noqa: BLE001 - carried to the foreign code, whatever it is
-            value, succeeded = error, False
-        self._send(question, self._content(value), succeeded=succeeded)
+            answer = self._answered(question, error, succeeded=False)
+        self._send(answer)
 
-    def _content(self, value: Any) -> bytes:
+    def _answered(self, question: Mapping[str, Any], value: Any, *, succeeded: bool = True) -> bytes:
+        """Return the answer to a question: what was returned, or is to be raised."""
         try:
-            return self.pickled(value)
-        except (NotCarriedError, EndedError) as error:
-            return self.pickled(RuntimeError(f"{type(value).__name__}: {error}"))
+            content = self.pickled(value)
+        except (NotCarriedError, EndedError):
+            if succeeded:
+                raise
+            content = self.pickled(RuntimeError(f"{type(value).__name__}: {value}"))
+        return ANSWERED + ANSWER.pack(question["ask"], succeeded) + content
 
-    def _send(self, question: Mapping[str, Any], content: bytes, *, succeeded: bool) -> None:
+    def _send(self, answer: bytes) -> None:
         with suppress(OSError, WireError):  # it has ended meanwhile
-            self._worker.send(ANSWERED, ANSWER.pack(question["ask"], succeeded), content)
+            self._worker.send(answer)
 
     def _asked(self, question: Mapping[str, Any]) -> Any:
         number, name = int(question["of"]), str(question["method"])

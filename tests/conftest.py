@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -44,6 +47,37 @@ def pytest_collection_finish() -> None:
     """Let no look for garbage go through thousands of tests and the libraries that they have loaded."""
     gc.collect()
     gc.freeze()
+
+
+TELLING = pytest.StashKey[threading.Timer]()
+LEFT = 5.0
+"""Seconds before its time is up at which a test that waits says for what."""
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Iterator[None]:
+    """Let a test whose time is about to be up say where its coroutines wait: the stacks of threads do not show it."""
+    timer = item.stash[TELLING] = threading.Timer(max(settings.timeout - LEFT, LEFT), tell_waiting)
+    timer.daemon = True
+    timer.start()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_timeout_cancel_timer(item: pytest.Item) -> Iterator[None]:
+    item.stash[TELLING].cancel()
+    return (yield)
+
+
+def tell_waiting() -> None:
+    """Print where each task waits, the innermost place last."""
+    for task in [thing for thing in gc.get_objects() if isinstance(thing, asyncio.Task) and not thing.done()]:
+        places, waiting = [], task.get_coro()
+        while waiting is not None:
+            frame = getattr(waiting, "cr_frame", None) or getattr(waiting, "gi_frame", None)
+            places.append(f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else repr(waiting)[:200])
+            waiting = getattr(waiting, "cr_await", None) or getattr(waiting, "gi_yieldfrom", None)
+        sys.stderr.write("\n    ".join([task.get_name(), *places, ""]))
 
 
 def pytest_unconfigure() -> None:

@@ -1,9 +1,10 @@
 """Play trajectories that are made of tasks' gold actions through a port of τ²-bench, and through the original.
 
-    python tau2_trajectories.py DOMAIN [EVERY]
+    python tau2_trajectories.py DOMAIN [EVERY [KIND]]
 
 It takes an interpreter that has the original and this package, and `TAU2_DATA_DIR`. Of the base split each task of
-EVERY (1: all of them) is played. Prints a JSON object: `gold`, how many score 1 and of how many; `trajectories`; and
+EVERY (1: all of them) is played, by all kinds of trajectories or one, such as `gold`, for which all tasks of the domain
+are taken. Prints a JSON object: `gold`, how many score 1 and of how many; `trajectories`; and
 `differ`, those whose scores are not the same, with both. No judge is asked on either side.
 """
 
@@ -143,18 +144,20 @@ async def ours(domain: str, rows: list[dict[str, Any]]) -> list[float | str]:
         return await asyncio.gather(*map(score, env.rows()))
 
 
-def main(domain: str, every: int) -> None:
+def main(domain: str, every: int, only: str | None) -> None:
     sys.path.insert(0, str(FOLDER))
     import world
 
     tasks = world.tasks(domain)
-    by_id = {row["id"]: row for split in ("train", "test") for row in world.rows(domain, split)}
+    splits = ("full",) if only and domain == "telecom" else ("train", "test")
+    by_id = {row["id"]: row for split in splits for row in world.rows(domain, split)}
     rows = list(by_id.values())[::every]
     made, names = [], []
     for number, row in enumerate(rows):
         for kind, turns in kinds(row["gold"], rows[number - 1]["gold"]):
-            made.append({**row, "id": f"{row['task']} {kind}", "gold": turns})
-            names.append(kind)
+            if only in (None, kind):
+                made.append({**row, "id": f"{row['task']} {kind}", "gold": turns})
+                names.append(kind)
     scores = asyncio.run(ours(domain, made))
     differ, gold = [], []
     for row, kind, score in zip(made, names, scores, strict=True):
@@ -167,4 +170,4 @@ def main(domain: str, every: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 1, sys.argv[3] if len(sys.argv) > 3 else None)

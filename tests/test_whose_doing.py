@@ -108,7 +108,8 @@ OURS: Places = {
     "runs/run.py": "RunBudget.spend RunBudget.count",
     "runs/workers.py": "Workers._look Workers._replace",
     "sandbox/bubblewrap.py": "_lay Bubblewrap._enter_group",
-    "sandbox/docker.py": "Docker.pid Docker.start Docker._find_image Docker._meet Docker._make_folders Docker._leave",
+    "sandbox/docker.py": "Container.until_healthy Docker.pid Docker.start Docker._find_image Docker._meet "
+    "Docker._make_folders Docker._leave",
     "sandbox/docker_engine.py": "Engine.version Engine.pull",
     "sandbox/helper_sandbox.py": "Isolation.in_time HelperSandbox.boot",
     "sandbox/launcher.py": "_Ending._give_up _Ending.over ours helper_bundle LocalProcess.pid LocalProcess.started",

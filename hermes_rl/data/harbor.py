@@ -20,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hermes_rl.data.compose import ComposeFile
 from hermes_rl.errors import Problem, SpecError, UserError
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.section import parse_size
@@ -79,6 +80,7 @@ HEALTHY = (
 )
 """A health check as a command that returns as soon as it passes, and fails where it did so too often."""
 HEALTH = {"interval_sec": 5, "timeout_sec": 30, "start_period_sec": 0, "start_interval_sec": 5, "retries": 3}
+COMPOSE = ("docker-compose.yaml", "docker-compose.yml")
 FILES = frozenset((TASK, "instruction.md", "environment", "tests", "solution", "steps", "README.md"))
 STEP_FILES = frozenset(("instruction.md", "workdir", "tests", "solution", "README.md"))
 """What lies in a task folder, and in that of a step."""
@@ -204,6 +206,7 @@ class _Task:
         self.env: dict[str, str] = {}
         self.files: list[dict[str, Any]] = []
         self.setup: list[str] = []
+        self.services: dict[str, Any] = {}
 
     @property
     def _takes_images(self) -> bool:
@@ -256,6 +259,7 @@ class _Task:
             "env": self.env,
             "files": self.files,
             "setup": self.setup,
+            "services": self.services,
             "memory": self._size("memory"),
             "disk": self._size("storage"),
             "cpu": cpus or None,
@@ -589,9 +593,8 @@ class _Task:
 
     def _environment(self, file: Path) -> None:
         folder = self.folder / "environment"
-        for name in ("docker-compose.yaml", "docker-compose.yml", "singularity-compose.yaml"):
-            if (folder / name).is_file():
-                self._refuse(folder / name, 1, "services beside the sandbox are not played yet")
+        if (folder / "singularity-compose.yaml").is_file():
+            self._refuse(folder / "singularity-compose.yaml", 1, "it is not played; docker-compose.yaml is")
         dockerfile = folder / "Dockerfile"
         instructions = list(_lines(dockerfile.read_text("utf-8", "replace"))) if dockerfile.is_file() else []
         image = self._at("environment.docker_image")
@@ -611,6 +614,21 @@ class _Task:
                 problem = f"`{instruction.word}` cannot be read: {error}"
             if problem is not None:
                 self._refuse(dockerfile, instruction.number, problem)
+        self._compose(folder)
+
+    def _compose(self, folder: Path) -> None:
+        """Take the services of a Compose file, which only Docker starts, and what it says of the sandbox."""
+        file = next((folder / name for name in COMPOSE if (folder / name).is_file()), None)
+        if file is None:
+            return
+        compose = ComposeFile(file, _laid)
+        if compose.services and self.backend != "docker":
+            self._refuse(file, 1, "services beside the sandbox: --set sandbox.backend=docker")
+        for line, why in compose.problems:
+            self._refuse(file, line, why)
+        self.services, self.env = compose.services, self.env | compose.env
+        self.files += compose.files
+        self.notes += dict.fromkeys(compose.notes)
 
     def _instruct(self, line: _Line, context: Path) -> str | None:
         """Take one instruction of the Dockerfile into account; returns why it cannot be."""

@@ -19,9 +19,9 @@ from urllib.parse import quote
 
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import Problem, RunError, SandboxFailure, UserError
-from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig, SandboxFile
+from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig, SandboxFile, SandboxService
 from hermes_rl.scoring.grader import GradedReward
-from hermes_rl.spec.model import File, Mcp, SandboxSection, Spec, TextFile, ToolSection, Toolsets
+from hermes_rl.spec.model import File, Mcp, SandboxSection, ServiceSection, Spec, TextFile, ToolSection, Toolsets
 from hermes_rl.spec.templates import render, render_section
 from hermes_rl.threads import PerLoopSemaphore, in_thread
 from hermes_rl.tools.artifacts import ArtifactFile, ArtifactRequest, TakenArtifact, take
@@ -167,12 +167,24 @@ def sandbox_config(spec: Spec, row: Row, environ: Mapping[str, str] | None = Non
         npm=tuple(section.npm),
         files=laid_files(section.files, spec.folder),
         setup=tuple(section.setup),
+        services=tuple(_service(name, service, spec.folder) for name, service in section.services.items()),
         network=section.network,
         limits=ResourceLimits(**section.limits.model_dump()),
         timeout=spec.command_timeout,
         lifetime=section.lifetime,
         keep_processes=section.keep_processes,
         environ=environ,
+    )
+
+
+def _service(name: str, service: ServiceSection, folder: Path) -> SandboxService:
+    return SandboxService(
+        name,
+        service.image,
+        command=tuple(service.command),
+        env=dict(service.env),
+        files=laid_files(service.files, folder, f"sandbox.services.{name}.files"),
+        healthy=service.healthy,
     )
 
 

@@ -80,6 +80,21 @@ class SandboxFile:
 
 
 @dataclass(frozen=True)
+class SandboxService:
+    """A program of an image of its own beside the sandbox, which finds it under its name, and under `localhost`."""
+
+    name: str
+    image: str
+    command: tuple[str, ...] = ()
+    """Default: what the image starts."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: tuple[SandboxFile, ...] = ()
+    """Absolute paths of the service."""
+    healthy: str | None = None
+    """Shell command in the service, which passes once it can be used; default: the image's own check."""
+
+
+@dataclass(frozen=True)
 class SandboxConfig:
     """Everything that a backend needs to start one sandbox."""
 
@@ -96,6 +111,8 @@ class SandboxConfig:
     files: tuple[SandboxFile, ...] = ()
     setup: tuple[str, ...] = ()
     """Shell commands, run in order in the working directory; non-zero is our failure."""
+    services: tuple[SandboxService, ...] = ()
+    """Started in this order, each when the one before is healthy; docker has them."""
     network: bool | tuple[str, ...] = False
     limits: ResourceLimits = ResourceLimits()
     timeout: float = 180.0

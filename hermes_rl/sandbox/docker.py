@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import io
 import logging
 import os
 import posixpath
@@ -22,6 +23,7 @@ import shutil
 import signal
 import socket
 import struct
+import tarfile
 import tempfile
 import time
 import uuid
@@ -31,7 +33,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from hermes_rl.errors import SandboxFailure, UserError
-from hermes_rl.sandbox.base import SandboxConfig
+from hermes_rl.sandbox.base import SandboxConfig, SandboxFile, SandboxService
 from hermes_rl.sandbox.channel import Diagnosis, Lost
 from hermes_rl.sandbox.docker_engine import ANSWER_SECONDS, Engine, EngineAway, EngineError, RegistryAway, registry_of
 from hermes_rl.sandbox.helper_sandbox import NO_CORE, HelperSandbox, Isolation
@@ -49,6 +51,10 @@ GIB = 1 << 30
 DEFAULTS = {"memory": 4 * GIB, "processes": 256, "open_files": 1024}
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
 """What root keeps in a container: enough to install packages."""
+OF_SERVICES = (*CAPABILITIES, "NET_BIND_SERVICE", "SETPCAP", "SYS_CHROOT")
+"""The same of a service, for what servers do when they start."""
+HEALTH_SECONDS = 1
+"""Between two checks whether a service can be used."""
 WORDS = {"memory": "memory", "processes": "pids", "cpu": "cpu"}
 """Limit → a word of the engine's warning that it cannot enforce it."""
 IN_FORCE = {
@@ -142,17 +148,54 @@ class Container:
         enforceable = {*self.config.limits.requested()} - {name}
         self.config.limits.require_at_most(enforceable, f"by this Docker engine ({why})")
 
-    def _body(self, command: list[str], folders: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def names(self) -> list[str]:
+        """Return the names of its containers, those of its services first."""
+        return [*map(self._name_of, self.config.services), self.name]
+
+    def _name_of(self, service: SandboxService) -> str:
+        return f"{self.name}-{service.name}"
+
+    async def start_service(self, service: SandboxService) -> None:
+        """Make and start a service of this container, which runs; raises `EngineError`."""
+        name = self._name_of(service)
+        own: dict[str, Any] = {"Image": service.image, "Env": [f"{key}={value}" for key, value in service.env.items()]}
+        if service.command:
+            own["Cmd"] = list(service.command)
+        if service.healthy is not None:
+            seconds = HEALTH_SECONDS * 1_000_000_000
+            own["Healthcheck"] = {"Test": ["CMD-SHELL", service.healthy], "Interval": seconds, "Retries": 1_000_000}
+        # In the network of the sandbox, and so without a bridge and addresses of its own, of which an engine has few.
+        host = self._host(f"container:{self.name}", OF_SERVICES)
+        await self.engine.create(name, {**own, "Labels": {LABEL: own_mark()}, "HostConfig": host})
+        if service.files:
+            await self.engine.lay(name, _archive(service.files))
+        await self.engine.start(name)
+
+    async def until_healthy(self, service: SandboxService) -> None:
+        """Wait until a service can be used; raises `SandboxFailure` where it ends instead."""
+        name = self._name_of(service)
+        while True:
+            state = ((await self.engine.inspect(name)) or {}).get("State") or {}
+            health = str((state.get("Health") or {}).get("Status") or "none")
+            if not state.get("Running") or health == "unhealthy":
+                how = f"ended ({state.get('ExitCode')})" if not state.get("Running") else "is not healthy"
+                logs = await self.engine.logs(name)
+                raise SandboxFailure(f"the service {service.name} {how}: {logs or 'no message'}")
+            if health in ("none", "healthy"):
+                return
+            await asyncio.sleep(HEALTH_SECONDS / 5)
+
+    def _host(self, network: str, capabilities: Sequence[str]) -> dict[str, Any]:
+        """Return what a container of the sandbox may use."""
         limits, asked = self.limits, self.config.limits
         host: dict[str, Any] = {
-            "NetworkMode": "bridge" if self.config.network is True else "none",
-            "Mounts": list(folders),
+            "NetworkMode": network,
             "Memory": limits["memory"],
             "MemorySwap": limits["memory"],
             "OomScoreAdj": 1000,  # when memory ends, containers go before the runner
             "PidsLimit": limits["processes"] + 1,  # the helper is a process too
             "CapDrop": ["ALL"],
-            "CapAdd": list(CAPABILITIES),
+            "CapAdd": list(capabilities),
             # SELinux would keep the container from the rendezvous; elsewhere the second option means nothing.
             "SecurityOpt": [
                 "no-new-privileges",
@@ -162,8 +205,15 @@ class Container:
         }
         if asked.cpu is not None:
             host["NanoCpus"] = int(asked.cpu * 1_000_000_000)
-        if asked.disk is not None:
-            host["StorageOpt"] = {"size": str(asked.disk)}
+        return host
+
+    def _body(self, command: list[str], folders: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        host = self._host("bridge" if self.config.network is True else "none", CAPABILITIES)
+        host["Mounts"] = list(folders)
+        if self.config.services:
+            host["ExtraHosts"] = [f"{service.name}:127.0.0.1" for service in self.config.services]
+        if self.config.limits.disk is not None:
+            host["StorageOpt"] = {"size": str(self.config.limits.disk)}
         return {
             "Image": self.image,
             "Entrypoint": command,
@@ -174,6 +224,17 @@ class Container:
             "Healthcheck": {"Test": ["NONE"]},
             "HostConfig": host,
         }
+
+
+def _archive(files: Sequence[SandboxFile]) -> bytes:
+    """Return files as a tar archive of paths below the root."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        for file in files:
+            entry = tarfile.TarInfo(file.to.lstrip("/"))
+            entry.size, entry.mode = len(file.data), file.mode
+            archive.addfile(entry, io.BytesIO(file.data))
+    return data.getvalue()
 
 
 def shared_folder(folder: Path, place: str) -> dict[str, Any]:
@@ -470,7 +531,7 @@ class Docker(Isolation):
         """Leave what an earlier try may have made to be removed, and take another name."""
         if self._creating is not None:
             await asyncio.gather(self._creating, return_exceptions=True)
-            self._starts.unremoved.add(self.container.name)
+            self._starts.unremoved.update(self.container.names())
             self.container = Container(self.engine, f"hermes-rl-{uuid.uuid4().hex[:12]}", self.image, self.config)
             self._creating = None
 
@@ -491,6 +552,10 @@ class Docker(Isolation):
                     )
                 await self._make_folders(sandbox)
                 await self.container.look_at_limits(sandbox)
+                for service in self.config.services:
+                    self._creating = asyncio.create_task(self.container.start_service(service))
+                    await asyncio.shield(self._creating)
+                    await self.container.until_healthy(service)
 
     async def _find_image(self) -> None:
         """See to it that the engine answers and has the image."""
@@ -502,35 +567,38 @@ class Docker(Isolation):
                 starts.checked.add(self.engine.socket)
         image = await self.engine.image(self.image)
         starts.say_back(self.engine.name)
+        for service in self.config.services:
+            if await self.engine.image(service.image) is None:
+                await self._pull(service.image)
         unremoved, starts.unremoved = starts.unremoved, set()
         for name in unremoved:
             await self._remove_container(name)
         if image is None:
-            image = await self._pull()
+            image = await self._pull(self.image)
         if image is None:
             raise SandboxFailure(f"the engine has no image {self.image}, although it was pulled")
         self._described = image.get("Config") or {}
         # An image that was built here has an id and no digest of a registry.
         self.image_digest = next(iter(image.get("RepoDigests") or ()), image.get("Id"))
 
-    async def _pull(self) -> dict[str, Any] | None:
-        """Pull the image, once for all who wait for it: they share its failure too."""
+    async def _pull(self, name: str) -> dict[str, Any] | None:
+        """Pull an image, once for all who wait for it: they share its failure too."""
         starts = self._starts
         async with starts.pulling:
-            image = await self.engine.image(self.image)
+            image = await self.engine.image(name)
             if image is not None:
                 return image
-            when, why = starts.unpulled.get(self.image, (self._asked, None))
+            when, why = starts.unpulled.get(name, (self._asked, None))
             if why is not None and when > self._asked:
                 raise type(why)(why.detail)
             try:
-                await self.engine.pull(self.image)
+                await self.engine.pull(name)
             except SandboxFailure as error:
-                starts.unpulled[self.image] = asyncio.get_running_loop().time(), error
+                starts.unpulled[name] = asyncio.get_running_loop().time(), error
                 raise
-            starts.say_back(f"the registry {registry_of(self.image)}")
-            starts.registries.add(registry_of(self.image))
-            return await self.engine.image(self.image)
+            starts.say_back(f"the registry {registry_of(name)}")
+            starts.registries.add(registry_of(name))
+            return await self.engine.image(name)
 
     async def _start_container(self, code: bytes, runtime: Path) -> socket.socket:
         """Start the container and meet its helper, whose socket it gives."""
@@ -634,7 +702,8 @@ class Docker(Isolation):
 
     async def _remove(self, creating: asyncio.Task[None]) -> None:
         await asyncio.gather(creating, return_exceptions=True)
-        await self._remove_container(self.container.name)
+        for name in self.container.names():
+            await self._remove_container(name)
 
     async def _remove_container(self, name: str) -> None:
         for pause in (*REMOVE_PAUSES, None):

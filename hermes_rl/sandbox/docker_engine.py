@@ -123,6 +123,11 @@ class Engine:
         answer = await self._json("POST", "/containers/create", {"name": name}, container)
         return list(answer.get("Warnings") or ())
 
+    async def lay(self, name: str, archive: bytes) -> None:
+        """Unpack a tar archive below the root of a container that is not started yet."""
+        async with self._request("PUT", f"/containers/{name}/archive", {"path": "/"}, archive, REQUEST_SECONDS):
+            pass
+
     async def start(self, name: str) -> None:
         await self._call("POST", f"/containers/{name}/start")
 
@@ -206,15 +211,16 @@ class Engine:
         method: str,
         path: str,
         asked: Mapping[str, str] | None,
-        body: Mapping[str, Any] | None,
+        body: Mapping[str, Any] | bytes | None,
         seconds: float | None,
         silence: float | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         limits = aiohttp.ClientTimeout(total=seconds, sock_read=silence)
+        sent: dict[str, Any] = {"data": body} if isinstance(body, bytes) else {"json": body}
         try:
             async with (
                 aiohttp.ClientSession(connector=aiohttp.UnixConnector(self.socket), timeout=limits) as session,
-                session.request(method, f"http://docker{path}", params=asked, json=body) as answer,
+                session.request(method, f"http://docker{path}", params=asked, **sent) as answer,
             ):
                 if answer.status >= 400:
                     raise EngineError(answer.status, _message(await answer.read()))

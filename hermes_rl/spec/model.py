@@ -19,6 +19,7 @@ from pydantic import (
     PlainValidator,
     PrivateAttr,
     SecretStr,
+    StringConstraints,
     Tag,
     WithJsonSchema,
 )
@@ -436,6 +437,25 @@ class Limits(Section):
     )
 
 
+class ServiceSection(Section):
+    """A program of an image of its own beside the sandbox, such as a database; docker has them."""
+
+    image: SystemText = Field(description="Container image.")
+    command: Seq[SystemText] = Field((), description="What it runs, a list of words; default: what the image starts.")
+    env: Annotated[Mapping[SystemText, EnvText], AfterValidator(freeze), MayTemplate()] = Field(
+        EMPTY, description="Environment variables of it."
+    )
+    files: Seq[File] = Field((), description="Files in place before it starts, by absolute paths.")
+    healthy: SystemText | None = Field(
+        None,
+        description="Shell command in it, repeated until it passes, before which the sandbox is not used; default: "
+        "the image's own check.",
+    )
+
+
+ServiceName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?$")]
+
+
 class SandboxSection(Section):
     """Where commands run; started only when something uses it."""
 
@@ -463,6 +483,11 @@ class SandboxSection(Section):
     files: Annotated[Seq[File], MayTemplate()] = Field((), description="Files in place before setup.")
     setup: Annotated[Seq[SystemText], MayTemplate()] = Field(
         (), description="Commands before the agent starts; one that fails is our failure, not the agent's."
+    )
+    services: Annotated[Mapping[ServiceName, ServiceSection], AfterValidator(freeze), MayTemplate()] = Field(
+        EMPTY,
+        description="Programs beside it on its network, by names under which they are found; docker. Each starts when "
+        "the one before can be used.",
     )
     network: Network = Field(False, description="false: none; true: all; or a list of host names.")
     limits: Limits = Field(

@@ -192,11 +192,13 @@ HEADERS = patterns(
 )  # fmt: skip
 EXPRESSIONS = patterns("dataset.filter")
 COMMANDS = patterns(
-    "sandbox.setup.**", "agent.program.command.**", "artifacts.*.command", "tools.*.mcp.command.**",
+    "sandbox.setup.**", "sandbox.services.*.command.**", "sandbox.services.*.healthy",
+    "agent.program.command.**", "artifacts.*.command", "tools.*.mcp.command.**",
     "user.tools.*.mcp.command.**", "user.says.*.setup.**", "agents.*.agent.program.command.**",
 )  # fmt: skip
 PROSE = patterns(
-    "prompt.**", "dataset.columns.**", "sandbox.files.*.content", "sandbox.setup.**", "rewards.*.args.**",
+    "prompt.**", "dataset.columns.**", "sandbox.files.*.content", "sandbox.setup.**",
+    "sandbox.services.*.files.*.content", "rewards.*.args.**",
     "solution.**", "user.system", "user.says.**", "artifacts.**", "agent.program.files.*.content",
     "agents.*.agent.program.files.*.content", "agents.*.prompt.**", "agents.*.hears",
 )  # fmt: skip
@@ -208,6 +210,7 @@ TEMPLATES = (
         "sandbox.files.**",
         "sandbox.env.**",
         "sandbox.limits.**",
+        "sandbox.services.**",
         "user.**",
         "tools.*.schemas",
         "tools.*.names.**",
@@ -235,6 +238,7 @@ CODE = patterns(
 SOURCE_FILES = patterns(
     "dataset.harbor",
     "sandbox.files.*.from",
+    "sandbox.services.*.files.*.from",
     "agent.program.files.*.from",
     "agents.*.agent.program.files.*.from",
     "tools.*.mcp.files.*.from",
@@ -245,6 +249,7 @@ SOURCE_FILES = patterns(
 )
 MODES = patterns(
     "sandbox.files.*.mode",
+    "sandbox.services.*.files.*.mode",
     "agent.program.files.*.mode",
     "agents.*.agent.program.files.*.mode",
     "tools.*.mcp.files.*.mode",

@@ -677,9 +677,24 @@ def _packages(data: dict[str, Any]) -> Iterator[Fault]:
         yield Fault(("sandbox", key), f"`{key}` is for bubblewrap and docker; {way}", at="key")
 
 
+def _services(data: dict[str, Any]) -> Iterator[Fault]:
+    sandbox = section(data, "sandbox")
+    backend = sandbox.get("backend", "bubblewrap")
+    if (
+        sandbox.get("services")
+        and backend in BACKENDS
+        and backend != "docker"
+        and isinstance(sandbox["services"], dict)
+    ):
+        message = f"the backend `{backend}` starts no `services`; docker does, or start the program in `setup`"
+        yield Fault(("sandbox", "services"), message, at="key")
+
+
 def file_lists(data: dict[str, Any]) -> Iterator[tuple[NodePath, list[Any]]]:
     """Yield all lists of files, each with its path."""
     lists: list[tuple[NodePath, Any]] = [(("sandbox", "files"), section(data, "sandbox").get("files"))]
+    for path, service in entries(data, "sandbox", "services"):
+        lists.append(((*path, "files"), service.get("files") if isinstance(service, dict) else None))
     lists += [(("agent", "program", "files"), section(data, "agent", "program").get("files"))]
     for path, seat in entries(data, "agents"):
         lists.append(((*path, "agent", "program", "files"), section(seat, "agent", "program").get("files")))
@@ -737,7 +752,7 @@ def _artifacts(data: dict[str, Any]) -> Iterator[Fault]:
                 yield Fault((*path, "args", "reference"), "the spec has no `solution` with `turns` or a `patch`")
 
 
-SANDBOX_RULES = (_backend, _bare_machine, _packages, _files, _artifacts)
+SANDBOX_RULES = (_backend, _bare_machine, _packages, _services, _files, _artifacts)
 
 
 # ----------------------------------------------------------------------------------------------------- All rules

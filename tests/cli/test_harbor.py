@@ -427,8 +427,13 @@ def test_what_cannot_be_played_is_refused_by_file_and_line(
         ("trajectory.json", "{}", "a conversation that came before"),
         ("tests/data/.harborignore", "*.log\n", "files are not left out by it"),
         ("solution/.harborignore", "*.log\n", "files are not left out by it"),
-        ("environment/docker-compose.yaml", "services: {}\n", "services beside the sandbox"),
-        ("environment/singularity-compose.yaml", "services: {}\n", "services beside the sandbox"),
+        ("environment/docker-compose.yaml", "services: {}\n", "it has no service `main`"),
+        (
+            "environment/docker-compose.yaml",
+            "services: {main: {}, db: {image: x}}\n",
+            "services beside the sandbox: --set",
+        ),
+        ("environment/singularity-compose.yaml", "services: {}\n", "it is not played"),
     ],
 )
 def test_a_file_that_would_be_ignored_refuses_the_task(tmp_path: Path, name: str, text: str, why: str) -> None:
@@ -631,6 +636,78 @@ def test_a_backend_with_images_has_the_tasks_own(tmp_path: Path) -> None:
         read_tasks(built, "docker", network=False)
     (row,) = read_tasks(task(tmp_path / "plain"), "docker", network=False).rows
     assert (row["image"], row["workdir"]) == ("debian:bookworm-slim", "/app")
+
+
+COMPOSE = """\
+services:
+  main:
+    image: ${MAIN_IMAGE_NAME}
+    command: [sh, -c, sleep infinity]
+    depends_on: [api]
+    environment: {API: "http://api:80"}
+    volumes: ["./given.txt:/given", "${HOST_AGENT_LOGS_PATH}:/logs/agent"]
+  api:
+    image: api:1
+    depends_on: {db: {condition: service_healthy}}
+    command: serve --port 80 'two words'
+    restart: always
+  db:
+    image: db:1
+    environment: [WORD=of=it, EMPTY=]
+    volumes: [data:/var/lib/db, ".:/seed:ro", {type: bind, source: ./given.txt, target: /one}]
+    healthcheck: {test: [CMD, ready, "$$USER now"], interval: 1s}
+volumes: {data: {}}
+"""
+
+
+def composed(folder: Path, text: str) -> Path:
+    return task(folder, TOML + "docker_image = 'a/b:1'\n", others={"environment/docker-compose.yaml": text})
+
+
+def test_the_services_of_a_compose_file_stand_beside_the_sandbox(tmp_path: Path) -> None:
+    tasks = read_tasks(composed(tmp_path / "two", COMPOSE), "docker", network=False)
+    (row,) = tasks.rows
+    given = base64.b64encode(b"given\n").decode()
+    assert list(row["services"]) == ["db", "api"], "each behind those that it depends on"
+    assert row["services"]["api"] == {"image": "api:1", "command": ["serve", "--port", "80", "two words"]}
+    assert row["env"]["API"] == "http://api:80"
+    assert [(file["to"], file["base64"]) for file in row["files"]] == [("/given", given)]
+    db = row["services"]["db"]
+    assert (db["env"], db["healthy"]) == ({"WORD": "of=it", "EMPTY": ""}, "ready '$USER now'")
+    assert {file["to"] for file in db["files"]} == {
+        *("/seed/Dockerfile", "/seed/docker-compose.yaml", "/seed/given.txt"),
+        "/one",
+    }
+    assert "two: `restart` of services in environment/docker-compose.yaml is of no effect" in tasks.notes
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "why"),
+    [
+        ("image: db:1", "build: .", 13, "`db` has no image, and none is built here"),
+        ("image: db:1", "privileged: true", 14, "`privileged` of the service `db` is not played"),
+        ("image: db:1", "image: db:$TAG", 14, "`image` of the service `db` takes variables of this machine"),
+        ("sleep infinity", "serve", 4, "`command` of the service `main` starts a program in the sandbox"),
+        ("${MAIN_IMAGE_NAME}", "other:1", 3, "`image` of the service `main` is named in [environment] docker_image"),
+        ("{db: {condition: service_healthy}}", "[nobody]", 10, "`api` depends on nobody, which is no service"),
+        ("{db: {condition: service_healthy}}", "[db, api]", 1, "depend on each other in a circle"),
+        ("./given.txt, target", "../../task.toml, target", 16, "which is not in environment/"),
+        ("./given.txt, target", "/etc/passwd, target", 16, "names /etc/passwd, which is not in environment/"),
+        ("restart: always", "volumes: [data:/x]", 16, "`volumes` of the service `db` shares data with api"),
+        ("WORD=of=it", "WORD", 15, "takes variables of this machine"),
+        ("[CMD, ready", "[READY, it", 17, "has no `test` that can be run"),
+        ("[WORD=of=it, EMPTY=]", "7", 15, "`environment` of the service `db` cannot be read"),
+        ("volumes: {data: {}}", "secrets: {}", 18, "`secrets` is not played"),
+    ],
+)
+def test_what_of_a_compose_file_cannot_be_played_is_refused_by_its_line(
+    tmp_path: Path, old: str, new: str, line: int, why: str
+) -> None:
+    assert old in COMPOSE
+    with pytest.raises(SpecError) as refused:
+        read_tasks(composed(tmp_path / "odd", COMPOSE.replace(old, new)), "docker", network=False)
+    messages = [str(problem) for problem in refused.value.problems]
+    assert any(f"docker-compose.yaml:{line}:" in message and why in message for message in messages), messages
 
 
 def test_a_task_without_network_is_refused_where_the_sandbox_has_one(tmp_path: Path) -> None:

@@ -49,18 +49,19 @@ async def train(
     batch_size: int,
     pause: float = 0.05,
     starting_step: int = 0,
+    longest: int = 4096,
     batches: list[list[dict[str, Any]]] | None = None,
     go_on: asyncio.Event | None = None,
 ) -> list[list[dict[str, Any]]]:
     """Register, then pull batches until `batches` (default: none yet) has `steps` of them.
 
-    After the first one it waits for `go_on`, where that is given.
+    Sequences have `longest` tokens at most. After the first one it waits for `go_on`, where that is given.
     """
     registration = {
         "wandb_group": "group",
         "wandb_project": "project",
         "batch_size": batch_size,
-        "max_token_len": 4096,
+        "max_token_len": longest,
         "checkpoint_dir": "",
         "save_checkpoint_interval": -1,
         "starting_step": starting_step,

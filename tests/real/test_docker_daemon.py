@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, channel, create_sandbox, docker_engine
+from hermes_rl.sandbox.base import SandboxFile, SandboxService
 from hermes_rl.sandbox.docker import IMAGE, Container, Docker
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.tools.search import Query, search
@@ -121,6 +123,78 @@ async def test_a_task_folder_is_played_in_its_own_image(tmp_path: Path, named: s
     forged = "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt"
     wrong = await task_played(folder, tmp_path / "wrong", forged, backend)
     assert [(line["score"], line["error"]) for line in (right, wrong)] == [(1.0, None), (0.0, None)]
+
+
+# -------------------------------------------------------------------------------- services
+
+STORE = """
+import http.server, os
+class Store(http.server.SimpleHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(f"{os.environ['GREETING']} {open('/seed').read()}".encode())
+http.server.ThreadingHTTPServer(("", 8080), Store).serve_forever()
+"""
+FETCH = "python3 -c \"import urllib.request as r; print(r.urlopen('http://store:8080').read().decode())\""
+SERVICE = SandboxService(
+    "store",
+    IMAGE,
+    command=("python3", "/srv/store.py"),
+    env={"GREETING": "hello"},
+    files=(SandboxFile("/srv/store.py", STORE.encode()), SandboxFile("/seed", b"from a file")),
+    healthy=FETCH.replace("store:", "localhost:"),
+)
+
+
+@pytest.mark.parametrize("network", [False, True])
+async def test_services_are_found_by_name_and_end_with_their_sandbox(engine: DockerDaemon, network: bool) -> None:
+    other = replace(SERVICE, name="other", command=("sleep", "600"), healthy=None)
+    config = replace(CONFIG, services=(SERVICE, other), network=network)
+    before = len(engine.containers())
+    async with create_sandbox(config) as sandbox, create_sandbox(config) as second:
+        assert len(engine.containers()) == before + 6
+        for each in (sandbox, second):
+            assert (await each.run(FETCH)).output == "hello from a file\n"
+        assert (await sandbox.run("ls /srv/store.py; pgrep -f store.py")).exit_code != 0, "it is another machine"
+    assert len(engine.containers()) == before
+
+
+async def test_a_service_that_cannot_be_used_is_told_with_what_it_said(engine: DockerDaemon) -> None:
+    before = len(engine.containers())
+    ends = replace(SERVICE, command=("sh", "-c", "echo no disk >&2; exit 3"))
+    with pytest.raises(SandboxFailure, match=r"the service store ended \(3\): no disk"):
+        await create_sandbox(replace(CONFIG, services=(ends,))).start()
+    assert len(engine.containers()) == before
+
+
+COMPOSE = """
+services:
+  main:
+    depends_on: {store: {condition: service_healthy}}
+  store:
+    image: IMAGE
+    command: [python3, /srv/store.py]
+    environment: {GREETING: hello}
+    volumes: ["./store.py:/srv/store.py:ro", "./seed:/seed"]
+    expose: ["8080"]
+    healthcheck: {test: ["CMD-SHELL", "CHECK"], interval: 1s, retries: 30}
+"""
+
+
+async def test_a_task_with_a_compose_file_is_played_beside_its_services(tmp_path: Path) -> None:
+    folder = task(
+        tmp_path / "task",
+        TOML + f"docker_image = '{IMAGE}'\n",
+        "FROM other\n",
+        f"[ \"$({FETCH})\" = 'hello x' ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n",
+    )
+    check = str(SERVICE.healthy).replace('"', '\\"')
+    (folder / "environment/docker-compose.yaml").write_text(COMPOSE.replace("IMAGE", IMAGE).replace("CHECK", check))
+    (folder / "environment/store.py").write_text(STORE)
+    (folder / "environment/seed").write_text("x")
+    line = await task_played(folder, tmp_path / "run", None, "sandbox.backend=docker")
+    assert (line["score"], line["error"]) == (1.0, None)
 
 
 # -------------------------------------------------------------------------------- limits

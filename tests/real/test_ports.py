@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.spec.load import shipped_specs
+from tests.env.trainer import train, trajectory_api
 from tests.real.environments import (
     HERE,
     ROOT,
@@ -123,6 +125,40 @@ def test_many_at_a_time_score_as_one_at_a_time(name: str, tmp_path: Path) -> Non
     many = scores(AT_ONCE.get(name, 64))
     assert len(many) == rows * 4
     assert many == scores(1)
+
+
+FOR_EVALUATION = ("bfcl", "agentdojo", "humaneval", "dbbench", "intercode-sql")
+"""Specs that keep all their rows for evaluation, unless somebody says otherwise."""
+
+
+@pytest.mark.by_turns
+@pytest.mark.parametrize("name", PORTS)
+async def test_it_plays_for_trainers(name: str, tmp_path: Path) -> None:
+    """Files of training data, and batches over HTTP: groups of two, of which one rollout in two goes wrong."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [str(python(name)), "-m", "hermes_rl.cli.main", "run", name]
+    sets = ["servers.policy={type: scripted, deviate: 0.5}", "process.groups=4", "process.group_size=2"]
+    sets += ["serve.group_size=2", "serve.total_steps=2", "serve.eval_every=0", "env.max_batches_offpolicy=1"]
+    sets += ["dataset.eval={fraction: 0.2}"] if name in FOR_EVALUATION else []
+    options = ["--quiet", *(word for each in sets for word in ("--set", each))]
+    out = tmp_path / "process"
+    playing = [*command, "process", "--out", str(out), *options]
+    await asyncio.to_thread(subprocess.run, playing, cwd=tmp_path, timeout=400, env=environ, check=True)
+    groups = [json.loads(line) for line in (out / "groups.jsonl").read_text().splitlines()]
+    assert [len(group["scores"]) for group in groups] == [2] * 4
+    async with trajectory_api() as url:
+        options += ["--set", f"serve.api_url={url}", "--out", str(tmp_path / "serve")]
+        serving = await asyncio.create_subprocess_exec(*command, "serve", *options, cwd=tmp_path, env=environ)
+        try:
+            batches = await asyncio.wait_for(train(url, steps=2, batch_size=2, longest=1 << 20), 100)
+            assert await asyncio.wait_for(serving.wait(), 100) == 0
+        finally:
+            if serving.returncode is None:
+                serving.kill()
+                await serving.wait()
+    for (group,) in batches:
+        assert len(set(group["scores"])) == 2
+        assert all(set(tokens) != {-100} for tokens in group["masks"])
 
 
 def rows_of_page(name: str, said: dict[str, Any]) -> Iterator[str]:

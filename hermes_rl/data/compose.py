@@ -1,0 +1,191 @@
+"""A Compose file of a task folder: what it says of the sandbox, `main`, and its other services as `sandbox.services`.
+
+This module owns what of the format can be played here, and says of the rest in which line it stands. Nothing is taken
+from the variables of this machine. Source of the keys: the Compose specification.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from hermes_rl.spec.nodes import MappingNode, Node, find, plain
+from hermes_rl.spec.reader import read_file
+
+MAIN = "main"
+NOT_USED = (
+    "expose ports restart networks container_name hostname init stop_grace_period stop_signal pull_policy platform "
+    "labels logging deploy mem_limit cpus stdin_open tty"
+)
+"""Keys of a service that change nothing here: it has the limits of the sandbox, and its network."""
+TOP = ("services", "version", "name", "volumes", "networks")
+IDLE = re.compile(r"(sleep (infinity|\d+)|tail -f /dev/null)\W*$")
+"""Commands by which a container waits, as every sandbox does."""
+VARIABLE = re.compile(r"(?<!\$)(\$\$)*\$(?!\$)")
+
+
+Value = tuple[str, Any]
+"""A key of `sandbox.services`, and what is its."""
+
+
+class ComposeFile:
+    """One Compose file; `laid` makes a file of a sandbox of (path in it, path here)."""
+
+    def __init__(self, path: Path, laid: Callable[[str, Path], dict[str, str]]) -> None:
+        self.env: dict[str, str] = {}
+        """Of the sandbox, as are its `files`."""
+        self.files: list[dict[str, str]] = []
+        self.services: dict[str, dict[str, Any]] = {}
+        """As `sandbox.services` has them, each behind those that it depends on."""
+        self.problems: list[tuple[int, str]] = []
+        """What cannot be played: the line, and why."""
+        self.notes: list[str] = []
+        self._folder, self._laid = path.parent, laid
+        self._volumes: dict[str, str] = {}
+        """Named volumes, and the service that has each."""
+        root, problems = read_file(path, str(path))
+        self.problems += [(problem.line or 1, problem.message) for problem in problems]
+        if isinstance(root, MappingNode) and not problems:
+            self._read(root)
+        elif not problems:
+            self.problems.append((1, "it has no services"))
+
+    def _read(self, root: MappingNode) -> None:
+        for key, entry in root.entries.items():
+            if key not in TOP and not key.startswith("x-"):
+                self.problems.append((entry.key.line, f"`{key}` is not played"))
+        services = root.get("services")
+        if not isinstance(services, MappingNode) or services.get(MAIN) is None:
+            self.problems.append((1, f"it has no service `{MAIN}`, which is the sandbox"))
+            return
+        for name, entry in services.entries.items():
+            values = dict(self._values(name, entry.value)) if isinstance(entry.value, MappingNode) else {}
+            if name == MAIN:
+                self.env, self.files = values.get("env", {}), values.get("files", [])
+            else:
+                self.services[name] = values
+                if "image" not in values:
+                    self.problems.append((entry.key.line, f"`{name}` has no image, and none is built here"))
+        self._put_in_order(services)
+
+    def _put_in_order(self, services: MappingNode) -> None:
+        needed: dict[str, list[str]] = {}
+        for name in services.entries:
+            node = find(services, (name, "depends_on"))
+            needed[name] = [] if node is None else list(plain(node))
+            unknown = [other for other in needed[name] if other not in services.entries]
+            if node is not None and unknown:
+                self.problems.append((node.mark.line, f"`{name}` depends on {unknown[0]}, which is no service"))
+        try:
+            order = TopologicalSorter(needed).static_order()
+            self.services = {name: self.services[name] for name in order if name in self.services}
+        except CycleError:
+            self.problems.append((1, "its services depend on each other in a circle"))
+
+    def _values(self, name: str, service: MappingNode) -> Iterator[tuple[str, Any]]:
+        """Yield what is played of a service; the rest is a problem, or noted."""
+        for key, (mark, node) in service.entries.items():
+            try:
+                if key in NOT_USED.split():
+                    self.notes.append(f"`{key}` of services in environment/docker-compose.yaml is of no effect")
+                elif key == "depends_on" or (name == MAIN and self._is_the_sandbox(key, node)):
+                    pass
+                elif key in READ:
+                    yield READ[key](self, name, node)
+                else:
+                    raise ValueError("is not played")
+            except ValueError as error:
+                self.problems.append((mark.line, f"`{key}` of the service `{name}` {error}"))
+            except (TypeError, AttributeError):
+                self.problems.append((mark.line, f"`{key}` of the service `{name}` cannot be read"))
+
+    def _is_the_sandbox(self, key: str, node: Node) -> bool:
+        """Whether a key of `main` says no more than what the sandbox is anyway."""
+        if key == "image":
+            return "$" in str(plain(node))  # the image of the task
+        if key == "build":
+            return _words(node) in (".", "${CONTEXT_DIR}") or plain(node) in (
+                {"context": "."},
+                {"context": "${CONTEXT_DIR}"},
+            )
+        return key == "command" and IDLE.search(_words(node)) is not None
+
+    def _image(self, name: str, node: Node) -> Value:
+        if name == MAIN:
+            raise ValueError("is named in [environment] docker_image")
+        return "image", _own(plain(node))
+
+    def _command(self, name: str, node: Node) -> Value:
+        if name == MAIN:
+            raise ValueError("starts a program in the sandbox: start it in [environment.healthcheck], or in a service")
+        value = plain(node)
+        return "command", [_own(word) for word in (shlex.split(value) if isinstance(value, str) else value)]
+
+    def _environment(self, name: str, node: Node) -> Value:
+        value = plain(node)
+        pairs: Mapping[str, Any] = (
+            value
+            if isinstance(value, Mapping)
+            else {name: text if sign else None for name, sign, text in (str(each).partition("=") for each in value)}
+        )
+        if any(each is None for each in pairs.values()):
+            raise ValueError("takes variables of this machine, which are not handed over")
+        return "env", {str(key): _own(each) for key, each in pairs.items()}
+
+    def _healthcheck(self, name: str, node: Node) -> Value:
+        test: Any = plain(node).get("test") if isinstance(node, MappingNode) else None
+        kind, *words = test if isinstance(test, list) else ("CMD-SHELL", test)
+        if name == MAIN:
+            raise ValueError("of the sandbox is [environment.healthcheck] of task.toml")
+        if kind == "NONE":
+            return "healthy", None
+        if kind not in ("CMD", "CMD-SHELL") or not words or not all(isinstance(word, str) for word in words):
+            raise ValueError("has no `test` that can be run")
+        command = shlex.join(words) if kind == "CMD" else " ".join(words)
+        return "healthy", _own(command)
+
+    def _volumes_of(self, name: str, node: Node) -> Value:
+        files = []
+        for volume in plain(node):
+            named = isinstance(volume, Mapping)
+            source, target = (volume.get("source"), volume.get("target")) if named else str(volume).split(":")[:2]
+            if name == MAIN and "$" in str(source):
+                continue  # a folder of its runner's, for what it collects
+            source, target = _own(source), _own(target)
+            if not source.startswith((".", "/")):
+                if self._volumes.setdefault(source, name) != name:
+                    raise ValueError(f"shares {source} with {self._volumes[source]}, and each has files of its own")
+                continue
+            path = (self._folder / source).resolve()
+            if not path.is_relative_to(self._folder.resolve()) or not path.exists():
+                raise ValueError(f"names {source}, which is not in environment/")
+            inner = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+            files += [self._laid(f"{target}/{each.relative_to(path)}".removesuffix("/."), each) for each in inner]
+        return "files", files
+
+
+READ: Mapping[str, Callable[[ComposeFile, str, Node], Value]] = {
+    "image": ComposeFile._image,
+    "command": ComposeFile._command,
+    "environment": ComposeFile._environment,
+    "healthcheck": ComposeFile._healthcheck,
+    "volumes": ComposeFile._volumes_of,
+}
+"""Key of a service → what reads it."""
+
+
+def _words(node: Node) -> str:
+    value = plain(node)
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _own(value: Any) -> str:
+    """Return a text of the file; ValueError where it takes a variable of this machine."""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    if VARIABLE.search(text):
+        raise ValueError("takes variables of this machine, which are not handed over")
+    return text.replace("$$", "$")

@@ -51,15 +51,15 @@ def kept_message(message: Mapping[str, Any], turn: int) -> Message:
 
     Every call gets an id of its own, a type and arguments as text.
     """
-    kept = {key: value for key, value in message.items() if value is not None}
-    kept["role"] = "assistant"
-    kept["content"] = _content(message.get("content"))
+    own = {key: value for key, value in message.items() if value is not None}
+    own["role"] = "assistant"
+    own["content"] = _content(message.get("content"))
     calls = message.get("tool_calls")
     if isinstance(calls, list) and calls:
-        kept["tool_calls"] = _calls(calls, turn)
+        own["tool_calls"] = _calls(calls, turn)
     else:
-        kept.pop("tool_calls", None)
-    return kept
+        own.pop("tool_calls", None)
+    return own
 
 
 def sendable(messages: list[Message]) -> list[Message]:
@@ -79,16 +79,16 @@ def _content(content: object) -> object:
 
 
 def _calls(calls: list[Any], turn: int) -> list[dict[str, Any]]:
-    kept: list[dict[str, Any]] = []
-    taken: set[str] = set()
+    read: list[dict[str, Any]] = []
+    ids: set[str] = set()
     for number, call in enumerate(calls):
-        one = _call(call if isinstance(call, dict) else {}, f"call_{turn}_{number}", taken)
-        taken.add(one["id"])
-        kept.append(one)
-    return kept
+        own = _call(call if isinstance(call, dict) else {}, f"call_{turn}_{number}", ids)
+        ids.add(own["id"])
+        read.append(own)
+    return read
 
 
-def _call(call: Mapping[str, Any], default_id: str, taken: set[str]) -> dict[str, Any]:
+def _call(call: Mapping[str, Any], default_id: str, ids: set[str]) -> dict[str, Any]:
     function = call.get("function")
     function = function if isinstance(function, dict) else {}
     arguments = function.get("arguments", "")
@@ -96,7 +96,7 @@ def _call(call: Mapping[str, Any], default_id: str, taken: set[str]) -> dict[str
     # Our own parser adds this to a call that cannot be executed.
     problem = {"error": call["error"]} if isinstance(call.get("error"), str) else {}
     return {
-        "id": default_id if not given_id or given_id in taken else given_id,
+        "id": default_id if not given_id or given_id in ids else given_id,
         "type": "function",
         "function": {
             "name": str(function.get("name") or ""),
@@ -326,7 +326,7 @@ class HermesAgentLoop:
         bounds = [self.options.tool_timeout]
         if (bound := self.options.working_time) is not None:
             bounds.append(max(0.001, bound - result.timings.working))
-        return min((one for one in bounds if one is not None), default=None)
+        return min((seconds for seconds in bounds if seconds is not None), default=None)
 
 
 def _sandbox_of(server: Any) -> SandboxConfig | None:

@@ -70,8 +70,8 @@ CONTEXT = 131_072
 
 async def context_of(server: Any, options: LoopOptions) -> int:
     """Return the tokens of the longest conversation that a program may hold: the server's, or the spec's if smaller."""
-    told = await server.context_length() if isinstance(server, TellsContext) else None
-    return min((size for size in (told, options.max_trajectory_tokens) if size is not None), default=CONTEXT)
+    of_server = await server.context_length() if isinstance(server, TellsContext) else None
+    return min((size for size in (of_server, options.max_trajectory_tokens) if size is not None), default=CONTEXT)
 
 
 @dataclass(frozen=True)

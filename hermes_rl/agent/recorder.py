@@ -51,14 +51,14 @@ class ResultBudget:
 
     def apply(self, outcomes: Sequence[ToolOutcome]) -> list[ToolOutcome]:
         """Cut what is too long. What a model reads of a file on purpose is only cut for the whole turn's sake."""
-        kept = [
+        cut = [
             self._cut(outcome) if len(outcome.content) > self._limit(outcome.name) else outcome for outcome in outcomes
         ]
-        for place in sorted(range(len(kept)), key=lambda place: -len(kept[place].content)):
-            if sum(len(one.content) for one in kept) <= self.turn_budget:
+        for place in sorted(range(len(cut)), key=lambda place: -len(cut[place].content)):
+            if sum(len(one.content) for one in cut) <= self.turn_budget:
                 break
-            kept[place] = self._cut(kept[place])
-        return kept
+            cut[place] = self._cut(cut[place])
+        return cut
 
     def _limit(self, tool: str) -> float:
         return math.inf if tool == "read_file" else self.tool_overrides.get(tool, self.default_result_size)
@@ -104,7 +104,7 @@ class LoopOptions:
     @property
     def working_time(self) -> float | None:
         """The most seconds that the agent itself may work."""
-        return min((one for one in (self.timeout, self.task_timeout) if one is not None), default=None)
+        return min((seconds for seconds in (self.timeout, self.task_timeout) if seconds is not None), default=None)
 
 
 class OverError(Exception):

@@ -267,26 +267,28 @@ class _Rollout:
         yield from self._facts()
 
     def _head(self) -> Iterator[RenderableType]:
-        one = self.one
-        score = "no score" if one.score is None else f"score {_number(one.score)}"
+        rollout = self.one
+        score = "no score" if rollout.score is None else f"score {_number(rollout.score)}"
         yield Text.assemble(
-            safe(one.id, HEAD),
-            f"  #{self.record.number(one.id)} of {len(self.record.rollouts)}  ",
-            safe(score, _style(one, self.success)),
-            safe(f"  {one.ending}  {counted(one.turns, 'turn')}  {one.model or ''}"),
+            safe(rollout.id, HEAD),
+            f"  #{self.record.number(rollout.id)} of {len(self.record.rollouts)}  ",
+            safe(score, _style(rollout, self.success)),
+            safe(f"  {rollout.ending}  {counted(rollout.turns, 'turn')}  {rollout.model or ''}"),
         )
         reasons = list(why(self.line, self.weights, self.success))
         for number, reason in enumerate(reasons):
             yield Text.assemble(("why: " if number == 0 else "     "), safe(_cut(reason, 500), BAD))
-        seats = [f"{seat.seat} #{self.record.number(seat.id)} {_number(seat.score)}" for seat in self.record.seats(one)]
+        seats = [
+            f"{seat.seat} #{self.record.number(seat.id)} {_number(seat.score)}" for seat in self.record.seats(rollout)
+        ]
         if seats:
-            yield safe(f"{one.seat} of its episode: {', '.join(seats)}", DIM)
-        others = [other for other in self.record.members(one.group) if other.id != one.id]
+            yield safe(f"{rollout.seat} of its episode: {', '.join(seats)}", DIM)
+        others = [other for other in self.record.members(rollout.group) if other.id != rollout.id]
         if others:
             scores = ", ".join(f"#{self.record.number(other.id)} {_number(other.score)}" for other in others[:16])
             yield safe(f"others of its group: {scores}" + (", …" if len(others) > 16 else ""), DIM)
         for other in self.record.rollouts:
-            if (other.group, other.index) == (one.group, one.index) and other.id != one.id:
+            if (other.group, other.index) == (rollout.group, rollout.index) and other.id != rollout.id:
                 yield safe(f"attempt {other.attempt}: #{self.record.number(other.id)} {other.ending}", DIM)
 
     def _row(self) -> Iterator[RenderableType]:

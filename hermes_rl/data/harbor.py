@@ -357,8 +357,8 @@ class _Task:
 
     def _begin_with(self, step: Mapping[str, Any]) -> None:
         """Let the sandbox begin with what the first step lays down, over what the image has in the same place."""
-        taken = {posixpath.normpath(each["to"]) for each in step["files"]}
-        own = [each for each in self.files if posixpath.normpath(each["to"]) not in taken]
+        places = {posixpath.normpath(each["to"]) for each in step["files"]}
+        own = [each for each in self.files if posixpath.normpath(each["to"]) not in places]
         self.files, self.setup = own + step["files"], self.setup + step["setup"]
 
     def _step(self, part: _Part, workdir: str) -> dict[str, Any]:
@@ -368,7 +368,7 @@ class _Task:
             for top in dict.fromkeys((self.folder / "tests", part.folder / "tests"))
             for path in _inside(top)
         }
-        laid = part.folder / "workdir" if part.key else None
+        start = part.folder / "workdir" if part.key else None
         timeout = self._number("verifier.timeout_sec", VERIFIER_SECONDS)
         env = self._variables("verifier.env")
         if part.key:
@@ -376,9 +376,9 @@ class _Task:
             env |= self._variables(f"{part.key}verifier.env")
         return {
             "say": self._instruction(part),
-            "files": [_laid(f"{workdir}/{path.relative_to(laid)}", path) for path in _inside(laid)] if laid else [],
+            "files": [_laid(f"{workdir}/{path.relative_to(start)}", path) for path in _inside(start)] if start else [],
             "setup": [
-                *(["bash setup.sh"] if laid and (laid / "setup.sh").is_file() else []),
+                *(["bash setup.sh"] if start and (start / "setup.sh").is_file() else []),
                 *(self._until_healthy(f"{part.key}healthcheck") if part.key else []),
             ],
             "min_reward": self._min_reward(part),

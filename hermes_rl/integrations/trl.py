@@ -566,9 +566,9 @@ class HermesWorker(Beside):
         samples = []
         oldest = group.certificate.oldest
         compared = [
-            (part, *one)
+            (part, *member)
             for part in group.compared()
-            for one in zip(part.rollouts, part.advantages(self._normalise), strict=True)
+            for member in zip(part.rollouts, part.advantages(self._normalise), strict=True)
         ]
         for part, rollout, advantage in compared:
             prompt = rollout.messages[: rollout.result.prompt_length] if rollout.result is not None else []

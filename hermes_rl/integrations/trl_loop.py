@@ -65,7 +65,7 @@ class HermesEnvironments(Beside):
         """The function that ends each rollout with the model's last words, and says its score."""
 
         def hermes_rl_score(completions: Any, environments: Any, **_: Any) -> list[float | None]:
-            return [one._ended(turns) for one, turns in zip(environments, completions, strict=True)]
+            return [environment._ended(turns) for environment, turns in zip(environments, completions, strict=True)]
 
         return [hermes_rl_score]
 

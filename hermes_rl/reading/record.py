@@ -304,8 +304,8 @@ class RunRecord:
         if not rollout.seat:
             return []
         place = rollout.episode, rollout.index, rollout.attempt
-        own = [one for one in self.rollouts if (one.episode, one.index, one.attempt) == place]
-        return sorted(own, key=lambda one: one.group != one.episode)
+        own = [other for other in self.rollouts if (other.episode, other.index, other.attempt) == place]
+        return sorted(own, key=lambda other: other.group != other.episode)
 
     def counting(
         self,

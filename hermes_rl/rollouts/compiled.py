@@ -597,9 +597,9 @@ class CompiledSpec:
         """Take the artifacts of a machine, which these seats share; returns the sandboxes that rewards look into."""
         calls = [each for each in self.grader.ordered for seat in seats if each.is_called_for(seat)]
         sandboxes = RewardSandboxes(runtime, calls, self._only_kept())
-        taken = await sandboxes.take(self._artifacts(rollout.key.row), self.spec.command_timeout)
-        if self.keep is not None and taken:
-            rollout.artifacts = await asyncio.to_thread(self.keep, rollout.id, taken)
+        artifacts = await sandboxes.take(self._artifacts(rollout.key.row), self.spec.command_timeout)
+        if self.keep is not None and artifacts:
+            rollout.artifacts = await asyncio.to_thread(self.keep, rollout.id, artifacts)
         rollout.image = runtime.image_digest
         if rollout.image is not None:
             self.images.setdefault(runtime.config.image or "(default)", set()).add(rollout.image)
@@ -862,7 +862,7 @@ def _changed(agent: Agent, sampling: Mapping[str, Any]) -> Agent:
     try:
         given = Agent.model_validate(dict(sampling))
     except ValidationError as error:
-        problems = [f"sampling.{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        problems = [f"sampling.{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
         raise UserError("\n".join(problems)) from error
     return agent.model_copy(update={name: getattr(given, name) for name in sampling})
 
@@ -931,10 +931,10 @@ def _roles(spec: Spec, environ: Mapping[str, str]) -> dict[str, ModelClient]:
 
 
 def _function(spec: Spec, name: str, reward: Reward) -> RewardFunction:
-    found = find_reward(name, reward.fn, [other for other in spec.rewards if other != name])
+    reward_function = find_reward(name, reward.fn, [other for other in spec.rewards if other != name])
     # A state of the runner is compared there: what was loaded for another process lacks the code of its class.
     here = not reward.process or (reward.fn == "state_matches" and not spec.state_apart)
-    function = replace(found, code=None if here else found.code, timeout=reward.timeout)
+    function = replace(reward_function, code=None if here else reward_function.code, timeout=reward.timeout)
     if function.code is None and "state" in function.parameters and spec.state_apart:
         raise UserError(f"rewards.{name}: it names `state`, which is in a process, so it cannot run in the runner")
     return function

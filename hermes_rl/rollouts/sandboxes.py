@@ -219,12 +219,12 @@ def _image(section: SandboxSection, folder: Path) -> str | None:
 
 def laid_files(files: tuple[File, ...], folder: Path, where: str = "sandbox.files") -> tuple[SandboxFile, ...]:
     """Return the files that a spec lays down; raises `UserError` for one that cannot be had, or that is there twice."""
-    laid = [file for entry in files for file in _expand(entry, folder)]
-    targets = [file.to for file in laid]
+    expanded = [file for entry in files for file in _expand(entry, folder)]
+    targets = [file.to for file in expanded]
     for target in targets:
         if targets.count(target) > 1:
             raise UserError(f"{where} lays {target!r} down twice")
-    return tuple(laid)
+    return tuple(expanded)
 
 
 def _expand(entry: File, folder: Path) -> list[SandboxFile]:

@@ -139,8 +139,8 @@ def _rules(machine: Processor) -> list[Instruction]:
         rules += _with_argument(numbers[name], 0, [(EQUAL, 0, 1, HELPER), _refuse(errno.EPERM)])
     for name, everybody in OF_A_USER.items():
         user = [(EQUAL, 0, 1, everybody), _refuse(errno.EPERM)]
-        one = [(LOAD, 0, 0, ARGUMENTS + 8), (EQUAL, 0, 1, HELPER), _refuse(errno.EPERM)]
-        rules += _with_argument(numbers[name], 0, [*user, *one])
+        group = [(LOAD, 0, 0, ARGUMENTS + 8), (EQUAL, 0, 1, HELPER), _refuse(errno.EPERM)]
+        rules += _with_argument(numbers[name], 0, [*user, *group])
     return [*rules, (RETURN, 0, 0, ALLOW)]
 
 

@@ -210,12 +210,12 @@ def told(group: Group, dropped: str | None, detail: str | None) -> dict[str, Any
         "certificate": certificate.record() if certificate is not None else None,
         "rollouts": [
             {
-                **_rollout(one, counts, usable=dropped is None),
+                **_rollout(rollout, counts, usable=dropped is None),
                 # Of an episode's seats: whose it is, whose weights sampled it, and with which others it is compared.
-                **(_seat(one, part) if one.seat.name else {}),
+                **(_seat(rollout, part) if rollout.seat.name else {}),
             }
             for part in group.compared()
-            for one, counts in zip(part.rollouts, part.baseline, strict=True)
+            for rollout, counts in zip(part.rollouts, part.baseline, strict=True)
         ],
     }
 

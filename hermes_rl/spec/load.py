@@ -62,9 +62,9 @@ def load_spec(
         SpecError: with every problem at its place.
         UserError: there is no such spec.
     """
-    path, name, repository, _ = found = find_spec(source)
+    path, name, repository, _ = spec = find_spec(source)
     try:
-        root, problems = _tree_of(found)
+        root, problems = _tree_of(spec)
     except OSError as error:
         raise UserError(f"{name}: cannot be read: {error.strerror}") from None
     if root is not None and "set" in root.entries:
@@ -88,11 +88,11 @@ def load_draft(
         return Draft(load_spec(source, overrides=overrides, environ=environ), has_rows=True), []
     except SpecError as error:
         problems = list(error.problems)
-    found = find_spec(source)
-    root, unreadable = _tree_of(found)
+    spec = find_spec(source)
+    root, unreadable = _tree_of(spec)
     if root is None or unreadable:
         return None, problems  # what could not be read may be what the rest depends on
-    loading = _Loading(found.path.stem, environ, overrides, repository=found.repository)
+    loading = _Loading(spec.path.stem, environ, overrides, repository=spec.repository)
     return salvage(loading.validated(root)[0]), problems
 
 

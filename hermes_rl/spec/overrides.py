@@ -75,36 +75,36 @@ class NoPlaceError(Exception):
     """The key of an option leads through something that has no keys."""
 
 
-def _assigned(node: Node | None, base: Node | None, one: Assignment, done: NodePath) -> Node:
+def _assigned(node: Node | None, base: Node | None, assignment: Assignment, done: NodePath) -> Node:
     """`node` with the option's value at the rest of its path; `base` is what the file says there, without any option.
 
     Raises:
         NoPlaceError: the key leads through something that has no keys.
     """
-    if len(done) == len(one.path):
-        return one.node
-    step = one.path[len(done)]
+    if len(done) == len(assignment.path):
+        return assignment.node
+    step = assignment.path[len(done)]
     here = expand_shorthand(node, done) if node is not None else None
     if isinstance(here, SequenceNode):
-        return _assigned_item(here, base, one, done)
+        return _assigned_item(here, base, assignment, done)
     if here is None or (isinstance(here, ScalarNode) and here.value is None):
-        here = MappingNode(one.node.mark)
+        here = MappingNode(assignment.node.mark)
     if not isinstance(here, MappingNode):
         raise NoPlaceError(f"`{'.'.join(map(str, done))}` holds no keys")
     before = base.get(str(step)) if isinstance(base, MappingNode) else None
-    value = _assigned(here.get(str(step)), before, one, (*done, step))
-    known = str(step) in here.entries and len(done) + 1 < len(one.path)
-    entry = Entry(here.entries[str(step)].key if known else one.mark, value)
-    here = _without_old_kind(here, base, one, done)
+    value = _assigned(here.get(str(step)), before, assignment, (*done, step))
+    known = str(step) in here.entries and len(done) + 1 < len(assignment.path)
+    entry = Entry(here.entries[str(step)].key if known else assignment.mark, value)
+    here = _without_old_kind(here, base, assignment, done)
     return replace(here, entries={**here.entries, str(step): entry})
 
 
-def _without_old_kind(here: MappingNode, base: Node | None, one: Assignment, done: NodePath) -> MappingNode:
+def _without_old_kind(here: MappingNode, base: Node | None, assignment: Assignment, done: NodePath) -> MappingNode:
     """Without what the file wrote for another kind of this block than the option chooses."""
-    if len(done) + 1 != len(one.path) or not isinstance(base, MappingNode):
+    if len(done) + 1 != len(assignment.path) or not isinstance(base, MappingNode):
         return here
-    step = str(one.path[-1])
-    change = MappingNode(one.node.mark, {step: Entry(one.node.mark, one.node)})
+    step = str(assignment.path[-1])
+    change = MappingNode(assignment.node.mark, {step: Entry(assignment.node.mark, assignment.node)})
     if not changes_kind(base, change, done):
         return here
     gone = next((keys for pattern, keys in _KIND_KEYS if is_in(done, (pattern,))), ())
@@ -114,17 +114,17 @@ def _without_old_kind(here: MappingNode, base: Node | None, one: Assignment, don
     return here.without(*own)
 
 
-def _assigned_item(here: SequenceNode, base: Node | None, one: Assignment, done: NodePath) -> Node:
-    step = one.path[len(done)]
+def _assigned_item(here: SequenceNode, base: Node | None, assignment: Assignment, done: NodePath) -> Node:
+    step = assignment.path[len(done)]
     items = list(here.items)
-    if one.all_servers and not isinstance(step, int):
+    if assignment.all_servers and not isinstance(step, int):
         bases = base.items if isinstance(base, SequenceNode) else items
-        changed = [_assigned(item, bases[index], one, done) for index, item in enumerate(items)]
+        changed = [_assigned(item, bases[index], assignment, done) for index, item in enumerate(items)]
         return replace(here, items=tuple(changed))
     if not isinstance(step, int) or step >= len(items):
         raise NoPlaceError(f"`{'.'.join(map(str, done))}` is a list of {len(items)}; name an item by its number from 0")
     before = base.items[step] if isinstance(base, SequenceNode) and step < len(base.items) else None
-    items[step] = _assigned(items[step], before, one, (*done, step))
+    items[step] = _assigned(items[step], before, assignment, (*done, step))
     return replace(here, items=tuple(items))
 
 

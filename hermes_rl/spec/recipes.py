@@ -83,9 +83,9 @@ def _with_recipe(root: MappingNode, place: tuple[str, ...], within: Path | None)
     for step in reversed(place):
         agent = MappingNode(recipe.mark, {step: Entry(recipe.mark, agent)})
     below = replace(recipe, entries={**recipe.without("agent").entries, **agent.entries})
-    laid = _laid_below(below, _having(root, path, program.without("recipe")), ())
-    assert isinstance(laid, MappingNode)
-    return laid, problems
+    tree = _laid_below(below, _having(root, path, program.without("recipe")), ())
+    assert isinstance(tree, MappingNode)
+    return tree, problems
 
 
 def _having(root: MappingNode, path: tuple[str, ...], value: Node) -> MappingNode:

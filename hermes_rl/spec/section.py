@@ -90,7 +90,7 @@ def _step(outer: Any, step: str | int) -> list[Any]:
     if container is tuple and args:
         inner = members(args[0])
         # one server may be written without its list
-        return inner if isinstance(step, int) else [part for one in inner for part in _step(one, step)]
+        return inner if isinstance(step, int) else [part for argument in inner for part in _step(argument, step)]
     if container is not None and isinstance(container, type) and issubclass(container, Mapping):
         return members(args[1])
     return []

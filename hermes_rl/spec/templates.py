@@ -89,7 +89,7 @@ def regex_search(value: Any, pattern: str, group: int | str | None = None) -> st
 
 def regex_findall(value: Any, pattern: str) -> list[Any]:
     """All matches, as `re.findall` gives them."""
-    return [list(found) if isinstance(found, tuple) else found for found in re.findall(pattern, str(value))]
+    return [list(groups) if isinstance(groups, tuple) else groups for groups in re.findall(pattern, str(value))]
 
 
 def regex_replace(value: Any, pattern: str, replacement: str = "") -> str:

@@ -95,8 +95,8 @@ def _add(messages: list[Message], content: dict[str, Any]) -> None:
             _add_said(messages[-1], part)
         elif "functionResponse" in part:
             result = require_object(part["functionResponse"], "`functionResponse`")
-            told = {"tool_call_id": str(result.get("id") or ""), "content": _result(result.get("response"))}
-            messages.append({"role": "tool", **told})
+            answer = {"tool_call_id": str(result.get("id") or ""), "content": _result(result.get("response"))}
+            messages.append({"role": "tool", **answer})
         elif messages and messages[-1]["role"] == "user":
             messages[-1]["content"] += "\n" + _text(part)
         else:

@@ -315,7 +315,7 @@ class ToolContext:
         config = self.runtime.config
         said = config.backend, config.image, config.workdir, config.packages, sorted(config.env.items()), config.setup
         files = [(file.to, hashlib.sha256(file.data).hexdigest()) for file in config.files]
-        return hashlib.sha256(repr((said, files)).encode("utf-8", "surrogatepass")).hexdigest()
+        return hashlib.sha256(repr((said, files, config.services)).encode("utf-8", "surrogatepass")).hexdigest()
 
     def search(self, query: str, path: str = ".") -> dict[str, Any]:
         """Lines that match a regular expression, as the tool `search_files` answers."""

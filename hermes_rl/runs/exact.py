@@ -150,12 +150,13 @@ def foretold(spec: Spec) -> str | None:
     if not policy or not policy[0].kind.exact:
         return None
     name = tokenizer_of(spec)
+    whose = ("a rollout", "each seat" if spec.agents else "a rollout")
     if name is None and policy[0].renderer is None:
-        return OF_SMALL
+        return OF_SMALL.replace(*whose)
     if name is not None and not Path(name).is_dir():
         return None
     try:
-        return str(forecast_of(spec))
+        return str(forecast_of(spec)).replace(*whose)
     except UserError as error:
         if policy[0].kind.token_level:
             raise

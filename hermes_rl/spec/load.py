@@ -156,10 +156,11 @@ def find_spec(source: str | Path) -> Found:
                 f"class of its own is run by itself: python {source} serve|process|evaluate"
             )
         return Found(path, str(source))
-    if kind == stat.S_IFDIR:
+    shipped = shipped_specs()
+    # A run may have been given the name of the spec that it plays.
+    if kind == stat.S_IFDIR and not (str(source) in shipped and (path / "run.json").is_file()):
         only = spec_in(path)
         return Found(only, str(only))
-    shipped = shipped_specs()
     if str(source) in shipped:
         return Found(shipped[str(source)], str(shipped[str(source)]))
     address = repository_of(source)

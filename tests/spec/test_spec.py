@@ -14,7 +14,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from hermes_rl.errors import UserError
+from hermes_rl.errors import SpecError, UserError
 from hermes_rl.spec import Spec, load_spec, parse_spec, shipped_specs
 from hermes_rl.spec.fingerprint import fingerprint
 from hermes_rl.spec.model import TextFile
@@ -76,6 +76,19 @@ def test_the_shipped_copy_is_the_example() -> None:
     shipped = shipped_specs()["terminal-files"]
     assert shipped.read_bytes() == next(path for path in SPECS if path.stem == "terminal-files").read_bytes()
     assert load_spec("terminal-files") == load_spec(shipped)
+
+
+def test_a_run_with_the_name_of_a_shipped_spec_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "debate").mkdir()
+    (tmp_path / "debate/spec.yaml").write_text("name: other\nrewards: {}\n")
+    (tmp_path / "debate/run.json").write_text("{}")
+    assert load_spec("debate").name == "debate"
+    (tmp_path / "debate/run.json").unlink()
+    with pytest.raises(SpecError, match=r"debate/spec\.yaml"):
+        load_spec("debate")
 
 
 def test_an_unknown_spec_is_named() -> None:

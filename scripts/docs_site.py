@@ -86,8 +86,9 @@ def _sections_in(value: dict[str, Any], suffix: str = "") -> Iterator[tuple[str,
         yield from _sections_in(choice, suffix)
     if "items" in value:
         yield from _sections_in(value["items"], f"{suffix}[]")
-    if isinstance(value.get("additionalProperties"), dict):
-        yield from _sections_in(value["additionalProperties"], f"{suffix}.NAME")
+    for inner in (value.get("additionalProperties"), *value.get("patternProperties", {}).values()):
+        if isinstance(inner, dict):
+            yield from _sections_in(inner, f"{suffix}.NAME")
 
 
 def _section(value: dict[str, Any]) -> str | None:

@@ -102,16 +102,21 @@ def _of_rollout(rollout: Rollout, rewards: Sequence[str]) -> dict[str, Any]:
         "rollout": rollout.id,
         **of_row(rollout.key.row),
         "index": rollout.key.index,
-        "score": rollout.score,
+        "score": _double(rollout.score),
         "ending": str(rollout.ending),
         "masked": rollout.masked,
-        **{f"reward/{name}": value for name, value in values.items()},
+        **{f"reward/{name}": _double(value) for name, value in values.items()},
         "messages": [_message(message) for message in result.messages],
         "tools": json.dumps(list(result.tool_schemas), ensure_ascii=False) if result.tool_schemas else None,
         "turns": result.turns_used,
         "prompt_tokens": result.usage.prompt_tokens,
         "completion_tokens": result.usage.completion_tokens,
     }
+
+
+def _double(value: float | None) -> float | None:
+    """Return a number as the column has it, which takes no integer that a double does not have exactly."""
+    return None if value is None else float(value)
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:

@@ -42,6 +42,8 @@ NOTES = dict.fromkeys(
     [("retail", "2"), ("retail", "3"), ("retail", "4")], "gold asks for a product that is not there (issue 89)"
 ) | {("airline", "9"): "its user names two dates (issue 47)"}
 """What is known to be wrong with a task, by domain and id; issues are those of the original."""
+ALIVE: list[Any] = []
+"""All worlds of a rollout's process, with which they end: to free one would take time, and memory that is shared."""
 READY: dict[str, list[Any]] = {}
 """Worlds by domain that nobody has used yet: those for a rollout and its gold are made before its process is."""
 
@@ -174,6 +176,9 @@ class World:
         self.world = started(self.task, self.domain)
         self.errors, self.calls = 0, list[Any]()
         """Failed calls of tools that exist, and the user's calls."""
+        self.writes: list[tuple[str, ...]] = []
+        """Calls of either side that may change the world, in order."""
+        ALIVE.append(self)
         self.documents = documents(self.domain)
 
     def call(self, name: str, arguments: dict[str, Any]) -> str:
@@ -191,13 +196,16 @@ class World:
         call = ToolCall(id="call", name=name, arguments=arguments, requestor=requestor)
         if requestor == "user":
             self.calls.append(call)
+        side = self.world.tools if requestor == "assistant" else self.world.user_tools
+        if side is not None and side.has_tool(name) and side.tool_mutates_state(name):
+            self.writes.append((requestor, name, json.dumps(arguments, sort_keys=True)))
         message = self.world.get_response(call)
         self.errors += message.error
         return str(message.content)
 
     def databases(self) -> Any:
         """What gold has to leave as the agent did, where the task asks for that: the databases of both sides."""
-        return Databases(self.world) if asks(self.task.evaluation_criteria, "DB") else None
+        return Databases(self) if asks(self.task.evaluation_criteria, "DB") else None
 
     def too_many_errors(self) -> bool:
         """Whether the conversation is over for them."""
@@ -229,13 +237,18 @@ class Bank(World):
 
 
 class Databases:
-    """The databases of agent and user: equal where their hashes are, which take longer than to write them."""
+    """The databases of agent and user: equal after the same writes, and where their hashes are the same.
 
-    def __init__(self, world: Any) -> None:
-        self.world = world
+    To hash them takes longer than to write them, and both far longer than what was done.
+    """
+
+    def __init__(self, state: World) -> None:
+        self.world, self.writes = state.world, state.writes
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Databases) and (self.written == other.written or self.hashes == other.hashes)
+        if not isinstance(other, Databases):
+            return False
+        return self.writes == other.writes or self.written == other.written or self.hashes == other.hashes
 
     __hash__ = None  # type: ignore[assignment]
 

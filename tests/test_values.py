@@ -28,6 +28,7 @@ from hermes_rl.values import (
     MOST_LEVELS,
     count_of,
     is_number,
+    own_copy,
     read_bounded,
     read_json,
     read_own_json,
@@ -144,3 +145,31 @@ def test_what_agents_and_rows_write_ends_nothing(text: str) -> None:
 def test_a_size_without_end_is_none() -> None:
     with pytest.raises(ValueError, match="is not a size"):
         parse_size("9" * 400 + "GiB")
+
+
+# ------------------------------------------------------------------------------------------------------------- Copies
+
+
+class Odd:
+    """What no file has: its copy is another one."""
+
+    def __init__(self) -> None:
+        self.inner: list[int] = []
+
+
+@given(VALUES)
+def test_a_copy_is_equal_and_shares_nothing(value: Any) -> None:
+    whole, odd = {"value": value, "list": [value]}, [value, Odd()]
+    copied = own_copy(whole)
+    assert repr(copied) == repr(whole)
+    assert copied is not whole and copied["list"] is not whole["list"]
+    again = own_copy(odd)
+    assert repr(again[0]) == repr(value)
+    assert type(again[1]) is Odd and again[1] is not odd[1] and again[1].inner is not odd[1].inner
+
+
+def test_what_nests_deeply_is_copied_as_it_was() -> None:
+    deep: list[Any] = []
+    for _ in range(MOST_LEVELS):
+        deep = [deep]
+    assert own_copy(deep) == deep

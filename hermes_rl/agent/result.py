@@ -8,7 +8,6 @@ in `hermes_rl.runs`. Each process of rewards imports this module, so it imports 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,7 +17,7 @@ from hermes_rl.errors import ToolError
 from hermes_rl.foreign.process import current_runner
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.tokens.transcript import MASKED_LOGPROB
-from hermes_rl.values import count_of, is_number
+from hermes_rl.values import count_of, is_number, own_copy
 
 if TYPE_CHECKING:
     from hermes_rl.servers.base import ChatReply
@@ -166,7 +165,7 @@ class AgentResult:
         """Copy the result for code that may change it; what is recorded and trained on stays as it is."""
         return replace(
             self.for_rewards(),
-            messages=copy.deepcopy(self.messages),
+            messages=own_copy(self.messages),
             reasoning_per_turn=list(self.reasoning_per_turn),
             tool_errors=list(self.tool_errors),
             tool_calls=list(self.tool_calls),
@@ -179,7 +178,7 @@ class AgentResult:
     def answering(self, text: str) -> AgentResult:
         """Copy the result with nothing of what the agent did but this one answer to its prompt."""
         return AgentResult(
-            messages=[*copy.deepcopy(self.messages[: self.prompt_length]), {"role": "assistant", "content": text}],
+            messages=[*own_copy(self.messages[: self.prompt_length]), {"role": "assistant", "content": text}],
             turns_used=1,
             finished_naturally=True,
             reasoning_per_turn=[None],

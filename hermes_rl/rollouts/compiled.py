@@ -93,6 +93,7 @@ from hermes_rl.tools.artifacts import ArtifactRequest, TakenArtifact
 from hermes_rl.tools.base import ToolFailedError, Toolkit, ToolRuntime, free_task_id
 from hermes_rl.tools.rollout_process import RolloutProcess
 from hermes_rl.tools.state_questions import ask_state, state_question
+from hermes_rl.values import own_copy
 
 log = logging.getLogger(__name__)
 
@@ -568,7 +569,7 @@ class CompiledSpec:
         if self._state_class is None:
             return None
         try:
-            return self._state_class(copy.deepcopy(dict(row.columns)))
+            return self._state_class(own_copy(dict(row.columns)))
         except Exception as error:  # the spec's own code: whatever it raises is the spec's mistake
             where = place_of(error, self._state_class.__init__)
             raise UserError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import inspect
 import logging
 import time
@@ -30,6 +29,7 @@ from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.model import INJECTED
 from hermes_rl.threads import OverlongError, PerLoopSemaphore, Turns, done_in_thread, in_steps, in_thread
 from hermes_rl.tools.rollout_process import RolloutProcess
+from hermes_rl.values import own_copy
 
 # ---------------------------------------------------------------------------------------------- Finding a reward
 # A shipped name, ``/abs/file.py:function``, ``package.module:function``, ``atropos:<name>``, or a name that a
@@ -205,7 +205,7 @@ class RewardFunction:
         """Return a row or a result that the reward may change, as it is carried or copied: nobody else's is changed."""
         if self.apart:
             return value
-        return value.copied() if hasattr(value, "copied") else copy.deepcopy(value)
+        return value.copied() if hasattr(value, "copied") else own_copy(value)
 
     def wanted(self, available: Mapping[str, Any]) -> dict[str, Any]:
         """Of what the rollout offers (context, roles), that which the signature names."""

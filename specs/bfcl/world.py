@@ -1,6 +1,7 @@
 """BFCL's conversations of several turns: their rows, their worlds, and the comparison behind each turn."""
 
 import ast
+import copy
 import importlib
 import inspect
 import json
@@ -108,7 +109,8 @@ class Worlds:
         self.objects = {name: world_class(name)() for name in item["involved_classes"]}
         for name, world in self.objects.items():
             if hasattr(world, "_load_scenario"):
-                world._load_scenario(item["initial_config"].get(name, {}), long_context=item["kind"] == "long_context")
+                scenario = copy.deepcopy(item["initial_config"].get(name, {}))
+                world._load_scenario(scenario, long_context=item["kind"] == "long_context")
         self.documents = [schema for name in self.objects for schema in documents_of(name)]
         self.functions: dict[str, Callable[..., Any]] = {
             name: method

@@ -40,7 +40,7 @@ BEFORE: Places = {
     "runs/store.py": "rollout_of RolloutStore.require_same RolloutStore._episodes",
     "runs/workers.py": "require_shares",
     "sandbox/backends.py": "_of_a_package",
-    "sandbox/base.py": "ResourceLimits.require_at_most Sandbox.converse",
+    "sandbox/base.py": "ResourceLimits.require_at_most SandboxConfig.__post_init__ Sandbox.converse",
     "sandbox/bubblewrap.py": "find_bwrap shared_prefix _workdir require_bubblewrap _filter _limits",
     "sandbox/docker.py": "Container.start Container._create_otherwise Docker._try_to_start",
     "sandbox/docker_engine.py": "engine_socket Engine.check",

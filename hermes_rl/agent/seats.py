@@ -165,7 +165,7 @@ class SeatPlayer:
                 raise ScheduleError(f"asks {self.name!r}, which is out ({self.out})")
             if not isinstance(words, str | None):
                 raise ScheduleError(f"says to {self.name!r} what is no text, but {type(words).__name__}")
-        except BaseException:
+        except BaseException:  # nobody is to answer, so that nobody else would give the turn back
             self._turn.release()
             raise
         self._answer = asyncio.get_running_loop().create_future()

@@ -33,9 +33,9 @@ Value = tuple[str, Any]
 
 
 class ComposeFile:
-    """One Compose file; `laid` makes a file of a sandbox of (path in it, path here)."""
+    """One Compose file; `laid` makes files of a sandbox of (path in it, file or folder here)."""
 
-    def __init__(self, path: Path, laid: Callable[[str, Path], dict[str, str]]) -> None:
+    def __init__(self, path: Path, laid: Callable[[str, Path], list[dict[str, str]]]) -> None:
         self.env: dict[str, str] = {}
         """Of the sandbox, as are its `files`."""
         self.files: list[dict[str, str]] = []
@@ -76,7 +76,8 @@ class ComposeFile:
         needed: dict[str, list[str]] = {}
         for name in services.entries:
             node = find(services, (name, "depends_on"))
-            needed[name] = [] if node is None else list(plain(node))
+            value = [] if node is None else plain(node)
+            needed[name] = list(value) if isinstance(value, list | dict) else [str(value)]
             unknown = [other for other in needed[name] if other not in services.entries]
             if node is not None and unknown:
                 self.problems.append((node.mark.line, f"`{name}` depends on {unknown[0]}, which is no service"))
@@ -138,7 +139,7 @@ class ComposeFile:
 
     def _healthcheck(self, name: str, node: Node) -> Value:
         test: Any = plain(node).get("test") if isinstance(node, MappingNode) else None
-        kind, *words = test if isinstance(test, list) else ("CMD-SHELL", test)
+        kind, *words = test if isinstance(test, list) and test else ("CMD-SHELL", test)
         if name == MAIN:
             raise ValueError("of the sandbox is [environment.healthcheck] of task.toml")
         if kind == "NONE":
@@ -152,19 +153,19 @@ class ComposeFile:
         files = []
         for volume in plain(node):
             named = isinstance(volume, Mapping)
-            source, target = (volume.get("source"), volume.get("target")) if named else str(volume).split(":")[:2]
+            parts = (volume.get("source", ""), volume.get("target")) if named else str(volume).split(":")[:2]
+            source, target = parts if len(parts) == 2 else ("", parts[0])
             if name == MAIN and "$" in str(source):
                 continue  # a folder of its runner's, for what it collects
             source, target = _own(source), _own(target)
             if not source.startswith((".", "/")):
-                if self._volumes.setdefault(source, name) != name:
+                if source and self._volumes.setdefault(source, name) != name:
                     raise ValueError(f"shares {source} with {self._volumes[source]}, and each has files of its own")
                 continue
             path = (self._folder / source).resolve()
             if not path.is_relative_to(self._folder.resolve()) or not path.exists():
                 raise ValueError(f"names {source}, which is not in environment/")
-            inner = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
-            files += [self._laid(f"{target}/{each.relative_to(path)}".removesuffix("/."), each) for each in inner]
+            files += self._laid(target, path)
         return "files", files
 
 

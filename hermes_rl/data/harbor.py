@@ -621,7 +621,7 @@ class _Task:
         file = next((folder / name for name in COMPOSE if (folder / name).is_file()), None)
         if file is None:
             return
-        compose = ComposeFile(file, _laid)
+        compose = ComposeFile(file, lambda to, path: _laid_whole(to, path, folder))
         if compose.services and self.backend != "docker":
             self._refuse(file, 1, "services beside the sandbox: --set sandbox.backend=docker")
         for line, why in compose.problems:
@@ -689,11 +689,11 @@ class _Task:
             if path.is_dir():
                 if (context / ".dockerignore").is_file():
                     return f"`COPY {source}` of a folder with a .dockerignore is not built here: {BUILD}"
-                into = [(f"{top.rstrip('/.')}/{inner.relative_to(path)}", inner) for inner in _inside(path, context)]
+                to = top.rstrip("/.")
             else:
                 whole = target.endswith(("/", ".")) or len(sources) > 1
-                into = [(f"{top.rstrip('/.')}/{path.name}" if whole else top, path)]
-            self.files += [_laid(to, inner) for to, inner in into]
+                to = f"{top.rstrip('/.')}/{path.name}" if whole else top
+            self.files += _laid_whole(to, path, context)
         return None
 
 
@@ -737,6 +737,13 @@ def _inside(folder: Path, top: Path | None = None) -> list[Path]:
 def _laid(to: str, path: Path) -> dict[str, str]:
     """Return a file as a sandbox lays it down."""
     return {"to": to, "base64": base64.b64encode(path.read_bytes()).decode(), "mode": f"0o{_mode(path):03o}"}
+
+
+def _laid_whole(to: str, path: Path, top: Path) -> list[dict[str, str]]:
+    """Return a file, or the files in a folder, as a sandbox lays them down; none that lies outside of `top`."""
+    if not path.is_dir():
+        return [_laid(to, path)]
+    return [_laid(f"{to}/{inner.relative_to(path)}", inner) for inner in _inside(path, top)]
 
 
 def _text(data: bytes) -> str:

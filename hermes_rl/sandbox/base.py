@@ -125,6 +125,10 @@ class SandboxConfig:
     """Where backends on other machines find their addresses and keys; None: the process's environment. It may hold
     secrets, so it is never shown, and nothing of it gets into the sandbox."""
 
+    def __post_init__(self) -> None:
+        if self.services and self.backend in BACKENDS and self.backend != "docker":
+            raise UserError(f"the sandbox backend {self.backend} starts no sandbox.services; docker does")
+
 
 # -------------------------------------------------------------------------------- interface
 

@@ -702,8 +702,10 @@ class Docker(Isolation):
 
     async def _remove(self, creating: asyncio.Task[None]) -> None:
         await asyncio.gather(creating, return_exceptions=True)
-        for name in self.container.names():
-            await self._remove_container(name)
+        removing = [self._remove_container(name) for name in self.container.names()]
+        for error in await asyncio.gather(*removing, return_exceptions=True):
+            if isinstance(error, BaseException):
+                raise error
 
     async def _remove_container(self, name: str) -> None:
         for pause in (*REMOVE_PAUSES, None):

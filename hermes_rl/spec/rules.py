@@ -680,12 +680,7 @@ def _packages(data: dict[str, Any]) -> Iterator[Fault]:
 def _services(data: dict[str, Any]) -> Iterator[Fault]:
     sandbox = section(data, "sandbox")
     backend = sandbox.get("backend", "bubblewrap")
-    if (
-        sandbox.get("services")
-        and backend in BACKENDS
-        and backend != "docker"
-        and isinstance(sandbox["services"], dict)
-    ):
+    if backend in BACKENDS and backend != "docker" and section(sandbox, "services"):
         message = f"the backend `{backend}` starts no `services`; docker does, or start the program in `setup`"
         yield Fault(("sandbox", "services"), message, at="key")
 

@@ -681,6 +681,13 @@ def test_the_services_of_a_compose_file_stand_beside_the_sandbox(tmp_path: Path)
     assert "two: `restart` of services in environment/docker-compose.yaml is of no effect" in tasks.notes
 
 
+def test_a_link_leads_no_file_of_this_machine_into_a_service(tmp_path: Path) -> None:
+    folder = composed(tmp_path / "two", COMPOSE)
+    (folder / "environment/outside").symlink_to("/etc/hostname")
+    (row,) = read_tasks(folder, "docker", network=False).rows
+    assert "/seed/outside" not in {file["to"] for file in row["services"]["db"]["files"]}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line", "why"),
     [
@@ -697,6 +704,8 @@ def test_the_services_of_a_compose_file_stand_beside_the_sandbox(tmp_path: Path)
         ("WORD=of=it", "WORD", 15, "takes variables of this machine"),
         ("[CMD, ready", "[READY, it", 17, "has no `test` that can be run"),
         ("[WORD=of=it, EMPTY=]", "7", 15, "`environment` of the service `db` cannot be read"),
+        ("{db: {condition: service_healthy}}", "7", 10, "`api` depends on 7, which is no service"),
+        ('[CMD, ready, "$$USER now"]', "[]", 17, "has no `test` that can be run"),
         ("volumes: {data: {}}", "secrets: {}", 18, "`secrets` is not played"),
     ],
 )

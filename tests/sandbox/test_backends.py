@@ -19,6 +19,7 @@ import pytest
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.plugins import SANDBOXES
 from hermes_rl.sandbox import Sandbox, SandboxConfig, SandboxFile, bubblewrap, create_sandbox, none
+from hermes_rl.sandbox.base import SandboxService
 from hermes_rl.sandbox.bubblewrap import FIRST_UID, UIDS, Bubblewrap, Bwrap, SystemRoot, _bundled, shared_prefix
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.images import OUTER_UID
@@ -34,6 +35,11 @@ def test_host_that_is_none(host: str) -> None:
 def test_none_cannot_limit_the_hosts() -> None:
     with pytest.raises(UserError, match="needs isolation"):
         create_sandbox(SandboxConfig(backend="none", network=("pypi.org",)))
+
+
+def test_services_are_refused_where_nobody_starts_them() -> None:
+    with pytest.raises(UserError, match=r"backend bubblewrap starts no sandbox\.services; docker does"):
+        SandboxConfig(services=(SandboxService("db", "image:1"),))
 
 
 def test_unknown_backend() -> None:

@@ -560,7 +560,8 @@ class CompiledSpec:
         if self.sandbox is not None:
             return self.sandbox
         config = sandbox_config(self.spec, row, self._environ)
-        if not has_template(self.spec.sandbox.model_dump(exclude_unset=True)):
+        section = self.spec.sandbox
+        if not (section.model_fields_set and has_template(section.model_dump(exclude_unset=True))):
             self.sandbox = config
         return config
 

@@ -45,6 +45,18 @@ def never_asked(program: ProgramRun) -> str:
 # what a trainer gets. A certificate compares them, and names what does not fit.
 
 
+CERTIFIED_HERE = 4_096
+"""Tokens of a group that are compared on the event loop; more take milliseconds, and a thread."""
+
+
+async def certified(group: Group) -> Certificate:
+    """As `certify`, in a thread where the group is large."""
+    sequences = (sequence for rollout in group.rollouts for sequence in rollout.sequences or ())
+    if sum(map(len, sequences)) <= CERTIFIED_HERE:
+        return certify(group)
+    return await asyncio.to_thread(certify, group)
+
+
 def certify(group: Group) -> Certificate:
     """Compare the tokens of a group with what its servers sampled. Takes milliseconds: call it in a thread."""
     members = [rollout for rollout in group.rollouts if rollout.state is not RolloutState.LOST and rollout.seat.trained]
@@ -683,7 +695,7 @@ class Encoder:
             await self.encode(rollout)
         if group.certificate is None:
             seats = [seat for rollout in group.rollouts for seat in rollout.seats]
-            group.certificate = await asyncio.to_thread(certify, replace(group, rollouts=seats))
+            group.certificate = await certified(replace(group, rollouts=seats))
 
     def _render(self, tokenizer: Tokenizer, rollout: Rollout, result: AgentResult) -> None:
         turns = [SampledTurn(reply.finish_reason, reply.logprobs, reply.tokens) for reply in result.replies]

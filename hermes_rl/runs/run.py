@@ -31,7 +31,7 @@ from hermes_rl.data.rows import Row, Rows
 from hermes_rl.errors import RunError
 from hermes_rl.rollouts.admission import LOOK, Admission, Fixed, admission
 from hermes_rl.rollouts.environment import Environment
-from hermes_rl.rollouts.rollout import ALONE, Encoder, Group, Rollout, certify
+from hermes_rl.rollouts.rollout import ALONE, Encoder, Group, Rollout, certified
 from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
 from hermes_rl.runs.groups import group_lines
 from hermes_rl.runs.left import Curriculum, Quarantine, group_name
@@ -479,7 +479,7 @@ class Run:
         made = []
         for part in compared:
             if not (self.plan.drop_uniform and part.uniform):
-                part.certificate = await asyncio.to_thread(certify, part)
+                part.certificate = await certified(part)
                 made += group_lines(part, self.plan.generation_params, self.plan.fingerprint, of=group.id)
         # Together they are the group of the run, whose lines are written and sent as one.
         return [{**line, "layer": number, "layers": len(made)} for number, line in enumerate(made)]

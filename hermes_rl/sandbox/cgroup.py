@@ -342,9 +342,15 @@ def together(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Sandbo
 
     Nothing is made to find out: a process may ask that has no sandboxes itself.
     """
-    for limit, used in _bounded(folder / SHARED for folder in _around(root, own)):
+    for limit, used in _bounded(_of_sandboxes(root, own)):
         return SandboxMemory(limit, used, _largest, time.monotonic() - _short_at < SHORT_SECONDS)
     return None
+
+
+@functools.cache  # admission asks again and again
+def _of_sandboxes(root: Path, own: Path) -> list[Path]:
+    """Return the folders that may be the group of all sandboxes."""
+    return [folder / SHARED for folder in _around(root, own)]
 
 
 def free_share(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> float:

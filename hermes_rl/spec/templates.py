@@ -358,6 +358,8 @@ def render_section(part: S, row: Mapping[str, Any], *, where: str = "", key: str
     Raises:
         TemplateError: as `render`, or a value does not have the type that its key declares.
     """
+    if not part.model_fields_set:
+        return part
     values = render(part.model_dump(by_alias=True, exclude_unset=True), row, where=where, key=key)
     try:
         return type(part).model_validate(values, strict=False, context={RENDERED: True})

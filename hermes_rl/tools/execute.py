@@ -64,6 +64,8 @@ _SHAPE = frozenset({"properties", "patternProperties", "additionalProperties"})
 """Keys by which a schema says which parameters an object has."""
 _PLAIN = frozenset({"type", "title", "description", "default"})
 """Keys of a schema that asks for a type and nothing else."""
+_PLAIN_OBJECT = frozenset({*_PLAIN, "properties", "required", "additionalProperties", "$defs"})
+"""Keys of a schema that asks no more of an object than which parameters it has."""
 _PLAIN_TYPES = frozenset({"string", "integer", "number", "boolean"})
 MOST_PROBLEMS = 20
 """Problems of a call that the model is told of; then it is not checked any further."""
@@ -148,6 +150,8 @@ def answer_checked(raw: str, schema: Schema, repair: bool) -> dict[str, str]:
 
 
 def _checked(arguments: dict[str, Any], schema: Schema, steps: int, repair: bool) -> tuple[dict[str, Any], int]:
+    if _is_plain(arguments, schema):
+        return dict(arguments), 0
     problems: list[str] = []
     work = _Work(schema, steps, repair)
     try:
@@ -372,6 +376,16 @@ def _fits_plainly(value: Any, schema: Schema | bool) -> bool:
         return False
     kind = schema.get("type")
     return isinstance(kind, str) and kind in _PLAIN_TYPES and _is_of(value, (kind,))
+
+
+def _is_plain(arguments: dict[str, Any], schema: Schema) -> bool:
+    """Whether each argument is known and fits plainly, and none is missing: so it is in most calls."""
+    properties = schema.get("properties", {})
+    return (
+        schema.keys() <= _PLAIN_OBJECT
+        and all(key in properties and _fits_plainly(item, properties[key]) for key, item in arguments.items())
+        and all(key in arguments for key in schema.get("required", ()))
+    )
 
 
 def _types(schema: Schema) -> tuple[str, ...]:

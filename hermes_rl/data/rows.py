@@ -61,13 +61,13 @@ def combined(parts: Iterable[str]) -> str:
 
 
 def _canonical(value: Any) -> Any:
-    if value is None or isinstance(value, str | bool | int):
+    if value is None or isinstance(value, (str, int)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": repr(value)}
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):
         return {str(key): _canonical(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return [_canonical(item) for item in value]
     return _canonical_other(value)
 
@@ -101,11 +101,12 @@ def readable_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
 def _readable(value: Any) -> Any:
     if isinstance(value, str):
         return value if len(value) <= LONGEST else f"{value[:LONGEST]}… ({len(value)} characters)"
-    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+    if value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    if isinstance(value, Mapping):
+    # Rows may have thousands of values: to ask an abstract class about each takes longer than all the rest.
+    if isinstance(value, (dict, Mapping)):
         return {str(key): _readable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return [_readable(item) for item in value]
     if isinstance(value, bytes | bytearray):
         return f"({len(value)} bytes)"

@@ -78,6 +78,7 @@ def main() -> None:
     for child in children:
         with suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)  # so that the runner's own processor time has theirs
 
 
 def _answer(

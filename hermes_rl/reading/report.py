@@ -72,9 +72,9 @@ def report(record: RunRecord) -> str:
     for rollout in chosen:
         screen = Screen(LONGEST, min(OF_ROLLOUT, room))
         room -= screen.room
-        line = record.line(rollout.id)
         shown = shown_rollout(record, rollout.id, screen)
-        if line.get("sequences") and len(details) < WITH_TOKENS:
+        if shown.get("sequences") and len(details) < WITH_TOKENS:
+            line = record.line(rollout.id)
             if tokenizer is None and not why:
                 tokenizer, why = tokenizer_of(record.described)
             prompt = prompt_text(line, tokenizer)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ class Screen:
         """Return a text without control characters, cut where it is too long."""
         beginning = text[: max(min(self.longest, self.room), 0)]
         seen, cut = visible(beginning), len(text) - len(beginning)
-        self.room -= len(json.dumps(seen)) + 5 * sum(map(seen.count, "<>&"))  # as a page has them
+        self.room -= len(encode_basestring_ascii(seen))  # as a page has it, where three more characters are escaped
+        self.room -= 5 * (seen.count("<") + seen.count(">") + seen.count("&"))
         return seen + (f"\n[… {cut:,} more characters are in rollouts.jsonl]" if cut else "")
 
     def value(self, value: Any, depth: int = 0) -> Any:
@@ -59,11 +61,11 @@ class Screen:
             return self.text(value)
         if isinstance(value, float) and not math.isfinite(value):
             return str(value)
-        if depth >= DEEPEST and isinstance(value, dict | list):
+        if depth >= DEEPEST and isinstance(value, (dict, list)):
             return self.text(json.dumps(value, ensure_ascii=False, default=str))
-        if isinstance(value, Mapping):
+        if isinstance(value, (dict, Mapping)):
             return {self.text(str(key)): self.value(item, depth + 1) for key, item in value.items()}
-        if isinstance(value, list | tuple):
+        if isinstance(value, (list, tuple)):
             return list(self._entries(value, depth + 1))
         self.room -= NUMBER
         return value

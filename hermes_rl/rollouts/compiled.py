@@ -90,7 +90,7 @@ from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import TemplateError, has_template, render, render_section, render_text
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.artifacts import ArtifactRequest, TakenArtifact
-from hermes_rl.tools.base import ToolFailedError, Toolkit, ToolRuntime, free_task_id
+from hermes_rl.tools.base import Tool, ToolFailedError, Toolkit, ToolRuntime, free_task_id
 from hermes_rl.tools.rollout_process import RolloutProcess
 from hermes_rl.tools.state_questions import ask_state, state_question
 from hermes_rl.values import own_copy
@@ -393,6 +393,8 @@ class CompiledSpec:
         self._environ = environ
         self._sample: Any = None
         self._opened = False
+        self._questions: dict[str, Tool] = {}
+        """What the run asks states, by the name of the method or attribute."""
         self.sandbox: SandboxConfig | None = None
         """That of every row, where no template makes them differ; known once it is first needed."""
 
@@ -662,7 +664,10 @@ class CompiledSpec:
 
     def _asks(self, member: str, runtime: ToolRuntime) -> Callable[..., Awaitable[Any]]:
         """Return what asks a method of a rollout's state; see `ask_state`."""
-        return partial(ask_state, state_question(member, apart=self.spec.state_apart), runtime, self.spec.tool_timeout)
+        question = self._questions.get(member)
+        if question is None:
+            question = self._questions[member] = state_question(member, apart=self.spec.state_apart)
+        return partial(ask_state, question, runtime, self.spec.tool_timeout)
 
     def _answers(self, user: User, key: RolloutKey, runtime: ToolRuntime) -> AnswersAgent:
         names = runtime.toolkit.names | {seat.name for seat in self.seats[1:]}

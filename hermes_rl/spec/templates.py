@@ -238,15 +238,21 @@ def _columns(tree: nodes.Template) -> dict[str, int]:
 
 def _settled(value: Any) -> Any:
     """Return the value of an expression: iterators run out, and nothing in it may be missing."""
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, Undefined):
         str(value)  # a strict undefined says what is missing when it is used
     if isinstance(value, Iterator) or type(value) in (range, zip, enumerate):
         value = list(value)
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return [_settled(item) for item in value]
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):
         return {key: _settled(item) for key, item in value.items()}
     return value
+
+
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+"""Types of most values, which are not looked into: rows may have thousands."""
 
 
 # ----------------------------------------------------------------------------------------------------- Rendering

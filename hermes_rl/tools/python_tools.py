@@ -131,13 +131,24 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What OpenAI's API takes as the name of a tool."""
 
 
+def _turns_of(code: Callable[..., Any]) -> Turns:
+    """Return the turns of some code; those of a method are for all states, whose tools each rollout makes anew."""
+    function = getattr(code, "__func__", None)
+    return Turns() if function is None else _of_method(function)
+
+
+@functools.lru_cache(maxsize=1024)
+def _of_method(function: Callable[..., Any]) -> Turns:
+    return Turns()
+
+
 class CodeTool(DescribedTool):
     """A tool whose schema is the signature of Python code."""
 
     def __init__(self, code: Callable[..., Any], name: str) -> None:
         self.signature = Signature.of(code, name)
         super().__init__(name, self.signature.description, self.signature.parameters)
-        self._turns = Turns()
+        self._turns = _turns_of(code)
 
     def values(self, args: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments as the annotated types, or as they were sent; raises `ToolInputError`."""
@@ -208,10 +219,10 @@ class DescribedStateTool(DescribedTool):
 
     parallel = False
 
-    def __init__(self, schema: Mapping[str, Any], method: str) -> None:
+    def __init__(self, schema: Mapping[str, Any], method: str, turns: Turns) -> None:
         super().__init__(schema["name"], schema.get("description", ""), schema["parameters"])
         self.method = method
-        self._turns = Turns()
+        self._turns = turns
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         method = functools.partial(getattr(runtime.state, self.method), self.name, args)
@@ -228,7 +239,7 @@ def described_tools(state: object, method: str, schemas: Schemas) -> tuple[Tool,
     Raises:
         UserError: there is no such attribute, file or method, or it describes no tools.
     """
-    _method(state, method)
+    turns = _turns_of(_method(state, method))
     where = f"{schemas!r} of the state {type(state).__name__}" if isinstance(schemas, str) else "what `schemas` gives"
     described: Any = _attribute(state, schemas) if isinstance(schemas, str) else schemas
     if isinstance(described, Mapping):
@@ -243,7 +254,7 @@ def described_tools(state: object, method: str, schemas: Schemas) -> tuple[Tool,
                 f"{where} has to be a list of tools, each a mapping of `name` (letters, digits, _ and -), "
                 f"`description` and `parameters`, not {schema!r:.200}"
             )
-    return tuple(DescribedStateTool(schema, method) for schema in described)
+    return tuple(DescribedStateTool(schema, method, turns) for schema in described)
 
 
 @functools.lru_cache(maxsize=64)

@@ -33,7 +33,7 @@ from report import machine, say, spread, table
 
 ROOT = Path(__file__).resolve().parents[1]
 AT_A_TIME = 4
-SIZES = {"tau2": (4, 20), "bfcl": (20, 120)}
+SIZES = {"tau2": (4, 20), "bfcl": (80, 200)}
 """Rows of the shorter and of the longer run."""
 MARK = re.compile(r"\(task (.+?)\)")
 STOP = "###STOP###"

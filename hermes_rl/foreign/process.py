@@ -30,7 +30,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -49,6 +48,7 @@ CALL, ANSWERED = b"c", b"a"
 """First byte of a message of the runner: a call, or what was asked for while it works."""
 ANSWER = struct.Struct("!Q?")
 """Number of the question, and whether the value behind it was returned or is to be raised."""
+_prctl = ctypes.CDLL(None).prctl
 DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 OOM_EARLY = 500
@@ -134,6 +134,8 @@ def _load(request: Mapping[str, Any]) -> str | None:
     except BaseException as error:  # noqa: BLE001 - a user's module may raise anything
         return f"{type(error).__name__}: {error}"
     finally:
+        # What is done here is not done in each fork: a page that a fork writes to is copied, which takes longer still.
+        logging.basicConfig(handlers=[_Log()], level=logging.INFO, force=True)
         gc.collect()
         gc.freeze()  # what is there already is shared by all forks as long as nobody touches it
     return None
@@ -145,7 +147,7 @@ def _load(request: Mapping[str, Any]) -> str | None:
 def _become_worker(connection: int, output: int) -> None:
     """Work for the runner until it closes the connection; never returns."""
     try:
-        ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
+        _prctl(DEATH_SIGNAL, signal.SIGKILL)
         os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.dup2(output, 1)
@@ -154,9 +156,7 @@ def _become_worker(connection: int, output: int) -> None:
         sys.stdout, sys.stderr = _text(1), _text(2)
         _confine()
         _reseed()
-        runner = Runner(socket.socket(fileno=connection))
-        logging.basicConfig(handlers=[_Log(runner)], level=logging.INFO, force=True)
-        runner.work()
+        Runner(socket.socket(fileno=connection)).work()
     except BaseException:  # noqa: BLE001 - the parent's stack must never go on in a fork
         traceback.print_exc()
     finally:
@@ -173,7 +173,9 @@ def _confine() -> None:
         most = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(str(OOM_EARLY))
+        adjust = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(adjust, b"%d" % OOM_EARLY)
+        os.close(adjust)
     with suppress(OSError):
         os.nice(5)  # the runner's loop goes first
 
@@ -189,13 +191,11 @@ def _reseed() -> None:
 class _Log(logging.Handler):
     """Logs where the runner does."""
 
-    def __init__(self, runner: Runner) -> None:
-        super().__init__()
-        self._runner = runner
-
     def emit(self, record: logging.LogRecord) -> None:
+        if _runner is None:  # while code is loaded
+            return
         try:
-            self._runner.say({"log": [record.name, record.levelno, record.getMessage()[:LONGEST_LOG]]})
+            _runner.say({"log": [record.name, record.levelno, record.getMessage()[:LONGEST_LOG]]})
         except Exception:  # noqa: BLE001 - as all handlers: what cannot be logged stops nobody
             self.handleError(record)
 
@@ -283,9 +283,7 @@ class Runner:
         try:
             os.chdir(call.folder)  # without a look at where it is, as that folder may be gone
             function = call.code.load()
-            returned = function(**call.arguments)
-            if inspect.isawaitable(returned):
-                returned = asyncio.run(_awaited(returned))
+            returned = settled(function(**call.arguments))
             return to_json({"returned": load_object(call.plain)(returned)})
         except BaseException as error:  # noqa: BLE001 - SystemExit too: it is told, and ends nothing
             return to_json({"raised": _in_words(error, function)})
@@ -310,8 +308,13 @@ class ForeignCall(NamedTuple):
     """Working directory of the runner, so that relative files mean the same."""
 
 
-async def _awaited(awaitable: Any) -> Any:
-    return await awaitable
+def settled(value: Any) -> Any:
+    """Return what code has returned; where that has to be awaited, on an event loop of its own."""
+
+    async def awaited() -> Any:
+        return await value
+
+    return asyncio.run(awaited()) if inspect.isawaitable(value) else value
 
 
 def _in_words(error: BaseException, function: Callable[..., Any] | None) -> dict[str, Any]:

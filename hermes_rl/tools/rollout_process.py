@@ -6,7 +6,6 @@ it the state. The second half of this module is what runs there.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from pydantic_core import to_jsonable_python
 
 from hermes_rl.errors import UserError
 from hermes_rl.foreign.pool import POOL, EndedError, ForeignError, OwnProcess
-from hermes_rl.foreign.process import current_runner
+from hermes_rl.foreign.process import current_runner, settled
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.plugins import Code
 from hermes_rl.tools.base import (
@@ -124,29 +123,29 @@ def own_state(number: int) -> Any:
     return current_runner().objects[STATE]
 
 
-async def call_described(member: str, called: str, args: dict[str, Any]) -> dict[str, str]:
+def call_described(member: str, called: str, args: dict[str, Any]) -> dict[str, str]:
     """Call the method of the state that answers for a tool of this name."""
-    return await _answered(lambda: getattr(current_runner().objects[STATE], member)(called, args), answer_of)
+    return _answered(lambda: getattr(current_runner().objects[STATE], member)(called, args), answer_of)
 
 
-async def call_method(source: str, method: str, args: dict[str, Any], arguments: ArgumentRule | None) -> dict[str, str]:
+def call_method(source: str, method: str, args: dict[str, Any], arguments: ArgumentRule | None) -> dict[str, str]:
     """Call a method of the state as a tool."""
     (tool,) = tools_of_state(current_runner().objects[STATE], source, arguments=arguments, names=[method])
     assert isinstance(tool, StateTool)
     called = tool.method_of(current_runner().objects[STATE])
-    return await _answered(lambda: called(**tool.values(args)), answer_of)
+    return _answered(lambda: called(**tool.values(args)), answer_of)
 
 
-async def call_function(code: Code, args: dict[str, Any], arguments: ArgumentRule | None) -> dict[str, str]:
+def call_function(code: Code, args: dict[str, Any], arguments: ArgumentRule | None) -> dict[str, str]:
     """Call a function as a tool."""
     tool = PythonTool(code.load())
     tool.arguments = arguments
-    return await _answered(lambda: tool.function(**tool.values(args)), answer_of)
+    return _answered(lambda: tool.function(**tool.values(args)), answer_of)
 
 
-async def ask_state(member: str, args: dict[str, Any]) -> dict[str, str]:
+def ask_state(member: str, args: dict[str, Any]) -> dict[str, str]:
     """Ask a method or an attribute of the state for the run."""
-    return await _answered(lambda: asked(current_runner().objects[STATE], member, **args), answer_in_json)
+    return _answered(lambda: asked(current_runner().objects[STATE], member, **args), answer_in_json)
 
 
 def asked(state: object, member: str, words: Sequence[Any]) -> Any:
@@ -160,10 +159,9 @@ def answer_in_json(value: Any) -> str:
     return as_json(to_jsonable_python(value, fallback=str))
 
 
-async def _answered(call: Callable[[], Any], form: Callable[[Any], str]) -> dict[str, str]:
+def _answered(call: Callable[[], Any], form: Callable[[Any], str]) -> dict[str, str]:
     try:
-        value = call()
-        return {"text": form(await value if inspect.isawaitable(value) else value)}
+        return {"text": form(settled(call()))}
     except ToolInputError as error:
         return {"input": str(error)}
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the model is told whatever a user's tool raises

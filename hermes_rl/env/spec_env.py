@@ -16,7 +16,7 @@ from hermes_rl.data.load import Rows, load_rows
 from hermes_rl.data.rows import Row
 from hermes_rl.env.base import HermesAgentBaseEnv
 from hermes_rl.env.collecting import items_of
-from hermes_rl.env.hooks import call
+from hermes_rl.env.hooks import call, require_not_overridden
 from hermes_rl.env.processing import EnvLog
 from hermes_rl.env.serve import EnvHooks, atropos_trainer, registration, require_exact, require_trajectory_api
 from hermes_rl.env.servers import HermesServerManager, server_config
@@ -55,14 +55,17 @@ from hermes_rl.trainers.serving import Serving, Together
 logger = logging.getLogger(__name__)
 
 _ANSWERED_BY_THE_SPEC = {
-    "_resolve_tools_for_group": "toolsets",
-    "compute_reward": "rewards",
-    "default_toolsets": "toolsets",
-    "format_messages": "prompt",
-    "format_prompt": "prompt",
-    "sandbox_for": "sandbox",
+    name: f"the spec's `{section}` says that. Change the spec, or subclass HermesAgentBaseEnv, which has no spec"
+    for name, section in {
+        "_resolve_tools_for_group": "toolsets",
+        "compute_reward": "rewards",
+        "default_toolsets": "toolsets",
+        "format_messages": "prompt",
+        "format_prompt": "prompt",
+        "sandbox_for": "sandbox",
+    }.items()
 }
-"""Hooks of environments without a spec, and the section that says the same."""
+"""Hooks of environments without a spec, and what to do instead."""
 
 
 class SpecEnv(HermesAgentBaseEnv):
@@ -73,7 +76,7 @@ class SpecEnv(HermesAgentBaseEnv):
     _mode: ClassVar[Mode] = "serve"
 
     def __init__(self, config: Any, server_configs: Any, slurm: bool = False, testing: bool = False) -> None:
-        self._require_no_hook_that_the_spec_answers()
+        require_not_overridden(type(self), SpecEnv, _ANSWERED_BY_THE_SPEC)
         self._compiled = CompiledSpec(self.spec, self.environ)
         self._own_servers = False
         """Whether the policy's servers are others than those of the spec."""
@@ -88,14 +91,6 @@ class SpecEnv(HermesAgentBaseEnv):
     @classmethod
     def config_init(cls) -> tuple[Any, list[APIServerConfig]]:
         return env_config(cls.spec, cls._mode), server_configs(cls.spec)
-
-    def _require_no_hook_that_the_spec_answers(self) -> None:
-        for name, section in _ANSWERED_BY_THE_SPEC.items():
-            if getattr(type(self), name) is not getattr(SpecEnv, name):
-                raise UserError(
-                    f"{type(self).__name__}.{name} is never called: the spec's `{section}` says that. Change the spec, "
-                    "or subclass HermesAgentBaseEnv, which has no spec"
-                )
 
     def _make_server(self, configs: list[APIServerConfig]) -> HermesServerManager:
         """Return the spec's own policy; other servers given to the constructor take its place."""
@@ -315,18 +310,16 @@ async def run_serve(
     spec: Spec,
     launch: Launch,
     cls: type[SpecEnv] | None = None,
-    trainer: Trainer | None = None,
     *,
     together: Together | None = None,
     begin: Callable[[], Awaitable[None]] | None = None,
 ) -> Served:
-    """Play until the trainer has had its steps.
+    """Play until the trainer that the spec names has had its steps.
 
     Args:
         spec: what is served.
         launch: where the run lies.
         cls: the environment class of the spec, where it is a subclass.
-        trainer: who is served; None: Atropos' trajectory API at `serve.api_url`.
         together: the environments of this process that feed the trainer; None: it is the only one.
         begin: awaited when all is open, before the trainer hears of the environment.
 
@@ -335,7 +328,7 @@ async def run_serve(
         RunError: the trainer was lost.
     """
     require_exact(spec)
-    trainer = trainer or own_trainer(spec)
+    trainer: Trainer | None = own_trainer(spec)
     cls = cls or compile_spec(spec, launch.environ)
     env = cls(*cls.config_init())
     try:

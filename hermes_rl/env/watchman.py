@@ -14,7 +14,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType
 from typing import Self
 
 from hermes_rl.env.hooks import LIBRARIES
@@ -57,9 +57,7 @@ class Watchman:
         threading.Thread(target=self._watch, args=watched, name="hermes-rl-watchman", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
 
     def _watch(self, loop: asyncio.AbstractEventLoop, thread: int) -> None:

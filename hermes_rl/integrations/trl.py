@@ -66,8 +66,7 @@ def pairs_collator(pad_token_id: int, max_length: int | None = None) -> Callable
         pad_token_id: of the tokenizer.
         max_length: tokens of a sequence; what goes beyond it is cut off at the end. Default: all are kept.
 
-    Raises:
-        UserError: when it is called with rows that have no tokens.
+    It raises `UserError` when it is called with rows that have no tokens.
     """
     import torch
     from trl.trainer.dpo_trainer import DataCollatorForPreference

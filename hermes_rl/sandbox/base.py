@@ -18,10 +18,10 @@ import errno
 import os
 import posixpath
 import secrets
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from types import TracebackType
 from typing import Literal, Self
 
 from hermes_rl.endings import Ending
@@ -151,6 +151,12 @@ _REPORT = "exec 3>&2 2>&1; trap '{ pwd -P; export -p; echo .; } 2>/dev/null >&3'
 
 TIMEOUT_EXIT_CODE = 124
 """Exit code of a command that ran past its time, as `timeout(1)` has it."""
+KILLED_EXIT_CODE = 128 + signal.SIGKILL
+"""Exit code of what SIGKILL has ended, as a shell has it; of a process whose sandbox is gone too."""
+DEFAULT_IMAGE = "python:3.11-slim"
+"""The image of a sandbox that names none, where a backend has nothing but images."""
+MARK = "HERMES_RL_SANDBOX"
+"""The variable with the sandbox's id by which all of its processes are found, where nothing else keeps them apart."""
 
 
 @dataclass(frozen=True)
@@ -370,7 +376,6 @@ class Sandbox(ABC):
         self,
         command: str | Sequence[str],
         *,
-        cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         output_limit: int = OUTPUT_LIMIT,
     ) -> BackgroundProcess:
@@ -427,6 +432,13 @@ class Sandbox(ABC):
 
     # ------------------------------------------------------------------ shared
 
+    async def look(self, path: str, *, follow: bool = True) -> FileInfo | None:
+        """Return what is at `path` as `stat` does; None where nothing is."""
+        try:
+            return await self.stat(path, follow=follow)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
     def resolve(self, path: str, cwd: str | None = None) -> str:
         """`path` made absolute: ``~`` is the home; a relative one starts at `cwd`, or else at `workdir`."""
         if path == "~" or path.startswith("~/"):
@@ -450,9 +462,7 @@ class Sandbox(ABC):
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 

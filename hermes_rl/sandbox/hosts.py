@@ -80,12 +80,10 @@ def _matches(name: str, pattern: str) -> bool:
 def is_public(address: str) -> bool:
     """Return True for an address of the internet: not private, loopback, link-local or otherwise special."""
     literal = _literal(address.partition("%")[0])
-    return literal is not None and all(map(_of_the_internet, _meant(literal)))
-
-
-def _of_the_internet(address: Address) -> bool:
-    special = any(address in network for network in REFUSED)
-    return address.is_global and not address.is_multicast and not special
+    return literal is not None and all(
+        meant.is_global and not meant.is_multicast and not any(meant in network for network in REFUSED)
+        for meant in _meant(literal)
+    )
 
 
 def _literal(text: str) -> Address | None:
@@ -110,11 +108,7 @@ def _meant(address: Address) -> list[Address]:
 
 
 async def public_address(host: str, port: int) -> str:
-    """Return the address to connect to.
-
-    Raises:
-        RefusedError: it has none, or one of them is not of the internet.
-    """
+    """Return the address to connect to; raises `RefusedError` where there is none, or one is not of the internet."""
     try:
         resolved = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # a label that is empty or too long is no name that can be encoded

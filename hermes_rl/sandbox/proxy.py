@@ -155,11 +155,8 @@ async def _say(writer: asyncio.StreamWriter, status: str, why: str) -> None:
 
 
 def read_request(head: bytes) -> ProxyRequest:
-    """Return the head of a request to a proxy, as RFC 9112 has it: authority form for CONNECT, else absolute form.
-
-    Raises:
-        RefusedError: it is none.
-    """
+    """Return the head of a request to a proxy, in authority form for CONNECT, else in absolute form (RFC 9112); raises
+    `RefusedError` where it is none."""
     lines = head.decode("latin-1").split("\r\n")
     words = lines[0].split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):

@@ -113,7 +113,7 @@ Instruction = tuple[int, int, int, int]
 
 
 def _rules(machine: Processor) -> list[Instruction]:
-    """Return the refusal of another processor's convention, which has other numbers for the calls."""
+    """Return all rules of the filter; first of all it refuses other processors' calls, which have other numbers."""
     numbers = machine.numbers
     rules: list[Instruction] = [
         (LOAD, 0, 0, ARCHITECTURE),

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from hermes_rl.errors import AgentFault, SandboxFailure, UserError
 from hermes_rl.foreign.stand_ins import lives_in_runner
-from hermes_rl.sandbox.base import CommandResult, Sandbox
+from hermes_rl.sandbox.base import KILLED_EXIT_CODE, TIMEOUT_EXIT_CODE, CommandResult, Sandbox
 from hermes_rl.sandbox.forwarding import forwarded
 from hermes_rl.sandbox.listener import Message
 from hermes_rl.threads import may_wait_for, wait_for_loop
@@ -50,12 +50,9 @@ async def upload_tree(
             yield target, len(content[0])
 
 
-async def download_tree(
-    sandbox: Sandbox, remote: str, local: Path, limit: int | None = None
-) -> AsyncIterator[tuple[str, int]]:
+async def download_tree(sandbox: Sandbox, remote: str, local: Path, limit: int) -> AsyncIterator[tuple[str, int]]:
     """Copy a folder out of the sandbox, regular files and folders only; path there and size of each file. Raises
     `OSError` (EFBIG) where it has more than `limit` bytes in all."""
-    left = limit
     pending = [(sandbox.resolve(remote), local)]
     while pending:
         folder, into = pending.pop()
@@ -66,8 +63,8 @@ async def download_tree(
             if info.kind == "directory":
                 pending.append((source, into / info.name))
             elif info.kind == "file":
-                data = await (sandbox.read_file(source) if left is None else sandbox.read_file(source, limit=left))
-                left = None if left is None else left - len(data)
+                data = await sandbox.read_file(source, limit=limit)
+                limit -= len(data)
                 await asyncio.to_thread((into / info.name).write_bytes, data)
                 yield source, len(data)
 
@@ -97,12 +94,6 @@ def _content(path: Path) -> tuple[bytes, int] | None:
 
 
 # -------------------------------------------------------------------------------- context
-
-
-TIMED_OUT = 124
-"""Exit code of a command for which there was no time, as `timeout` has it."""
-KILLED = 137
-"""Exit code of a command in a sandbox that is gone: 128 + SIGKILL, as a shell has it."""
 
 
 READ_BYTES = 16 << 20
@@ -177,11 +168,7 @@ class ToolContext:
 
         It is a list of (process id, text), and None where more was said than is heard.
         """
-
-        def answer(done: tuple[CommandResult, list[Message] | None]) -> dict[str, Any]:
-            return {**_answer(done[0]), "heard": done[1]}
-
-        heard = self._run(timeout, lambda sandbox, seconds: sandbox.run_heard(command, timeout=seconds), answer)
+        heard = self._run(timeout, lambda sandbox, seconds: sandbox.run_heard(command, timeout=seconds), _heard)
         return {"heard": [], **heard}
 
     def terminal_apart(
@@ -201,10 +188,8 @@ class ToolContext:
             async with forwarded(sandbox, here, await other.sandbox(), there):
                 return await sandbox.run_heard(command, timeout=seconds)
 
-        def answer(done: tuple[CommandResult, list[Message] | None]) -> dict[str, Any]:
-            return {**_answer(done[0]), "heard": done[1], "seconds": done[0].duration}
-
-        return {"heard": [], "seconds": 0.0, **self._run(timeout, run, answer)}
+        heard = self._run(timeout, run, lambda done: {**_heard(done), "seconds": done[0].duration})
+        return {"heard": [], "seconds": 0.0, **heard}
 
     def _run(
         self,
@@ -214,7 +199,7 @@ class ToolContext:
     ) -> dict[str, Any]:
         left = self.runtime.time_left
         if left is not None and left.seconds <= 0:
-            return {"exit_code": TIMED_OUT, "output": "agent.task_timeout is used up", "timed_out": True}
+            return {"exit_code": TIMEOUT_EXIT_CODE, "output": "agent.task_timeout is used up", "timed_out": True}
 
         async def work(sandbox: Sandbox) -> dict[str, Any]:
             if left is None:
@@ -225,7 +210,7 @@ class ToolContext:
         try:
             return self._on_sandbox(work)
         except KilledByAgentError as error:
-            return {"exit_code": KILLED, "output": str(error)}
+            return {"exit_code": KILLED_EXIT_CODE, "output": str(error)}
 
     def read_file(self, path: str, limit: int = READ_BYTES) -> dict[str, Any]:
         """Return the text of a file: ``{"content"}``; where it cannot be read, or has more than `limit` bytes, an
@@ -546,6 +531,10 @@ def _answer(result: CommandResult) -> dict[str, Any]:
     answer = {"exit_code": result.exit_code, "output": result.output}
     answer |= {"timed_out": True} if result.timed_out else {}
     return answer | ({"truncated": True} if result.truncated else {})
+
+
+def _heard(done: tuple[CommandResult, list[Message] | None]) -> dict[str, Any]:
+    return {**_answer(done[0]), "heard": done[1]}
 
 
 async def _itself(sandbox: Sandbox) -> Sandbox:

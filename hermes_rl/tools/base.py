@@ -484,10 +484,10 @@ class ToolRuntime:
         return self._sandbox is not None and self._sandbox.killed_by_agent
 
     def overslept(self, waited: float) -> bool:
-        """Whether the sandbox's lifetime is over by the agent's doing, although nothing ran in it.
+        """Whether the sandbox, in which nothing ran, has reached the end of its lifetime by the agent's doing.
 
-        It is where the agent, which waited for others for `waited` seconds, used most of the lifetime up itself, as
-        by long answers. From then on the sandbox says the same.
+        That is so where the agent did not spend most of the lifetime waiting for others (`waited` seconds), but used it
+        up itself, as by long answers. From then on the sandbox says so too.
         """
         lifetime, sandbox = self.config.lifetime, self._sandbox
         if sandbox is None or lifetime is None or not sandbox.expired or waited > lifetime / 2:
@@ -649,11 +649,8 @@ def _overridden(task_id: str | None, sandbox: SandboxConfig | None) -> SandboxCo
 
 
 def _require_image(task_id: str, image: str, backend: str | None) -> None:
-    """Refuse an image that the backend cannot have; an agent without it would fail every task of its kind.
-
-    Raises:
-        UserError: what to do instead.
-    """
+    """Raise `UserError` for an image that the backend cannot have: an agent without it would fail every task of its
+    kind."""
     if posixpath.basename(image) == "Dockerfile":
         raise UserError(f"task {task_id!r}: {image} is no image: build it, and register the name of what was built")
     if backend in ("none", "ssh") or (backend == "bubblewrap" and not Path(image).exists()):

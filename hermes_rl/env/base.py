@@ -407,7 +407,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
 
     @asynccontextmanager
     async def _set_up(self) -> AsyncIterator[None]:
-        """Have the environment set up for the block, in which is said which of its methods holds up the event loop."""
+        """Set the environment up for the block, and warn meanwhile of methods that hold up the event loop."""
         self._require_toolsets()
         with Watchman(type(self)):
             try:

@@ -169,7 +169,7 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         raise UserError(said) if wrong is not None else RunError(said)
 
     async def chat(self, request: ChatRequest) -> ChatReply:
-        """Return the fast path of the agent loop."""
+        """Answer a call of an agent loop."""
         return await self.role.chat(request)
 
     @property
@@ -315,7 +315,7 @@ class ManagedServer:
         self._manager.loop_failed(error)
 
     async def chat(self, request: ChatRequest) -> ChatReply:
-        """Return a call of an agent loop, which keeps a transcript of its own."""
+        """Answer a call of an agent loop, and remember the transcript that the loop keeps itself."""
         if request.transcript is not None and not any(
             transcript is request.transcript for transcript in self._transcripts
         ):

@@ -116,7 +116,7 @@ class SpecEnv(HermesAgentBaseEnv):
         return OwnCode(self._compiled, self._environment(), items if own_items else None, self._own_servers)
 
     def _use(self, opened: SpecRun) -> None:
-        """Be part of a run: its record is the environment's."""
+        """Become part of a run, whose record of rollouts is then the environment's too."""
         self._opened = opened
         self._wandb_folder = opened.directory.path
         self._rollout_store = opened.store

@@ -112,7 +112,7 @@ def require_own_policy(env: hermes_rl.Env, trainer: str) -> None:
 
 
 def require_one_stepped(env: hermes_rl.Env, door: str) -> None:
-    """Refuse a spec of which a door that steps a session would be asked for other seats than the trained one."""
+    """Refuse a spec in which `policy` plays other seats than the trained one, for which the door has no answers."""
     stepped = [name for name, seat in env.spec.agents.items() if "policy" in (seat.rivals or (seat.server,))]
     if stepped != env.spec.trained_seats:
         raise UserError(

@@ -593,7 +593,7 @@ class HermesWorker(Beside):
         return samples
 
     def _metrics(self, group: hermes_rl.Group, left_out: Counter[str]) -> dict[str, Any]:
-        """Return what TRL is told of a group; pairs are parts of wholes, which it adds up."""
+        """Return the metrics of a group; of a pair, a part and its whole, TRL adds up both over groups."""
         new = Counter(left_out)
         new.subtract(self._left_out)
         self._left_out = Counter(left_out)

@@ -145,7 +145,7 @@ STATE = "_HERMES_RL_STATE"
 """The variable in which a script of `run_reporting` finds its state."""
 
 PYTHON = ("python3", "-I", "-S")
-"""That of a machine which has a Python."""
+"""How programs of ours are run by the Python of a machine that has one."""
 
 _REPORT = "exec 3>&2 2>&1; trap '{ pwd -P; export -p; echo .; } 2>/dev/null >&3' EXIT; "
 
@@ -286,7 +286,7 @@ class Sandbox(ABC):
     # ------------------------------------------------------------------ life
 
     def blame_agent(self) -> None:
-        """Take the end of an idle sandbox for the doing of its agent, which used up the lifetime elsewhere."""
+        """Count the end of an idle sandbox as its agent's doing: the agent has used up the lifetime elsewhere."""
         return
 
     @property
@@ -368,7 +368,7 @@ class Sandbox(ABC):
         return result, said_in_a_file(data)
 
     async def end_shells(self) -> None:
-        """Use no shell any more that the agent might have touched, even where one stays alive: the agent has ended."""
+        """Stop using shells that the agent may have touched, even those that stay alive: the agent has ended."""
         return
 
     @abstractmethod

@@ -494,7 +494,7 @@ def _groups() -> Ability:
 
 
 ALL_USERS = "4294967295"
-"""How many there are in the machine's first user namespace."""
+"""How many users the machine's first user namespace has."""
 INOTIFY_SHARED = "; they share what inotify takes"
 
 

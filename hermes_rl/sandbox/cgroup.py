@@ -39,7 +39,7 @@ MIB = 1 << 20
 CLOSE = 1 << 20
 """Bytes below its limit at which a group may be when the kernel finds nothing more to give."""
 SHORT_SECONDS = 60.0
-"""How long after the memory of all sandboxes was used up no more begin than it surely carries."""
+"""Seconds after the memory of all sandboxes was used up in which only so many begin as fit by their limits."""
 UNLIMITED = 1 << 62
 """From so many bytes on, version 1 means that there is no limit."""
 RESERVE = 512 * MIB

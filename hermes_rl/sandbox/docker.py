@@ -321,7 +321,7 @@ def _mark(pid: int) -> str:
 
 
 def own_mark() -> str:
-    """Return this process, told apart from every other of this machine, before and after it."""
+    """Return a name for this process that no other of this machine has, had or will have."""
     return _mark(os.getpid())
 
 
@@ -386,7 +386,7 @@ OUTAGE_PAUSE = 1.0
 REGISTRY_PAUSE = 5.0
 """Seconds before a pull is tried again from a registry that is away."""
 OOM_SECONDS = 5.0
-"""Between the last time that memory was used up and the end of the container, where the one is the other's cause."""
+"""Seconds between memory being used up and the end of the container, up to which the one is the other's cause."""
 
 _starts: WeakKeyDictionary[asyncio.AbstractEventLoop, _Starts] = WeakKeyDictionary()
 

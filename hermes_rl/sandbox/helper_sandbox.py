@@ -358,7 +358,7 @@ class HelperSandbox(Sandbox):
     async def _ask(
         self, operation: str, path: str, *fields: bytes, payload: bytes = b"", fds: Sequence[int] = ()
     ) -> Answer:
-        """Ask for something of the file at `path`, which an `OSError` names as that of a local call would."""
+        """Make a request about the file at `path`; as in a local call, an `OSError` has its name."""
         try:
             at = system_bytes(self.resolve(path))
             return await self.connection.ask(operation, at, *fields, payload=payload, fds=fds)

@@ -263,7 +263,7 @@ class _Ending:
     next_kill: float = 0.0
 
     def over(self) -> bool:
-        """Look at it, and kill what is left when it is time; whether nothing remains to be done."""
+        """Look at it, kill what is left when it is time, and return whether nothing remains to be done."""
         try:
             return self._look()
         except Exception as error:  # the thread is everybody's: whoever waits for this sandbox is told

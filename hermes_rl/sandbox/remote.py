@@ -433,14 +433,12 @@ def missing(backend: str, environ: Mapping[str, str] | None = None) -> str | Non
         return (
             None if shutil.which("ssh") and shutil.which("scp") else "install the programs ssh and scp (openssh-client)"
         )
+    if backend in ("modal", "daytona") and find_spec(backend) is None:
+        return f"pip install {backend}"
     if backend == "modal":
         keys = environ.get("MODAL_TOKEN_ID") and environ.get("MODAL_TOKEN_SECRET")
-        if find_spec("modal") is None:
-            return "pip install modal"
         return None if keys or Path("~/.modal.toml").expanduser().exists() else "set MODAL_TOKEN_ID, MODAL_TOKEN_SECRET"
     if backend == "daytona":
-        if find_spec("daytona") is None:
-            return "pip install daytona"
         return None if environ.get("DAYTONA_API_KEY") else "set DAYTONA_API_KEY"
     return None if shutil.which("apptainer") or shutil.which("singularity") else "install apptainer or singularity"
 
@@ -458,23 +456,17 @@ def machine(config: SandboxConfig) -> Machine:
         raise UserError(f"the sandbox backend {backend} cannot be used: {lacking}")
     if backend == "ssh":
         return _ssh(config)
-    memory = None if limits.memory is None else limits.memory // MEBI
-    common: dict[str, Any] = {
+    sizes = {name: getattr(limits, name) for name in ABLE[backend] if getattr(limits, name) is not None}
+    sizes |= {name: sizes[name] // MEBI for name in ("memory", "disk") if name in sizes}
+    if backend == "daytona" and "cpu" in sizes:
+        sizes["cpu"] = int(sizes["cpu"])
+    arguments: dict[str, Any] = {
         "image": config.image or DEFAULT_IMAGE,
         "timeout": int(config.timeout),
         "persistent_filesystem": False,
+        **({"modal_sandbox_kwargs": sizes} if backend == "modal" else sizes),
     }
-    if backend == "modal":
-        asked = {"cpu": limits.cpu, "memory": memory}
-        given = {name: value for name, value in asked.items() if value is not None}
-        return Machine({**common, "modal_sandbox_kwargs": given}, piece=48_000)
-    if memory is not None:
-        common["memory"] = memory
-    if limits.cpu is not None:
-        common["cpu"] = int(limits.cpu) if backend == "daytona" else limits.cpu
-    if backend == "daytona" and limits.disk is not None:
-        common["disk"] = limits.disk // MEBI
-    return Machine(common, piece=48_000 if backend == "daytona" else PIECE)
+    return Machine(arguments, piece=PIECE if backend == "singularity" else 48_000)
 
 
 def _ssh(config: SandboxConfig) -> Machine:

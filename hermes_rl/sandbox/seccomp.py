@@ -145,7 +145,7 @@ def _rules(machine: Processor) -> list[Instruction]:
 
 
 def _with_argument(number: int, index: int, body: Sequence[Instruction]) -> list[Instruction]:
-    """`body` over the low half of an argument, where the call has this number; the kernel takes no more of these."""
+    """Return rules that apply `body` to an argument of the call with this number: to its low half, all that counts."""
     whole = [(LOAD, 0, 0, ARGUMENTS + 8 * index), *body, (RETURN, 0, 0, ALLOW)]
     return [(EQUAL, 0, len(whole), number), *whole]
 

@@ -105,7 +105,7 @@ except OSError: held()
 got()
 """,
 }  # fmt: skip
-"""By what is asked for; programs of Python, with what `_bait` gives in braces."""
+"""What is attacked → a program of Python, with names of `_bait` in braces."""
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ class ArtifactFile:
 
 @dataclass(frozen=True)
 class TakenArtifact:
-    """What was taken. `target` is where it belongs in a sandbox."""
+    """An artifact as it was taken; `target` is where it belongs in a sandbox."""
 
     name: str
     target: str
@@ -212,7 +212,7 @@ async def _output(sandbox: Sandbox, command: str, budget: _Budget, timeout: floa
 
 @dataclass
 class Laid:
-    """The artifacts in a fresh sandbox, and what each of their files has replaced there."""
+    """Artifacts that were written into a fresh sandbox, and what each of their files has replaced there."""
 
     replaced: dict[str, ArtifactFile | None] = field(default_factory=dict)
     """Absolute path → the file that was there before, if any. A file that had to make room for a folder of the agent,

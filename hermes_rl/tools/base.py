@@ -106,7 +106,7 @@ def own_loop() -> asyncio.AbstractEventLoop:
 
 @dataclass
 class ListedProcess:
-    """A process and what the model called it into being with."""
+    """A process, and the command by which the model started it."""
 
     id: str
     command: str
@@ -300,7 +300,7 @@ class DescribedTool(Tool):
 
 
 def arguments(required: Iterable[str] = (), **properties: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of a tool's arguments, from those of each."""
+    """Return the JSON Schema of a tool's arguments, made of the schemas of each argument."""
     return {"type": "object", "properties": properties, "required": list(required)}
 
 
@@ -524,7 +524,7 @@ class ToolRuntime:
                 raise
 
     async def release(self) -> None:
-        """Give the sandbox back before the end; what is asked of it from now on is a mistake of ours."""
+        """Release the sandbox before the end of the runtime; who asks for it afterwards makes a mistake."""
         self._closed = True
         try:
             for held in self.held.values():
@@ -571,7 +571,7 @@ def find_runtime(task_id: str) -> ToolRuntime | None:
 
 
 def free_task_id(name: str) -> str:
-    """Return this name, or one like it where a rollout of another run of this process has it: two may play one row."""
+    """Return this name, or one like it where another rollout of this process has it: two runs may play one row."""
     numbered = (f"{name}~{number}" for number in itertools.count(2))
     return next(name_tried for name_tried in itertools.chain((name,), numbered) if name_tried not in _live)
 

@@ -104,9 +104,9 @@ DOWNLOAD_BYTES = 1 << 30
 
 
 UNTOUCHED = "/untouched"
-"""What the name of a sandbox ends with that `ToolContext.untouched` opened."""
+"""The end of the name of a sandbox that `ToolContext.untouched` has opened."""
 REMEMBERED = 10_000
-"""Values that rewards have found out about sandboxes of a description, the newest ones."""
+"""Values of `ToolContext.remember` that are kept in all, the newest ones."""
 _remembered: dict[tuple[str, str], Any] = {}
 
 
@@ -155,7 +155,7 @@ class ToolContext:
         self.task_id = task_id
 
     def stand_in_fields(self) -> dict[str, str]:
-        """Return what stands for it in a process of foreign code is told at once."""
+        """Return the fields of the object that stands for this one in a process of foreign code."""
         return {"task_id": self.task_id}
 
     def terminal(self, command: str, timeout: float = 180) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class LooseMatch:
     start: int
     end: int
     indent: str | None
-    """Of its first line, to which what takes its place is moved; None: that stays as it is."""
+    """The indentation of its first line, to which the replacement is moved; None: the replacement stays as it is."""
     cut: bool
     """The line break at its end is not part of it."""
 

@@ -68,7 +68,7 @@ _PLAIN_TYPES = frozenset({"string", "integer", "number", "boolean"})
 MOST_PROBLEMS = 20
 """Problems of a call that the model is told of; then it is not checked any further."""
 MOST_STEPS = 100_000
-"""Values that are checked of a call, each as often as a branch of the schema takes a look at it."""
+"""Values of a call that are checked; one counts for each branch of the schema that looks at it."""
 FEW_STEPS = 1_000
 """The same on the event loop; a call that needs more is checked in a thread."""
 SHORT = 1 << 14
@@ -495,7 +495,7 @@ TOO_MANY = f"this call was not executed: a turn may make {MOST_CALLS} calls at m
 
 
 def _read(call: Mapping[str, Any], toolkit: Toolkit, turn: int, position: int) -> _Call:
-    """Return a call with what the model may have left out or written wrongly made good."""
+    """Return a call, with defaults for what the model has left out or written wrongly."""
     function = call.get("function")
     function = function if isinstance(function, Mapping) else {}
     name = function.get("name")

@@ -46,19 +46,14 @@ class HostList:
     def __init__(self, hosts: Sequence[str]) -> None:
         self._hosts = [_entry(host) for host in hosts]
 
-    def allows(self, host: str, port: int) -> bool:
-        """Whether the list has this port of this name."""
-        return any(port in ports for ports in self._ports(host))
-
-    def refusal(self, host: str, port: int) -> str:
-        """Return what to tell somebody who asks for what the list does not have."""
-        if any(self._ports(host)):
-            return f"port {port} of {host} is not among the hosts of sandbox.network, other ports are"
-        return f"{host} is not among the hosts of sandbox.network"
-
-    def _ports(self, host: str) -> list[tuple[int, ...]]:
+    def require(self, host: str, port: int) -> None:
+        """Raise `RefusedError` unless the list has this port of this name."""
         name = host.lower().rstrip(".")
-        return [ports for pattern, ports in self._hosts if _matches(name, pattern)]
+        listed = {own for pattern, ports in self._hosts if _matches(name, pattern) for own in ports}
+        if port in listed:
+            return
+        what, others = (f"port {port} of {host}", ", other ports are") if listed else (host, "")
+        raise RefusedError(f"{what} is not among the hosts of sandbox.network{others}")
 
 
 def _entry(text: str) -> tuple[str, tuple[int, ...]]:

@@ -110,8 +110,7 @@ class Proxy:
             head = await reader.readuntil(b"\r\n\r\n")
         try:
             request = read_request(head)
-            if not self._hosts.allows(request.host, request.port):
-                raise RefusedError(self._hosts.refusal(request.host, request.port))
+            self._hosts.require(request.host, request.port)
             address = await self._resolve(request.host, request.port)
             async with asyncio.timeout(CONNECT_SECONDS):
                 far_reader, far_writer = await asyncio.open_connection(address, request.port)

@@ -29,8 +29,7 @@ from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.launcher import ours
 from hermes_rl.sandbox.listener import REPORT_FD, SIZE_LIMIT, Message, said_in_a_file
 
-# -------------------------------------------------------------------------------- configuration, rendered for one
-# rollout
+# -------------------------------------------------------------------------------- configuration of one rollout
 
 BACKENDS = ("bubblewrap", "docker", "modal", "daytona", "ssh", "singularity", "none")
 """Every backend that a spec may name; `create_sandbox` says which of them this version can run."""

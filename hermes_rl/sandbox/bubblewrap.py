@@ -17,6 +17,7 @@ import logging
 import os
 import platform
 import posixpath
+import re
 import secrets
 import shutil
 import subprocess
@@ -118,7 +119,7 @@ def find_bwrap(*, overlay: bool = False) -> Bwrap:
     """Return a bubblewrap that can be used, also for images with `overlay`; raises `UserError` where there is none."""
     path = shutil.which("bwrap")
     least = OVERLAY if overlay else MINIMUM
-    if path is not None and (_version(path) or (0, 0)) >= least:
+    if path is not None and _version(path) >= least:
         return Bwrap(path)
     bundled = _bundled()
     if bundled is not None:
@@ -140,14 +141,13 @@ def _bundled() -> Bwrap | None:
     return Bwrap(str(path), str(libraries) if libraries.is_dir() else None)
 
 
-def _version(path: str) -> tuple[int, ...] | None:
+def _version(path: str) -> tuple[int, ...]:
+    """Return the numbers of a program's version; empty where it does not say them."""
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    words = done.stdout.split()
-    numbers = words[-1].split(".") if words else []
-    return tuple(int(part) for part in numbers) if all(part.isdigit() for part in numbers) else None
+        return ()
+    return tuple(map(int, re.findall(r"\d+", done.stdout)))
 
 
 # -------------------------------------------------------------------------------- files
@@ -747,11 +747,8 @@ class Bubblewrap(LocalIsolation):
 @functools.cache
 def _has_users() -> bool:
     """Return False where root itself has only a part of the users, such as in a container."""
-    for line in Path("/proc/self/uid_map").read_text().splitlines():
-        first, _, count = map(int, line.split())
-        if first <= FIRST_UID and first + count >= FIRST_UID + UIDS:
-            return True
-    return False
+    ranges = [map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    return any(first <= FIRST_UID and first + count >= FIRST_UID + UIDS for first, _, count in ranges)
 
 
 @functools.cache

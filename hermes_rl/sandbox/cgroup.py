@@ -367,13 +367,9 @@ def _used(folder: Path) -> int | None:
 
 
 def _removed(folder: Path) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         folder.rmdir()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True
+    return not folder.exists()
 
 
 @functools.cache

@@ -326,13 +326,11 @@ def own_mark() -> str:
 
 
 def is_dead(mark: str) -> bool:
-    """Return True where `mark` is of a runner of this machine and PID namespace that is no more."""
-    boot, _, rest = mark.partition(":")
-    namespace, _, rest = rest.partition(":")
-    pid, _, began = rest.partition(":")
-    if boot != _boot():
-        return False  # another machine's, or of one that was started anew
-    return namespace == _namespace() and pid.isdigit() and _began(int(pid)) != began
+    """Return True where `mark` is of a runner that is no more, of this machine as it was booted and PID namespace."""
+    words = mark.split(":")
+    if len(words) != 4 or words[:2] != [_boot(), _namespace()]:
+        return False
+    return words[2].isdigit() and _began(int(words[2])) != words[3]
 
 
 async def remove_leftovers(engine: Engine) -> None:

@@ -60,16 +60,15 @@ class ConductedEnv(Protocol):
 
 # ----------------------------------------------------------------------------------- The mistakes of a method's author
 
+LIBRARIES = ("hermes_rl", "atroposlib", "abc", "typing", "builtins")
+"""Packages of what an environment's author has not written."""
+
 
 def require_not_overridden(cls: type, base: type, instead: Mapping[str, str]) -> None:
     """Raise `UserError` where a class overrides methods of `base` that nothing calls, with what to do instead."""
     for name, way in instead.items():
         if getattr(cls, name) is not getattr(base, name):
             raise UserError(f"{cls.__name__}.{name} is never called: {way}")
-
-
-LIBRARIES = ("hermes_rl", "atroposlib", "abc", "typing", "builtins")
-"""Packages of what an environment's author has not written."""
 
 
 async def call(method: Callable[..., Any], *arguments: Any) -> Any:

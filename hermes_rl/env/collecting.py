@@ -301,23 +301,20 @@ class Collecting:
         """Play a group: whole, or None. An overridden `collect_trajectory` is called once per member."""
         before = _group_tools.set(self._resolve_tools_for_group())
         try:
-            return await self._collect_group(item)
+            if type(self).collect_trajectory is not Collecting.collect_trajectory:
+                return await self._collect_by_hand(item)
+            row, name = self._named(item)
+            runner = RolloutRunner(self._core, store=_Tracked(self), encoder=self._encoder)
+            group = await runner.start(row, name, self.config.group_size)
+            if group.dropped is not None:
+                self._training_counts.dropped[str(group.dropped)] += 1
+                logger.warning("group %s dropped (%s): %s", group.id, group.dropped, group.detail)
+                return None, []
+            await self._encoder.encode_group(group)
+            layers = await asyncio.to_thread(self._layers_of, group)
+            return layers if len(layers) > 1 else layers[0], []
         finally:
             _group_tools.reset(before)
-
-    async def _collect_group(self, item: Any) -> tuple[Any, list[Any]]:
-        if type(self).collect_trajectory is not Collecting.collect_trajectory:
-            return await self._collect_by_hand(item)
-        row, name = self._named(item)
-        runner = RolloutRunner(self._core, store=_Tracked(self), encoder=self._encoder)
-        group = await runner.start(row, name, self.config.group_size)
-        if group.dropped is not None:
-            self._training_counts.dropped[str(group.dropped)] += 1
-            logger.warning("group %s dropped (%s): %s", group.id, group.dropped, group.detail)
-            return None, []
-        await self._encoder.encode_group(group)
-        layers = await asyncio.to_thread(self._layers_of, group)
-        return layers if len(layers) > 1 else layers[0], []
 
     async def _collect_by_hand(self, item: Any) -> tuple[Any, list[Any]]:
         calls = [asyncio.create_task(self._one_by_hand(item)) for _ in range(self.config.group_size)]

@@ -55,12 +55,9 @@ def runtime_folder(python: str) -> Path:
 
 def runtime_python(folder: Path) -> list[str]:
     """Return the command that runs in a sandbox the Python code behind `-c`, or behind `-` on its input."""
-    loader, python = f"{RUNTIME_FOLDER}/lib/{_loader(folder)}", f"{RUNTIME_FOLDER}/bin/python3"
-    return [loader, "--library-path", f"{RUNTIME_FOLDER}/lib", *isolated(python)]
-
-
-def _loader(folder: Path) -> str:
-    return next(path.name for path in (folder / "lib").iterdir() if re.match(r"ld[-.].*\.so", path.name))
+    loader = next(path.name for path in (folder / "lib").iterdir() if re.match(r"ld[-.].*\.so", path.name))
+    libraries = f"{RUNTIME_FOLDER}/lib"
+    return [f"{libraries}/{loader}", "--library-path", libraries, *isolated(f"{RUNTIME_FOLDER}/bin/python3")]
 
 
 def _copy(description: dict[str, Any], folder: Path) -> None:

@@ -105,7 +105,8 @@ INSPECTED = ("socket", "clone", "clone3", "ioctl", "personality", *OF_A_PROCESS,
 def filter_program(machine: str | None = None) -> bytes | None:
     """Return the filter for a processor (default: this one), as `bwrap --seccomp` reads it; None: unknown."""
     known = MACHINES.get(machine or platform.machine())
-    return None if known is None else _assemble(_rules(known))
+    # `struct sock_filter` is 16 bits of code, two jumps of 8, 32 bits of value.
+    return None if known is None else b"".join(struct.pack("=HBBI", *rule) for rule in _rules(known))
 
 
 Instruction = tuple[int, int, int, int]
@@ -158,8 +159,3 @@ def _only(values: Sequence[int], refusal: int) -> list[Instruction]:
 
 def _refuse(number: int) -> Instruction:
     return RETURN, 0, 0, REFUSE | number
-
-
-def _assemble(rules: Sequence[Instruction]) -> bytes:
-    """`struct sock_filter` is 16 bits of code, two jumps of 8, 32 bits of value."""
-    return b"".join(struct.pack("=HBBI", *rule) for rule in rules)

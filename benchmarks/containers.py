@@ -17,8 +17,9 @@ from contextlib import AsyncExitStack
 from report import machine, say, table
 
 from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import DEFAULT_IMAGE as IMAGE
 from hermes_rl.sandbox.base import Sandbox, SandboxConfig
-from hermes_rl.sandbox.docker import IMAGE, Docker
+from hermes_rl.sandbox.docker import Docker
 from hermes_rl.sandbox.docker_engine import Engine
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 

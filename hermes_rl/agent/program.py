@@ -32,7 +32,7 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import AgentFault, ToolError, UserError
 from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
 from hermes_rl.plugins import Code, load_object
-from hermes_rl.sandbox.base import CommandResult, SandboxFile
+from hermes_rl.sandbox.base import KILLED_EXIT_CODE, CommandResult, SandboxFile
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.servers.base import TellsContext
 from hermes_rl.servers.completion import as_chat_server
@@ -40,7 +40,7 @@ from hermes_rl.spec.templates import TemplateError
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import Transcript
 from hermes_rl.tools.base import Toolkit, ToolRuntime
-from hermes_rl.tools.context import KILLED, ToolContext
+from hermes_rl.tools.context import ToolContext
 from hermes_rl.values import read_bounded, whole_text
 
 LONGEST = 3600.0
@@ -278,7 +278,7 @@ class ProgramDriver:
         except (ForeignError, AgentFault) as error:
             return CommandResult(RAISED, str(error).encode())
         except EndedError as error:
-            return CommandResult(KILLED, f"its process {error}".encode())
+            return CommandResult(KILLED_EXIT_CODE, f"its process {error}".encode())
         finally:
             await process.close()
             if not runtime.staging.empty and not runtime.killed_by_agent:

@@ -25,9 +25,9 @@ from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
-from hermes_rl.env.collecting import Collecting, CollectsByHand, GroupTools, WithOwnCode, collecting, group_id
+from hermes_rl.env.collecting import GROUP_ID, Collecting, CollectsByHand, GroupTools, WithOwnCode, collecting
 from hermes_rl.env.config import HermesAgentEnvConfig
-from hermes_rl.env.hooks import authored, call, mistake
+from hermes_rl.env.hooks import authored, call, mistake, require_not_overridden
 from hermes_rl.env.processing import process_by_hand
 from hermes_rl.env.program import configured, main
 from hermes_rl.env.reference_lines import require_lines_that_work
@@ -211,26 +211,16 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
             config.wandb_name = self.name or type(self).__name__  # run-api refuses an environment without a name
         if config.group_size == 1:
             config.ensure_scores_are_not_same = False  # a group of one is always the same, and would never be sent
-        self._require_hooks_that_are_called()
+        require_not_overridden(type(self), BaseEnv, _NEVER_CALLED)
         require_lines_that_work(type(self), HermesAgentBaseEnv, config.terminal_backend)
         self.config = config
-        self._encoder = self._make_encoder()
+        self._encoder = Encoder.load(config.tokenizer_name)
         self._initialise_base(config, configs)
         self._reasoning_settings = _reasoning(config)
         self.server = self._make_server(configs)
         self._core: Environment = self._make_core()
         self._group_numbers = itertools.count()
         self._resolved = lru_cache(GROUPS)(self._resolve_for)
-
-    def _require_hooks_that_are_called(self) -> None:
-        """Refuse a subclass that overrides what is never called.
-
-        Raises:
-            UserError: which method, and what to do instead.
-        """
-        for name, instead in _NEVER_CALLED.items():
-            if getattr(type(self), name) is not getattr(BaseEnv, name):
-                raise UserError(f"{type(self).__name__}.{name} is never called: {instead}")
 
     def _environment(self) -> Environment:
         """Return the environment as a run conducts it: with the code of a subclass where there is any."""
@@ -316,17 +306,13 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         """Return the environment as the core sees it."""
         return HandWritten(self)
 
-    def _make_encoder(self) -> Encoder:
-        """Return what makes tokens of conversations, with the environment's own tokenizer."""
-        return Encoder.load(self.config.tokenizer_name)
-
     def _use_managed_server(self) -> bool:
         """Whether the servers say which tokens they sampled, so that a managed server can be had."""
         return bool(self.server.token_level)
 
     def _resolve_tools_for_group(self) -> GroupTools:
         """Tool schemas and valid names for one group: that which is played, else another one at each call."""
-        toolkit = self._toolkit_for(group_id() or f"group-{next(self._group_numbers)}")
+        toolkit = self._toolkit_for(GROUP_ID.get() or f"group-{next(self._group_numbers)}")
         return toolkit.schemas, set(toolkit.names)
 
     def _resolve_for(self, group: str) -> Toolkit:
@@ -351,12 +337,9 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         return Toolkit(resolve_toolsets(enabled, config.disabled_toolsets or ()))
 
     def _require_toolsets(self) -> None:
-        """Resolve the toolsets that the configuration names, before data is loaded and models are asked.
+        """Raise `UserError` where a toolset that the configuration names is not there, or lacks a key or a program.
 
         Of a distribution these are all that a group may draw: a rare one would end the program hours later.
-
-        Raises:
-            UserError: one is not there, or lacks a key or a program.
         """
         config = self.config
         named = config.enabled_toolsets if config.distribution is None else drawable(config.distribution)
@@ -389,12 +372,9 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
             self.rollouts_for_wandb.pop(0)
 
     async def evaluate_log(self, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """As BaseEnv's, with metrics by the columns of `eval_by`.
+        """As BaseEnv's, with metrics by the columns of `eval_by`; see `metrics_by_column`.
 
         While a trainer is served, each step's evaluation has a folder of its own.
-
-        Raises:
-            UserError: no sample has such a column, or what it was scored with.
         """
         samples = args[5] if len(args) > 5 else kwargs.get("samples")  # by its place in BaseEnv's signature
         metrics = {**metrics, **metrics_by_column(samples or (), self.config.eval_by)}
@@ -427,7 +407,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
 
     @asynccontextmanager
     async def _set_up(self) -> AsyncIterator[None]:
-        """Have the environment set up for the block, in which is said which of its methods holds up the event loop."""
+        """Set the environment up for the block, and warn meanwhile of methods that hold up the event loop."""
         self._require_toolsets()
         with Watchman(type(self)):
             try:
@@ -464,11 +444,8 @@ _SCORES = ("score", "reward", "passed")
 
 
 def metrics_by_column(samples: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, float]:
-    """Return the mean score, its error and the count of the samples of each value of each column.
-
-    Raises:
-        UserError: the samples lack a column, or a score.
-    """
+    """Return the mean score, its error and the count of the samples of each value of each column; raises `UserError`
+    where the samples lack a column, or a score."""
     metrics: dict[str, float] = {}
     known = sorted({name for sample in samples for name in sample})
     score = next((name for name in _SCORES if name in known), None)

@@ -23,7 +23,9 @@ from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.rollouts.runner import REPLAYS, Recorded, RolloutRunner, Unrecorded
 from hermes_rl.runs.groups import FILLER_OVERRIDE, OF_TEACHER, group_lines
-from hermes_rl.runs.run import Plan, Run
+from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.run import Plan, Run, RunBudget
+from hermes_rl.runs.training import TrainingMetrics
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB
 from hermes_rl.trainers.base import GroupRefused
@@ -77,11 +79,8 @@ def _further(item: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def checked(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the item, if it can be part of a group.
-
-    Raises:
-        ValueError: it lacks tokens, masks or a score; or its score is not finite, which makes a whole batch fail.
-    """
+    """Return the item; raises `ValueError` where it lacks tokens, masks or a score, or its score is not finite, which
+    makes a whole batch fail."""
     missing = [name for name in ("tokens", "masks", "scores") if item.get(name) is None]
     if missing:
         raise ValueError(f"collect_trajectory returned an item without {missing[0]!r}")
@@ -102,8 +101,8 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 GroupTools = tuple[list[dict[str, Any]], set[str]]
 """Schemas of the tools of a group, and the names of those that may be called."""
 
-_group_id: ContextVar[str | None] = ContextVar("group_id", default=None)
-"""The id of the group that the environment's own code is collecting."""
+GROUP_ID: ContextVar[str | None] = ContextVar("GROUP_ID", default=None)
+"""The id of the group that the environment's own code is collecting; None outside of a run."""
 _group_tools: ContextVar[GroupTools | None] = ContextVar("group_tools", default=None)
 
 
@@ -112,19 +111,14 @@ class ItemRow(Row):
     """A row that stands for an item, which is its `columns`."""
 
 
-def group_id() -> str | None:
-    """Return the id of the group that the environment's own code is collecting; None outside of a run."""
-    return _group_id.get()
-
-
 @contextmanager
 def collecting(group: str) -> Iterator[None]:
     """Say that the environment's own code collects this group, within the block."""
-    before = _group_id.set(group)
+    before = GROUP_ID.set(group)
     try:
         yield
     finally:
-        _group_id.reset(before)
+        GROUP_ID.reset(before)
 
 
 def row_of(item: Any, index: int = 0) -> Row:
@@ -155,6 +149,21 @@ async def items_of(env: ConductedEnv, *, pauses: bool) -> AsyncIterator[Row]:
         number += 1
 
 
+def run_of(
+    env: ConductedEnv, *, pauses: bool, budget: RunBudget, progress: Progress, drop_uniform: bool = False
+) -> Run:
+    """Return the run that plays the items of an environment, once each; `pauses` as for `items_of`."""
+    plan = Plan(
+        size=int(env.config.group_size),
+        repeat=False,
+        drop_uniform=drop_uniform,
+        concurrency=env._rollouts_in_flight,
+        generation_params=env._generation_params(),
+    )
+    items = items_of(env, pauses=pauses)
+    return Run(env._environment(), items, plan, encoder=env._encoder, budget=budget, progress=progress)
+
+
 class WithOwnCode:
     """An environment whose `postprocess_histories` has the last word on the lines of a group."""
 
@@ -175,11 +184,8 @@ class WithOwnCode:
         return [{**line, **named} for line in self._usable(group, self._env.postprocess_histories, processed)]
 
     def _usable(self, group: Group, method: Callable[..., Any], made: Any) -> list[dict[str, Any]]:
-        """Return what a method has made of a group; where it cannot be used, none, and the group is dropped.
-
-        Raises:
-            UserError: the method has never made a group that can be used.
-        """
+        """Return what a method has made of a group; where it cannot be used, none, and the group is dropped, or
+        `UserError` where the method has never made one that can."""
         lines = [line for line in (made if isinstance(made, list) else [made]) if line]
         try:
             usable = self._checks.usable(lines, None)
@@ -199,7 +205,7 @@ class CollectsByHand(WithOwnCode):
 
     async def play_group(self, row: Row, group: str, epoch: int, size: int) -> Group:
         """Return the group that its code collected, as dropped where that raised or gave nothing."""
-        _group_id.set(group)
+        GROUP_ID.set(group)
         played = Group(group, row, [], epoch)
         env: Any = self._env
         by_hand = type(env).collect_trajectories is Collecting.collect_trajectories
@@ -239,8 +245,7 @@ class Collecting:
     _group_numbers: itertools.count[int]
     get_next_item: Callable[[], Awaitable[Any]]
     _resolve_tools_for_group: Callable[[], GroupTools]
-    _track_rollout: Callable[[Rollout], None]
-    _track_dropped: Callable[[Group], None]
+    _training_counts: TrainingMetrics
 
     async def groups(
         self, rows: Sequence[Any] | None = None, policy: ChatServer | None = None
@@ -251,8 +256,10 @@ class Collecting:
             rows: items to play, once each; None: those of `get_next_item` until it returns None.
             policy: another policy than the environment's own.
         """
+        env: Any = self
+        given = items_of(env, pauses=False) if rows is None else [row_of(item, n) for n, item in enumerate(rows)]
         plan = Plan(size=self.config.group_size, repeat=False, concurrency=self._rollouts_in_flight)
-        run = Run(self._core, self._rows_to_play(rows), plan, encoder=self._encoder, policy=policy)
+        run = Run(self._core, given, plan, encoder=self._encoder, policy=policy)
         async with aclosing(run.groups()) as playing:
             async for group in playing:
                 yield group
@@ -262,17 +269,11 @@ class Collecting:
         """Rollouts that `groups` and `process` play at a time."""
         return max(1, int(self.max_num_workers)) * int(self.config.group_size)
 
-    def _rows_to_play(self, rows: Sequence[Any] | None) -> list[Row] | AsyncIterator[Row]:
-        if rows is not None:
-            return [row_of(item, number) for number, item in enumerate(rows)]
-        env: Any = self
-        return items_of(env, pauses=False)
-
     def _named(self, item: Any) -> tuple[Row, str]:
         """Return an item as a row, with the id of its group: that of the run that asks for it, else one of its own."""
         number = next(self._group_numbers)
         row = row_of(item, number)
-        return row, group_id() or f"{row.key}:{number}"
+        return row, GROUP_ID.get() or f"{row.key}:{number}"
 
     async def collect_trajectory(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
         """Play and grade one rollout; (None, []) where infrastructure failed it for good."""
@@ -300,22 +301,20 @@ class Collecting:
         """Play a group: whole, or None. An overridden `collect_trajectory` is called once per member."""
         before = _group_tools.set(self._resolve_tools_for_group())
         try:
-            return await self._collect_group(item)
+            if type(self).collect_trajectory is not Collecting.collect_trajectory:
+                return await self._collect_by_hand(item)
+            row, name = self._named(item)
+            runner = RolloutRunner(self._core, store=_Tracked(self), encoder=self._encoder)
+            group = await runner.start(row, name, self.config.group_size)
+            if group.dropped is not None:
+                self._training_counts.dropped[str(group.dropped)] += 1
+                logger.warning("group %s dropped (%s): %s", group.id, group.dropped, group.detail)
+                return None, []
+            await self._encoder.encode_group(group)
+            layers = await asyncio.to_thread(self._layers_of, group)
+            return layers if len(layers) > 1 else layers[0], []
         finally:
             _group_tools.reset(before)
-
-    async def _collect_group(self, item: Any) -> tuple[Any, list[Any]]:
-        if type(self).collect_trajectory is not Collecting.collect_trajectory:
-            return await self._collect_by_hand(item)
-        row, group_id = self._named(item)
-        runner = RolloutRunner(self._core, store=_Tracked(self), encoder=self._encoder)
-        group = await runner.start(row, group_id, self.config.group_size)
-        if group.dropped is not None:
-            self._track_dropped(group)
-            return None, []
-        await self._encoder.encode_group(group)
-        layers = await asyncio.to_thread(self._layers_of, group)
-        return layers if len(layers) > 1 else layers[0], []
 
     async def _collect_by_hand(self, item: Any) -> tuple[Any, list[Any]]:
         calls = [asyncio.create_task(self._one_by_hand(item)) for _ in range(self.config.group_size)]
@@ -369,7 +368,7 @@ class _Tracked:
     def record(self, *rollouts: Rollout) -> None:
         for rollout in rollouts:
             if rollout.state is not RolloutState.WAITING:
-                self._env._track_rollout(rollout)
+                self._env._training_counts.add_rollout(rollout)
         self._store.record(*rollouts)
 
 

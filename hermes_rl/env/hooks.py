@@ -8,7 +8,7 @@ subclass may override the public ones.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -64,6 +64,13 @@ LIBRARIES = ("hermes_rl", "atroposlib", "abc", "typing", "builtins")
 """Packages of what an environment's author has not written."""
 
 
+def require_not_overridden(cls: type, base: type, instead: Mapping[str, str]) -> None:
+    """Raise `UserError` where a class overrides methods of `base` that nothing calls, with what to do instead."""
+    for name, way in instead.items():
+        if getattr(cls, name) is not getattr(base, name):
+            raise UserError(f"{cls.__name__}.{name} is never called: {way}")
+
+
 async def call(method: Callable[..., Any], *arguments: Any) -> Any:
     """Call a method that an author may have written, with async or without; see `authored`."""
     with authored(method):
@@ -73,11 +80,8 @@ async def call(method: Callable[..., Any], *arguments: Any) -> Any:
 
 @contextmanager
 def authored(method: Callable[..., Any]) -> Iterator[None]:
-    """Tell what an author's method raises in the block in one sentence, with the line that it comes from.
-
-    Raises:
-        UserError: it raised what nobody means to travel; a bug of a library stays what it is.
-    """
+    """Turn what an author's method raises in the block into a `UserError` of one sentence, with the line that it comes
+    from. A bug of a library stays what it is."""
     try:
         yield
     except Exception as error:

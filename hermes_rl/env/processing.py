@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.env.collecting import items_of
+from hermes_rl.env.collecting import run_of
 from hermes_rl.env.hooks import ConductedEnv, call, mistake
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.rollouts.rollout import Group
@@ -15,7 +15,7 @@ from hermes_rl.runs.groups import GroupsFile
 from hermes_rl.runs.journal import Journal
 from hermes_rl.runs.process import Processing
 from hermes_rl.runs.progress import Progress
-from hermes_rl.runs.run import Plan, Run, RunBudget
+from hermes_rl.runs.run import RunBudget
 
 
 async def process_by_hand(env: ConductedEnv) -> int:
@@ -34,19 +34,7 @@ async def process_by_hand(env: ConductedEnv) -> int:
     path = Path(env.config.data_path_to_save_groups or f"data/{env.name or 'groups'}.jsonl")
     progress = Progress()
     with closing(GroupsFile(Journal(path), "")) as file:
-        run = Run(
-            env._environment(),
-            items_of(env, pauses=False),
-            Plan(
-                size=int(env.config.group_size),
-                repeat=False,
-                concurrency=env._rollouts_in_flight,
-                generation_params=env._generation_params(),
-            ),
-            encoder=env._encoder,
-            budget=RunBudget(max_failures=max(target, 10)),
-            progress=progress,
-        )
+        run = run_of(env, pauses=False, budget=RunBudget(max_failures=max(target, 10)), progress=progress)
         work = Processing(run, file, target, EnvLog(env))
         try:
             await work.play()

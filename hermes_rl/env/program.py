@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from hermes_rl.env.hooks import authored
 from hermes_rl.errors import HermesRLError, UserError
@@ -40,11 +40,7 @@ def main(cls: Any, arguments: Sequence[str] | None = None) -> None:
 
 
 def run(cls: Any, arguments: list[str]) -> None:
-    """Parse, make the environment, and run a mode.
-
-    Raises:
-        UserError: the arguments are wrong.
-    """
+    """Parse the arguments, which may be wrong (`UserError`), make the environment, and run a mode."""
     usage = f"usage: {Path(sys.argv[0]).name} {'|'.join(MODES)} [--env.FIELD V] [--openai.FIELD V] [--config F]"
     if {"--help", "-h"} & set(arguments):
         sys.stdout.write(f"{usage}\n\n{_help(cls)}")
@@ -56,11 +52,8 @@ def run(cls: Any, arguments: list[str]) -> None:
 
 
 def configured(cls: Any, flags: list[str]) -> tuple[Any, Any]:
-    """Return the configuration and the servers of `config_init`, changed by the flags of a command line.
-
-    Raises:
-        UserError: a flag is unknown, or its value does not fit.
-    """
+    """Return the configuration and the servers of `config_init`, changed by the flags of a command line; raises
+    `UserError` where a flag is unknown, or its value does not fit."""
     with authored(cls.config_init):
         config, servers = cls.config_init()
     given = _given(flags)
@@ -133,19 +126,15 @@ def _changed(config: Any, changes: dict[str, Any], flag: str) -> Any:
 
     A field that nobody has set stays unset, so that what follows from others, such as the tool parser, is detected.
     """
-    _known(type(config), changes, flag)
+    for name in changes:
+        if name not in type(config).model_fields:
+            close = difflib.get_close_matches(name, type(config).model_fields, n=1)
+            raise UserError(f"{flag}.{name}: there is no such field" + (f"; did you mean {close[0]}?" if close else ""))
     try:
         return type(config)(**{**config.model_dump(exclude_unset=True), **changes})
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         raise UserError(f"{flag}.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-
-
-def _known(cls: type[BaseModel], changes: dict[str, Any], flag: str) -> None:
-    for name in changes:
-        if name not in cls.model_fields:
-            close = difflib.get_close_matches(name, cls.model_fields, n=1)
-            raise UserError(f"{flag}.{name}: there is no such field" + (f"; did you mean {close[0]}?" if close else ""))
 
 
 def _servers(given: Any, changes: Any) -> Any:

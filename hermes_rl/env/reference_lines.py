@@ -46,15 +46,12 @@ _OF_THE_RUNNER = ("TERMINAL_", "HERMES_", "HF_", "TOKENIZERS_", "WANDB_", "CUDA_
 
 
 def require_lines_that_work(cls: type, base: type, backend: str) -> None:
-    """Refuse an environment's class that has lines which cannot work here.
+    """Raise `UserError` where an environment's class has lines that cannot work here, with each and the way out.
 
     Args:
         cls: the class.
         base: where its own code ends.
         backend: of its sandboxes, as its configuration names it.
-
-    Raises:
-        UserError: with each line and the way out.
     """
     problems = [
         f"{path.name}:{line}: {problem}"

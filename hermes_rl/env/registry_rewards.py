@@ -16,11 +16,8 @@ from hermes_rl.plugins import did_you_mean
 
 
 def named(name: str) -> Callable[..., list[float]]:
-    """Return the reward that atroposlib calls `name`; what it takes, as `args`, is described there.
-
-    Raises:
-        UserError: there is none, or it needs a package that is not installed (some need torch).
-    """
+    """Return the reward that atroposlib calls `name`; what it takes, as `args`, is described there. Raises `UserError`
+    where there is none, or it needs a package that is not installed (some need torch)."""
     from atroposlib.envs.reward_fns import registry
 
     try:

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 from atroposlib.envs.base import EvalHandlingEnum
 
-from hermes_rl.env.collecting import items_of
+from hermes_rl.env.collecting import run_of
 from hermes_rl.env.hooks import ConductedEnv, authored, call
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.rollout import Group
@@ -19,7 +19,7 @@ from hermes_rl.runs.deliveries import DeliveryLog
 from hermes_rl.runs.groups import GroupsFile
 from hermes_rl.runs.journal import Journal
 from hermes_rl.runs.progress import Progress
-from hermes_rl.runs.run import Plan, Run, RunBudget
+from hermes_rl.runs.run import RunBudget
 from hermes_rl.spec.model import Spec
 from hermes_rl.tokens.transcript import MASKED
 from hermes_rl.trainers.atropos import AtroposTrainer
@@ -37,24 +37,11 @@ async def serve_environment(env: ConductedEnv, trainer: Trainer | None = None) -
     path = config.data_path_to_save_groups
     with ExitStack() as stack:
         file = stack.enter_context(closing(GroupsFile(Journal(Path(path)), ""))) if path is not None else None
-        size = int(config.group_size)
-        run = Run(
-            env._environment(),
-            items_of(env, pauses=True),
-            Plan(
-                size=size,
-                repeat=False,
-                drop_uniform=bool(config.ensure_scores_are_not_same),
-                concurrency=env._rollouts_in_flight,
-                generation_params=env._generation_params(),
-            ),
-            encoder=env._encoder,
-            budget=RunBudget(),
-            progress=Progress(),
-        )
+        differing = bool(config.ensure_scores_are_not_same)
+        run = run_of(env, pauses=True, budget=RunBudget(), progress=Progress(), drop_uniform=differing)
         checks = Checks(
-            group_size=size,
-            uniform=not config.ensure_scores_are_not_same,
+            group_size=int(config.group_size),
+            uniform=not differing,
             too_long=TooLong("drop", env._training_counts.sequences),
             counts=env._training_counts.dropped,
         )

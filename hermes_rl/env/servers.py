@@ -132,11 +132,11 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         self,
         configs: list[APIServerConfig],
         *,
-        server_class: type[APIServer] = HermesServer,
+        server_class: type[APIServer],
+        sandbox: Callable[[], SandboxConfig],
         reasoning_config: ReasoningConfig | None = None,
         role: ModelClient | None = None,
         tool_parser: str | None = None,
-        sandbox: Callable[[], SandboxConfig] | None = None,
     ) -> None:
         super().__init__(configs, server_class=server_class, reasoning_config=reasoning_config)
         self._sandbox = sandbox
@@ -144,9 +144,9 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         self.role = role or create_client("policy", [server_config(config, tool_parser) for config in configs])
 
     @property
-    def sandbox(self) -> SandboxConfig | None:
+    def sandbox(self) -> SandboxConfig:
         """What an agent loop that is given this object plays in, by the configuration as it is now."""
-        return self._sandbox() if self._sandbox is not None else None
+        return self._sandbox()
 
     def loop_failed(self, error: HermesRLError) -> None:
         """Note that an agent loop that was given this object ended without an answer of the policy."""
@@ -169,7 +169,7 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         raise UserError(said) if wrong is not None else RunError(said)
 
     async def chat(self, request: ChatRequest) -> ChatReply:
-        """Return the fast path of the agent loop."""
+        """Answer a call of an agent loop."""
         return await self.role.chat(request)
 
     @property
@@ -178,11 +178,8 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         return all(config.kind.exact for config in self.role.configs)
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
-        """OpenAI-style: messages, n, temperature, max_tokens, tools, … → ChatCompletion with n choices.
-
-        Raises:
-            ServerFailure: no server gave a usable answer after all retries.
-        """
+        """OpenAI-style: messages, n, temperature, max_tokens, tools, … → ChatCompletion with n choices; raises
+        `ServerFailure` where no server gave a usable answer after all retries."""
         request = request_of(kwargs, self.reasoning_config)
         return completion_of(await self._several(request, kwargs))
 
@@ -256,10 +253,8 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         """Open a server that remembers what it samples, as ``get_state()["nodes"]``; for one rollout or one group.
 
         The arguments are accepted for compatibility: the tokenizer is that of the servers' configuration, calls stay
-        with one server by themselves, and thinking is kept as the chat template has it.
-
-        Raises:
-            NotImplementedError: the servers are chat servers, which do not say which tokens they sampled.
+        with one server by themselves, and thinking is kept as the chat template has it. Raises `NotImplementedError`
+        for chat servers, which do not say which tokens they sampled.
         """
         self._require_tokens()
         yield ManagedServer(self)
@@ -311,7 +306,7 @@ class ManagedServer:
         self._transcripts: list[Transcript] = []
 
     @property
-    def sandbox(self) -> SandboxConfig | None:
+    def sandbox(self) -> SandboxConfig:
         """What an agent loop plays in."""
         return self._manager.sandbox
 
@@ -320,7 +315,7 @@ class ManagedServer:
         self._manager.loop_failed(error)
 
     async def chat(self, request: ChatRequest) -> ChatReply:
-        """Return a call of an agent loop, which keeps a transcript of its own."""
+        """Answer a call of an agent loop, and remember the transcript that the loop keeps itself."""
         if request.transcript is not None and not any(
             transcript is request.transcript for transcript in self._transcripts
         ):

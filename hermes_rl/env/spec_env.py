@@ -16,11 +16,11 @@ from hermes_rl.data.load import Rows, load_rows
 from hermes_rl.data.rows import Row
 from hermes_rl.env.base import HermesAgentBaseEnv
 from hermes_rl.env.collecting import items_of
-from hermes_rl.env.hooks import call
+from hermes_rl.env.config import HermesAgentEnvConfig
+from hermes_rl.env.hooks import call, require_not_overridden
 from hermes_rl.env.processing import EnvLog
 from hermes_rl.env.serve import EnvHooks, atropos_trainer, registration, require_exact, require_trajectory_api
 from hermes_rl.env.servers import HermesServerManager, server_config
-from hermes_rl.env.settings import env_config, server_configs
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.reading.report import write_report_or_say
 from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
@@ -34,6 +34,7 @@ from hermes_rl.runs.evaluate import (
     run_evaluate,
     write_evaluation,
 )
+from hermes_rl.runs.exact import tokenizer_of
 from hermes_rl.runs.left import Curriculum
 from hermes_rl.runs.opening import Launch, OwnCode, SpecRun, budget_of, open_run, plan_of, require_effect, workers_of
 from hermes_rl.runs.process import Processing, run_process
@@ -45,6 +46,7 @@ from hermes_rl.servers.factory import create_client
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.overrides import parse_extra_args
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tools.base import Toolkit
 from hermes_rl.trainers.atropos import AtroposTrainer
 from hermes_rl.trainers.base import Trainer
@@ -55,14 +57,17 @@ from hermes_rl.trainers.serving import Serving, Together
 logger = logging.getLogger(__name__)
 
 _ANSWERED_BY_THE_SPEC = {
-    "_resolve_tools_for_group": "toolsets",
-    "compute_reward": "rewards",
-    "default_toolsets": "toolsets",
-    "format_messages": "prompt",
-    "format_prompt": "prompt",
-    "sandbox_for": "sandbox",
+    name: f"the spec's `{section}` says that. Change the spec, or subclass HermesAgentBaseEnv, which has no spec"
+    for name, section in {
+        "_resolve_tools_for_group": "toolsets",
+        "compute_reward": "rewards",
+        "default_toolsets": "toolsets",
+        "format_messages": "prompt",
+        "format_prompt": "prompt",
+        "sandbox_for": "sandbox",
+    }.items()
 }
-"""Hooks of environments without a spec, and the section that says the same."""
+"""Hooks of environments without a spec, and what to do instead."""
 
 
 class SpecEnv(HermesAgentBaseEnv):
@@ -73,7 +78,7 @@ class SpecEnv(HermesAgentBaseEnv):
     _mode: ClassVar[Mode] = "serve"
 
     def __init__(self, config: Any, server_configs: Any, slurm: bool = False, testing: bool = False) -> None:
-        self._require_no_hook_that_the_spec_answers()
+        require_not_overridden(type(self), SpecEnv, _ANSWERED_BY_THE_SPEC)
         self._compiled = CompiledSpec(self.spec, self.environ)
         self._own_servers = False
         """Whether the policy's servers are others than those of the spec."""
@@ -88,14 +93,6 @@ class SpecEnv(HermesAgentBaseEnv):
     @classmethod
     def config_init(cls) -> tuple[Any, list[APIServerConfig]]:
         return env_config(cls.spec, cls._mode), server_configs(cls.spec)
-
-    def _require_no_hook_that_the_spec_answers(self) -> None:
-        for name, section in _ANSWERED_BY_THE_SPEC.items():
-            if getattr(type(self), name) is not getattr(SpecEnv, name):
-                raise UserError(
-                    f"{type(self).__name__}.{name} is never called: the spec's `{section}` says that. Change the spec, "
-                    "or subclass HermesAgentBaseEnv, which has no spec"
-                )
 
     def _make_server(self, configs: list[APIServerConfig]) -> HermesServerManager:
         """Return the spec's own policy; other servers given to the constructor take its place."""
@@ -121,7 +118,7 @@ class SpecEnv(HermesAgentBaseEnv):
         return OwnCode(self._compiled, self._environment(), items if own_items else None, self._own_servers)
 
     def _use(self, opened: SpecRun) -> None:
-        """Be part of a run: its record is the environment's."""
+        """Become part of a run, whose record of rollouts is then the environment's too."""
         self._opened = opened
         self._wandb_folder = opened.directory.path
         self._rollout_store = opened.store
@@ -255,6 +252,62 @@ def compile_spec(spec: Spec, environ: Mapping[str, str] | None = None) -> type[S
     return type("SpecEnv", (SpecEnv,), namespace)
 
 
+# ----------------------------------------------------------------- From a spec to Atropos' configuration classes
+
+CONCURRENCY = 64
+"""Rollouts at a time where the spec does not say and Atropos' own loops, which do not measure, play them."""
+MAX_TOKEN_LENGTH = 32768
+"""Tokens of a sequence where neither the spec nor the trainer bounds it."""
+
+
+def env_config(spec: Spec, mode: Mode = "serve") -> HermesAgentEnvConfig:
+    """Return the configuration for a mode; what has no key of its own in a spec comes from `env:`."""
+    serve, agent, toolsets = spec.serve, spec.agent_for(mode), spec.toolsets
+    playing = spec.process if mode == "process" else serve
+    fields: dict[str, Any] = {
+        "group_size": playing.group_size,
+        "total_steps": spec.process.groups if mode == "process" else serve.total_steps,
+        "max_token_length": serve.max_token_length or MAX_TOKEN_LENGTH,
+        "steps_per_eval": serve.eval_every or -1,
+        "rollout_server_url": serve.api_url,
+        "ensure_scores_are_not_same": playing.drop_uniform,
+        "max_num_workers": max(1, (playing.concurrency or CONCURRENCY) // playing.group_size),
+        "tokenizer_name": tokenizer_of(spec) or str(small_tokenizer_path()),
+        "include_messages": True,
+        "use_wandb": spec.wandb is not None and spec.wandb.mode != "disabled",
+        "wandb_name": (spec.wandb.name if spec.wandb else None) or spec.name,
+        "enabled_toolsets": list(toolsets.enabled),
+        "disabled_toolsets": list(toolsets.disabled),
+        "max_agent_turns": agent.max_turns,
+        "eval_by": list(spec.evaluate.by),
+        "agent_timeout": agent.timeout,
+        "agent_task_timeout": agent.task_timeout,
+        "agent_temperature": agent.temperature,
+        "agent_max_tokens": agent.max_tokens,
+        "extra_body": dict(agent.extra_body) or None,
+        "terminal_backend": spec.sandbox.backend,
+        "terminal_timeout": spec.sandbox.timeout,
+        "seed": spec.seed,
+    }
+    return HermesAgentEnvConfig(**{**fields, **spec.env})
+
+
+def server_configs(spec: Spec) -> list[APIServerConfig]:
+    """One per policy server, without keys: those stay with the role that sends them."""
+    return [
+        APIServerConfig(
+            model_name=server.model or "default",
+            base_url=server.base_url or "",
+            timeout=int(server.timeout),
+            num_max_requests_at_once=server.max_concurrency,
+            tokenizer_name=server.tokenizer or "none",
+            server_type=server.type if server.type in ("openai", "vllm", "sglang") else "openai",
+            health_check=False,
+        )
+        for server in spec.servers.get("policy", ())
+    ]
+
+
 # --------------------- A subclass of a compiled spec as a program: what it overrides is what runs, in every mode
 
 _NOT_HOOKS = {"spec", "environ", "name"}
@@ -315,18 +368,16 @@ async def run_serve(
     spec: Spec,
     launch: Launch,
     cls: type[SpecEnv] | None = None,
-    trainer: Trainer | None = None,
     *,
     together: Together | None = None,
     begin: Callable[[], Awaitable[None]] | None = None,
 ) -> Served:
-    """Play until the trainer has had its steps.
+    """Play until the trainer that the spec names has had its steps.
 
     Args:
         spec: what is served.
         launch: where the run lies.
         cls: the environment class of the spec, where it is a subclass.
-        trainer: who is served; None: Atropos' trajectory API at `serve.api_url`.
         together: the environments of this process that feed the trainer; None: it is the only one.
         begin: awaited when all is open, before the trainer hears of the environment.
 
@@ -335,7 +386,7 @@ async def run_serve(
         RunError: the trainer was lost.
     """
     require_exact(spec)
-    trainer = trainer or own_trainer(spec)
+    trainer: Trainer | None = own_trainer(spec)
     cls = cls or compile_spec(spec, launch.environ)
     env = cls(*cls.config_init())
     try:

@@ -7,18 +7,13 @@ where it was asked for.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections import Counter
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, Literal
 
-from hermes_rl.rollouts.rollout import Group, Rollout
 from hermes_rl.runs.progress import Tracker
 from hermes_rl.runs.training import TrainingMetrics
-
-logger = logging.getLogger(__name__)
 
 
 class Tracking:
@@ -51,11 +46,6 @@ class Tracking:
         super().__init__(*args, **kwargs)
 
     @property
-    def _dropped_groups(self) -> Counter[str]:
-        """Groups by the cause for which they were not sent, since the last log."""
-        return self._training_counts.dropped
-
-    @property
     def _tool_error_buffer(self) -> list[dict[str, Any]]:
         """Tool errors of training since the last log, under the name that people know."""
         return self._training_counts.tool_errors
@@ -63,19 +53,6 @@ class Tracking:
     @_tool_error_buffer.setter
     def _tool_error_buffer(self, errors: list[dict[str, Any]]) -> None:
         self._training_counts.tool_errors = errors
-
-    def _track_rollout(self, rollout: Rollout) -> None:
-        """Count a finished rollout of training."""
-        self._training_counts.add_rollout(rollout)
-
-    def _track_dropped(self, group: Group) -> None:
-        """Count a group that could not be completed, and say why."""
-        self._dropped_groups[str(group.dropped)] += 1
-        logger.warning("group %s dropped (%s): %s", group.id, group.dropped, group.detail)
-
-    def _training_metrics(self) -> dict[str, Any]:
-        """Return the training metrics since the last call."""
-        return self._training_counts.take()
 
     def _begin_tracking(self) -> None:
         """Begin a wandb run where `use_wandb` asks for it; without a trainer, in a project named as the environment."""
@@ -111,7 +88,7 @@ class Tracking:
         In serve each name begins with the environment's, as in BaseEnv. Goes to this environment's own run, while
         BaseEnv's goes to whichever run began first in the process.
         """
-        metrics = {**self._pending_metrics, **self._training_metrics(), **(wandb_metrics or {})}
+        metrics = {**self._pending_metrics, **self._training_counts.take(), **(wandb_metrics or {})}
         metrics |= _lengths(self.completion_lengths, self.max_token_len)
         metrics = self.perf_stats(await self.create_rollout_table(metrics))  # type: ignore[attr-defined]
         self._pending_metrics, self.rollouts_for_wandb, self.completion_lengths = {}, [], []

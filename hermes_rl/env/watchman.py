@@ -12,9 +12,10 @@ import logging
 import sys
 import threading
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FrameType, TracebackType
+from types import CodeType
 from typing import Self
 
 from hermes_rl.env.hooks import LIBRARIES
@@ -57,9 +58,7 @@ class Watchman:
         threading.Thread(target=self._watch, args=watched, name="hermes-rl-watchman", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
 
     def _watch(self, loop: asyncio.AbstractEventLoop, thread: int) -> None:
@@ -82,10 +81,7 @@ class Watchman:
     def _place(self, thread: int) -> tuple[str, str] | None:
         """Return which method the loop is in the middle of, and where in its file; None where it is in none."""
         frame = sys._current_frames().get(stepping.get(thread, thread))
-        frames: list[FrameType] = []
-        while frame is not None:
-            frames.append(frame)
-            frame = frame.f_back
+        frames = [inner for inner, _ in traceback.walk_stack(frame)] if frame is not None else []
         method = next((frame.f_code for frame in reversed(frames) if frame.f_code in self._methods), None)
         if method is None:
             return None

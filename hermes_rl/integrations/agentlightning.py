@@ -34,19 +34,12 @@ class HermesAgent(agl.LitAgent):  # type: ignore[type-arg, unused-ignore]
         self._spec, self._llm, self._sampling = spec, llm, dict(sampling or {})
 
     def tasks(self, rows: int | None = None, split: str = "train") -> list[dict[str, str]]:
-        """Return the dataset: a task for each row of a split.
-
-        Raises:
-            UserError: the rows may be without end, or the spec cannot be played here.
-        """
+        """Return the dataset: a task for each row of a split. Raises what `tasks_of` does."""
         return [{"key": key, "split": split} for key, _ in tasks_of(self._spec, split, rows, TRAINER)]
 
     async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> float:
-        """Play the rollout of a task at the endpoint that the resource has for this attempt.
-
-        Raises:
-            AttemptWithoutScore: there is no score.
-        """
+        """Play the rollout of a task at the endpoint that the resource has for this attempt, and return its score;
+        raises `AttemptWithoutScore` where there is none."""
         model = resources[self._llm]
         played = await play_at_endpoint(
             self._spec,

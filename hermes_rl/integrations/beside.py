@@ -23,6 +23,10 @@ from hermes_rl.errors import UserError
 
 Call = tuple[list[int], hermes_rl.Sampling]
 """One model call: the ids of its prompt, and how to sample."""
+Waiting = tuple[Call, concurrent.futures.Future[hermes_rl.Sampled]]
+"""A call that waits for its answer."""
+Generate = Callable[[Sequence[Call]], Sequence[hermes_rl.Sampled]]
+"""Answers several calls together."""
 GATHERING = 0.005
 """Seconds without a further model call after which those that wait become one batch."""
 
@@ -93,9 +97,7 @@ class ModelCalls:
     """Model calls of rollouts, which play on another thread; the thread that owns the model answers them in batches."""
 
     def __init__(self) -> None:
-        self._waiting: queue.SimpleQueue[tuple[Call, concurrent.futures.Future[hermes_rl.Sampled]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._waiting: queue.SimpleQueue[Waiting | None] = queue.SimpleQueue()
 
     async def sample(self, ids: list[int], sampling: hermes_rl.Sampling) -> hermes_rl.Sampled:
         """Wait for the answer of the other thread."""
@@ -103,11 +105,7 @@ class ModelCalls:
         self._waiting.put(((ids, sampling), answer))
         return await asyncio.wrap_future(answer)
 
-    def answer_until(
-        self,
-        playing: concurrent.futures.Future[Any],
-        generate: Callable[[Sequence[Call]], Sequence[hermes_rl.Sampled]],
-    ) -> None:
+    def answer_until(self, playing: concurrent.futures.Future[Any], generate: Generate) -> None:
         """Answer calls until `playing` has ended; what ends this sooner ends `playing` as well."""
         playing.add_done_callback(lambda _: self._waiting.put(None))
         try:
@@ -127,11 +125,7 @@ class ModelCalls:
             playing.cancel()
             raise
 
-    def _answer(
-        self,
-        batch: Sequence[tuple[Call, concurrent.futures.Future[hermes_rl.Sampled]]],
-        generate: Callable[[Sequence[Call]], Sequence[hermes_rl.Sampled]],
-    ) -> None:
+    def _answer(self, batch: Sequence[Waiting], generate: Generate) -> None:
         if not batch:
             return
         try:

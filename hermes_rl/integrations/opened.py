@@ -26,10 +26,7 @@ def opened(spec: str) -> tuple[hermes_rl.Env, Any]:
     """Return the environment of a spec and its blocking twin, opened with the first use in this process.
 
     It lives on a loop in a thread of its own, so that the trainer's loop is never held up, and closes when the process
-    ends.
-
-    Raises:
-        UserError: the spec is wrong, or the process was forked from one that had opened some.
+    ends. Raises `UserError` for a wrong spec, and in a process that was forked from one that had opened some.
     """
     with _OPENING:
         if not _PROCESS:
@@ -54,8 +51,7 @@ def _close() -> None:
 def tasks_of(spec: str, split: str, rows: int | None, trainer: str) -> list[tuple[str, list[dict[str, Any]]]]:
     """Return the key and the prompt of each row of a split. The spec is closed again, so that a trainer may fork.
 
-    Raises:
-        UserError: the rows may be without end, and nobody has said how many are wanted; or the trainer cannot play it.
+    Raises `UserError` where the trainer cannot play it, and for endless rows where nobody says how many are wanted.
     """
     env = hermes_rl.open_env(spec)
     with hermes_rl.sync(env):
@@ -116,7 +112,7 @@ def require_own_policy(env: hermes_rl.Env, trainer: str) -> None:
 
 
 def require_one_stepped(env: hermes_rl.Env, door: str) -> None:
-    """Refuse a spec of which a door that steps a session would be asked for other seats than the trained one."""
+    """Refuse a spec in which `policy` plays other seats than the trained one, for which the door has no answers."""
     stepped = [name for name, seat in env.spec.agents.items() if "policy" in (seat.rivals or (seat.server,))]
     if stepped != env.spec.trained_seats:
         raise UserError(
@@ -138,10 +134,8 @@ async def play_at_endpoint(
 ) -> hermes_rl.Rollout:
     """Play a rollout whose model calls go to an endpoint that the trainer has opened for it.
 
-    Cancelling the wait for it releases its sandbox. It is played once: the trainer repeats what failed.
-
-    Raises:
-        UserError: there is no such row, or the trainer cannot play the spec.
+    Cancelling the wait for it releases its sandbox. It is played once: the trainer repeats what failed. Raises
+    `UserError` where there is no such row, or the trainer cannot play the spec.
     """
     env, sync = await asyncio.to_thread(opened, spec)
     require_no_comparing(env, trainer)
@@ -173,11 +167,7 @@ def require_carried(rollout: hermes_rl.Rollout, trainer: str) -> hermes_rl.Rollo
 
 
 def logprobs_of(example: hermes_rl.Example, trainer: str) -> list[float]:
-    """Return the log-probabilities of a response.
-
-    Raises:
-        UserError: they are not known, and the trainer cannot do without.
-    """
+    """Return the log-probabilities of a response; raises `UserError` where they are not known."""
     if example.logprobs is None:
         raise UserError(
             f"a rollout has no log-probabilities, and {trainer} trains with those that were sampled: name a "

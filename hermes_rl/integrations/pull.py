@@ -84,11 +84,8 @@ class Pull:
         self._opening: asyncio.Task[Any] | None = None
 
     async def open(self) -> hermes_rl.Env:
-        """Return the environment, opened by the first call. A caller who is cancelled leaves the others their opening.
-
-        Raises:
-            UserError: it cannot be opened, or the trainer cannot play it.
-        """
+        """Return the environment, opened by the first call; raises `UserError` where it cannot be opened, or the
+        trainer cannot play it. A caller who is cancelled leaves the others their opening."""
         if self._opening is None:
             self._opening = asyncio.create_task(self.env.open())
         await asyncio.shield(self._opening)
@@ -144,10 +141,8 @@ class Pull:
     async def play_group(self, place: BatchPlace, split: str, sampling: Mapping[str, Any]) -> hermes_rl.Group:
         """Play all members of a group. `Env.play_group` raises the same.
 
-        Where several seats of an episode are trained, its members are those seats' rollouts.
-
-        Raises:
-            UserError: the members are no whole number of episodes.
+        Where several seats of an episode are trained, its members are those seats' rollouts; `UserError` where these
+        are no whole number of episodes.
         """
         row, group, _, size = place
         seats = trained_seats(self.env)
@@ -165,28 +160,23 @@ class Pull:
         Cancelling the wait ends what is played.
         """
 
-        async def alone(place: BatchPlace) -> dict[tuple[str | None, int], BatchResult]:
-            async with self._room:
-                rollout = await self.play(place, split, sampling)
-            return {(place.group, place.member): BatchResult(rollout, rollout.ending, rollout.error)}
+        comparing = bool(self.env.comparing) or trained_seats(self.env) > 1
 
-        async def together(place: BatchPlace) -> dict[tuple[str | None, int], BatchResult]:
+        async def play(place: BatchPlace) -> dict[tuple[str | None, int], BatchResult]:
             async with self._room:
-                group = await self.play_group(place, split, sampling)
-            if group.dropped is not None:
-                return {
-                    (place.group, index): BatchResult(None, group.dropped, group.detail) for index in range(place.size)
-                }
-            return {
-                (place.group, number): BatchResult(rollout, rollout.ending, rollout.error)
-                for number, rollout in enumerate(group.rollouts)
-            }
+                if not comparing or place.size == 1:
+                    members = {place.member: await self.play(place, split, sampling)}
+                else:
+                    group = await self.play_group(place, split, sampling)
+                    if group.dropped is not None:
+                        lost = BatchResult(None, group.dropped, group.detail)
+                        return {(place.group, member): lost for member in range(place.size)}
+                    members = dict(enumerate(group.rollouts))
+            return {(place.group, number): BatchResult(own, own.ending, own.error) for number, own in members.items()}
 
-        comparing = self.env.comparing or trained_seats(self.env) > 1
-        compared = [comparing and place.size > 1 for place in places]
-        plays = [together(place) if whole else alone(place)
-                 for place, whole in zip(places, compared, strict=True) if not (whole and place.member)]  # fmt: skip
-        work = [asyncio.create_task(play) for play in plays]
+        # Where the members of a group are played together, the play of the first one is that of all.
+        begun = [place for place in places if not comparing or place.size == 1 or place.member == 0]
+        work = [asyncio.create_task(play(place)) for place in begun]
         try:
             ended = {place: played for part in await asyncio.gather(*work) for place, played in part.items()}
         finally:

@@ -69,7 +69,7 @@ def _sample(given: Any, rollout: hermes_rl.Rollout, example: hermes_rl.Example) 
 
 
 def whole(args: Any, samples: Sequence[Any], **_: Any) -> bool:
-    """Keep a group whose rollouts all have a score: slime's `--dynamic-sampling-filter-path`; it draws another else."""
+    """Whether a group's rollouts all have a score: slime's `--dynamic-sampling-filter-path`; else it draws another."""
     return not any(sample.remove_sample for sample in _flat(samples))
 
 

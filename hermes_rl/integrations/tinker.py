@@ -85,11 +85,8 @@ class HermesEnv(Env):
         return InitialObservationOverflow(reward=ended.reward, metrics=ended.metrics, logs=ended.logs)
 
     async def step(self, action: list[int], *, extra: Any = None) -> StepResult:
-        """Answer with the sampled ids; the whole conversation in ids, or the score.
-
-        Raises:
-            RolloutFailed: it has no score.
-        """
+        """Answer with the sampled ids, and return the whole conversation in ids, or the score; raises `RolloutFailed`
+        at the end of a rollout that has none."""
         finish = (extra or {}).get("stop_reason")
         turn = await self._on_loop(self._session.step(list(action), finish=finish))
         if turn is None:
@@ -161,11 +158,8 @@ class HermesGroup(EnvGroupBuilder):
         return made
 
     async def compute_group_rewards(self, trajectory_group: list[Any], env_group: Sequence[Any]) -> list[Any]:
-        """Add nothing to the scores; leave out of the loss what the spec masks.
-
-        Raises:
-            RolloutFailed: the cookbook ended a rollout by a limit of its own, so that nothing has scored it.
-        """
+        """Add nothing to the scores; leave out of the loss what the spec masks. Raises `RolloutFailed` where the
+        cookbook ended a rollout by a limit of its own, so that nothing has scored it."""
         for trajectory, member in zip(trajectory_group, env_group, strict=True):
             if member.rollout is None:
                 raise RolloutFailed(
@@ -216,11 +210,8 @@ class HermesDatasetBuilder(RLDatasetBuilder):
     renderer: str | None = None
 
     async def __call__(self) -> tuple[HermesDataset, None]:
-        """Return the dataset to train on.
-
-        Raises:
-            UserError: the spec is wrong or cannot be played here, or its rows make no batch.
-        """
+        """Return the dataset to train on; raises `UserError` where the spec is wrong or cannot be played here, or its
+        rows make no batch."""
         tasks = await asyncio.to_thread(tasks_of, self.spec, "train", self.rows, "tinker-cookbook")
         if len(tasks) < self.per_batch:
             raise UserError(f"{len(tasks)} rows make no batch of {self.per_batch}: lower `per_batch`")

@@ -66,8 +66,7 @@ def pairs_collator(pad_token_id: int, max_length: int | None = None) -> Callable
         pad_token_id: of the tokenizer.
         max_length: tokens of a sequence; what goes beyond it is cut off at the end. Default: all are kept.
 
-    Raises:
-        UserError: when it is called with rows that have no tokens.
+    It raises `UserError` when it is called with rows that have no tokens.
     """
     import torch
     from trl.trainer.dpo_trainer import DataCollatorForPreference
@@ -594,7 +593,7 @@ class HermesWorker(Beside):
         return samples
 
     def _metrics(self, group: hermes_rl.Group, left_out: Counter[str]) -> dict[str, Any]:
-        """Return what TRL is told of a group; pairs are parts of wholes, which it adds up."""
+        """Return the metrics of a group; of a pair, a part and its whole, TRL adds up both over groups."""
         new = Counter(left_out)
         new.subtract(self._left_out)
         self._left_out = Counter(left_out)

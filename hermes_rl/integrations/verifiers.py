@@ -51,11 +51,8 @@ class HermesTaskset(vf.Taskset[HermesTask, HermesTasksetConfig]):
     """The rows of a spec."""
 
     def load(self) -> Iterator[HermesTask]:
-        """Yield a task for each row.
-
-        Raises:
-            UserError: the spec is missing or wrong, or something is asked for that rollouts here do not have.
-        """
+        """Yield a task for each row; raises `UserError` where the spec is missing or wrong, or something is asked for
+        that rollouts here do not have."""
         spec, split = self.config.spec, self.config.split
         if not spec:
             raise UserError("name the spec: --env.taskset.spec SPEC")
@@ -90,11 +87,8 @@ class HermesHarness(vf.Harness[HermesHarnessConfig]):
         mcp_urls: dict[str, str],
         data: Any,
     ) -> vf.ProgramResult:
-        """Play a rollout at the endpoint of the trace.
-
-        Raises:
-            HarnessError: it has no score; where a model call failed, verifiers reports that failure instead.
-        """
+        """Play a rollout at the endpoint of the trace; raises `HarnessError` where it has no score. Where a model call
+        failed, verifiers reports that failure instead."""
         if not isinstance(data, HermesTaskData):
             raise vf.HarnessError(f"this harness plays the tasks of HermesTaskset, not {type(data).__name__}")
         rollout = await play_at_endpoint(

@@ -64,7 +64,7 @@ log = logging.getLogger(__name__)
 SPARES = 2
 """Waiting sandboxes of one kind."""
 HEAD_START = 0.02
-"""Seconds that a taken sandbox has for itself: the start of the next one would make its own ten times as long."""
+"""Seconds between giving a sandbox away and starting another: both at once would take the first ten times as long."""
 MOST = 8
 """Waiting sandboxes of all kinds together; of the kind that was not asked for longest, they go first."""
 
@@ -101,7 +101,7 @@ class Pool:
         return create_sandbox(config)
 
     async def close(self) -> None:
-        """End all that wait; those that were taken are their takers'."""
+        """End all sandboxes that wait; those that were given away are closed by whoever has them."""
         self._closed = True
         for task in self._tasks:
             task.cancel()

@@ -18,10 +18,10 @@ import errno
 import os
 import posixpath
 import secrets
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from types import TracebackType
 from typing import Literal, Self
 
 from hermes_rl.endings import Ending
@@ -29,8 +29,7 @@ from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.launcher import ours
 from hermes_rl.sandbox.listener import REPORT_FD, SIZE_LIMIT, Message, said_in_a_file
 
-# -------------------------------------------------------------------------------- configuration, rendered for one
-# rollout
+# -------------------------------------------------------------------------------- configuration of one rollout
 
 BACKENDS = ("bubblewrap", "docker", "modal", "daytona", "ssh", "singularity", "none")
 """Every backend that a spec may name; `create_sandbox` says which of them this version can run."""
@@ -145,12 +144,18 @@ STATE = "_HERMES_RL_STATE"
 """The variable in which a script of `run_reporting` finds its state."""
 
 PYTHON = ("python3", "-I", "-S")
-"""That of a machine which has a Python."""
+"""How programs of ours are run by the Python of a machine that has one."""
 
 _REPORT = "exec 3>&2 2>&1; trap '{ pwd -P; export -p; echo .; } 2>/dev/null >&3' EXIT; "
 
 TIMEOUT_EXIT_CODE = 124
 """Exit code of a command that ran past its time, as `timeout(1)` has it."""
+KILLED_EXIT_CODE = 128 + signal.SIGKILL
+"""Exit code of what SIGKILL has ended, as a shell has it; of a process whose sandbox is gone too."""
+DEFAULT_IMAGE = "python:3.11-slim"
+"""The image of a sandbox that names none, where a backend has nothing but images."""
+MARK = "HERMES_RL_SANDBOX"
+"""The variable with the sandbox's id by which all of its processes are found, where nothing else keeps them apart."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +285,7 @@ class Sandbox(ABC):
     # ------------------------------------------------------------------ life
 
     def blame_agent(self) -> None:
-        """Take the end of an idle sandbox for the doing of its agent, which used up the lifetime elsewhere."""
+        """Count the end of an idle sandbox as its agent's doing: the agent has used up the lifetime elsewhere."""
         return
 
     @property
@@ -362,7 +367,7 @@ class Sandbox(ABC):
         return result, said_in_a_file(data)
 
     async def end_shells(self) -> None:
-        """Use no shell any more that the agent might have touched, even where one stays alive: the agent has ended."""
+        """Stop using shells that the agent may have touched, even those that stay alive: the agent has ended."""
         return
 
     @abstractmethod
@@ -370,7 +375,6 @@ class Sandbox(ABC):
         self,
         command: str | Sequence[str],
         *,
-        cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         output_limit: int = OUTPUT_LIMIT,
     ) -> BackgroundProcess:
@@ -427,6 +431,13 @@ class Sandbox(ABC):
 
     # ------------------------------------------------------------------ shared
 
+    async def look(self, path: str, *, follow: bool = True) -> FileInfo | None:
+        """Return what is at `path` as `stat` does; None where nothing is."""
+        try:
+            return await self.stat(path, follow=follow)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
     def resolve(self, path: str, cwd: str | None = None) -> str:
         """`path` made absolute: ``~`` is the home; a relative one starts at `cwd`, or else at `workdir`."""
         if path == "~" or path.startswith("~/"):
@@ -450,9 +461,7 @@ class Sandbox(ABC):
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 

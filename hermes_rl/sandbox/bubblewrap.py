@@ -17,9 +17,9 @@ import logging
 import os
 import platform
 import posixpath
+import re
 import secrets
 import shutil
-import signal
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hermes_rl.errors import SandboxFailure, UserError
-from hermes_rl.sandbox.base import PYTHON, SandboxConfig
+from hermes_rl.sandbox.base import KILLED_EXIT_CODE, PYTHON, SandboxConfig
 from hermes_rl.sandbox.cgroup import (
     CONTROLLERS,
     DELEGATE,
@@ -41,8 +41,8 @@ from hermes_rl.sandbox.cgroup import (
 )
 from hermes_rl.sandbox.channel import Diagnosis, Lost
 from hermes_rl.sandbox.etc import ACCOUNTS, ETC, HOME, HOSTS, RESOLVER, UID, USER_LINE, etc_folder
-from hermes_rl.sandbox.helper_sandbox import NO_CORE, HelperSandbox, Isolation
-from hermes_rl.sandbox.helper_system import process_status
+from hermes_rl.sandbox.helper_sandbox import COMMANDS, NO_CORE, VARIABLES, HelperSandbox, LocalIsolation
+from hermes_rl.sandbox.helper_system import process_state
 from hermes_rl.sandbox.image_mounts import ImageMounts, recent_kernel
 from hermes_rl.sandbox.images import OUTER_UID, cache_folder, open_to_all, overlay_refused, ready_image
 from hermes_rl.sandbox.launcher import (
@@ -119,7 +119,7 @@ def find_bwrap(*, overlay: bool = False) -> Bwrap:
     """Return a bubblewrap that can be used, also for images with `overlay`; raises `UserError` where there is none."""
     path = shutil.which("bwrap")
     least = OVERLAY if overlay else MINIMUM
-    if path is not None and (_version(path) or (0, 0)) >= least:
+    if path is not None and _version(path) >= least:
         return Bwrap(path)
     bundled = _bundled()
     if bundled is not None:
@@ -141,14 +141,13 @@ def _bundled() -> Bwrap | None:
     return Bwrap(str(path), str(libraries) if libraries.is_dir() else None)
 
 
-def _version(path: str) -> tuple[int, ...] | None:
+def _version(path: str) -> tuple[int, ...]:
+    """Return the numbers of a program's version; empty where it does not say them."""
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    words = done.stdout.split()
-    numbers = words[-1].split(".") if words else []
-    return tuple(int(part) for part in numbers) if all(part.isdigit() for part in numbers) else None
+        return ()
+    return tuple(map(int, re.findall(r"\d+", done.stdout)))
 
 
 # -------------------------------------------------------------------------------- files
@@ -172,8 +171,7 @@ class Root(ABC):
 
     python: str
     """The interpreter for which the helper is compiled."""
-    path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    """Where the agent's commands are looked for."""
+    path = COMMANDS
     bwrap: Bwrap
     workdir: str
     digest: str | None = None
@@ -183,6 +181,7 @@ class Root(ABC):
 
     def prepare(self) -> None:
         """Do what takes long, once per process; called in a thread. May raise `UserError`."""
+        require_bubblewrap()
         helper_bundle(self.python)
 
     @abstractmethod
@@ -495,7 +494,7 @@ def _groups() -> Ability:
 
 
 ALL_USERS = "4294967295"
-"""How many there are in the machine's first user namespace."""
+"""How many users the machine's first user namespace has."""
 INOTIFY_SHARED = "; they share what inotify takes"
 
 
@@ -530,8 +529,9 @@ def _filter_ability() -> Ability:
     return Ability("system calls", f"filtered ({machine})")
 
 
+@functools.cache
 def require_bubblewrap() -> None:
-    """Raise `UserError` with the remedy where bubblewrap cannot work."""
+    """Raise `UserError` with the remedy where bubblewrap cannot work; where it does, it is asked only once."""
     result = probe()
     if not result.ok:
         raise UserError(f"{result.detail}\n{result.remedy}")
@@ -585,7 +585,6 @@ GIB = 1 << 30
 DEFAULTS = {"memory": 4 * GIB, "processes": 256, "disk": 1 * GIB, "open_files": 1024}
 ADDRESS_SPACE_SPARE = 16 * GIB
 """Virtual machines reserve far more addresses than they use; V8 takes 10 GiB for one WebAssembly memory."""
-KILLED = 128 + signal.SIGKILL
 SMALLEST = {"memory": 32 << 20, "processes": 4, "disk": 1 << 16, "open_files": 32}
 """With less the helper itself could not run."""
 FIRST_TO_END = 'echo 1000 >/proc/self/oom_score_adj; exec "$0" "$@"'
@@ -595,7 +594,7 @@ FIRST_UID, UIDS = 0x70000000, 1 << 16
 _users = itertools.count(secrets.randbelow(UIDS))
 
 
-class Bubblewrap(Isolation):
+class Bubblewrap(LocalIsolation):
     """See `Isolation`; `network: true` shares the host's network, everything else is the sandbox's own."""
 
     home = HOME
@@ -632,23 +631,12 @@ class Bubblewrap(Isolation):
         }
         return bounds | ({"cpu": "per sandbox"} if self.config.limits.cpu is not None and "cpu" in groups else {})
 
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
     def environment(self) -> dict[str, str]:
-        return {
-            "PATH": self.root.path,
-            "HOME": HOME,
-            "USER": "user",
-            "LOGNAME": "user",
-            "LANG": "C.UTF-8",
-            "TERM": "dumb",
-            **(ENVIRONMENT if self.proxy is not None else {}),
-        }
+        proxy = ENVIRONMENT if self.proxy is not None else {}
+        return {**VARIABLES, "PATH": self.root.path, "HOME": HOME, **proxy}
 
     async def start(self, sandbox: HelperSandbox) -> None:
-        await asyncio.to_thread(self._prepare)
+        await asyncio.to_thread(self.root.prepare)
         self.image_digest, self.python = self.root.digest, self.root.inside
         await self.root.claim()
         try:
@@ -666,13 +654,6 @@ class Bubblewrap(Isolation):
         finally:
             self.root.started()
 
-    def _prepare(self) -> None:
-        _check_once()
-        self.root.prepare()
-
-    def end(self) -> None:
-        self.process.reap()
-
     async def close(self) -> None:
         try:
             await self.process.wait()
@@ -685,14 +666,17 @@ class Bubblewrap(Isolation):
 
     async def diagnose(self, why: Lost) -> Diagnosis:
         if why is Lost.SILENT:
-            return Diagnosis(ours=stopped(self.first))  # from within, process 1 of a namespace cannot be stopped
+            # From within, process 1 of a namespace cannot be stopped, by a signal or a debugger.
+            return Diagnosis(ours=process_state(self.first) in (b"T", b"t"))
         try:
             code = await self.process.wait()
         except SandboxFailure:
             return Diagnosis()  # `close` reports it
         # bubblewrap runs outside, where no command of the agent reaches it. From within, only a lack of memory gets
         # process 1 killed: everything else that kills it comes from outside.
-        return Diagnosis(ours=code is not None and (code < 0 or (code == KILLED and not self._used_up_memory)))
+        return Diagnosis(
+            ours=code is not None and (code < 0 or (code == KILLED_EXIT_CODE and not self._used_up_memory))
+        )
 
     def killed_by_others(self) -> bool:
         return self.group is not None and self.group.killed_by_others()
@@ -763,25 +747,8 @@ class Bubblewrap(Isolation):
 @functools.cache
 def _has_users() -> bool:
     """Return False where root itself has only a part of the users, such as in a container."""
-    for line in Path("/proc/self/uid_map").read_text().splitlines():
-        first, _, count = map(int, line.split())
-        if first <= FIRST_UID and first + count >= FIRST_UID + UIDS:
-            return True
-    return False
-
-
-def stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal or a debugger."""
-    try:
-        return process_status(pid)[0] in b"Tt"
-    except OSError:
-        return False
-
-
-@functools.cache
-def _check_once() -> None:
-    """Say what to do where bubblewrap cannot work; a failure is no result, so that it is asked again."""
-    require_bubblewrap()
+    ranges = [map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    return any(first <= FIRST_UID and first + count >= FIRST_UID + UIDS for first, _, count in ranges)
 
 
 @functools.cache

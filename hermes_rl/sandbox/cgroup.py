@@ -39,7 +39,7 @@ MIB = 1 << 20
 CLOSE = 1 << 20
 """Bytes below its limit at which a group may be when the kernel finds nothing more to give."""
 SHORT_SECONDS = 60.0
-"""How long after the memory of all sandboxes was used up no more begin than it surely carries."""
+"""Seconds after the memory of all sandboxes was used up in which only so many begin as fit by their limits."""
 UNLIMITED = 1 << 62
 """From so many bytes on, version 1 means that there is no limit."""
 RESERVE = 512 * MIB
@@ -131,7 +131,8 @@ class ControlGroup:
         with self._lock:
             if not self._over:
                 self._make(memory, processes, cpu)
-                self._add(pid)
+                for folder in self._each():
+                    (folder / "cgroup.procs").write_text(str(pid))
 
     def _make(self, memory: int, processes: int, cpu: float | None) -> None:
         global _largest
@@ -140,8 +141,11 @@ class ControlGroup:
         for folder in self._each():
             folder.mkdir()
         if "memory" in self._folders:
-            _limit_memory(self.layout, self._folders["memory"], memory, min(memory, SOCKETS))
-            self._forbid_swap(memory)
+            folder, version_2 = self._folders["memory"], self.layout.version == 2
+            _limit_memory(self.layout, folder, memory, min(memory, SOCKETS))
+            swap = folder / ("memory.swap.max" if version_2 else "memory.memsw.limit_in_bytes")
+            if swap.exists():  # it is not accounted for everywhere
+                swap.write_text("0" if version_2 else str(memory))
             _largest = max(_largest, memory)
         if "pids" in self._folders:
             (self._folders["pids"] / "pids.max").write_text(str(processes))
@@ -151,16 +155,6 @@ class ControlGroup:
                 (self._folders["cpu"] / "cpu.max").write_text(f"{quota} {PERIOD}")
             else:
                 (self._folders["cpu"] / "cpu.cfs_quota_us").write_text(quota)
-
-    def _forbid_swap(self, memory: int) -> None:
-        name, value = ("memory.swap.max", 0) if self.layout.version == 2 else ("memory.memsw.limit_in_bytes", memory)
-        file = self._folders["memory"] / name
-        if file.exists():  # swap is not accounted for everywhere
-            file.write_text(str(value))
-
-    def _add(self, pid: int) -> None:
-        for folder in self._each():
-            (folder / "cgroup.procs").write_text(str(pid))
 
     def killed_for_memory(self) -> bool:
         """Whether the kernel has ended a process of the group because memory was used up: its own, or everybody's."""
@@ -238,9 +232,10 @@ def _limit_memory(layout: Layout, folder: Path, memory: int, sockets: int) -> No
 
 
 def make_sum(layout: Layout) -> None:
-    """Make the group of all sandboxes, with a limit that leaves the runner its memory, and this runner's in it.
+    """Make the group of all sandboxes of this machine, and below it the group of this runner's.
 
-    Whoever comes first sets the limit: another that is lower than what is used would have the kernel end processes.
+    The first runner sets the limit, such that runners keep memory of their own. It is not changed later: with a limit
+    below what is in use the kernel would end processes.
     """
     for controller in layout.parents:
         shared, top = layout.shared(controller), layout.top(controller)
@@ -338,9 +333,9 @@ class SandboxMemory(NamedTuple):
 
 
 def together(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> SandboxMemory | None:
-    """Return what sandboxes have of their sum; None where nothing bounds it, or no sandbox has begun.
+    """Return the memory of all sandboxes together; None where nothing bounds it, or no sandbox has begun.
 
-    Nothing is made to find out: a process may ask that has no sandboxes itself.
+    This only looks, so that a process may ask that has no sandboxes itself.
     """
     for limit, used in _bounded(_of_sandboxes(root, own)):
         return SandboxMemory(limit, used, _largest, time.monotonic() - _short_at < SHORT_SECONDS)
@@ -378,13 +373,9 @@ def _used(folder: Path) -> int | None:
 
 
 def _removed(folder: Path) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         folder.rmdir()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True
+    return not folder.exists()
 
 
 @functools.cache
@@ -402,7 +393,13 @@ def runner_mark() -> dict[str, str]:
 def find_layout(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Layout | None:
     """Return a place for groups with all or some of the controllers; None where this user may not make any."""
     paths = _own_paths(own)
-    return (_version_2(root, paths.get("", "")) or _version_1(root, paths)) if paths else None
+    if not paths:
+        return None
+    if (layout := _version_2(root, paths.get("", ""))) is not None:
+        return layout
+    usable = {name: root / name / paths[name] for name in CONTROLLERS if name in paths}
+    usable = {name: parent for name, parent in usable.items() if _may_make(parent)}
+    return Layout(1, usable) if usable else None
 
 
 def _own_paths(own: Path) -> dict[str, str]:
@@ -427,12 +424,6 @@ def _version_2(root: Path, path: str) -> Layout | None:
         if "memory" in usable and _may_make(parent):
             return Layout(2, usable)
     return None
-
-
-def _version_1(root: Path, paths: Mapping[str, str]) -> Layout | None:
-    usable = {name: root / name / paths[name] for name in CONTROLLERS if name in paths}
-    usable = {name: parent for name, parent in usable.items() if _may_make(parent)}
-    return Layout(1, usable) if usable else None
 
 
 def _may_make(parent: Path) -> bool:

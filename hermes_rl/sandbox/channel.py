@@ -1,9 +1,9 @@
 """The host's end of the conversation with the helper inside a sandbox, on an asyncio event loop.
 
-`Channel` owns the control socket: it numbers requests, matches answers, and reports when a process has ended or the
-helper is gone. It uses no thread, so that one loop serves hundreds of sandboxes. A helper may be frozen, starved or
-stuck in a system call, so no request waits for longer than `ANSWER_SECONDS`. `Connection` owns what the conversation is
-for its sandbox: whether there is one, why it has ended, and whose doing that was. The form of a message is `wire`'s.
+`Connection` owns the control socket: it numbers requests, matches answers, and reports when a process has ended or the
+helper is gone, why that is, and whose doing it was. It uses no thread, so that one loop serves hundreds of sandboxes. A
+helper may be frozen, starved or stuck in a system call, so no request waits for longer than `ANSWER_SECONDS`. The form
+of a message is `wire`'s.
 """
 
 from __future__ import annotations
@@ -44,86 +44,156 @@ class Answer:
     fds: list[int]
 
 
-class ChannelLostError(Exception):
-    """The helper is gone, or the channel was closed."""
-
-
 class Lost(Enum):
-    """Why a channel ended that nobody closed."""
+    """Why a conversation has ended that nobody ended."""
 
     ENDED = "the sandbox was lost"
     SILENT = "the sandbox did not answer"
     DESCRIPTORS = "this machine has no descriptors left for what goes to and from the sandbox"
 
 
-class Channel:
-    """One control socket. `on_exit(job, code)` and `on_lost(why)` are called on the loop."""
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a backend finds out about the end of a helper that nobody has asked to end."""
+
+    ours: bool = False
+    """True where it is proven that commands of the agent did not cause it."""
+    detail: str = ""
+    """What has happened, where more is known than that the helper is gone."""
+
+
+class Connection:
+    """The conversation with one sandbox's helper, from before there is one until after its end.
+
+    `diagnose` looks for the cause when the helper is lost. `on_exit` gets the number of a spawn and its exit code.
+    `on_end` is called once, whatever the cause, and must not wait.
+    """
 
     def __init__(
-        self, control: socket.socket, on_exit: Callable[[int, int], None], on_lost: Callable[[Lost], None]
+        self,
+        diagnose: Callable[[Lost], Awaitable[Diagnosis]],
+        on_exit: Callable[[int, int], None],
+        on_end: Callable[[], None],
     ) -> None:
-        control.setblocking(False)
-        self._socket = control
-        self._loop = asyncio.get_running_loop()
-        self._on_exit, self._on_lost = on_exit, on_lost
-        self._waiting: dict[int, tuple[asyncio.Future[Answer], float]] = {}
+        self._diagnose, self._on_exit, self._on_end = diagnose, on_exit, on_end
+        self._loop: asyncio.AbstractEventLoop
+        self._socket: socket.socket | None = None
+        """None before the conversation has begun, and after its end."""
+        self._waiting: dict[int, tuple[asyncio.Future[Answer | None], float]] = {}
         """Requests in the order in which they were sent, each with the time by which it must be answered."""
         self._watch: asyncio.TimerHandle | None = None
         self._unsent: deque[Frame] = deque()
         self._crowded_until: float | None = None
         self._pieces = bytearray()
         self._last = 0
-        self.open = True
-        self._loop.add_reader(control, self._receive)
+        self._diagnosing: asyncio.Task[None] | None = None
+        self._ended = False
+        self._why = "the sandbox is not started"
+        self.exposed = False
+        """True once commands of the agent, or those that grade them, may have run: before that, no loss is their
+        doing."""
+        self.killed_by_agent = False
+
+    @property
+    def alive(self) -> bool:
+        return self._socket is not None
+
+    def open(self, control: socket.socket) -> None:
+        """Begin the conversation over this socket, which is ours to close from now on."""
+        try:
+            if self._ended:
+                raise sandbox_gone(self._why, by_agent=False)
+            control.setblocking(False)
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(control, self._receive)
+        except BaseException:  # it was given to us, so that nobody else closes it
+            control.close()
+            raise
+        self._socket = control
 
     def next_number(self) -> int:
+        """Return the number of a request that is still to be made."""
         self._last += 1
         return self._last
 
     async def ask(
-        self,
-        operation: str,
-        *fields: bytes,
-        payload: bytes = b"",
-        fds: Sequence[int] = (),
-        request: int | None = None,
+        self, operation: str, *fields: bytes, payload: bytes = b"", fds: Sequence[int] = (), request: int | None = None
     ) -> Answer:
-        """Send a request and wait for its answer; raises the `OSError` that the helper met.
+        """Send a request and wait for its answer; raises the `OSError` that the helper met, and `SandboxFailure` where
+        the sandbox is gone, or this machine cannot serve it.
 
         `fds` stay the caller's. `payload` and `fds` do not go together with fields beyond a datagram.
         """
-        if not self.open:
-            raise ChannelLostError
+        if self._socket is None:
+            raise await self.failure()
         request = request if request is not None else self.next_number()
-        future: asyncio.Future[Answer] = self._loop.create_future()
+        future: asyncio.Future[Answer | None] = self._loop.create_future()
         self._send(pack([number(request), operation.encode(), *fields], payload), fds)
-        if not self.open:
-            raise ChannelLostError
+        if not self.alive:
+            raise await self.failure()
         self._waiting[request] = future, self._loop.time() + ANSWER_SECONDS
         if self._watch is None:
             self._watch = self._loop.call_later(ANSWER_SECONDS, self._check_due)
         try:
-            return await future
+            answer = await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                _close(future.result().fds)
+                given_up = future.result()
+                _close(given_up.fds if given_up is not None else ())
+            raise
+        except OSError as error:
+            if error.errno in OF_THE_MACHINE:
+                raise SandboxFailure(f"this machine cannot serve the sandbox: {error.strerror}") from error
             raise
         finally:
             self._waiting.pop(request, None)
+        if answer is None:
+            raise await self.failure()
+        return answer
 
     def tell(self, operation: str, *fields: bytes) -> None:
-        """Send a request whose answer nobody waits for."""
-        if self.open:
+        """Send a request whose answer nobody waits for; does nothing once the sandbox is gone."""
+        if self.alive:
             self._send(pack([number(self.next_number()), operation.encode(), *fields]), ())
 
-    def close(self) -> None:
-        """End the conversation; requests that still wait fail with `ChannelLostError`."""
-        if not self.open:
+    # ------------------------------------------------------------------ the end
+
+    async def failure(self) -> SandboxFailure:
+        """Return the failure that says why the sandbox is gone; waits until it is known whose doing that was."""
+        await self.diagnosed()
+        return sandbox_gone(self._why, by_agent=self.killed_by_agent)
+
+    async def diagnosed(self) -> None:
+        """Wait while the cause of a loss is looked for."""
+        if self._diagnosing is not None:
+            await asyncio.shield(self._diagnosing)
+
+    def lose(self, why: Lost, what: str = "") -> None:
+        """Give the helper up, and begin to look for the cause."""
+        if not self._ended:
+            self._diagnosing = asyncio.create_task(self._find_cause(why))
+            self.end(what or why.value)
+
+    async def _find_cause(self, why: Lost) -> None:
+        if not self.exposed or why is Lost.DESCRIPTORS:
             return
-        self.open = False
-        self._loop_call(self._loop.remove_reader)
-        self._loop_call(self._loop.remove_writer)
-        self._socket.close()
+        cause = await self._diagnose(why)
+        self.killed_by_agent = not cause.ours
+        self._why = cause.detail or self._why
+        if self.killed_by_agent:
+            self._why += ", by the doing of the agent's commands"
+
+    def end(self, why: str, *, by_agent: bool = False) -> None:
+        """End the conversation without waiting: with its socket the helper ends, and all processes with it."""
+        if self._ended:
+            return
+        self._ended, self._why, self.killed_by_agent = True, why, by_agent
+        if self._socket is not None:
+            control, self._socket = self._socket, None
+            with contextlib.suppress(RuntimeError):  # a loop that was closed first has forgotten its readers already
+                self._loop.remove_reader(control)
+                self._loop.remove_writer(control)
+            control.close()
         if self._watch is not None:
             self._watch.cancel()
         for _, fds in self._unsent:
@@ -131,8 +201,9 @@ class Channel:
         self._unsent.clear()
         for future, _ in self._waiting.values():
             if not future.done() and not self._loop.is_closed():
-                future.set_exception(ChannelLostError())
+                future.set_result(None)
         self._waiting.clear()
+        self._on_end()
 
     # ------------------------------------------------------------------ sending
 
@@ -152,7 +223,7 @@ class Channel:
             self._flush()
 
     def _flush(self) -> None:
-        while self._unsent:
+        while self._socket is not None and self._unsent:
             frame, fds = self._unsent[0]
             try:
                 socket.send_fds(self._socket, [frame], fds)
@@ -161,34 +232,31 @@ class Channel:
                 return
             except OSError as error:
                 if error.errno == errno.ETOOMANYREFS:
+                    self._loop.remove_writer(self._socket)
                     self._wait_for_room()
                 else:
-                    self._lose(Lost.ENDED)
+                    self.lose(Lost.ENDED)
                 return
             self._crowded_until = None
             self._unsent.popleft()
             _close(fds)
-        self._loop.remove_writer(self._socket)
+        if self._socket is not None:
+            self._loop.remove_writer(self._socket)
 
     def _wait_for_room(self) -> None:
         """Too many descriptors of this user are on their way; most arrive within moments."""
-        self._loop.remove_writer(self._socket)
         now = self._loop.time()
         if self._crowded_until is None:
             self._crowded_until = now + CROWDED_SECONDS
         if now > self._crowded_until:
-            self._lose(Lost.DESCRIPTORS)
+            self.lose(Lost.DESCRIPTORS)
         else:
-            self._loop.call_later(CROWDED_PAUSE, self._try_again)
-
-    def _try_again(self) -> None:
-        if self.open:
-            self._flush()
+            self._loop.call_later(CROWDED_PAUSE, self._flush)
 
     # ------------------------------------------------------------------ receiving
 
     def _receive(self) -> None:
-        while self.open:
+        while self._socket is not None:
             try:
                 frame, fds, flags, _ = socket.recv_fds(
                     self._socket, FRAME_LIMIT + 4096, MAX_FDS, socket.MSG_CMSG_CLOEXEC
@@ -200,15 +268,15 @@ class Channel:
             if flags & socket.MSG_CTRUNC:
                 # The kernel drops descriptors for which this process has no place, and delivers the rest.
                 _close(fds)
-                self._lose(Lost.DESCRIPTORS)
+                self.lose(Lost.DESCRIPTORS)
                 return
             if not frame:
-                self._lose(Lost.ENDED)
+                self.lose(Lost.ENDED)
                 return
             if frame[:4] in (PIECE, LAST_PIECE) and not fds:
                 self._pieces += memoryview(frame)[4:]
                 if len(self._pieces) > PIECES_LIMIT:
-                    self._lose(Lost.ENDED)
+                    self.lose(Lost.ENDED)
                     return
                 if frame[:4] == PIECE:
                     continue
@@ -218,7 +286,7 @@ class Channel:
             except (ValueError, IndexError, OSError):
                 # This is no message of the helper's, so its process is not what was started.
                 _close(fds)
-                self._lose(Lost.ENDED)
+                self.lose(Lost.ENDED)
 
     def _dispatch(self, frame: bytes, fds: list[int]) -> None:
         fields, payload = unpack(frame)
@@ -241,125 +309,9 @@ class Channel:
             return
         due = next(iter(self._waiting.values()))[1]
         if due <= self._loop.time():
-            self._lose(Lost.SILENT)
+            self.lose(Lost.SILENT)
         else:
             self._watch = self._loop.call_at(due, self._check_due)
-
-    def _lose(self, why: Lost) -> None:
-        self.close()
-        self._on_lost(why)
-
-    def _loop_call(self, function: Callable[[socket.socket], object]) -> None:
-        # A loop that was closed first has forgotten its readers already.
-        with contextlib.suppress(RuntimeError):
-            function(self._socket)
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """What a backend finds out about the end of a helper that nobody has asked to end."""
-
-    ours: bool = False
-    """True where it is proven that commands of the agent did not cause it."""
-    detail: str = ""
-    """What has happened, where more is known than that the helper is gone."""
-
-
-class Connection:
-    """The conversation with one sandbox's helper, from before there is one until after its end.
-
-    `diagnose` looks for the cause when the helper is lost. `on_end` is called once, whatever the cause, and must not
-    wait.
-    """
-
-    def __init__(
-        self,
-        diagnose: Callable[[Lost], Awaitable[Diagnosis]],
-        on_exit: Callable[[int, int], None],
-        on_end: Callable[[], None],
-    ) -> None:
-        self._diagnose, self._on_exit, self._on_end = diagnose, on_exit, on_end
-        self._channel: Channel | None = None
-        self._diagnosing: asyncio.Task[None] | None = None
-        self._ended = False
-        self._why = "the sandbox is not started"
-        self.exposed = False
-        """True once commands of the agent, or those that grade them, may have run: before that, no loss is their
-        doing."""
-        self.killed_by_agent = False
-
-    @property
-    def alive(self) -> bool:
-        return self._channel is not None and self._channel.open
-
-    def open(self, control: socket.socket) -> None:
-        """Begin the conversation over this socket, which is ours to close from now on."""
-        try:
-            if self._ended:
-                raise sandbox_gone(self._why, by_agent=False)
-            self._channel = Channel(control, self._on_exit, self.lose)
-        except BaseException:  # it was given to us, so that nobody else closes it
-            control.close()
-            raise
-
-    def next_number(self) -> int:
-        if self._channel is None:
-            raise sandbox_gone(self._why, by_agent=self.killed_by_agent)
-        return self._channel.next_number()
-
-    async def ask(
-        self, operation: str, *fields: bytes, payload: bytes = b"", fds: Sequence[int] = (), request: int | None = None
-    ) -> Answer:
-        """See `Channel.ask`; raises `SandboxFailure` where the sandbox is gone, or this machine cannot serve it."""
-        try:
-            if self._channel is None:
-                raise ChannelLostError
-            return await self._channel.ask(operation, *fields, payload=payload, fds=fds, request=request)
-        except ChannelLostError:
-            raise await self.failure() from None
-        except OSError as error:
-            if error.errno in OF_THE_MACHINE:
-                raise SandboxFailure(f"this machine cannot serve the sandbox: {error.strerror}") from error
-            raise
-
-    def tell(self, operation: str, *fields: bytes) -> None:
-        """See `Channel.tell`; does nothing once the sandbox is gone."""
-        if self._channel is not None:
-            self._channel.tell(operation, *fields)
-
-    async def failure(self) -> SandboxFailure:
-        """Return the failure that says why the sandbox is gone; waits until it is known whose doing that was."""
-        await self.diagnosed()
-        return sandbox_gone(self._why, by_agent=self.killed_by_agent)
-
-    async def diagnosed(self) -> None:
-        """Wait while the cause of a loss is looked for."""
-        if self._diagnosing is not None:
-            await asyncio.shield(self._diagnosing)
-
-    def lose(self, why: Lost, what: str = "") -> None:
-        """Give the helper up, and begin to look for the cause."""
-        if not self._ended:
-            self._diagnosing = asyncio.create_task(self._find_cause(why))
-            self.end(what or why.value)
-
-    def end(self, why: str, *, by_agent: bool = False) -> None:
-        """End the conversation without waiting: with its socket the helper ends, and all processes with it."""
-        if self._ended:
-            return
-        self._ended, self._why, self.killed_by_agent = True, why, by_agent
-        if self._channel is not None:
-            self._channel.close()
-        self._on_end()
-
-    async def _find_cause(self, why: Lost) -> None:
-        if not self.exposed or why is Lost.DESCRIPTORS:
-            return
-        cause = await self._diagnose(why)
-        self.killed_by_agent = not cause.ours
-        self._why = cause.detail or self._why
-        if self.killed_by_agent:
-            self._why += ", by the doing of the agent's commands"
 
 
 def _unfold(frame: bytes, fds: list[int]) -> Frame:

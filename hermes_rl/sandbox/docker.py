@@ -20,7 +20,6 @@ import logging
 import os
 import posixpath
 import shutil
-import signal
 import socket
 import struct
 import tarfile
@@ -33,10 +32,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from hermes_rl.errors import SandboxFailure, UserError
-from hermes_rl.sandbox.base import SandboxConfig, SandboxFile, SandboxService
+from hermes_rl.sandbox.base import DEFAULT_IMAGE, KILLED_EXIT_CODE, SandboxConfig, SandboxFile, SandboxService
 from hermes_rl.sandbox.channel import Diagnosis, Lost
 from hermes_rl.sandbox.docker_engine import ANSWER_SECONDS, Engine, EngineAway, EngineError, RegistryAway, registry_of
-from hermes_rl.sandbox.helper_sandbox import NO_CORE, HelperSandbox, Isolation
+from hermes_rl.sandbox.helper_sandbox import COMMANDS, NO_CORE, HelperSandbox, Isolation
 from hermes_rl.sandbox.helper_system import process_status
 from hermes_rl.sandbox.launcher import BOOT, helper_bundle, memory_file, own_python, system_python
 from hermes_rl.sandbox.packages import RUNTIME_FOLDER, Layers, runtime_folder, runtime_python
@@ -104,7 +103,7 @@ class Container:
             ) from error
 
     async def _create_otherwise(self, error: EngineError, body: dict[str, Any]) -> list[str]:
-        """Again without a limit on the disk, where that was refused and may be; else say what to do."""
+        """Create it without a limit on the disk where the engine has refused that limit; else say what to do."""
         if "mount" in error.message.lower() and "path" in error.message.lower():
             raise UserError(
                 f"the Docker engine does not see this machine's files ({error.message}): where the runner is itself in "
@@ -322,18 +321,16 @@ def _mark(pid: int) -> str:
 
 
 def own_mark() -> str:
-    """Return this process, told apart from every other of this machine, before and after it."""
+    """Return a name for this process that no other of this machine has, had or will have."""
     return _mark(os.getpid())
 
 
 def is_dead(mark: str) -> bool:
-    """Return True where `mark` is of a runner of this machine and PID namespace that is no more."""
-    boot, _, rest = mark.partition(":")
-    namespace, _, rest = rest.partition(":")
-    pid, _, began = rest.partition(":")
-    if boot != _boot():
-        return False  # another machine's, or of one that was started anew
-    return namespace == _namespace() and pid.isdigit() and _began(int(pid)) != began
+    """Return True where `mark` is of a runner that is no more, of this machine as it was booted and PID namespace."""
+    words = mark.split(":")
+    if len(words) != 4 or words[:2] != [_boot(), _namespace()]:
+        return False
+    return words[2].isdigit() and _began(int(words[2])) != words[3]
 
 
 async def remove_leftovers(engine: Engine) -> None:
@@ -374,15 +371,10 @@ def _began(pid: int) -> str:
 
 # -------------------------------------------------------------------------------- one sandbox
 
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Where an engine looks for commands in a container whose image does not say it."""
-IMAGE = "python:3.11-slim"
-"""The image of a sandbox that names none."""
 AT_ONCE = 8
 """Containers of one event loop that are started together; an engine that is asked for more gets slower, not faster."""
 DIAGNOSIS_SECONDS = 10.0
 """How long the engine may take to report how a container has ended."""
-KILLED = 128 + signal.SIGKILL
 REMOVE_PAUSES = (0.2, 1.0, 3.0)
 """Seconds before each further try to remove a container; an engine may still be busy with its end."""
 OUTAGE_SECONDS = 1800.0
@@ -392,7 +384,7 @@ OUTAGE_PAUSE = 1.0
 REGISTRY_PAUSE = 5.0
 """Seconds before a pull is tried again from a registry that is away."""
 OOM_SECONDS = 5.0
-"""Between the last time that memory was used up and the end of the container, where the one is the other's cause."""
+"""Seconds between memory being used up and the end of the container, up to which the one is the other's cause."""
 
 _starts: WeakKeyDictionary[asyncio.AbstractEventLoop, _Starts] = WeakKeyDictionary()
 
@@ -416,7 +408,7 @@ class _Starts:
         """The engine and registries that are away: since when, on the loop's clock."""
 
     def say_away(self, what: str, why: str, waiting: str) -> None:
-        """Say so once for all that wait."""
+        """Warn that the engine or a registry is away, once for all starts that wait for it."""
         if what not in self.away:
             self.away[what] = asyncio.get_running_loop().time()
             log.warning("%s; %s wait for it for up to %.0f minutes", why, waiting, OUTAGE_SECONDS / 60)
@@ -435,7 +427,7 @@ class Docker(Isolation):
     def __init__(self, config: SandboxConfig) -> None:
         super().__init__(config)
         self.engine = Engine()
-        self.image = config.image or IMAGE
+        self.image = config.image or DEFAULT_IMAGE
         self.home = "/root"
         self.workdir = config.workdir or "/"
         self.container = Container(self.engine, f"hermes-rl-{self.id}", self.image, config)
@@ -465,7 +457,7 @@ class Docker(Isolation):
     def environment(self) -> dict[str, str]:
         proxy = ENVIRONMENT if self._proxy is not None else {}
         own = {"LANG": "C.UTF-8", **self._image_variables(), "HOME": self.home, "TERM": "dumb", **proxy}
-        return {**own, "PATH": self._packages.path(own.get("PATH", PATH))} if self._packages.places else own
+        return {**own, "PATH": self._packages.path(own.get("PATH", COMMANDS))} if self._packages.places else own
 
     def _image_variables(self) -> dict[str, str]:
         return dict(entry.partition("=")[::2] for entry in self._described.get("Env") or ())
@@ -684,13 +676,13 @@ class Docker(Isolation):
         if why is Lost.SILENT:
             return Diagnosis(ours=not state or bool(state.get("Paused")))
         detail = f"the container was lost (exit code {state.get('ExitCode')}; {state.get('Error') or '-'})"
-        return Diagnosis(ours=not state or state.get("ExitCode") == KILLED, detail=detail)
+        return Diagnosis(ours=not state or state.get("ExitCode") == KILLED_EXIT_CODE, detail=detail)
 
     async def _ended_by_memory(self) -> bool:
-        """Whether the memory that was used up has ended the container: it may have been a child, long before.
+        """Whether the container has ended because its memory was used up, and not just a child of it, long before.
 
-        Not where somebody has asked the engine to kill it, or the memory was used up much earlier. An engine that
-        remembers neither leaves it with the agent.
+        It has not where somebody has asked the engine to kill it, or the memory was used up much earlier. Where the
+        engine remembers neither, the answer is yes.
         """
         try:
             times = dict(await self.engine.events(self.container.name, "oom", "kill", "die"))

@@ -119,7 +119,7 @@ class Engine:
                 return
 
     async def create(self, name: str, container: Mapping[str, Any]) -> list[str]:
-        """Make a container under this name; what the engine warns about."""
+        """Make a container under this name, and return the engine's warnings."""
         answer = await self._json("POST", "/containers/create", {"name": name}, container)
         return list(answer.get("Warnings") or ())
 

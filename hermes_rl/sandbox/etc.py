@@ -47,10 +47,10 @@ RESOLVER = "resolv.conf"
 
 
 def etc_folder(*, others: bool) -> Path | None:
-    """Return the folder, laid out where it is not there; blocks. A network brings its own file of the resolver.
+    """Return the folder, made where it is not there yet; blocks. Sandboxes with a network get a resolv.conf besides.
 
-    None where it cannot be kept, or `others` than its owner have to enter it and may not: then each file is mounted by
-    itself.
+    None where the cache cannot be written, or `others` than its owner have to enter the folder and may not: then
+    the caller mounts each file by itself.
     """
     try:
         folder = cached(f"etc/{_key()}", _lay_out)

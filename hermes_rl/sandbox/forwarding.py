@@ -41,7 +41,7 @@ async def forwarded(
 
 
 async def _begun(sandbox: Sandbox, command: Sequence[str]) -> Conversation | None:
-    """Start a program in the sandbox of an agent, who may have seen to it that it cannot start."""
+    """Start a program in the sandbox of an agent; None where it cannot start, which is then the agent's doing."""
     try:
         return await sandbox.converse(command)
     except OSError:

@@ -34,7 +34,7 @@ def _refuse_kernel(path: bytes) -> None:
 
 
 def _descriptor(path: bytes, flags: int, mode: int = 0o644) -> int:
-    """Open what is no file of the kernel: the descriptor itself tells, so that no link and no race leads there."""
+    """Open a file that is not the kernel's; what was opened is checked, so that no link and no race leads to one."""
     fd = posix.open(path, flags | OPEN_FLAGS, mode)
     try:
         _refuse_kernel(posix.readlink(b"/proc/self/fd/%d" % fd))
@@ -208,7 +208,7 @@ def remove(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
 
 
 def _empty(folder: bytes) -> list[bytes]:
-    """Remove what is no folder; the folders that are left. Permissions that forbid it are those of our own files."""
+    """Remove all files of a folder and return the folders in it. They are our user's, so permissions can be changed."""
     if not posix.access(folder, posix.R_OK | posix.W_OK | posix.X_OK):
         posix.chmod(folder, 0o700)
     with posix.scandir(folder) as entries:

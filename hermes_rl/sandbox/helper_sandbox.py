@@ -47,7 +47,7 @@ from hermes_rl.sandbox.base import (
 )
 from hermes_rl.sandbox.channel import Answer, Connection, Diagnosis, Lost
 from hermes_rl.sandbox.jobs import SCRIPT_FD, Command, Processes
-from hermes_rl.sandbox.launcher import IN_THREAD, copy_of, in_memory
+from hermes_rl.sandbox.launcher import IN_THREAD, LocalProcess, in_memory
 from hermes_rl.sandbox.listener import Message, ReportListener
 from hermes_rl.sandbox.shell_server import BASH, PROGRAM, SCRIPT_LIMIT, WaitingShell, may_wait
 from hermes_rl.sandbox.wire import FRAME_LIMIT
@@ -64,6 +64,10 @@ NO_CORE = 1
 
 SHELLS = (BASH, "/bin/sh")
 """Those that run commands, the better one first."""
+COMMANDS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where commands are looked for, where nothing says otherwise."""
+VARIABLES = {"USER": "user", "LOGNAME": "user", "LANG": "C.UTF-8", "TERM": "dumb"}
+"""What every command has in its environment on this machine's own system."""
 
 
 class Isolation(ABC):
@@ -120,7 +124,7 @@ class Isolation(ABC):
         return Diagnosis()
 
     def killed_by_others(self) -> bool:
-        """Whether the kernel has ended a process inside for want of memory that others have, within its own limit."""
+        """Whether the kernel has ended a process of this sandbox, within its limit, as others had taken all memory."""
         return False
 
     @contextlib.asynccontextmanager
@@ -131,6 +135,19 @@ class Isolation(ABC):
                 yield
         except TimeoutError:
             raise SandboxFailure(f"the sandbox did not start within {self.start_seconds:.0f} s") from None
+
+
+class LocalIsolation(Isolation):
+    """An isolation whose first process is one of this machine."""
+
+    process: LocalProcess
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def end(self) -> None:
+        self.process.reap()
 
 
 class HelperSandbox(Sandbox):
@@ -312,11 +329,10 @@ class HelperSandbox(Sandbox):
         self,
         command: str | Sequence[str],
         *,
-        cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         output_limit: int = OUTPUT_LIMIT,
     ) -> BackgroundProcess:
-        return await self._processes.spawn(self._command(command, cwd, env), output_limit)
+        return await self._processes.spawn(self._command(command, None, env), output_limit)
 
     async def converse(
         self, command: str | Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None
@@ -342,7 +358,7 @@ class HelperSandbox(Sandbox):
     async def _ask(
         self, operation: str, path: str, *fields: bytes, payload: bytes = b"", fds: Sequence[int] = ()
     ) -> Answer:
-        """Ask for something of the file at `path`, which an `OSError` names as that of a local call would."""
+        """Make a request about the file at `path`; as in a local call, an `OSError` has its name."""
         try:
             at = system_bytes(self.resolve(path))
             return await self.connection.ask(operation, at, *fields, payload=payload, fds=fds)
@@ -356,10 +372,9 @@ class HelperSandbox(Sandbox):
             if len(answer.payload) > limit:
                 raise OSError(errno.EFBIG, "File too large", path)
             return answer.payload
-        try:
-            return await _read_all(answer.fds[0], limit)
-        finally:
-            os.close(answer.fds[0])
+        # The descriptor is the reader's to close: a thread still reads when we are cancelled.
+        read = partial(_read_and_close, answer.fds[0], limit)
+        return await done_in_thread(read) if os.fstat(answer.fds[0]).st_size >= IN_THREAD else read()
 
     async def control_group(self, file: str) -> str:
         """Return what a file of the sandbox's own control groups says, by its path below /sys/fs/cgroup."""
@@ -406,28 +421,17 @@ def _info(fields: Sequence[bytes]) -> FileInfo:
     return FileInfo(os.fsdecode(fields[0]), kind, size=int(fields[2]), mode=int(fields[3]), mtime=float(fields[4]))
 
 
-async def _read_all(fd: int, limit: int) -> bytes:
-    info = os.fstat(fd)
-    if not stat.S_ISREG(info.st_mode):
-        raise OSError(errno.EINVAL, "Not a regular file")  # reading anything else may block
-    if info.st_size < IN_THREAD:
-        return _read(fd, limit)
-    # The thread has a descriptor of its own: when we are cancelled, ours is closed while it still reads.
-    return await done_in_thread(partial(_read_and_close, copy_of(fd), limit))
-
-
 def _read_and_close(fd: int, limit: int) -> bytes:
     try:
-        return _read(fd, limit)
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file")  # reading anything else may block
+        # In one piece where the size is as reported: copying pieces together would hold up all other threads.
+        data = os.pread(fd, min(info.st_size, limit) + 1, 0)
+        while len(data) <= limit and (more := os.pread(fd, 1 << 22, len(data))):
+            data += more
+        if len(data) > limit:
+            raise OSError(errno.EFBIG, "File too large")
+        return data
     finally:
         os.close(fd)
-
-
-def _read(fd: int, limit: int) -> bytes:
-    # In one piece where the size is as reported: copying pieces together would hold up all other threads.
-    data = os.pread(fd, min(os.fstat(fd).st_size, limit) + 1, 0)
-    while len(data) <= limit and (more := os.pread(fd, 1 << 22, len(data))):
-        data += more
-    if len(data) > limit:
-        raise OSError(errno.EFBIG, "File too large")
-    return data

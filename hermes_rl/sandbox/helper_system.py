@@ -26,6 +26,14 @@ def process_status(pid: int) -> list[bytes]:
         return file.read().rpartition(b")")[2].split()
 
 
+def process_state(pid: int) -> bytes:
+    """Return the letter for the state of a process (proc(5)); empty where it is gone."""
+    try:
+        return process_status(pid)[0]
+    except OSError:
+        return b""
+
+
 def _parents() -> dict[int, int]:
     """Return the parent of each process, zombies left out."""
     parents: dict[int, int] = {}

@@ -46,19 +46,14 @@ class HostList:
     def __init__(self, hosts: Sequence[str]) -> None:
         self._hosts = [_entry(host) for host in hosts]
 
-    def allows(self, host: str, port: int) -> bool:
-        """Whether the list has this port of this name."""
-        return any(port in ports for ports in self._ports(host))
-
-    def refusal(self, host: str, port: int) -> str:
-        """Return what to tell somebody who asks for what the list does not have."""
-        if any(self._ports(host)):
-            return f"port {port} of {host} is not among the hosts of sandbox.network, other ports are"
-        return f"{host} is not among the hosts of sandbox.network"
-
-    def _ports(self, host: str) -> list[tuple[int, ...]]:
+    def require(self, host: str, port: int) -> None:
+        """Raise `RefusedError` unless the list has this port of this name."""
         name = host.lower().rstrip(".")
-        return [ports for pattern, ports in self._hosts if _matches(name, pattern)]
+        listed = {own for pattern, ports in self._hosts if _matches(name, pattern) for own in ports}
+        if port in listed:
+            return
+        what, others = (f"port {port} of {host}", ", other ports are") if listed else (host, "")
+        raise RefusedError(f"{what} is not among the hosts of sandbox.network{others}")
 
 
 def _entry(text: str) -> tuple[str, tuple[int, ...]]:
@@ -80,12 +75,10 @@ def _matches(name: str, pattern: str) -> bool:
 def is_public(address: str) -> bool:
     """Return True for an address of the internet: not private, loopback, link-local or otherwise special."""
     literal = _literal(address.partition("%")[0])
-    return literal is not None and all(map(_of_the_internet, _meant(literal)))
-
-
-def _of_the_internet(address: Address) -> bool:
-    special = any(address in network for network in REFUSED)
-    return address.is_global and not address.is_multicast and not special
+    return literal is not None and all(
+        meant.is_global and not meant.is_multicast and not any(meant in network for network in REFUSED)
+        for meant in _meant(literal)
+    )
 
 
 def _literal(text: str) -> Address | None:
@@ -110,11 +103,7 @@ def _meant(address: Address) -> list[Address]:
 
 
 async def public_address(host: str, port: int) -> str:
-    """Return the address to connect to.
-
-    Raises:
-        RefusedError: it has none, or one of them is not of the internet.
-    """
+    """Return the address to connect to; raises `RefusedError` where there is none, or one is not of the internet."""
     try:
         resolved = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # a label that is empty or too long is no name that can be encoded

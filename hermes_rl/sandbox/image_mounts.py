@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import logging
 import os
 import platform
 import re
@@ -21,6 +20,7 @@ import time
 from pathlib import Path
 
 from hermes_rl.sandbox.images import OUTER_UID
+from hermes_rl.sandbox.launcher import libc_call
 
 UNSHARE = "/usr/bin/unshare"
 CLONE_NEWNS = 0x20000
@@ -34,8 +34,6 @@ LEAST = (5, 19)
 PATIENCE = 10.0
 """Seconds in which a process has to have entered its namespace."""
 
-logger = logging.getLogger(__name__)
-
 
 class ImageMounts:
     """The mounts of one launcher.
@@ -48,50 +46,37 @@ class ImageMounts:
     """
 
     def __init__(self, place: Path) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
         self._place = place
-        self._namespaces: dict[int, int] = {}
         self._number = 0
         place.mkdir(mode=0o755, parents=True, exist_ok=True)
-        self._call("unshare", CLONE_NEWNS)
+        libc_call("unshare", CLONE_NEWNS)
         # What the machine mounts later is seen here, and nothing of ours there.
-        self._call("mount", None, b"/", None, MS_REC | MS_SLAVE, None)
-        self._call("mount", b"hermes-rl", os.fsencode(place), b"tmpfs", 0, b"mode=755,size=1m")
+        libc_call("mount", None, b"/", None, MS_REC | MS_SLAVE, None)
+        libc_call("mount", b"hermes-rl", os.fsencode(place), b"tmpfs", 0, b"mode=755,size=1m")
 
     def lay(self, folder: Path, uid: int) -> Path:
         """Return a folder with the same files, of which those of the images' user belong to `uid`."""
         self._number += 1
         shown = self._place / str(self._number)
-        tree = self._call("syscall", OPEN_TREE, AT_FDCWD, os.fsencode(folder), OPEN_TREE_CLONE | os.O_CLOEXEC)
+        tree = libc_call("syscall", OPEN_TREE, AT_FDCWD, os.fsencode(folder), OPEN_TREE_CLONE | os.O_CLOEXEC)
         try:
-            attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_IDMAP, 0, 0, self._namespace(uid))
-            self._call("syscall", MOUNT_SETATTR, tree, b"", AT_EMPTY_PATH, attributes, ctypes.sizeof(attributes))
+            attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_IDMAP, 0, 0, _namespace_of(uid))
+            libc_call("syscall", MOUNT_SETATTR, tree, b"", AT_EMPTY_PATH, attributes, ctypes.sizeof(attributes))
             shown.mkdir()
-            self._call("syscall", MOVE_MOUNT, tree, b"", AT_FDCWD, os.fsencode(shown), MOVE_MOUNT_F_EMPTY_PATH)
+            libc_call("syscall", MOVE_MOUNT, tree, b"", AT_FDCWD, os.fsencode(shown), MOVE_MOUNT_F_EMPTY_PATH)
         finally:
             os.close(tree)
         return shown
 
     def remove(self, shown: Path) -> None:
         """Remove it. A sandbox that was started meanwhile has a mount of its own."""
-        self._call("umount2", os.fsencode(shown), UMOUNT_DETACH)
+        libc_call("umount2", os.fsencode(shown), UMOUNT_DETACH)
         shown.rmdir()
 
-    def _namespace(self, uid: int) -> int:
-        """Return a user namespace that says which user is shown in place of the images'; it is kept."""
-        if uid not in self._namespaces:
-            self._namespaces[uid] = _namespace_of(uid)
-        return self._namespaces[uid]
 
-    def _call(self, name: str, *given: object) -> int:
-        result: int = getattr(self._libc, name)(*given)
-        if result < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, f"{name}: {os.strerror(number)}")
-        return result
-
-
+@functools.cache
 def _namespace_of(uid: int) -> int:
+    """Return a descriptor, which stays open, of a user namespace in which `uid` is shown in place of the images'."""
     child = subprocess.Popen(
         [UNSHARE, "--user", "--", "sleep", str(2 * PATIENCE)],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={}, cwd="/",

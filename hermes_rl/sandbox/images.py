@@ -52,11 +52,6 @@ def open_to_all(folder: Path) -> bool:
     return all(each.stat().st_mode & 0o001 for each in (folder, *folder.parents))
 
 
-def sandbox_uid() -> int:
-    """Return the user whom an agent in bubblewrap is outside of it."""
-    return OUTER_UID if os.geteuid() == 0 else os.geteuid()
-
-
 @functools.cache
 def _lock_of(source: str) -> threading.Lock:
     return threading.Lock()
@@ -94,10 +89,10 @@ class Image:
 
 @functools.cache
 def _ready(path: Path, *stamp: int) -> Image:
-    """`stamp` makes another archive under the same name another image."""
+    """Return the image; with another `stamp` an archive of the same name is another image."""
     if path.is_dir():
         digest = _digest_of_folder(path)
-        if path.stat().st_uid == sandbox_uid():
+        if path.stat().st_uid == (os.geteuid() or OUTER_UID):
             return Image(path, f"files:{digest}")
         return Image(_cached_image(digest, path, _pack), f"files:{digest}")
     with path.open("rb") as file:
@@ -190,7 +185,7 @@ def _pack(folder: Path, pipe: IO[bytes]) -> None:
 
 
 def _digest_of_folder(folder: Path) -> str:
-    """Of names, sizes, permissions and times, as `make` would tell whether something has changed."""
+    """Hash the names, sizes, permissions and times of all files, by which `make` too would see a change."""
     digest = hashlib.sha256(str(folder).encode())
     for here, folders, files in os.walk(folder):
         folders.sort()

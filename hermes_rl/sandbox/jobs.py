@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from hermes_rl.sandbox.base import (
+    KILLED_EXIT_CODE,
     TIMEOUT_EXIT_CODE,
     BackgroundProcess,
     CommandResult,
@@ -34,7 +35,6 @@ KILL_SECONDS = 5.0
 """How long a killed command is waited for."""
 ERRORS_LIMIT = 1 << 16
 """Bytes of standard error that are kept of a process that the host talks to."""
-LOST_EXIT_CODE = 137
 SCRIPT_FD = 9
 LEFT_PIPES = 64
 """Pipes of commands that have ended which stay open for what they left running; of more, the oldest are closed."""
@@ -185,15 +185,6 @@ class HelperConversation(Conversation):
         self._writer = writer
         self._kill = kill
 
-    @classmethod
-    async def open(cls, job: Job, ours: socket.socket, kill: Callable[[], None]) -> HelperConversation:
-        """Return the conversation with a started job; `ours` is the other end of its standard input and output."""
-        reader, writer = await asyncio.open_connection(sock=ours)
-        job.hang_up = writer.transport.abort
-        # A child that outlives it may hold its end of the socket: what was written stays readable, no more comes.
-        job.ended.add_done_callback(lambda _: _shut(ours))
-        return cls(job, reader, writer, kill)
-
     async def read(self) -> bytes:
         try:
             return await self._reader.read(CHUNK)
@@ -298,9 +289,12 @@ class Processes:
             unfinished.callback(self._forget, job)
             await self._start(job, command, theirs.fileno())
             job.ended.add_done_callback(lambda _: self._forget(job))
-            conversation = await HelperConversation.open(job, ours, lambda: self.signal(number, 9))
+            reader, writer = await asyncio.open_connection(sock=ours)
+            job.hang_up = writer.transport.abort
+            # A child that outlives it may hold its end of the socket: what was written stays readable, no more comes.
+            job.ended.add_done_callback(lambda _: _shut(ours))
             unfinished.pop_all()
-        return conversation
+        return HelperConversation(job, reader, writer, lambda: self.signal(number, 9))
 
     async def execute(self, number: int, command: Command, targets: Mapping[int, int]) -> int:
         """Have the helper start a program with our descriptors at these targets; its process id."""
@@ -330,7 +324,7 @@ class Processes:
     def end(self) -> None:
         """Give up everything that runs: the sandbox is gone."""
         for job in self._jobs.values():
-            job.end(LOST_EXIT_CODE)
+            job.end(KILLED_EXIT_CODE)
             job.close()
             if job.hang_up is not None:
                 job.hang_up()

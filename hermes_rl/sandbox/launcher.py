@@ -28,7 +28,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -168,20 +168,19 @@ def helper_bundle(python: str) -> bytes:
     """Return the helper's modules, compiled by `python`; starts that interpreter when first asked for it."""
     folder = Path(__file__).parent
     sources = [(f"hermes_rl.sandbox.{name}", (folder / f"{name}.py").read_text("utf-8")) for name in MODULES]
+    return python_output(python, _COMPILE, "compile the sandbox helper", repr(sources).encode())
+
+
+def python_output(python: str, code: str, purpose: str, given: bytes = b"") -> bytes:
+    """Return what a program prints under an interpreter of this machine; raises `SandboxFailure` where that fails."""
+    command = [*isolated(python), "-X", "utf8", "-c", code]
     try:
-        done = subprocess.run(
-            [*isolated(python), "-X", "utf8", "-c", _COMPILE],
-            input=repr(sources).encode(),
-            capture_output=True,
-            env={},
-            timeout=60,
-            check=False,
-        )
+        done = subprocess.run(command, input=given, capture_output=True, env={}, timeout=60, check=True)
+    except subprocess.CalledProcessError as error:
+        tail = error.stderr.decode("utf-8", "replace")[-500:]
+        raise SandboxFailure(f"{python} cannot {purpose}: {tail}") from error
     except (OSError, subprocess.SubprocessError) as error:
-        raise SandboxFailure(f"{python} cannot compile the sandbox helper: {error}") from error
-    if done.returncode != 0:
-        tail = done.stderr.decode("utf-8", "replace")[-500:]
-        raise SandboxFailure(f"{python} cannot compile the sandbox helper: {tail}")
+        raise SandboxFailure(f"{python} cannot {purpose}: {error}") from error
     return done.stdout
 
 
@@ -264,7 +263,7 @@ class _Ending:
     next_kill: float = 0.0
 
     def over(self) -> bool:
-        """Look at it, and kill what is left when it is time; whether nothing remains to be done."""
+        """Look at it, kill what is left when it is time, and return whether nothing remains to be done."""
         try:
             return self._look()
         except Exception as error:  # the thread is everybody's: whoever waits for this sandbox is told
@@ -405,7 +404,8 @@ class Descriptors:
 class LocalProcess:
     """The first process of one sandbox on this machine, from before its start until it is reaped.
 
-    `inside` knows all processes of the sandbox, whatever has become of the first; without it, their descent has to do.
+    `inside` knows all processes of the sandbox, also when the first has ended; without it, those are ended that descend
+    from the first.
     `on_reaped` is called in the launcher's thread when all of them are gone, also where nobody waits any more.
     """
 
@@ -477,7 +477,7 @@ threads."""
 
 @contextmanager
 def as_user(uid: int) -> Iterator[None]:
-    """Let this thread, of a process of root's, be a user and group and in no other group; what it starts is theirs.
+    """Make this thread of root's process another user, in the group of the same number alone; so is what it starts.
 
     A program in between that changes the user, such as setpriv, would have to be started for each sandbox, and for
     Python's own way the process copies itself, which stops every thread for milliseconds.
@@ -485,30 +485,26 @@ def as_user(uid: int) -> Iterator[None]:
     setgroups, setresgid, setresuid = SYSTEM_CALLS[platform.machine()]
     groups = os.getgroups()
     with ExitStack() as back:
-        _system_call(setgroups, 0, None)
-        back.callback(_system_call, setgroups, len(groups), (ctypes.c_uint32 * len(groups))(*groups))
+        libc_call("syscall", setgroups, 0, None)
+        back.callback(libc_call, "syscall", setgroups, len(groups), (ctypes.c_uint32 * len(groups))(*groups))
         for number, before in ((setresgid, os.getresgid()), (setresuid, os.getresuid())):
-            _system_call(number, uid, uid, before[2])  # the third is what lets the thread come back
-            back.callback(_system_call, number, *before)
+            libc_call("syscall", number, uid, uid, before[2])  # the third is what lets the thread come back
+            back.callback(libc_call, "syscall", number, *before)
         yield
 
 
-def _system_call(number: int, *arguments: object) -> None:
-    if _libc().syscall(number, *arguments) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+def libc_call(name: str, *arguments: object) -> int:
+    """Call a function of the C library; raises the `OSError` that it fails with."""
+    result: int = getattr(_libc(), name)(*arguments)
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+    return result
 
 
 @functools.cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
-
-
-def _by_another(program: Program) -> Program:
-    """Start it through `unshare`: a user who is not root becomes one of its subordinate users in a user namespace."""
-    if program.uid is None or os.geteuid() == 0:
-        return program
-    change = [*unshare_options(program.uid), "--", program.executable, *program.argv[1:]]
-    return replace(program, argv=["/usr/bin/unshare", *change], executable="/usr/bin/unshare", uid=None)
 
 
 def unshare_options(uid: int) -> list[str]:
@@ -554,11 +550,15 @@ def _subordinate(file: Path) -> range:
 
 
 def _start(program: Program) -> Child:
-    program = _by_another(program)
-    with nullcontext() if program.uid is None else as_user(program.uid):
+    argv, executable, uid = program.argv, program.executable, program.uid
+    if uid is not None and os.geteuid() != 0:
+        # Who is not root becomes one of its subordinate users in a user namespace.
+        argv = ["/usr/bin/unshare", *unshare_options(uid), "--", executable, *argv[1:]]
+        executable, uid = argv[0], None
+    with nullcontext() if uid is None else as_user(uid):
         return subprocess.Popen(
-            program.argv,
-            executable=program.executable,
+            argv,
+            executable=executable,
             pass_fds=program.fds,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -8,6 +8,7 @@ and reach.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import posixpath
@@ -18,8 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hermes_rl.errors import UserError
-from hermes_rl.sandbox.base import SandboxConfig
-from hermes_rl.sandbox.helper_sandbox import NO_CORE, HelperSandbox, Isolation
+from hermes_rl.sandbox.base import MARK, SandboxConfig
+from hermes_rl.sandbox.helper_sandbox import NO_CORE, VARIABLES, HelperSandbox, LocalIsolation
 from hermes_rl.sandbox.launcher import (
     Descriptors,
     LocalProcess,
@@ -38,43 +39,36 @@ WARNING = (
     "files and keys, reach your network and harm other rollouts."
 )
 ENFORCED = {"memory": "per process", "open_files": "per process"}
-MARK = "HERMES_RL_SANDBOX"
-
-_warned = False
 
 
-class NoIsolation(Isolation):
+class NoIsolation(LocalIsolation):
     """See `Isolation`, and the warning above."""
 
     def __init__(self, config: SandboxConfig) -> None:
         super().__init__(config)
-        self._check()
+        if isinstance(config.network, tuple):
+            raise UserError("sandbox.network with a list of hosts needs isolation, which the backend none has not")
+        config.limits.require_at_most(ENFORCED, "without a sandbox (backend none)")
+        for path in (config.workdir or "", *(file.to for file in config.files)):
+            if path.startswith("/") or ".." in path.split("/"):
+                raise UserError(
+                    f"sandbox path {path!r} is outside of the home directory; without a sandbox "
+                    "(backend none) it would be a path of this machine"
+                )
         self.home = self.workdir = "/"
         self._folder: Path | None = None
-        self._process = LocalProcess()
+        self.process = LocalProcess()
 
     @property
     def enforced(self) -> Mapping[str, str]:
         return {name: ENFORCED[name] for name in self.config.limits.requested() if name in ENFORCED}
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def environment(self) -> dict[str, str]:
-        return {
-            "PATH": os.environ.get("PATH", os.defpath),
-            "HOME": self.home,
-            "TMPDIR": f"{self._folder}/tmp",
-            "USER": "user",
-            "LOGNAME": "user",
-            "LANG": "C.UTF-8",
-            "TERM": "dumb",
-            MARK: self.id,
-        }
+        path = os.environ.get("PATH", os.defpath)
+        return {**VARIABLES, "PATH": path, "HOME": self.home, "TMPDIR": f"{self._folder}/tmp", MARK: self.id}
 
     async def start(self, sandbox: HelperSandbox) -> None:
-        _warn()
+        _warn_once()
         limits = self.config.limits
         asked = {"RLIMIT_CORE": NO_CORE, "RLIMIT_DATA": limits.memory, "RLIMIT_NOFILE": limits.open_files}
         rlimits = {name: value for name, value in asked.items() if value is not None}
@@ -83,17 +77,14 @@ class NoIsolation(Isolation):
         self._folder = Path(tempfile.gettempdir(), f"hermes-rl-{self.id}")
         self.home = str(self._folder / "home")
         self.workdir = posixpath.normpath(posixpath.join(self.home, self.config.workdir or ""))
-        async with self.in_time(), self._process.started(own_python(), self._program) as control:
+        async with self.in_time(), self.process.started(own_python(), self._program) as control:
             await sandbox.connect(control, rlimits, folder=str(self._folder))
             for folder in (self.workdir, str(self._folder / "tmp")):
                 await sandbox.make_dir(folder)
 
-    def end(self) -> None:
-        self._process.reap()
-
     async def close(self) -> None:
         try:
-            await self._process.wait()
+            await self.process.wait()
         finally:
             if self._folder is not None:
                 folder = self._folder
@@ -104,24 +95,10 @@ class NoIsolation(Isolation):
         argv = boot_argv(isolated(python), descriptors.control, descriptors.code)
         return Program(argv, python, descriptors.all, descriptors.stderr)
 
-    def _check(self) -> None:
-        if isinstance(self.config.network, tuple):
-            raise UserError("sandbox.network with a list of hosts needs isolation, which the backend none has not")
-        self.config.limits.require_at_most(ENFORCED, "without a sandbox (backend none)")
-        paths = [self.config.workdir or "", *(file.to for file in self.config.files)]
-        for path in paths:
-            if path.startswith("/") or ".." in path.split("/"):
-                raise UserError(
-                    f"sandbox path {path!r} is outside of the home directory; without a sandbox "
-                    "(backend none) it would be a path of this machine"
-                )
 
-
-def _warn() -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        log.warning(WARNING)
+@functools.cache
+def _warn_once() -> None:
+    log.warning(WARNING)
 
 
 def _clear(mark: str, folder: Path) -> None:

@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.errors import SandboxFailure, UserError
+from hermes_rl.errors import UserError
 from hermes_rl.sandbox.images import cached
-from hermes_rl.sandbox.launcher import isolated, own_python, system_python
+from hermes_rl.sandbox.launcher import isolated, own_python, python_output, system_python
 
 # -------------------------------------------------------------------------------- runtime of the helper
 # It is started through its own loader at a path of its own, so that nothing of the image has a part in it.
@@ -47,10 +47,7 @@ print(json.dumps({
 @functools.cache
 def runtime_folder(python: str) -> Path:
     """Return the folder for an interpreter of this machine; raises `SandboxFailure` where it cannot be looked at."""
-    done = subprocess.run([*isolated(python), "-c", _LOOK], capture_output=True, env={}, timeout=60, check=False)
-    if done.returncode != 0:
-        raise SandboxFailure(f"{python} cannot be looked at: {done.stderr.decode('utf-8', 'replace')[-500:]}")
-    description = json.loads(done.stdout)
+    description = json.loads(python_output(python, _LOOK, "be looked at"))
     stamps = [f"{path} {os.stat(path).st_mtime_ns}" for path in (description["python"], *description["mapped"])]  # noqa: PTH116
     key = hashlib.sha256("\n".join([*stamps, Path(__file__).read_text("utf-8")]).encode()).hexdigest()[:32]
     return cached(f"runtime/{key}", lambda folder: _copy(description, folder))
@@ -58,12 +55,9 @@ def runtime_folder(python: str) -> Path:
 
 def runtime_python(folder: Path) -> list[str]:
     """Return the command that runs in a sandbox the Python code behind `-c`, or behind `-` on its input."""
-    loader, python = f"{RUNTIME_FOLDER}/lib/{_loader(folder)}", f"{RUNTIME_FOLDER}/bin/python3"
-    return [loader, "--library-path", f"{RUNTIME_FOLDER}/lib", *isolated(python)]
-
-
-def _loader(folder: Path) -> str:
-    return next(path.name for path in (folder / "lib").iterdir() if re.match(r"ld[-.].*\.so", path.name))
+    loader = next(path.name for path in (folder / "lib").iterdir() if re.match(r"ld[-.].*\.so", path.name))
+    libraries = f"{RUNTIME_FOLDER}/lib"
+    return [f"{libraries}/{loader}", "--library-path", libraries, *isolated(f"{RUNTIME_FOLDER}/bin/python3")]
 
 
 def _copy(description: dict[str, Any], folder: Path) -> None:
@@ -116,16 +110,14 @@ class Layers:
     """
 
     def __init__(self, python: tuple[str, ...], npm: tuple[str, ...], *, image: bool = False) -> None:
-        self._makers = {PACKAGES: (package_folder, (python, image))} if python else {}
-        self._npm = {NPM: npm} if npm else {}
-        self._image = image
-        self.places = (*self._makers, *self._npm)
+        self._python, self._npm, self._image = python, npm, image
+        self.places = tuple(place for place, names in ((PACKAGES, python), (NPM, npm)) if names)
         """Where the sandbox sees them."""
 
     def made(self) -> dict[str, Path]:
         """Return the folder for each place, made where it is not there; blocks. Raises `UserError`."""
-        python = {place: make(*given) for place, (make, given) in self._makers.items()}
-        return python | {place: npm_folder(names) for place, names in self._npm.items()}
+        folders = {PACKAGES: package_folder(self._python, self._image)} if self._python else {}
+        return folders | ({NPM: npm_folder(self._npm)} if self._npm else {})
 
     def path(self, own: str) -> str:
         """Return where commands are looked for, with the programs of the packages beside the sandbox's own."""
@@ -139,13 +131,12 @@ def package_folder(packages: tuple[str, ...], image: bool = False) -> Path:
     """Return the environment with these packages, made where it is not there; blocks.
 
     One of them may be `python>=3.12`: it is made with an interpreter of this machine that is at least that new. Where
-    that is none of the sandbox's own, as in an `image`, it brings its interpreter along.
-
-    Raises:
-        UserError: it cannot be made, with the end of what pip printed.
+    that is none of the sandbox's own, as in an `image`, it brings its interpreter along. Raises `UserError` with the
+    end of what pip printed where it cannot be made.
     """
-    least = max((_least(package) for package in packages if _is_interpreter(package)), default=(3, 0))
-    names = [package for package in packages if not _is_interpreter(package)]
+    asked = [_INTERPRETER.fullmatch(package.strip()) for package in packages]
+    least = max(((3, int(match[1] or 0)) for match in asked if match is not None), default=(3, 0))
+    names = [package for package, match in zip(packages, asked, strict=True) if match is None]
     python = _suitable(least)
     version = _run([python, "-I", "-c", "import sys, sysconfig; print(sys.version, sysconfig.get_platform())"])
     alone = image or python != (system_python() or own_python())
@@ -192,15 +183,6 @@ _STARTS = f"""#!/bin/sh
 base={PACKAGES}/base
 exec $base/lib/LOADER --argv0 {PACKAGES}/bin/python --library-path $base/lib $base/bin/python3 "$@"
 """
-
-
-def _is_interpreter(package: str) -> bool:
-    return _INTERPRETER.fullmatch(package.strip()) is not None
-
-
-def _least(package: str) -> tuple[int, int]:
-    match = _INTERPRETER.fullmatch(package.strip())
-    return (3, int(match[1] or 0)) if match is not None else (3, 0)
 
 
 def _suitable(least: tuple[int, int]) -> str:
@@ -265,11 +247,8 @@ def _bring_interpreter(folder: Path, python: str) -> None:
 
 @functools.cache
 def npm_folder(packages: tuple[str, ...]) -> Path:
-    """Return the folder with these packages of npm, made where it is not there; blocks.
-
-    Raises:
-        UserError: it cannot be made, with the end of what npm printed.
-    """
+    """Return the folder with these packages of npm, made where it is not there; blocks. Raises `UserError` with the end
+    of what npm printed where that fails."""
     npm = shutil.which("npm")
     if npm is None:
         raise UserError("sandbox.npm needs npm on this machine; install it (apt-get install npm), or name an image")
@@ -296,24 +275,16 @@ def _open(folder: Path) -> None:
 
 
 def find_pip() -> list[str]:
-    """Return the command of a pip of this machine that can install for another interpreter.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the command of a pip of this machine that installs for other interpreters; `UserError`: there is none."""
     programs = [[path] for name in ("pip3", "pip") if (path := shutil.which(name)) is not None]
     for command in ([sys.executable, "-m", "pip"], *programs, [system_python() or sys.executable, "-m", "pip"]):
         try:
             words = _run([*command, "--version"]).split()
         except UserError:
             continue  # a module or a program that is no pip
-        if len(words) > 1 and _number(words[1]) >= (22, 3):  # the first with --python
+        if len(words) > 1 and tuple(map(int, re.findall(r"\d+", words[1])[:2])) >= (22, 3):  # the first with --python
             return command
     raise UserError("sandbox.python needs pip 22.3 or later on this machine; install it (python3 -m ensurepip)")
-
-
-def _number(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
 def _run(

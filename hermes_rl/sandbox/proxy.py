@@ -110,8 +110,7 @@ class Proxy:
             head = await reader.readuntil(b"\r\n\r\n")
         try:
             request = read_request(head)
-            if not self._hosts.allows(request.host, request.port):
-                raise RefusedError(self._hosts.refusal(request.host, request.port))
+            self._hosts.require(request.host, request.port)
             address = await self._resolve(request.host, request.port)
             async with asyncio.timeout(CONNECT_SECONDS):
                 far_reader, far_writer = await asyncio.open_connection(address, request.port)
@@ -155,11 +154,8 @@ async def _say(writer: asyncio.StreamWriter, status: str, why: str) -> None:
 
 
 def read_request(head: bytes) -> ProxyRequest:
-    """Return the head of a request to a proxy, as RFC 9112 has it: authority form for CONNECT, else absolute form.
-
-    Raises:
-        RefusedError: it is none.
-    """
+    """Return the head of a request to a proxy, in authority form for CONNECT, else in absolute form (RFC 9112); raises
+    `RefusedError` where it is none."""
     lines = head.decode("latin-1").split("\r\n")
     words = lines[0].split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):

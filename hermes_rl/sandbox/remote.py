@@ -13,6 +13,7 @@ import asyncio
 import base64
 import contextlib
 import errno
+import itertools
 import json
 import os
 import posixpath
@@ -31,7 +32,10 @@ from typing import Any
 
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.base import (
+    DEFAULT_IMAGE,
+    KILLED_EXIT_CODE,
     LIST_LIMIT,
+    MARK,
     OUTPUT_LIMIT,
     READ_LIMIT,
     TIMEOUT_EXIT_CODE,
@@ -204,7 +208,6 @@ def answer(output: str, mark: str) -> list[str]:
 # -------------------------------------------------------------------------------- background processes
 
 POLL_SECONDS = 0.2
-LOST_EXIT_CODE = 137
 Ask = Callable[..., Awaitable[list[str]]]
 
 
@@ -242,7 +245,7 @@ class RemoteProcess(BackgroundProcess):
         """Note that the sandbox is gone."""
         self._following.cancel()
         if not self.ended.done():
-            self.ended.set_result(LOST_EXIT_CODE)
+            self.ended.set_result(KILLED_EXIT_CODE)
 
     async def _follow(self) -> None:
         # An `OSError` means that its files are gone, and with them every way to hear of its end.
@@ -259,11 +262,8 @@ class RemoteProcess(BackgroundProcess):
 
 
 def parts(words: list[str]) -> tuple[bytes, bool]:
-    """Return an output, and whether it was cut, from its size, head (`+` and base64) and tail (or `-`).
-
-    Raises:
-        ValueError: they are none of these.
-    """
+    """Return an output, and whether it was cut, from its size, head (`+` and base64) and tail (or `-`); raises
+    `ValueError` for what is none of these."""
     size, head, tail = words
     first, last = base64.b64decode(head[1:]), base64.b64decode(tail[1:])
     dropped = int(size) - len(first) - len(last)
@@ -293,7 +293,7 @@ class Link:
         self._reader: asyncio.Task[None] | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._closing: asyncio.Future[None] | None = None
-        self._last = 0
+        self._numbers = itertools.count(1)
         self._home = ""
 
     @property
@@ -303,11 +303,8 @@ class Link:
     async def start(
         self, backend: str, arguments: Mapping[str, Any], cleanup: str, environ: Mapping[str, str] | None = None
     ) -> None:
-        """Start the machine, with the variables of `environ` (None: the process's own) for its program.
-
-        Raises:
-            SandboxFailure: it cannot be had.
-        """
+        """Start the machine, with the variables of `environ` (None: the process's own) for its program; raises
+        `SandboxFailure` where it cannot be had."""
         self._home = tempfile.mkdtemp(prefix="hermes-rl-")
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -336,9 +333,7 @@ class Link:
         """Return what a command prints; raises `SandboxFailure` for more than `most` characters, and for no answer."""
         if not self.open or self._process is None or self._process.stdin is None:
             raise SandboxFailure("the sandbox is gone")
-        self._last += 1
-        number = self._last
-        seconds = int(timeout + SPARE_SECONDS)
+        number, seconds = next(self._numbers), int(timeout + SPARE_SECONDS)
         asked = {"id": number, "command": command, "stdin": stdin, "timeout": seconds, "most": most}
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
@@ -403,8 +398,9 @@ class Link:
 # holds them.
 
 NAMES = ("ssh", "modal", "daytona", "singularity")
-IMAGE = "python:3.11-slim"
 MEBI = 1 << 20
+PIECE = 12 << 20
+"""Bytes of a file that are sent together, where the backend takes as many."""
 ABLE: Mapping[str, tuple[str, ...]] = {
     "ssh": (),
     "modal": ("memory", "cpu"),
@@ -419,11 +415,10 @@ class Machine:
     """One machine to be made."""
 
     arguments: Mapping[str, Any]
-    limits: tuple[str, ...] = ()
     shared: bool = False
     """True where other rollouts use the same machine, so that each has a folder as its home."""
-    piece: int = 0
-    """Bytes of a file that one command can take; 0 is without a bound of its own."""
+    piece: int = PIECE
+    """Bytes of a file that one command can take."""
 
 
 def missing(backend: str, environ: Mapping[str, str] | None = None) -> str | None:
@@ -438,14 +433,12 @@ def missing(backend: str, environ: Mapping[str, str] | None = None) -> str | Non
         return (
             None if shutil.which("ssh") and shutil.which("scp") else "install the programs ssh and scp (openssh-client)"
         )
+    if backend in ("modal", "daytona") and find_spec(backend) is None:
+        return f"pip install {backend}"
     if backend == "modal":
         keys = environ.get("MODAL_TOKEN_ID") and environ.get("MODAL_TOKEN_SECRET")
-        if find_spec("modal") is None:
-            return "pip install modal"
         return None if keys or Path("~/.modal.toml").expanduser().exists() else "set MODAL_TOKEN_ID, MODAL_TOKEN_SECRET"
     if backend == "daytona":
-        if find_spec("daytona") is None:
-            return "pip install daytona"
         return None if environ.get("DAYTONA_API_KEY") else "set DAYTONA_API_KEY"
     return None if shutil.which("apptainer") or shutil.which("singularity") else "install apptainer or singularity"
 
@@ -463,23 +456,17 @@ def machine(config: SandboxConfig) -> Machine:
         raise UserError(f"the sandbox backend {backend} cannot be used: {lacking}")
     if backend == "ssh":
         return _ssh(config)
-    memory = None if limits.memory is None else limits.memory // MEBI
-    common: dict[str, Any] = {
-        "image": config.image or IMAGE,
+    sizes = {name: getattr(limits, name) for name in ABLE[backend] if getattr(limits, name) is not None}
+    sizes |= {name: sizes[name] // MEBI for name in ("memory", "disk") if name in sizes}
+    if backend == "daytona" and "cpu" in sizes:
+        sizes["cpu"] = int(sizes["cpu"])
+    arguments: dict[str, Any] = {
+        "image": config.image or DEFAULT_IMAGE,
         "timeout": int(config.timeout),
         "persistent_filesystem": False,
+        **({"modal_sandbox_kwargs": sizes} if backend == "modal" else sizes),
     }
-    if backend == "modal":
-        asked = {"cpu": limits.cpu, "memory": memory}
-        given = {name: value for name, value in asked.items() if value is not None}
-        return Machine({**common, "modal_sandbox_kwargs": given}, ABLE[backend], piece=48_000)
-    if memory is not None:
-        common["memory"] = memory
-    if limits.cpu is not None:
-        common["cpu"] = int(limits.cpu) if backend == "daytona" else limits.cpu
-    if backend == "daytona" and limits.disk is not None:
-        common["disk"] = limits.disk // MEBI
-    return Machine(common, ABLE[backend], piece=48_000 if backend == "daytona" else 0)
+    return Machine(arguments, piece=PIECE if backend == "singularity" else 48_000)
 
 
 def _ssh(config: SandboxConfig) -> Machine:
@@ -501,12 +488,9 @@ def _ssh(config: SandboxConfig) -> Machine:
 
 # -------------------------------------------------------------------------------- sandbox
 
-MARK = "HERMES_RL_SANDBOX"
 JOB = "HERMES_RL_JOB"
 INLINE = 20_000
 """Bytes of a command that go in as an argument; a longer one goes in as a file."""
-PIECE = 12 << 20
-"""Bytes of a file that are sent together."""
 FILE_SECONDS = 600.0
 LISTING = 64 << 20
 """Characters of a folder's listing."""
@@ -524,7 +508,7 @@ class RemoteSandbox(Sandbox):
         self._link = Link()
         self._over = ""
         """Why it is gone, where that was our doing."""
-        self._jobs = 0
+        self._jobs = itertools.count(1)
         self._processes: list[RemoteProcess] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._running = 0
@@ -538,7 +522,7 @@ class RemoteSandbox(Sandbox):
     @property
     def enforced(self) -> Mapping[str, str]:
         asked = self.config.limits.requested()
-        return {name: "by the machine" for name in asked if name in self.machine.limits}
+        return {name: "by the machine" for name in asked if name in ABLE[self.config.backend]}
 
     @property
     def alive(self) -> bool:
@@ -552,7 +536,13 @@ class RemoteSandbox(Sandbox):
         try:
             cleanup, _ = command(KILL, named=f"{MARK}={self.id}", signal="9", folder=self._box)
             await self._link.start(self.config.backend, self.machine.arguments, cleanup, self.config.environ)
-            await self._prepare()
+            home, workdir = self.home if self.machine.shared else "", self.config.workdir or ""
+            # One way there and back for all: each takes a quarter of a second.
+            words = await self._ask(PLACE, home=home, workdir=workdir)
+            with reading():
+                self.home = base64.b64decode("".join(words)).decode()
+            self.workdir = posixpath.normpath(posixpath.join(self.home, workdir))
+            await self.prepare()
         except BaseException:  # a cancellation too: a machine that nobody closes is paid for
             await self.close()
             raise
@@ -585,15 +575,6 @@ class RemoteSandbox(Sandbox):
             task.cancel()
         await self._link.close()
 
-    async def _prepare(self) -> None:
-        home, workdir = self.home if self.machine.shared else "", self.config.workdir or ""
-        # One way there and back for all: each takes a quarter of a second.
-        words = await self._ask(PLACE, home=home, workdir=workdir)
-        with reading():
-            self.home = base64.b64decode("".join(words)).decode()
-        self.workdir = posixpath.normpath(posixpath.join(self.home, workdir))
-        await self.prepare()
-
     # ------------------------------------------------------------------ commands
 
     async def run(
@@ -608,7 +589,7 @@ class RemoteSandbox(Sandbox):
         merge_stderr: bool = True,
     ) -> CommandResult:
         began, seconds = time.perf_counter(), self.config.timeout if timeout is None else timeout
-        job = self._next_job()
+        job = str(next(self._jobs))
         given = "/dev/null"
         if stdin is not None:
             given = f"{self._box}/{job}.i"
@@ -636,7 +617,7 @@ class RemoteSandbox(Sandbox):
         with reading():
             code, (stdout, truncated), (stderr, _) = int("".join(words[:1])), parts(words[1:4]), parts(words[4:])
         duration = time.perf_counter() - began
-        timed_out = code == 137 and duration >= seconds
+        timed_out = code == KILLED_EXIT_CODE and duration >= seconds
         exit_code = TIMEOUT_EXIT_CODE if timed_out else code
         return CommandResult(exit_code, stdout, stderr, timed_out, truncated, duration)
 
@@ -644,12 +625,11 @@ class RemoteSandbox(Sandbox):
         self,
         command: str | Sequence[str],
         *,
-        cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         output_limit: int = OUTPUT_LIMIT,
     ) -> BackgroundProcess:
-        job = self._next_job()
-        values = await self._values(job, command, cwd, env, output_limit)
+        job = str(next(self._jobs))
+        values = await self._values(job, command, None, env, output_limit)
         words = await self._ask(SPAWN, **values)
         with reading():
             pid = int("".join(words))
@@ -681,10 +661,6 @@ class RemoteSandbox(Sandbox):
         place = {"box": self._box, "job": job, "cwd": self.resolve(cwd or ".")}
         return {**place, **limits, "argv": argv, "vars": variables}
 
-    def _next_job(self) -> str:
-        self._jobs += 1
-        return str(self._jobs)
-
     async def _kill(self, job: str, signal: int) -> None:
         await self._ask(KILL, named=f"{JOB}={self.id}-{job}", signal=str(signal), folder="")
 
@@ -702,8 +678,8 @@ class RemoteSandbox(Sandbox):
 
     async def write_file(self, path: str, data: bytes, mode: int | None = None) -> None:
         permissions = "" if mode is None else f"{mode:o}"
-        for at in range(0, max(len(data), 1), self.machine.piece or PIECE):
-            piece = data[at : at + (self.machine.piece or PIECE)]
+        for at in range(0, max(len(data), 1), self.machine.piece):
+            piece = data[at : at + self.machine.piece]
             await self._at(path, WRITE, piece, mode=permissions, more="1" if at else "")
 
     async def stat(self, path: str, *, follow: bool = True) -> FileInfo:

@@ -105,7 +105,8 @@ INSPECTED = ("socket", "clone", "clone3", "ioctl", "personality", *OF_A_PROCESS,
 def filter_program(machine: str | None = None) -> bytes | None:
     """Return the filter for a processor (default: this one), as `bwrap --seccomp` reads it; None: unknown."""
     known = MACHINES.get(machine or platform.machine())
-    return None if known is None else _assemble(_rules(known))
+    # `struct sock_filter` is 16 bits of code, two jumps of 8, 32 bits of value.
+    return None if known is None else b"".join(struct.pack("=HBBI", *rule) for rule in _rules(known))
 
 
 Instruction = tuple[int, int, int, int]
@@ -113,7 +114,7 @@ Instruction = tuple[int, int, int, int]
 
 
 def _rules(machine: Processor) -> list[Instruction]:
-    """Return the refusal of another processor's convention, which has other numbers for the calls."""
+    """Return all rules of the filter; first of all it refuses other processors' calls, which have other numbers."""
     numbers = machine.numbers
     rules: list[Instruction] = [
         (LOAD, 0, 0, ARCHITECTURE),
@@ -145,7 +146,7 @@ def _rules(machine: Processor) -> list[Instruction]:
 
 
 def _with_argument(number: int, index: int, body: Sequence[Instruction]) -> list[Instruction]:
-    """`body` over the low half of an argument, where the call has this number; the kernel takes no more of these."""
+    """Return rules that apply `body` to an argument of the call with this number: to its low half, all that counts."""
     whole = [(LOAD, 0, 0, ARGUMENTS + 8 * index), *body, (RETURN, 0, 0, ALLOW)]
     return [(EQUAL, 0, len(whole), number), *whole]
 
@@ -158,8 +159,3 @@ def _only(values: Sequence[int], refusal: int) -> list[Instruction]:
 
 def _refuse(number: int) -> Instruction:
     return RETURN, 0, 0, REFUSE | number
-
-
-def _assemble(rules: Sequence[Instruction]) -> bytes:
-    """`struct sock_filter` is 16 bits of code, two jumps of 8, 32 bits of value."""
-    return b"".join(struct.pack("=HBBI", *rule) for rule in rules)

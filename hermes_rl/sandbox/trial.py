@@ -20,14 +20,12 @@ from dataclasses import dataclass
 
 from hermes_rl.errors import HermesRLError
 from hermes_rl.sandbox.backends import create_sandbox
-from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig
+from hermes_rl.sandbox.base import KILLED_EXIT_CODE, ResourceLimits, SandboxConfig
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
-from hermes_rl.sandbox.helper_system import descendants, process_status
+from hermes_rl.sandbox.helper_system import descendants, process_state
 from hermes_rl.sandbox.seccomp import MACHINES
 
 GOT, HELD = "GOT", "HELD"
-KILLED = 137
-"""Status of a program that a limit has ended."""
 SECONDS = 15.0
 """All of it together."""
 USUAL = frozenset(
@@ -107,7 +105,7 @@ except OSError: held()
 got()
 """,
 }  # fmt: skip
-"""By what is asked for; programs of Python, with what `_bait` gives in braces."""
+"""What is attacked → a program of Python, with names of `_bait` in braces."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ async def _play(name: str, code: str, config: SandboxConfig) -> Trial:
             answer = await sandbox.run("python3 attack.py 2>&1", timeout=SECONDS / 2)
             if GOT in answer.output.split():
                 return Trial(name, False, "it got through")
-            if HELD in answer.output.split() or answer.exit_code == KILLED:
+            if HELD in answer.output.split() or answer.exit_code == KILLED_EXIT_CODE:  # a limit has ended it
                 return Trial(name, True, "held")
             return Trial(name, False, f"could not be tried: {answer.output.strip()[-200:]}")
     except TimeoutError:
@@ -163,17 +161,11 @@ async def _outlive(config: SandboxConfig) -> Trial:
 async def _still_there(pids: list[int]) -> list[int]:
     """Those that have not ended a second later; what has ended is buried by its parent, which may take a moment."""
     for _ in range(50):
-        if not any(map(_runs, pids)):
-            return []
+        pids = [pid for pid in pids if process_state(pid) not in (b"", b"Z", b"X")]
+        if not pids:
+            break
         await asyncio.sleep(0.02)
-    return [pid for pid in pids if _runs(pid)]
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return process_status(pid)[0] not in b"ZX"
-    except OSError:
-        return False
+    return pids
 
 
 @contextmanager

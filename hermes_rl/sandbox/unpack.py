@@ -43,7 +43,7 @@ def unpack(archive: tarfile.TarFile) -> None:
 
 
 def _place(archive: tarfile.TarFile, entry: tarfile.TarInfo, path: str) -> None:
-    """One entry, in the place of whatever the archive put there before."""
+    """Make one entry, in the place of whatever the archive put there before."""
     folder = os.path.isdir(path) and not os.path.islink(path)  # noqa: PTH112, PTH114
     if entry.isdir():
         if not folder:
@@ -94,7 +94,7 @@ def _inside(name: str) -> str:
 
 
 def _parents(path: str) -> None:
-    """Real folders above `path`: one that the archive made a link would lead elsewhere."""
+    """Make the folders above `path`; one that the archive made a link would lead elsewhere, and is refused."""
     above = ""
     for part in path.split("/")[:-1]:
         above = f"{above}/{part}" if above else part

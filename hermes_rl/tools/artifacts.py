@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hermes_rl.errors import SandboxFailure
-from hermes_rl.sandbox.base import FileInfo, Sandbox
+from hermes_rl.sandbox.base import Sandbox
 
 # ------------------------------------------------------------ git that runs nothing of what the agent configured
 # A repository's configuration names programs: file system monitors, filters, hooks, differs. Here `git` is a shell
@@ -72,9 +72,9 @@ git() {{
 
 
 def with_clean_git(command: str) -> str:
-    """Return the command, with that function where it uses git at all.
+    """Return the command with the shell function `git` before it, if it uses git at all.
 
-    An image that lacks what making that folder takes has its own git with the settings alone.
+    In an image without mkdir, ln or cp that function cannot make its folder, and runs git with the settings alone.
     """
     if not re.search(r"(?<![\w.-])git\s", command):
         return command
@@ -86,6 +86,7 @@ def with_clean_git(command: str) -> str:
 LIMIT = 64 << 20
 """Bytes that all artifacts of one rollout may have together."""
 MOST_FILES = 10_000
+TOO_MUCH = f"more than {LIMIT >> 20} MiB or {MOST_FILES} files and folders"
 OUTPUTS = "~/.artifacts"
 """Where a fresh sandbox finds what commands have printed, each under its artifact's name."""
 
@@ -110,7 +111,7 @@ class ArtifactFile:
 
 @dataclass(frozen=True)
 class TakenArtifact:
-    """What was taken. `target` is where it belongs in a sandbox."""
+    """An artifact as it was taken; `target` is where it belongs in a sandbox."""
 
     name: str
     target: str
@@ -131,13 +132,6 @@ class TakenArtifact:
         return whole.hexdigest()
 
 
-class _TooMuchError(Exception):
-    """More than may be kept."""
-
-    def __init__(self) -> None:
-        super().__init__(f"more than {LIMIT >> 20} MiB or {MOST_FILES} files and folders")
-
-
 @dataclass
 class _Budget:
     left: int = LIMIT
@@ -147,7 +141,7 @@ class _Budget:
         self.left -= size
         self.files -= 1
         if self.left < 0 or self.files < 0:
-            raise _TooMuchError
+            raise OSError(errno.E2BIG, TOO_MUCH)
 
 
 async def take(sandbox: Sandbox, requests: Sequence[ArtifactRequest], timeout: float) -> dict[str, TakenArtifact]:
@@ -159,10 +153,8 @@ async def take(sandbox: Sandbox, requests: Sequence[ArtifactRequest], timeout: f
         try:
             files = [file async for file in _files(sandbox, request, budget, timeout)]
             artifacts[request.name] = TakenArtifact(request.name, target, tuple(files))
-        except (OSError, _TooMuchError) as error:
-            said = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
-            too_much = isinstance(error, OSError) and error.errno == errno.E2BIG
-            problem = str(_TooMuchError()) if too_much else said
+        except OSError as error:
+            problem = TOO_MUCH if error.errno == errno.E2BIG else f"{error.filename}: {error.strerror}"
             artifacts[request.name] = TakenArtifact(request.name, target, problem=problem)
         except SandboxFailure as failure:
             if not failure.ending.graded:
@@ -220,18 +212,15 @@ async def _output(sandbox: Sandbox, command: str, budget: _Budget, timeout: floa
 
 @dataclass
 class Laid:
-    """The artifacts in a fresh sandbox, and what each of their files has replaced there."""
+    """Artifacts that were written into a fresh sandbox, and what each of their files has replaced there."""
 
     replaced: dict[str, ArtifactFile | None] = field(default_factory=dict)
     """Absolute path → the file that was there before, if any. A file that had to make room for a folder of the agent,
     and each file of a folder that had to make room for one of its files, is an entry of its own."""
 
     async def lay(self, sandbox: Sandbox, artifacts: Mapping[str, TakenArtifact]) -> None:
-        """Write all files of artifacts to where they belong. What was removed by the agent stays there.
-
-        Raises:
-            OSError: one cannot be written there, which is the agent's doing.
-        """
+        """Write all files of artifacts to where they belong; where that cannot be, an `OSError` of the agent's doing.
+        What the agent has removed stays there."""
         folders = set[str]()
         for artifact in artifacts.values():
             for file in artifact.files:
@@ -243,7 +232,7 @@ class Laid:
         """Take one file away again, and bring back what was there before. Raises `OSError` where that cannot be."""
         before = self.replaced.pop(path)
         blocking = await _not_a_folder(sandbox, path, set())
-        info = await _present(sandbox, blocking)
+        info = await sandbox.look(blocking)
         if before is not None:
             if info is not None and (blocking != path or info.kind == "directory"):
                 await sandbox.remove(blocking)
@@ -254,13 +243,15 @@ class Laid:
     async def _make_room(self, sandbox: Sandbox, path: str, folders: set[str]) -> None:
         """Note what the file at `path` replaces, and remove what cannot be written over."""
         blocking = await _not_a_folder(sandbox, path, folders)
-        info = await _present(sandbox, blocking)
+        info = await sandbox.look(blocking)
         if info is not None and info.kind == "directory":
             try:
                 request = ArtifactRequest("", path=blocking)
                 below = [file async for file in _files(sandbox, request, _Budget(), timeout=0)]
-            except _TooMuchError as error:
-                raise OSError(errno.ENOTEMPTY, f"a folder is there that holds {error}", path) from error
+            except OSError as error:
+                if error.errno != errno.E2BIG:
+                    raise
+                raise OSError(errno.ENOTEMPTY, f"a folder is there that holds {TOO_MUCH}", path) from error
             self.replaced.update({f"{blocking}/{file.path}": file for file in below})
         elif info is not None and info.kind == "file":
             self.replaced[blocking] = ArtifactFile("", await sandbox.read_file(blocking), info.mode)
@@ -270,29 +261,22 @@ class Laid:
 
 
 async def _not_a_folder(sandbox: Sandbox, path: str, folders: set[str]) -> str:
-    """Return what keeps `path` from being a file: the first above it that is no folder, or itself.
+    """Return the first path above `path` that is there and no folder, else `path` itself.
 
-    `folders` are those that are known, and those that are met.
+    `folders` are paths that are known to be folders; those that are found on the way are added.
     """
     above = ""
     for name in path.strip("/").split("/")[:-1]:
         above = f"{above}/{name}"
         if above in folders:
             continue
-        info = await _present(sandbox, above)
+        info = await sandbox.look(above)
         if info is None:
             break
         if info.kind != "directory":
             return above
         folders.add(above)
     return path
-
-
-async def _present(sandbox: Sandbox, path: str) -> FileInfo | None:
-    try:
-        return await sandbox.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
 
 
 async def _write(sandbox: Sandbox, path: str, file: ArtifactFile) -> None:

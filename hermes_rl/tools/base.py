@@ -106,7 +106,7 @@ def own_loop() -> asyncio.AbstractEventLoop:
 
 @dataclass
 class ListedProcess:
-    """A process and what the model called it into being with."""
+    """A process, and the command by which the model started it."""
 
     id: str
     command: str
@@ -300,7 +300,7 @@ class DescribedTool(Tool):
 
 
 def arguments(required: Iterable[str] = (), **properties: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of a tool's arguments, from those of each."""
+    """Return the JSON Schema of a tool's arguments, made of the schemas of each argument."""
     return {"type": "object", "properties": properties, "required": list(required)}
 
 
@@ -484,10 +484,10 @@ class ToolRuntime:
         return self._sandbox is not None and self._sandbox.killed_by_agent
 
     def overslept(self, waited: float) -> bool:
-        """Whether the sandbox's lifetime is over by the agent's doing, although nothing ran in it.
+        """Whether the sandbox, in which nothing ran, has reached the end of its lifetime by the agent's doing.
 
-        It is where the agent, which waited for others for `waited` seconds, used most of the lifetime up itself, as
-        by long answers. From then on the sandbox says the same.
+        That is so where the agent did not spend most of the lifetime waiting for others (`waited` seconds), but used it
+        up itself, as by long answers. From then on the sandbox says so too.
         """
         lifetime, sandbox = self.config.lifetime, self._sandbox
         if sandbox is None or lifetime is None or not sandbox.expired or waited > lifetime / 2:
@@ -524,7 +524,7 @@ class ToolRuntime:
                 raise
 
     async def release(self) -> None:
-        """Give the sandbox back before the end; what is asked of it from now on is a mistake of ours."""
+        """Release the sandbox before the end of the runtime; who asks for it afterwards makes a mistake."""
         self._closed = True
         try:
             for held in self.held.values():
@@ -571,7 +571,7 @@ def find_runtime(task_id: str) -> ToolRuntime | None:
 
 
 def free_task_id(name: str) -> str:
-    """Return this name, or one like it where a rollout of another run of this process has it: two may play one row."""
+    """Return this name, or one like it where another rollout of this process has it: two runs may play one row."""
     numbered = (f"{name}~{number}" for number in itertools.count(2))
     return next(name_tried for name_tried in itertools.chain((name,), numbered) if name_tried not in _live)
 
@@ -649,11 +649,8 @@ def _overridden(task_id: str | None, sandbox: SandboxConfig | None) -> SandboxCo
 
 
 def _require_image(task_id: str, image: str, backend: str | None) -> None:
-    """Refuse an image that the backend cannot have; an agent without it would fail every task of its kind.
-
-    Raises:
-        UserError: what to do instead.
-    """
+    """Raise `UserError` for an image that the backend cannot have: an agent without it would fail every task of its
+    kind."""
     if posixpath.basename(image) == "Dockerfile":
         raise UserError(f"task {task_id!r}: {image} is no image: build it, and register the name of what was built")
     if backend in ("none", "ssh") or (backend == "bubblewrap" and not Path(image).exists()):

@@ -51,15 +51,6 @@ DISTRIBUTIONS: dict[str, dict[str, float]] = {
 """Name → toolset → probability, as hermes-agent has them."""
 
 
-def find_distribution(name: str) -> Mapping[str, float]:
-    """Return a named distribution; raises `UserError` where there is none."""
-    if name not in DISTRIBUTIONS:
-        choices = ", ".join(sorted(DISTRIBUTIONS))
-        hint = did_you_mean(name, DISTRIBUTIONS)
-        raise UserError(f"no distribution is named {name!r}{hint} (there are {choices})")
-    return DISTRIBUTIONS[name]
-
-
 def draw(chances: Mapping[str, float], seed: int | str) -> tuple[str, ...]:
     """One draw: each toolset by itself with its probability; the same for the same seed.
 
@@ -212,4 +203,11 @@ def drawable(distribution: str | Mapping[str, float]) -> list[str]:
 
 
 def _chances(distribution: str | Mapping[str, float]) -> Mapping[str, float]:
-    return find_distribution(distribution) if isinstance(distribution, str) else distribution
+    """Return a distribution, which may be given by its name; raises `UserError` where none has the name."""
+    if not isinstance(distribution, str):
+        return distribution
+    if distribution not in DISTRIBUTIONS:
+        choices = ", ".join(sorted(DISTRIBUTIONS))
+        hint = did_you_mean(distribution, DISTRIBUTIONS)
+        raise UserError(f"no distribution is named {distribution!r}{hint} (there are {choices})")
+    return DISTRIBUTIONS[distribution]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from hermes_rl.errors import AgentFault, SandboxFailure, UserError
 from hermes_rl.foreign.stand_ins import lives_in_runner
-from hermes_rl.sandbox.base import CommandResult, Sandbox
+from hermes_rl.sandbox.base import KILLED_EXIT_CODE, TIMEOUT_EXIT_CODE, CommandResult, Sandbox
 from hermes_rl.sandbox.forwarding import forwarded
 from hermes_rl.sandbox.listener import Message
 from hermes_rl.threads import may_wait_for, wait_for_loop
@@ -25,51 +25,11 @@ from hermes_rl.tools.base import Toolkit, ToolRuntime, find_runtime, own_runtime
 from hermes_rl.tools.catalogue import toolsets
 from hermes_rl.tools.execute import execute_calls
 from hermes_rl.tools.search import Query, search
-from hermes_rl.tools.staging import Staging
 from hermes_rl.values import read_json
 
 T = TypeVar("T")
 
-# -------------------------- Copying folders between this machine and a sandbox, byte by byte and without a shell
-
-
-async def upload_tree(
-    sandbox: Sandbox, staging: Staging, local: Path, remote: str, *, replace: bool = False
-) -> AsyncIterator[tuple[str, int]]:
-    """Copy a folder into the sandbox with the permissions of its files; path and size of each file that is there."""
-    if replace:
-        await staging.clear(sandbox, remote)
-    await staging.make_dir(sandbox, remote)
-    for path in await _of_this_machine(_inside, local):
-        target = f"{remote}/{path.relative_to(local)}"
-        content = await _of_this_machine(_content, path)
-        if content is None:
-            await staging.make_dir(sandbox, target)
-        else:
-            await staging.write(sandbox, target, *content)
-            yield target, len(content[0])
-
-
-async def download_tree(
-    sandbox: Sandbox, remote: str, local: Path, limit: int | None = None
-) -> AsyncIterator[tuple[str, int]]:
-    """Copy a folder out of the sandbox, regular files and folders only; path there and size of each file. Raises
-    `OSError` (EFBIG) where it has more than `limit` bytes in all."""
-    left = limit
-    pending = [(sandbox.resolve(remote), local)]
-    while pending:
-        folder, into = pending.pop()
-        entries = await sandbox.list_dir(folder)
-        await asyncio.to_thread(into.mkdir, parents=True, exist_ok=True)
-        for info in entries:
-            source = f"{folder}/{info.name}"
-            if info.kind == "directory":
-                pending.append((source, into / info.name))
-            elif info.kind == "file":
-                data = await (sandbox.read_file(source) if left is None else sandbox.read_file(source, limit=left))
-                left = None if left is None else left - len(data)
-                await asyncio.to_thread((into / info.name).write_bytes, data)
-                yield source, len(data)
+# ---------------------------------------------------------------------------------------- Files of this machine
 
 
 class _OfThisMachineError(OSError):
@@ -99,12 +59,6 @@ def _content(path: Path) -> tuple[bytes, int] | None:
 # -------------------------------------------------------------------------------- context
 
 
-TIMED_OUT = 124
-"""Exit code of a command for which there was no time, as `timeout` has it."""
-KILLED = 137
-"""Exit code of a command in a sandbox that is gone: 128 + SIGKILL, as a shell has it."""
-
-
 READ_BYTES = 16 << 20
 """Bytes of a file that a reward gets at most, where it asks for no other limit: files of the agent are read whole, and
 by many rewards at a time."""
@@ -113,9 +67,9 @@ DOWNLOAD_BYTES = 1 << 30
 
 
 UNTOUCHED = "/untouched"
-"""What the name of a sandbox ends with that `ToolContext.untouched` opened."""
+"""The end of the name of a sandbox that `ToolContext.untouched` has opened."""
 REMEMBERED = 10_000
-"""Values that rewards have found out about sandboxes of a description, the newest ones."""
+"""Values of `ToolContext.remember` that are kept in all, the newest ones."""
 _remembered: dict[tuple[str, str], Any] = {}
 
 
@@ -164,7 +118,7 @@ class ToolContext:
         self.task_id = task_id
 
     def stand_in_fields(self) -> dict[str, str]:
-        """Return what stands for it in a process of foreign code is told at once."""
+        """Return the fields of the object that stands for this one in a process of foreign code."""
         return {"task_id": self.task_id}
 
     def terminal(self, command: str, timeout: float = 180) -> dict[str, Any]:
@@ -177,11 +131,7 @@ class ToolContext:
 
         It is a list of (process id, text), and None where more was said than is heard.
         """
-
-        def answer(done: tuple[CommandResult, list[Message] | None]) -> dict[str, Any]:
-            return {**_answer(done[0]), "heard": done[1]}
-
-        heard = self._run(timeout, lambda sandbox, seconds: sandbox.run_heard(command, timeout=seconds), answer)
+        heard = self._run(timeout, lambda sandbox, seconds: sandbox.run_heard(command, timeout=seconds), _heard)
         return {"heard": [], **heard}
 
     def terminal_apart(
@@ -201,10 +151,8 @@ class ToolContext:
             async with forwarded(sandbox, here, await other.sandbox(), there):
                 return await sandbox.run_heard(command, timeout=seconds)
 
-        def answer(done: tuple[CommandResult, list[Message] | None]) -> dict[str, Any]:
-            return {**_answer(done[0]), "heard": done[1], "seconds": done[0].duration}
-
-        return {"heard": [], "seconds": 0.0, **self._run(timeout, run, answer)}
+        heard = self._run(timeout, run, lambda done: {**_heard(done), "seconds": done[0].duration})
+        return {"heard": [], "seconds": 0.0, **heard}
 
     def _run(
         self,
@@ -214,7 +162,7 @@ class ToolContext:
     ) -> dict[str, Any]:
         left = self.runtime.time_left
         if left is not None and left.seconds <= 0:
-            return {"exit_code": TIMED_OUT, "output": "agent.task_timeout is used up", "timed_out": True}
+            return {"exit_code": TIMEOUT_EXIT_CODE, "output": "agent.task_timeout is used up", "timed_out": True}
 
         async def work(sandbox: Sandbox) -> dict[str, Any]:
             if left is None:
@@ -225,7 +173,7 @@ class ToolContext:
         try:
             return self._on_sandbox(work)
         except KilledByAgentError as error:
-            return {"exit_code": KILLED, "output": str(error)}
+            return {"exit_code": KILLED_EXIT_CODE, "output": str(error)}
 
     def read_file(self, path: str, limit: int = READ_BYTES) -> dict[str, Any]:
         """Return the text of a file: ``{"content"}``; where it cannot be read, or has more than `limit` bytes, an
@@ -341,19 +289,11 @@ class ToolContext:
     def upload(self, local: str | Path, remote: str) -> dict[str, Any]:
         """Copy a file or a folder of this machine into the sandbox, in the place of whatever is there; OSError where
         this machine does not have it, or it cannot be read."""
-        source, staging = Path(local), self.runtime.staging
+        source = Path(local)
         if not source.is_dir():
             return self.write_file(remote, source.read_bytes(), source.stat().st_mode & 0o777)
-
-        async def work(sandbox: Sandbox) -> int:
-            return len([file async for file in upload_tree(sandbox, staging, source, remote, replace=True)])
-
-        try:
-            return {"files": self._on_sandbox(work)}
-        except _OfThisMachineError:
-            raise
-        except OSError as error:
-            return {"files": 0, "error": f"{remote}: {error.strerror}"}
+        sizes, problem = self._upload_folder(source, remote, replace=True)
+        return {"files": len(sizes)} if problem is None else {"files": 0, "error": problem}
 
     def upload_dir(self, local: str | Path, remote: str) -> list[dict[str, Any]]:
         """Copy a folder of this machine into the sandbox: for each file what `upload_file` answers.
@@ -362,19 +302,36 @@ class ToolContext:
         """
         if not Path(local).is_dir():
             return [_not_uploaded(-1, f"Local directory not found: {local}")]
-        staging, done = self.runtime.staging, list[dict[str, Any]]()
+        sizes, problem = self._upload_folder(Path(local), remote, replace=False)
+        return [_uploaded(*file) for file in sizes.items()] + ([_not_uploaded(1, problem)] if problem else [])
+
+    def _upload_folder(self, local: Path, remote: str, *, replace: bool) -> tuple[dict[str, int], str | None]:
+        """Copy a folder, byte by byte, without a shell, and with the permissions of its files.
+
+        Returns the size of each file that is there now, by its path, and what has gone wrong in the sandbox.
+        """
+        staging, sizes = self.runtime.staging, dict[str, int]()
 
         async def work(sandbox: Sandbox) -> None:
-            async for path, size in upload_tree(sandbox, staging, Path(local), remote):
-                done.append(_uploaded(path, size))
+            if replace:
+                await staging.clear(sandbox, remote)
+            await staging.make_dir(sandbox, remote)
+            for path in await _of_this_machine(_inside, local):
+                target = f"{remote}/{path.relative_to(local)}"
+                content = await _of_this_machine(_content, path)
+                if content is None:
+                    await staging.make_dir(sandbox, target)
+                else:
+                    await staging.write(sandbox, target, *content)
+                    sizes[target] = len(content[0])
 
         try:
             self._on_sandbox(work)
         except _OfThisMachineError:
             raise
         except OSError as error:
-            done.append(_not_uploaded(1, f"{remote}: {error.strerror}"))
-        return done
+            return sizes, f"{remote}: {error.strerror}"
+        return sizes, None
 
     def download_file(self, remote: str, local: str | Path, limit: int = READ_BYTES) -> dict[str, Any]:
         """Copy a file of at most `limit` bytes to this machine; ``"success"`` says whether it was there."""
@@ -395,8 +352,20 @@ class ToolContext:
         done: list[dict[str, Any]] = []
 
         async def work(sandbox: Sandbox) -> None:
-            async for path, size in download_tree(sandbox, remote, Path(local), limit):
-                done.append({"success": True, "bytes": size, "path": path})
+            left, pending = limit, [(sandbox.resolve(remote), Path(local))]
+            while pending:
+                folder, into = pending.pop()
+                entries = await sandbox.list_dir(folder)
+                await asyncio.to_thread(into.mkdir, parents=True, exist_ok=True)
+                for info in entries:
+                    source = f"{folder}/{info.name}"
+                    if info.kind == "directory":
+                        pending.append((source, into / info.name))
+                    elif info.kind == "file":
+                        data = await sandbox.read_file(source, limit=left)
+                        left -= len(data)
+                        await asyncio.to_thread((into / info.name).write_bytes, data)
+                        done.append({"success": True, "bytes": len(data), "path": source})
 
         try:
             self._on_sandbox(work)
@@ -546,6 +515,10 @@ def _answer(result: CommandResult) -> dict[str, Any]:
     answer = {"exit_code": result.exit_code, "output": result.output}
     answer |= {"timed_out": True} if result.timed_out else {}
     return answer | ({"truncated": True} if result.truncated else {})
+
+
+def _heard(done: tuple[CommandResult, list[Message] | None]) -> dict[str, Any]:
+    return {**_answer(done[0]), "heard": done[1]}
 
 
 async def _itself(sandbox: Sandbox) -> Sandbox:

@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
 # ------------------------------------------------------------------------------- Finding and replacing a passage
 
@@ -47,7 +47,7 @@ class LooseMatch:
     start: int
     end: int
     indent: str | None
-    """Of its first line, to which what takes its place is moved; None: that stays as it is."""
+    """The indentation of its first line, to which the replacement is moved; None: the replacement stays as it is."""
     cut: bool
     """The line break at its end is not part of it."""
 
@@ -279,15 +279,14 @@ def _body(patch: str) -> list[str]:
     return body
 
 
-def _change(kind: str, path: str) -> Change:
-    if kind == "move":
-        source, arrow, target = path.partition("->")
-        if not arrow or not target.strip():
-            raise PatchFormError(f"move of {path}: write '*** Move File: old -> new'")
-        return Change("move", source.strip(), target.strip())
-    if kind == "add":
-        return Change("add", path)
-    return Change("delete", path) if kind == "delete" else Change("update", path)
+def _change(kind: Any, path: str) -> Change:
+    """Return the change of a header, whose kind is one of those of `Change`."""
+    if kind != "move":
+        return Change(kind, path)
+    source, arrow, target = path.partition("->")
+    if not arrow or not target.strip():
+        raise PatchFormError(f"move of {path}: write '*** Move File: old -> new'")
+    return Change(kind, source.strip(), target.strip())
 
 
 def _take(change: Change, line: str) -> None:

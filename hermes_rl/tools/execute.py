@@ -70,7 +70,7 @@ _PLAIN_TYPES = frozenset({"string", "integer", "number", "boolean"})
 MOST_PROBLEMS = 20
 """Problems of a call that the model is told of; then it is not checked any further."""
 MOST_STEPS = 100_000
-"""Values that are checked of a call, each as often as a branch of the schema takes a look at it."""
+"""Values of a call that are checked; one counts for each branch of the schema that looks at it."""
 FEW_STEPS = 1_000
 """The same on the event loop; a call that needs more is checked in a thread."""
 SHORT = 1 << 14
@@ -110,20 +110,25 @@ async def checked_arguments(raw: object, tool: Tool, *, repair: bool = False) ->
         return await _checked_apart(raw if isinstance(raw, str) else json.dumps(raw, default=str), schema, repair)
     if short:
         with contextlib.suppress(_TooManyStepsError):
-            return _checked(read_arguments(raw), schema, FEW_STEPS, repair)
+            return check_arguments(read_arguments(raw), schema, repair=repair, steps=FEW_STEPS)
     return await one_at_a_time(lambda: check_arguments(read_arguments(raw), schema, repair=repair))
 
 
-def check_arguments(arguments: dict[str, Any], schema: Schema, *, repair: bool = False) -> tuple[dict[str, Any], int]:
-    """Return the arguments, with `repair` converted to `schema`, and how many values of them were.
-
-    Raises:
-        ToolInputError: with what is wrong.
-    """
+def check_arguments(
+    arguments: dict[str, Any], schema: Schema, *, repair: bool = False, steps: int = MOST_STEPS
+) -> tuple[dict[str, Any], int]:
+    """Return the arguments, with `repair` converted to `schema`, and how many values of them were; raises
+    `ToolInputError` with what is wrong, also where checking them takes more than so many `steps`."""
+    if _is_plain(arguments, schema):
+        return dict(arguments), 0
+    check = _Check(schema, steps, repair)
     try:
-        return _checked(arguments, schema, MOST_STEPS, repair)
-    except _TooManyStepsError:
-        raise ToolInputError("the arguments are too large to be checked; give less in one call") from None
+        checked = check.object(arguments, schema, "")
+    except RecursionError:
+        raise ToolInputError("the tool's schema refers to itself without end, so nothing can be checked") from None
+    if check.problems:
+        raise ToolInputError("; ".join(check.problems[:MOST_PROBLEMS]))
+    return checked, check.repaired
 
 
 async def _checked_apart(raw: str, schema: Schema, repair: bool) -> tuple[dict[str, Any], int]:
@@ -149,27 +154,16 @@ def answer_checked(raw: str, schema: Schema, repair: bool) -> dict[str, str]:
         return {"problem": str(error)}
 
 
-def _checked(arguments: dict[str, Any], schema: Schema, steps: int, repair: bool) -> tuple[dict[str, Any], int]:
-    if _is_plain(arguments, schema):
-        return dict(arguments), 0
-    problems: list[str] = []
-    work = _Work(schema, steps, repair)
-    try:
-        checked = _Check(work, problems).object(arguments, schema, "")
-    except RecursionError:
-        raise ToolInputError("the tool's schema refers to itself without end, so nothing can be checked") from None
-    if problems:
-        raise ToolInputError("; ".join(problems[:MOST_PROBLEMS]))
-    return checked, work.repaired
-
-
-class _TooManyStepsError(Exception):
+class _TooManyStepsError(ToolInputError):
     """Checking takes longer than it may."""
+
+    def __init__(self) -> None:
+        super().__init__("the arguments are too large to be checked; give less in one call")
 
 
 @dataclass
-class _Work:
-    """What all parts of a check share."""
+class _Check:
+    """One pass over a value; problems are collected, so that the model can mend them all at once."""
 
     root: Schema
     left: int
@@ -178,6 +172,7 @@ class _Work:
     """Whether values of another type are converted."""
     repaired: int = 0
     """Values that were."""
+    problems: list[str] = field(default_factory=list)
     resolved: dict[int, tuple[Any, Schema]] = field(default_factory=dict)
     """Parts of the schema with all that they refer to, by the id of the part."""
 
@@ -186,16 +181,8 @@ class _Work:
         if self.left < 0:
             raise _TooManyStepsError
 
-
-class _Check:
-    """One pass over a value; problems are collected, so that the model can mend them all at once."""
-
-    def __init__(self, work: _Work, problems: list[str]) -> None:
-        self.work = work
-        self.problems = problems
-
     def value(self, value: Any, schema: Schema, where: str) -> Any:
-        self.work.step()
+        self.step()
         if len(self.problems) >= MOST_PROBLEMS:
             return value
         if _fits_plainly(value, schema):
@@ -205,8 +192,8 @@ class _Check:
             return self._any(value, schema.get("anyOf") or schema["oneOf"], where)
         for part in schema.get("allOf", ()):
             value = self.value(value, part, where)
-        converted = _converted(value, _types(schema), self.work.repair)
-        self.work.repaired += isinstance(value, str) and converted is not value
+        converted = _converted(value, _types(schema), self.repair)
+        self.repaired += isinstance(value, str) and converted is not value
         value = converted
         if not _is_of(value, _types(schema)):
             self._wrong(where, f"must be {' or '.join(_types(schema))}, not {_kind(value)}")
@@ -250,7 +237,7 @@ class _Check:
         for key, item in value.items():
             if len(self.problems) >= MOST_PROBLEMS:
                 break  # a hint for each of a million keys would take minutes and be many times their size
-            self.work.step()
+            self.step()
             place = _inside(where, f".{key}" if where else key)
             matching = [inner for pattern, inner in patterns.items() if re.search(pattern, key)]
             if key not in properties and matching:
@@ -258,13 +245,8 @@ class _Check:
             elif key not in properties and not isinstance(extra, Mapping) and extra is not True:
                 hint = f"{did_you_mean(key, properties)} (there are: {', '.join(properties) or 'none'})"
                 self.problems.append(f"unknown parameter {place!r}{hint}")
-            elif (
-                self.work.repair
-                and item is None
-                and key not in required
-                and not self._nullable(properties.get(key, {}))
-            ):
-                self.work.repaired += 1
+            elif self.repair and item is None and key not in required and not self._nullable(properties.get(key, {})):
+                self.repaired += 1
             else:
                 inner = properties.get(key, extra if isinstance(extra, Mapping) else {})
                 checked[key] = self.value(item, inner, place)
@@ -280,20 +262,19 @@ class _Check:
     def _any(self, value: Any, branches: Sequence[Schema], where: str) -> Any:
         """Return the first branch that takes the value as it is, else the first that takes it converted."""
         tried: list[tuple[Any, list[str], int]] = []
-        before = self.work.repaired
+        before = self.repaired, self.problems
         for branch in branches:
-            problems: list[str] = []
-            self.work.repaired = before
-            result = _Check(self.work, problems).value(value, branch, where)
-            tried.append((result, problems, self.work.repaired))
-        self.work.repaired = before
+            self.repaired, self.problems = before[0], []
+            result = self.value(value, branch, where)
+            tried.append((result, self.problems, self.repaired))
+        self.repaired, self.problems = before
         fitting = [(result, repaired) for result, problems, repaired in tried if not problems]
         if not fitting:
             _, fewest, _ = min(tried, key=lambda each: len(each[1]))
             self.problems += fewest
             return value
         same = (each for each in fitting if type(each[0]) is type(value))
-        result, self.work.repaired = next(same, fitting[0])
+        result, self.repaired = next(same, fitting[0])
         return result
 
     def _choices(self, value: Any, schema: Schema, where: str) -> None:
@@ -329,16 +310,16 @@ class _Check:
     def _resolved(self, schema: Schema | bool) -> Schema:
         if isinstance(schema, bool):
             return {} if schema else {"enum": []}
-        if id(schema) not in self.work.resolved:
-            self.work.resolved[id(schema)] = schema, self._whole(schema)  # which keeps the part, and with it its id
-        return self.work.resolved[id(schema)][1]
+        if id(schema) not in self.resolved:
+            self.resolved[id(schema)] = schema, self._whole(schema)  # which keeps the part, and with it its id
+        return self.resolved[id(schema)][1]
 
     def _whole(self, schema: Schema) -> Schema:
         """Return a part of the schema with all that it refers to."""
         for _ in range(MOST_REFERENCES):
             if "$ref" not in schema:
                 return self._folded(schema) if "allOf" in schema else schema
-            definition: Any = self.work.root
+            definition: Any = self.root
             for part in schema["$ref"].removeprefix("#/").split("/"):
                 definition = definition[part]
             schema = {**definition, **{key: value for key, value in schema.items() if key != "$ref"}}
@@ -507,33 +488,28 @@ async def execute_calls(
     Neighbours that are `parallel` run together; a tool that is not waits for those before it and holds up
     those after it. `tool_timeout` is seconds for each call, `repair` as in `checked_arguments`.
     """
-    return await runtime.at_home(_execute(calls, toolkit, runtime, turn, tool_timeout, repair))
 
+    def answer(call: _Call) -> Coroutine[Any, Any, ToolOutcome]:
+        return _answer(call, toolkit, runtime, turn, tool_timeout, repair)
 
-async def _execute(
-    calls: Sequence[Mapping[str, Any]],
-    toolkit: Toolkit,
-    runtime: ToolRuntime,
-    turn: int,
-    tool_timeout: float | None,
-    repair: bool,
-) -> list[ToolOutcome]:
-    outcomes: list[ToolOutcome] = []
-    for batch in _batches([_read(call, toolkit, turn, i) for i, call in enumerate(calls[:MOST_CALLS])]):
-        outcomes += await _together([_answer(call, toolkit, runtime, turn, tool_timeout, repair) for call in batch])
-    for i in range(MOST_CALLS, len(calls)):
-        call = replace(_read(calls[i], toolkit, turn, i), problem=TOO_MANY)
-        outcomes.append(await _answer(call, toolkit, runtime, turn, tool_timeout, repair))
-        if i % AT_ONCE == 0:
-            await asyncio.sleep(0)
-    return outcomes
+    async def execute() -> list[ToolOutcome]:
+        outcomes: list[ToolOutcome] = []
+        for batch in _batches([_read(call, toolkit, turn, i) for i, call in enumerate(calls[:MOST_CALLS])]):
+            outcomes += await _together(list(map(answer, batch)))
+        for i in range(MOST_CALLS, len(calls)):
+            outcomes.append(await answer(replace(_read(calls[i], toolkit, turn, i), problem=TOO_MANY)))
+            if i % AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return outcomes
+
+    return await runtime.at_home(execute())
 
 
 TOO_MANY = f"this call was not executed: a turn may make {MOST_CALLS} calls at most"
 
 
 def _read(call: Mapping[str, Any], toolkit: Toolkit, turn: int, position: int) -> _Call:
-    """Return a call with what the model may have left out or written wrongly made good."""
+    """Return a call, with defaults for what the model has left out or written wrongly."""
     function = call.get("function")
     function = function if isinstance(function, Mapping) else {}
     name = function.get("name")

@@ -51,15 +51,15 @@ def describe(names: list[str]) -> dict[str, Any]:
     return described
 
 
-def serve(path: str) -> None:
-    """Fork a child for each connection until standard input ends."""
+def serve(path: str, out: IO[str]) -> None:
+    """Fork a child for each connection until standard input ends; a line of `out` says that it can be reached."""
     import model_tools  # noqa: F401 (once, for all children)
 
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(128)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are buried by the kernel
-    _say("ready")
+    out.write("ready\n")
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [])
         if listener in ready:
@@ -104,25 +104,15 @@ def _answer(call: dict[str, Any], connection: socket.socket, answering: threadin
         connection.sendall(json.dumps({"id": call["id"], "answer": answer}).encode() + b"\n")
 
 
-def _say(text: str) -> None:
-    assert _out is not None
-    _out.write(text + "\n")
-    _out.flush()
-
-
-_out: IO[str] | None = None
-
-
 def main(arguments: list[str]) -> None:
     """Answer requests until standard input ends; hermes-agent's own printing goes to standard error."""
-    global _out
-    _out = os.fdopen(os.dup(1), "w")
+    out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     logging.disable(logging.WARNING)
     if arguments[0] == "describe":
-        _say(json.dumps(describe(arguments[1:])))
+        out.write(json.dumps(describe(arguments[1:])) + "\n")
     else:
-        serve(arguments[1])
+        serve(arguments[1], out)
 
 
 if __name__ == "__main__":

@@ -158,15 +158,12 @@ class McpSession:
             self._ready.set()
 
     def _open_client(self) -> Client:
-        if self._client is None:
-            raise McpLostError(self._why())
-        return self._client
-
-    def _why(self) -> str:
+        if self._client is not None:
+            return self._client
         error = self._task.exception() if self._task is not None and self._task.done() else None
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        return str(error) or type(error).__name__ if error is not None else "it has ended"
+        raise McpLostError("it has ended" if error is None else str(error) or type(error).__name__)
 
     async def _check_answer(self, name: str, result: CallToolResult) -> None:
         """Raise `RuntimeError` where an answer is not what the server has promised of it."""

@@ -81,7 +81,7 @@ class McpServer(ABC):
         """Start what is needed to talk to it; `OSError` where that cannot start."""
 
     def blames_agent(self) -> bool:
-        """Return whether the agent is to blame for a server that has worked, here or before the run, and ends."""
+        """Whether it is the agent's doing when a server, which has worked before, cannot be started any more."""
         return False
 
     async def tools(self) -> tuple[Listed, ...]:

@@ -51,7 +51,7 @@ class McpSource:
         self._listing = asyncio.Lock()
 
     async def list_tools(self, config: SandboxConfig, reserved: Collection[str] = ()) -> tuple[McpTool, ...]:
-        """Start the server once and take its tools; a name in `taken` gets the server's name in front.
+        """Start the server once and take its tools; a name in `reserved` gets the server's name in front.
 
         Raises:
             RunError: it cannot be started, in a sandbox of `config` where it runs in one.
@@ -60,7 +60,8 @@ class McpSource:
         async with self._listing:
             if self.fingerprint is None:
                 try:
-                    listed = await self._listed(config)
+                    async with ToolRuntime(config) as runtime:
+                        listed = await self.server(runtime).tools()
                 except ToolServerFailure as failure:
                     raise RunError(failure.detail) from failure
                 self._tools = tuple(self._tool(tool, reserved) for tool in self._allowed(listed))
@@ -89,10 +90,6 @@ class McpSource:
         if self.settings.on_host:
             return HostServer(self.settings, self.fingerprint)
         return SandboxServer(self.settings, self.fingerprint, runtime.sandbox)
-
-    async def _listed(self, config: SandboxConfig) -> tuple[Listed, ...]:
-        async with ToolRuntime(config) as runtime:
-            return await self.server(runtime).tools()
 
     def _allowed(self, listed: tuple[Listed, ...]) -> list[Listed]:
         names = [tool.name for tool in listed]

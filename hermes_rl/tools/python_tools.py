@@ -98,8 +98,7 @@ def _field(parameter: inspect.Parameter, description: str | None) -> Any:
 
 
 def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
-    """Without the titles that pydantic makes of names: they cost tokens and tell a model nothing."""
-    schema.pop("title", None)
+    """Remove the titles that pydantic makes of names: they cost tokens and tell a model nothing."""
     schema.setdefault("properties", {})
     for part in (schema, *schema.get("$defs", {}).values()):
         part.pop("title", None)

@@ -12,7 +12,8 @@ import json
 import logging
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from hermes_rl.visible import visible
 log = logging.getLogger(__name__)
 
 TOOLS, ANSWERS = "tools.jsonl", "answers.jsonl"
+Answering = Callable[[dict[str, Any], ToolRuntime], Awaitable[str]]
+"""What answers a call of a tool, as `Tool.call` does."""
 
 
 class Recorder:
@@ -44,7 +47,18 @@ class Recorder:
         if (source, tool.name) not in self._known:
             self._known.add((source, tool.name))
             self._append(TOOLS, {"source": source, **tool.schema})
-        return _Recorded(tool, self)
+        recorded = _Outside(tool.name, tool.description, tool.parameters, partial(self._answer, tool))
+        recorded.parallel, recorded.timeout, recorded.on_sandbox = tool.parallel, tool.timeout, tool.on_sandbox
+        return recorded
+
+    async def _answer(self, tool: Tool, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        try:
+            answer = await tool.call(args, runtime)
+        except ToolInputError as error:
+            await self.keep(tool.name, args, str(error), error=True)
+            raise
+        await self.keep(tool.name, args, answer, error=False)
+        return answer
 
     async def keep(self, tool: str, arguments: Mapping[str, Any], answer: str, *, error: bool) -> None:
         """Write one answer; the call is answered only after that."""
@@ -64,7 +78,9 @@ class Replay:
         try:
             self._tools: dict[str, dict[str, Tool]] = defaultdict(dict)
             for line in _lines(folder / TOOLS):
-                self._tools[line["source"]][line["function"]["name"]] = _Replayed(line["function"], self)
+                name, said = line["function"]["name"], str(line["function"]["description"])
+                tool = _Outside(name, said, line["function"]["parameters"], partial(self.answer, name))
+                self._tools[line["source"]][name] = tool
             self._answers: dict[str, list[tuple[str, bool]]] = defaultdict(list)
             for line in _lines(folder / ANSWERS):
                 self._answers[_key(line["tool"], line["arguments"])].append((line["answer"], line["error"]))
@@ -78,7 +94,7 @@ class Replay:
             raise UserError(f"toolsets.replay: {self.folder} has {recorded}, not {source}; record it first")
         return tuple(self._tools[source].values())
 
-    def answer(self, tool: str, arguments: Mapping[str, Any], runtime: ToolRuntime) -> str:
+    async def answer(self, tool: str, arguments: Mapping[str, Any], runtime: ToolRuntime) -> str:
         """Return the recorded answer; raises `ToolInputError` where there is none, as the model chose what it asks."""
         key = _key(tool, arguments)
         if key not in self._answers:
@@ -104,37 +120,17 @@ class _Given(Held):
         return
 
 
-class _Recorded(DescribedTool):
-    """A tool whose answers are kept."""
+class _Outside(DescribedTool):
+    """A tool that reaches outside; its answers come from elsewhere, or pass through there."""
 
     outside = True
 
-    def __init__(self, tool: Tool, recorder: Recorder) -> None:
-        super().__init__(tool.name, tool.description, tool.parameters)
-        self.parallel, self.timeout, self.on_sandbox = tool.parallel, tool.timeout, tool.on_sandbox
-        self._tool, self._recorder = tool, recorder
+    def __init__(self, name: str, description: str, parameters: dict[str, Any], answer: Answering) -> None:
+        super().__init__(name, description, parameters)
+        self._answer = answer
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
-        try:
-            answer = await self._tool.call(args, runtime)
-        except ToolInputError as error:
-            await self._recorder.keep(self.name, args, str(error), error=True)
-            raise
-        await self._recorder.keep(self.name, args, answer, error=False)
-        return answer
-
-
-class _Replayed(DescribedTool):
-    """A tool that answers from a recording."""
-
-    outside = True
-
-    def __init__(self, function: Mapping[str, Any], replay: Replay) -> None:
-        super().__init__(function["name"], str(function["description"]), function["parameters"])
-        self._replay = replay
-
-    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
-        return self._replay.answer(self.name, args, runtime)
+        return await self._answer(args, runtime)
 
 
 def _lines(path: Path) -> Iterable[dict[str, Any]]:
@@ -158,20 +154,6 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 """Of the tools that models know best; any other takes whatever it is given."""
 
 
-class Canned(DescribedTool):
-    """One tool with one answer."""
-
-    outside = True
-
-    def __init__(self, name: str, answer: str) -> None:
-        accepted = {"type": "object", "properties": PARAMETERS.get(name, {}), "additionalProperties": True}
-        super().__init__(name, f"A stand-in for {name}: it always gives the same answer.", accepted)
-        self._answer = answer
-
-    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
-        return self._answer
-
-
 def canned_tools(toolset: str, answers: Mapping[str, str]) -> tuple[Tool, ...]:
     """Return the stand-ins; raises `UserError` where the spec wrote none down."""
     if not answers:
@@ -179,4 +161,12 @@ def canned_tools(toolset: str, answers: Mapping[str, str]) -> tuple[Tool, ...]:
             f"toolset {toolset} reaches outside, which --demo does not: give its tools answers in toolsets.canned, "
             'such as {web_search: \'{"data": {"web": []}}\'}'
         )
-    return tuple(Canned(name, answer) for name, answer in answers.items())
+    return tuple(_canned(name, answer) for name, answer in answers.items())
+
+
+def _canned(name: str, text: str) -> Tool:
+    async def answer(args: dict[str, Any], runtime: ToolRuntime) -> str:
+        return text
+
+    accepted = {"type": "object", "properties": PARAMETERS.get(name, {}), "additionalProperties": True}
+    return _Outside(name, f"A stand-in for {name}: it always gives the same answer.", accepted, answer)

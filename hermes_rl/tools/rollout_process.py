@@ -26,7 +26,7 @@ from hermes_rl.tools.base import (
     as_json,
     describe,
 )
-from hermes_rl.tools.python_tools import PythonTool, StateTool, answer_of, tools_of_state
+from hermes_rl.tools.python_tools import PythonTool, StateTool, answer_of, python_tool, tools_of_state
 
 HERE = "hermes_rl.tools.rollout_process"
 STATE = "state"
@@ -89,10 +89,8 @@ class RolloutTool(DescribedTool):
         self._function, self._given = function, given
 
     @classmethod
-    def of_function(cls, reference: str, arguments: ArgumentRule | None = None) -> RolloutTool:
+    def of_function(cls, reference: str, arguments: ArgumentRule | None) -> RolloutTool:
         """Return the tool of a function; what is wrong with it is told as `python_tool` does."""
-        from hermes_rl.tools.python_tools import python_tool
-
         tool = python_tool(reference)
         tool.arguments = arguments
         return cls(tool, "call_function", code=Code.of(reference), arguments=arguments)

@@ -48,10 +48,8 @@ class Staging:
 
     async def write(self, sandbox: Sandbox, path: str, data: bytes, mode: int | None = None) -> None:
         """Put a file at `path`, whatever is there."""
-        full = sandbox.resolve(path)
-        await self._folders(sandbox, posixpath.dirname(full))
-        await self._clear(sandbox, full)
-        await sandbox.write_file(full, data, 0o644 if mode is None else mode)
+        await self.clear(sandbox, path)
+        await sandbox.write_file(sandbox.resolve(path), data, 0o644 if mode is None else mode)
 
     async def clear(self, sandbox: Sandbox, path: str) -> None:
         """Set aside whatever is at `path`."""
@@ -68,7 +66,7 @@ class Staging:
         while self._placed:
             placed = self._placed.pop()
             try:
-                if await _there(sandbox, placed.path) is not None:
+                if await sandbox.look(placed.path, follow=False) is not None:
                     await sandbox.remove(placed.path)
                 if placed.aside is not None:
                     await sandbox.rename(placed.aside, placed.path)
@@ -99,7 +97,7 @@ class Staging:
         path = ""
         for name in folder.strip("/").split("/") if folder != "/" else ():
             path = f"{path}/{name}"
-            info = await _there(sandbox, path)
+            info = await sandbox.look(path, follow=False)
             if info is None:
                 await sandbox.make_dir(path)
                 self._placed.append(_Placed(path))
@@ -117,7 +115,7 @@ class Staging:
 
     async def _clear(self, sandbox: Sandbox, path: str) -> None:
         """Make room at `path`: what we put there goes, what was there is set aside."""
-        info = await _there(sandbox, path)
+        info = await sandbox.look(path, follow=False)
         if any(placed.path == path for placed in self._placed):
             if info is not None:
                 await sandbox.remove(path)
@@ -134,13 +132,6 @@ class Staging:
                 await self._open(sandbox, path, info)  # a closed folder cannot be moved
             await sandbox.rename(path, aside)
         self._placed.append(_Placed(path, aside))
-
-
-async def _there(sandbox: Sandbox, path: str) -> FileInfo | None:
-    try:
-        return await sandbox.stat(path, follow=False)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
 
 
 def _owned(sandbox: Sandbox, path: str) -> bool:

@@ -35,11 +35,8 @@ def state_question(name: str, *, apart: bool) -> Tool:
 
 
 async def ask_state(question: Tool, runtime: ToolRuntime, timeout: float | None, *words: Any) -> Any:
-    """Return what the state answers, as plain values; `timeout` is in seconds.
-
-    Raises:
-        ToolFailedError: it raised, took too long, or answered with more than is read.
-    """
+    """Return what the state answers, as plain values; raises `ToolFailedError` where it raised, took longer than
+    `timeout` seconds, or answered with more than is read."""
     text = await run_tool(question, {"words": words}, runtime, timeout)
     try:
         return read_bounded(text)

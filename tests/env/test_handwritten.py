@@ -87,7 +87,7 @@ async def test_a_reward_that_raises_scores_nothing_and_drops_the_group(model: Wr
     group, _ = await env.collect_trajectories({"who": "Ann"})
     assert group is None
     assert env._training_counts.scores == []
-    assert env._dropped_groups == {"reward_failure": 1}
+    assert env._training_counts.dropped == {"reward_failure": 1}
     await env.shut_down()
 
 
@@ -101,7 +101,7 @@ async def test_credit_for_other_turns_than_there_were_is_a_failure_of_the_reward
     env = make(model, Credits)
     await env.setup()
     assert await env.collect_trajectories({"who": "Ann"}) == (None, [])
-    assert env._dropped_groups == {"reward_failure": 1}
+    assert env._training_counts.dropped == {"reward_failure": 1}
     assert "reward 'reward' returned 3 values for 2 turns" in caplog.text
     await env.shut_down()
 
@@ -149,7 +149,7 @@ async def test_wandb_log_of_a_subclass_adds_to_ours_and_keeps_the_names(model: W
     env = make(model)
     await env.setup()
     await env.collect_trajectories({"who": "Ann"})
-    assert env._training_metrics()["train/mean_reward"] == 1.0
+    assert env._training_counts.take()["train/mean_reward"] == 1.0
     await env.wandb_log({"mine": 1})
     assert env.logged[-1]["mine"] == 1
     await env.shut_down()

@@ -128,7 +128,7 @@ async def ends(model: WriterModel, reward: Reward, caplog: pytest.LogCaptureFixt
     env = make(model, type("Endless", (Greetings,), {"compute_reward": reward}), 1)
     async with asyncio.timeout(30):
         assert await group_of(env) is None
-    assert env._dropped_groups == {"reward_failure": 1}
+    assert env._training_counts.dropped == {"reward_failure": 1}
     return caplog.text
 
 

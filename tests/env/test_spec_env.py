@@ -7,7 +7,7 @@ import asyncio
 from atroposlib.envs.base import BaseEnv
 
 from hermes_rl import HermesAgentBaseEnv, HermesAgentEnvConfig, SpecEnv, compile_spec, load_spec
-from hermes_rl.env.settings import env_config
+from hermes_rl.env.spec_env import env_config
 from hermes_rl.spec.overrides import parse_extra_args
 
 

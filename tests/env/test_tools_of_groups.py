@@ -124,12 +124,12 @@ async def test_tool_errors_wait_for_wandb_log_under_their_name(model: WriterMode
     await env.setup()
     assert env._tool_error_buffer == []
     env._tool_error_buffer.append({"turn": 1, "tool": "mine", "args": "{}", "error": "broken"})
-    metrics = env._training_metrics()
+    metrics = env._training_counts.take()
     assert metrics["train/tool_errors_count"] == 1
     assert metrics["train/tool_error_details"] == "[turn 1] mine({}): broken"
     env._tool_error_buffer = [{"turn": 2, "tool": "t", "args": "", "error": "e"}]
     env._tool_error_buffer = []
-    assert env._training_metrics()["train/tool_errors_count"] == 0
+    assert env._training_counts.take()["train/tool_errors_count"] == 0
     await env.shut_down()
 
 

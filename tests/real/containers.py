@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.sandbox.docker import IMAGE
+from hermes_rl.sandbox.base import DEFAULT_IMAGE as IMAGE
 from tests.real.docker_daemon import Daemon
 from tests.rootfs import make_rootfs, small_root
 from tests.sandbox import (

@@ -70,8 +70,8 @@ def isolation_of(sandbox: Sandbox) -> Bubblewrap:
     return sandbox.isolation
 
 
-async def test_none_warns_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(none, "_warned", False)
+async def test_none_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    none._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             async with create_sandbox(SandboxConfig(backend="none")):
@@ -98,6 +98,7 @@ def test_probe_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not found.ok
     assert "No permissions" in found.detail
     assert "sysctl -w user.max_user_namespaces" in found.remedy
+    bubblewrap.require_bubblewrap.cache_clear()
     with pytest.raises(UserError, match=r"sandbox\.backend=none"):
         bubblewrap.require_bubblewrap()
 

@@ -20,7 +20,8 @@ import pytest
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, channel, create_sandbox, docker, docker_engine
-from hermes_rl.sandbox.docker import IMAGE, LABEL, Docker, is_dead, own_mark, remove_leftovers
+from hermes_rl.sandbox.base import DEFAULT_IMAGE as IMAGE
+from hermes_rl.sandbox.docker import LABEL, Docker, is_dead, own_mark, remove_leftovers
 from hermes_rl.sandbox.docker_engine import Engine, engine_socket, joined
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from tests.sandbox.conftest import fake_engine

@@ -111,8 +111,8 @@ def first(sandbox: Sandbox) -> int:
 def end_itself(sandbox: Sandbox) -> None:
     """Make the helper end as by a fault of its own: it cannot tell a broken socket from any other."""
     assert isinstance(sandbox, HelperSandbox)
-    assert sandbox.connection._channel is not None
-    sandbox.connection._channel._socket.shutdown(socket.SHUT_WR)
+    assert sandbox.connection._socket is not None
+    sandbox.connection._socket.shutdown(socket.SHUT_WR)
 
 
 # ------------------------------------------------------------------ descriptors
@@ -241,7 +241,7 @@ async def test_a_helper_that_is_silent_while_it_runs_is_the_agents_doing(
 ) -> None:
     from hermes_rl.sandbox import bubblewrap
 
-    monkeypatch.setattr(bubblewrap, "stopped", lambda pid: False)
+    monkeypatch.setattr(bubblewrap, "process_state", lambda pid: b"S")
     os.kill(first(fenced), signal.SIGSTOP)
     with pytest.raises(SandboxFailure, match="by the doing of the agent") as caught:
         await fenced.stat("/")

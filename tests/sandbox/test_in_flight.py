@@ -12,9 +12,9 @@ import pytest
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
-from hermes_rl.sandbox.channel import Channel, Lost
+from hermes_rl.sandbox.channel import Connection, Diagnosis, Lost
 from hermes_rl.sandbox.launcher import socket_pair
-from hermes_rl.sandbox.wire import LAST_PIECE, PIECE, number, pack
+from hermes_rl.sandbox.wire import LAST_PIECE, PIECE, number, pack, unpack
 
 FLOOD = """
 import array, os, socket, time
@@ -124,10 +124,11 @@ async def test_users_of_images_are_used_again_and_mounts_do_not_add_up(rootfs: P
 async def test_what_the_machine_lacks_is_no_answer_to_the_agent(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     async with create_sandbox(SandboxConfig()) as sandbox:
 
-        async def refused(*_: object, **__: object) -> None:
-            raise OSError(code, os.strerror(code))
+        def refused(frame: bytes) -> tuple[list[bytes], bytes]:
+            fields, payload = unpack(frame)
+            return fields if fields[0] == b"exit" else [fields[0], b"error", number(code), b"refused"], payload
 
-        monkeypatch.setattr(sandbox.connection._channel, "ask", refused)  # type: ignore[attr-defined]
+        monkeypatch.setattr("hermes_rl.sandbox.channel.unpack", refused)
         for asking in (sandbox.read_file("x"), sandbox.list_dir("."), sandbox.run("true"), sandbox.spawn("true")):
             with pytest.raises(SandboxFailure) as caught:
                 await asking
@@ -135,10 +136,10 @@ async def test_what_the_machine_lacks_is_no_answer_to_the_agent(code: int, monke
 
 
 async def test_pieces_are_one_answer_and_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    lost: list[Lost] = []
     ours, theirs = socket_pair(5)  # SOCK_SEQPACKET
-    channel = Channel(ours, lambda *_: None, lost.append)
-    asked = asyncio.ensure_future(channel.ask("read"))
+    connection = Connection(lambda _: asyncio.sleep(0, Diagnosis()), lambda *_: None, lambda: None)
+    connection.open(ours)
+    asked = asyncio.ensure_future(connection.ask("read"))
     await asyncio.sleep(0)
     whole = pack([number(1), b"ok"], b"x" * 100_000)
     for at in range(0, len(whole), 30_000):
@@ -148,7 +149,7 @@ async def test_pieces_are_one_answer_and_have_an_end(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("hermes_rl.sandbox.channel.PIECES_LIMIT", 50_000)
     theirs.send(PIECE + b"x" * 30_000)
     theirs.send(PIECE + b"x" * 30_000)
-    while not lost:
+    while connection.alive:
         await asyncio.sleep(0.01)
-    assert lost == [Lost.ENDED]
+    assert (await connection.failure()).detail == Lost.ENDED.value
     theirs.close()

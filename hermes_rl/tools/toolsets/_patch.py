@@ -231,7 +231,7 @@ def _count(text: str) -> int:
 def _same(before: str, after: str) -> tuple[int, int]:
     """How much of two texts is the same at the start and at the end, in whole lines, less three lines of context."""
     start = _common(before, after)
-    rest = _common_end(before, after, min(len(before), len(after)) - start)
+    rest = _common(before[start:][::-1], after[start:][::-1])
     for _ in range(CONTEXT + 1):
         start = before.rfind("\n", 0, max(start - 1, 0)) + 1
         end = before.find("\n", max(len(before) - rest, 0))
@@ -245,15 +245,6 @@ def _common(before: str, after: str) -> int:
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if before[low:middle] == after[low:middle] else (low, middle - 1)
-    return low
-
-
-def _common_end(before: str, after: str, most: int) -> int:
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        same = before[len(before) - middle :] == after[len(after) - middle :]
-        low, high = (middle, high) if same else (low, middle - 1)
     return low
 
 

@@ -19,6 +19,8 @@ from hermes_rl.tools.base import (
 
 PREVIEW = 1000
 """Characters of output that come with a process's status."""
+LISTED = 200
+"""Characters of the command and of the output of each process of a list."""
 TAIL = 2000
 LOG_LINES = 200
 WAIT_SECONDS = 180.0
@@ -28,15 +30,15 @@ KILL_SECONDS = 2.0
 """Time that a process has to end by itself after SIGTERM."""
 
 
-def _listed(entry: ListedProcess) -> dict[str, Any]:
+def _about(entry: ListedProcess, preview: int) -> dict[str, Any]:
+    """Return what it is, with so many characters of its latest output."""
     return {
         "session_id": entry.id,
-        "command": entry.command[:200],
-        "cwd": entry.cwd,
+        "command": entry.command,
+        "status": entry.status,
         "pid": entry.process.pid,
         "uptime_seconds": entry.uptime,
-        "status": entry.status,
-        "output_preview": _output(entry)[-200:],
+        "output_preview": _output(entry)[-preview:],
     }
 
 
@@ -49,15 +51,7 @@ def _ending(entry: ListedProcess) -> dict[str, Any]:
 
 
 async def _poll(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
-    answer = {
-        "session_id": entry.id,
-        "command": entry.command,
-        "status": entry.status,
-        "pid": entry.process.pid,
-        "uptime_seconds": entry.uptime,
-        "output_preview": _output(entry)[-PREVIEW:],
-    }
-    return answer | (_ending(entry) if entry.status == "exited" else {})
+    return _about(entry, PREVIEW) | (_ending(entry) if entry.status == "exited" else {})
 
 
 async def _log(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
@@ -147,7 +141,9 @@ class ProcessTool(Tool):
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         action = args["action"]
         if action == "list":
-            return as_json({"processes": [_listed(entry) for entry in runtime.processes.all()]})
+            listed = ((entry, _about(entry, LISTED)) for entry in runtime.processes.all())
+            processes = [{**about, "command": entry.command[:LISTED], "cwd": entry.cwd} for entry, about in listed]
+            return as_json({"processes": processes})
         if not args.get("session_id"):
             raise ToolInputError(f"session_id is required for {action}")
         entry = runtime.processes.get(args["session_id"])

@@ -127,6 +127,23 @@ def test_many_at_a_time_score_as_one_at_a_time(name: str, tmp_path: Path) -> Non
     assert many == scores(1)
 
 
+def test_a_call_without_end_costs_its_rollout_alone(tmp_path: Path) -> None:
+    """A power of whole numbers that takes hours, during which Python lets no other thread work."""
+    power = 'dict(tools=[dict(name="power", args=dict(base=9, exponent=387420489))])'
+    turns = f'{{{{ [{power}, dict(say="Done.")] if id == "multi_turn_base_15" else gold }}}}'
+    sets = ["dataset.filter=kind == 'base' and 'MathAPI' in involved_classes", "evaluate.limit=6"]
+    sets += [f"solution={json.dumps({'turns': turns})}", "agent.tool_timeout=1", "rewards.turns.timeout=3"]
+    command = [str(bfcl_python()), "-m", "hermes_rl.cli.main", "run", "bfcl", "evaluate", "--demo", "--quiet"]
+    command += ["--out", "run", *(word for each in sets for word in ("--set", each))]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=tmp_path, timeout=400, env=environ, check=True)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
+    scores = {line["row_key"]: line["score"] for line in lines}
+    assert scores.pop("multi_turn_base_15") == 0
+    assert list(scores.values()) == [1.0] * 5
+    assert {line["error"] for line in lines} == {None}
+
+
 FOR_EVALUATION = ("bfcl", "agentdojo", "humaneval", "dbbench", "intercode-sql")
 """Specs that keep all their rows for evaluation, unless somebody says otherwise."""
 

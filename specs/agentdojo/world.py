@@ -19,6 +19,8 @@ MOST_STEPS = 14
 """Steps that a solution may take before its words."""
 STEPS = 16
 """Answers of a model that are read; what the last of them calls is not carried out."""
+LONGEST_LIST = 1 << 16
+"""Characters of a text that is read as a list of Python: while it is read, nothing else of the runner has its turn."""
 
 
 @cache
@@ -59,7 +61,8 @@ def read(arguments: dict[str, Any]) -> dict[str, Any]:
 
     from agentdojo.agent_pipeline.tool_execution import is_string_list
 
-    listed = {key for key, value in arguments.items() if isinstance(value, str) and is_string_list(value)}
+    texts = {key: value for key, value in arguments.items() if isinstance(value, str) and len(value) <= LONGEST_LIST}
+    listed = {key for key, value in texts.items() if is_string_list(value)}
     return {key: literal_eval(value) if key in listed else value for key, value in arguments.items()}
 
 

@@ -209,6 +209,7 @@ def program(line: Mapping[str, Any]) -> dict[str, Any] | None:
     if known is None:
         return None
     rest = {name: known[name] for name in ("exit_code", "output", "requests", "refused", "left_out")}
+    rest["refusal"] = known.get("refusal", "")
     asked = ", ".join(f"{name} {value}" for name, value in known["sampling"].items())
     return {**rest, "sampling": asked, "lines": list(program_lines(known["calls"]))}
 

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from hermes_rl.agent.result import ProgramRun
 from hermes_rl.endings import Ending
 from hermes_rl.reading.compare import MEASURES
 from hermes_rl.reading.record import RolloutSummary, RunRecord, by_row, scores_of
 from hermes_rl.reading.settings import model_of, spec_of, success_of
 from hermes_rl.reading.statistics import Interval
-from hermes_rl.rollouts.rollout import RolloutState
+from hermes_rl.rollouts.rollout import RolloutState, never_asked
 from hermes_rl.runs.statistics import mean
 
 PHASES = ("queue", "sandbox", "generation", "tools", "rewards", "total")
@@ -263,13 +264,20 @@ def why(line: Mapping[str, Any], weights: Mapping[str, float | None], success: f
         return
     if line["score"] >= success:
         return
+    program = ProgramRun(**line["program"]) if "program" in line else None
+    unasked = program is not None and not program.calls
+    if program is not None and unasked:
+        yield never_asked(program)
     for name, value in line["rewards"].items():
         weight = weights.get(name, 1.0)
         if weight == 0 or value["value"] is None or value["value"] >= 1.0 or (weight is not None and weight < 0):
             continue
         reason = f": {value['reason']}" if value.get("reason") else ""
         yield f"{name} gave {value['value']:.4g}{reason}"
-    if not ending.finished_naturally:
+    if program is not None and ending is Ending.GAVE_UP and not unasked:
+        refused = program.refusal and f", and its last request that was refused: {program.refusal}"
+        yield f"its agent program ended with status {program.exit_code}{refused} ({ending})"
+    elif not ending.finished_naturally and not unasked:
         yield f"it ended before it was done: {ending.rule.what} ({ending})"
     if line["tool_errors"]:
         last = line["tool_errors"][-1]

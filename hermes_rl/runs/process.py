@@ -17,6 +17,7 @@ from hermes_rl.runs.opening import Launch, open_run
 from hermes_rl.runs.progress import GroupLog, WandbLog
 from hermes_rl.runs.run import MakesLines, Run
 from hermes_rl.spec.model import Spec
+from hermes_rl.visible import most_frequent
 
 MANY = 10
 """Uniform groups, at least, before the user hears of them."""
@@ -70,8 +71,8 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
                 opened.encoder.tokenizer, rewards,
             ):  # fmt: skip
                 launch.progress.note(words)
-        for reason, count in opened.encoder.missing_tokens().items():
-            launch.progress.note(f"{count} rollouts have no tokens: {reason}")
+        for reason, count in most_frequent(opened.encoder.missing_tokens()):
+            launch.progress.note(f"{count} rollout{' has' if count == 1 else 's have'} no tokens: {reason}")
         return summary, opened.directory
 
 

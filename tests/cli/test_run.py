@@ -112,6 +112,25 @@ def test_half_a_character_in_the_error_of_a_reward_costs_an_evaluation_nothing(t
     assert "half \\ud83d of a character" in (tmp_path / "run" / "run.json").read_text()
 
 
+def test_an_evaluation_of_a_program_that_never_asks_fails_and_says_what_it_did(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text("""
+name: silent
+dataset: {items: [{q: one}, {q: two}], eval: only}
+prompt: {user: "{{ q }}"}
+agent: {program: {command: "echo I ask nobody; exit 4"}}
+rewards: {right: {fn: exact_match, args: {target: done}}}
+servers: {policy: {type: scripted}}
+""")
+    done = hermes("run", "spec.yaml", "evaluate", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert (
+        "2 of 2 rollouts: the policy was never asked, so nothing was sampled: its program made 0 requests"
+        in done.stderr
+    )
+    assert "ended with status 4: I ask nobody" in done.stderr
+    assert "no agent program has asked the model, so the scores say nothing of it" in done.stderr
+
+
 def test_ctrl_c_keeps_what_is_complete_and_the_same_command_goes_on(tmp_path: Path) -> None:
     arguments = ["run", "terminal-files", "process", "--out", "run", "--set", "process.groups=400", "--quiet"]
     process = started(*arguments, cwd=tmp_path)

@@ -249,7 +249,7 @@ def test_the_calls_of_an_agent_program_are_a_tree(tmp_path: Path, capsys: pytest
     line = programmed("a", [("side_calls", None, 9, False), ("main", None, 5, True), *helper, ("main", 1, 7, True)])
     folder = str(write_run(tmp_path / "run", [line]))
     out = shown(capsys, folder, "1")
-    assert "program: 10 requests, 1 refused, status 0" in out
+    assert "program: 10 requests, 1 refused, status 0" in out and "refused, at last: `n` must be 1" in out
     rows = [each.split() for each in out.splitlines()]
     assert ["main", "2,", "9", "12", "12", "9:", "answer", "9"] in rows
     assert ["side_calls", "1", "9", "0", "1:", "answer", "1"] in rows

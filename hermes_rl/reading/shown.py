@@ -185,7 +185,8 @@ def conversation(line: Mapping[str, Any]) -> list[dict[str, Any]]:
             name = str(function.get("name"))
             said = known.get((turn, call.get("id")), {"error": errors.get((turn, name))})
             entry = {"name": name, "arguments": text_of(function.get("arguments")), "result": None}
-            made.append(entry | {"seconds": said.get("seconds"), "error": said.get("error")})
+            # A program does not say how long its own tools take.
+            made.append(entry | {"seconds": said.get("seconds") or None, "error": said.get("error")})
             calls[str(call.get("id"))] = made[-1]
         messages.append(
             {

@@ -14,6 +14,7 @@ import sys
 import termios
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -259,3 +260,25 @@ def test_the_calls_of_an_agent_program_are_a_tree(tmp_path: Path, capsys: pytest
     assert "6: answer 6" in shown(capsys, folder, "1", "--full")
     assert "working <b>\\u001b[31m" in out
     assert "it has asked for temperature 0.2" in out
+
+
+@pytest.mark.parametrize(
+    ("calls", "ending", "first"),
+    [
+        (
+            [],
+            "gave_up",
+            "the policy was never asked, so nothing was sampled: its program made 1 request (1 refused, the",
+        ),
+        ([], "timeout", "the policy was never asked, so nothing was sampled"),
+        ([("main", None, 5, True)], "gave_up", "its agent program gave up with status 0; the last request that was"),
+        ([("main", None, 5, True)], "timeout", "it ended before it was done: `agent.timeout`"),
+    ],
+)
+def test_why_a_program_did_not_get_further(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[Any], ending: str, first: str
+) -> None:
+    line = {**programmed("a", calls), "score": 0.5, "rewards": {}, "ending": ending}
+    out = shown(capsys, str(write_run(tmp_path / "run", [line], grading=GRADING)), "1")
+    assert f"why: {first}" in " ".join(out.split()), out
+    assert ("`agent.timeout`" in out) == (ending == "timeout")

@@ -69,7 +69,7 @@ class ScriptedTurn:
         return message
 
 
-class History(NamedTuple):
+class ScriptedHistory(NamedTuple):
     """A conversation as a script sees it: hashes of all of it and of its opening, which ends with the first answer."""
 
     answers: int
@@ -101,7 +101,7 @@ class Script:
         """Make a script from turns in the form that a spec has, already rendered over a row."""
         return cls(tuple(ScriptedTurn.of(turn) for turn in turns), prior)
 
-    def next_message(self, history: History) -> dict[str, Any]:
+    def next_message(self, history: ScriptedHistory) -> dict[str, Any]:
         """Return the assistant message that follows the history."""
         if self.prior is None:
             self.prior = history.answers
@@ -113,7 +113,7 @@ class Script:
         turn = self.turns[number] if number < len(self.turns) else ScriptedTurn(FINISHED)
         return turn.message(number)
 
-    def _follows(self, history: History, prior: int) -> int:
+    def _follows(self, history: ScriptedHistory, prior: int) -> int:
         """Return which turn follows a conversation that was not answered yet."""
         if history.opening not in self._next:
             told = [number for number in set(self._numbers.values()) if number < len(self.turns)]
@@ -296,13 +296,13 @@ def play_tokens(script: Script, asked: Asked, tokenizer: Tokenizer, logprob: Log
     return PlayedTokens(ids, logprobs, finish, asked.prompt)
 
 
-def _history(messages: Sequence[Mapping[str, Any]]) -> History:
+def _history(messages: Sequence[Mapping[str, Any]]) -> ScriptedHistory:
     answers = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
     opening = [str(message.get("content")) for message in messages[: answers[0] if answers else None]]
-    return History(len(answers), hash(repr(messages)), hash(tuple(opening)), lambda: "\n".join(opening))
+    return ScriptedHistory(len(answers), hash(repr(messages)), hash(tuple(opening)), lambda: "\n".join(opening))
 
 
-def _place(prompt: list[int], tokenizer: Tokenizer) -> tuple[History, list[int]]:
+def _place(prompt: list[int], tokenizer: Tokenizer) -> tuple[ScriptedHistory, list[int]]:
     """Return the conversation before the turn that is asked for, and the ids of that one which are there already."""
     header = _header(tokenizer)
     size = len(header)
@@ -312,7 +312,7 @@ def _place(prompt: list[int], tokenizer: Tokenizer) -> tuple[History, list[int]]
     first, last = (places[0], places[-1]) if places else (len(prompt), len(prompt))
     opening = prompt[:first]
     answers, whole, begun = max(0, len(places) - 1), hash(tuple(prompt[:last])), prompt[last + size :]
-    return History(answers, whole, hash(tuple(opening)), lambda: tokenizer.decode(opening)), begun
+    return ScriptedHistory(answers, whole, hash(tuple(opening)), lambda: tokenizer.decode(opening)), begun
 
 
 @functools.lru_cache(maxsize=8)

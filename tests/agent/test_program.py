@@ -507,7 +507,8 @@ def test_the_program_of_the_documentation_plays(tmp_path: Path) -> None:
         subprocess.run(command.split(), cwd=tmp_path, capture_output=True, text=True, check=True).stdout
         for command in commands
     ]
-    assert "4 rollouts" in outputs[1], outputs
+    assert outputs[0].endswith("spec.yaml: valid\n"), outputs
+    assert outputs[1].startswith("2 of 2 groups of 2 ") and "tokens exact in 2 of 2" in outputs[1], outputs
     assert "program: 2 requests, status 0" in outputs[2], outputs
     lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     assert [(line["ending"], line["score"], line["program"]["exit_code"]) for line in lines] == [

@@ -108,8 +108,8 @@ class Evaluation:
         if self.unasked.total() == self.rollouts:
             return "no agent program has asked the model, so the scores say nothing of it"
         if self.ungraded > TOLERATED * self.rollouts:
-            percent = f"{TOLERATED * 100:g} %"
-            return f"more than {percent} of the rollouts could not be graded, see `error` in rollouts.jsonl"
+            failed = f"{self.ungraded} of {self.rollouts} rollouts could not be graded, more than {TOLERATED * 100:g} %"
+            return f"{failed}; see `error` in rollouts.jsonl"
         return None
 
     @property

@@ -7,6 +7,8 @@ user. Controls of writing direction show a line in another order than it has. Bo
 from __future__ import annotations
 
 import unicodedata
+from collections import Counter
+from collections.abc import Iterator
 
 KEPT = "\n\t\u200c\u200d"
 """Control and format characters that do no harm: line breaks, tabs, and what joins letters and emoji."""
@@ -31,6 +33,13 @@ class _Escaped:
 
 
 _ESCAPED = _Escaped()
+
+
+def most_frequent(reasons: Counter[str], most: int = 3) -> Iterator[tuple[str, int]]:
+    """Yield the most frequent reasons with their counts, and all others together behind them."""
+    yield from reasons.most_common(most)
+    if further := reasons.total() - sum(count for _, count in reasons.most_common(most)):
+        yield "other reasons", further
 
 
 def counted(count: int, noun: str) -> str:

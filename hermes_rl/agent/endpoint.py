@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import re
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -23,7 +24,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from hermes_rl.agent.conversations import Conversations, ProgramCall
-from hermes_rl.agent.dialects import CHAT, COUNT_TOKENS, dialect_at, written_count, written_model, written_models
+from hermes_rl.agent.dialects import CHAT, COUNT_TOKENS, PATHS, dialect_at, written_count, written_model, written_models
 from hermes_rl.agent.dialects.base import (
     ProgramAnswer,
     ProgramDialect,
@@ -71,6 +72,8 @@ HELD = 2 * LARGEST
 """Bytes of all requests of one program that are being read, or wait for their answer."""
 IN_LOOP = 1 << 16
 """Bytes of a request up to which it is read on the event loop."""
+LONGEST_REFUSAL = 500
+"""Characters that are kept of what is wrong with a request."""
 ACCEPT_PAUSE = 0.1
 MOST_TOO_LONG = 20
 """Requests that do not fit the model's context, from which on the rollout is over."""
@@ -116,6 +119,8 @@ class Endpoint:
         self.requests = 0
         self.refused = 0
         """Requests that were told what is wrong with them."""
+        self.refusal = ""
+        """What the last of these was told."""
         self.ending: Ending | None = None
         """Why no request is answered any more; None as long as they are."""
         self.answered = False
@@ -208,7 +213,7 @@ class Endpoint:
         if self.tools is not None and path.endswith(TOOLS_PATH):
             return await self._serve_tools(request, self.tools)
         if request.method != "POST" or spoken is None:
-            return _response(404, dialect.error(f"there is no {request.method} {path[:200]} here", "not_found"))
+            return self._missing(dialect, request.method, path)
         answered, size = False, 0
         try:
             body, size = await self._body(request)
@@ -221,11 +226,24 @@ class Endpoint:
             answered = response.status == 200
             return response
         except RefusedRequestError as error:
-            self.refused += 1
-            return _response(400, dialect.error(str(error), "invalid_request"), close=True)
+            return self._refused(dialect, str(error))
         finally:
             self._held -= size
             self.answered = answered
+
+    def _missing(self, dialect: ProgramDialect, method: str, path: str) -> web.Response:
+        """Say that nothing is there; clients look around with other methods than that by which they ask the model."""
+        own = re.sub("^/r/[^/]*", "", path)[:200]  # without what is this rollout's alone
+        problem = f"there is no {method} {own} here, but POST {', '.join(PATHS)}"
+        if method == "POST":
+            return self._refused(dialect, problem, 404)
+        return _response(404, dialect.error(problem, "not_found"))
+
+    def _refused(self, dialect: ProgramDialect, problem: str, status: int = 400) -> web.Response:
+        """Tell a program what is wrong with its request, and take note of it for who reads the rollout."""
+        self.refused, self.refusal = self.refused + 1, problem[:LONGEST_REFUSAL]
+        kind = "not_found" if status == 404 else "invalid_request"
+        return _response(status, dialect.error(problem, kind), close=True)
 
     def _read(self, dialect: ProgramDialect, body: Any) -> ProgramRequest:
         asked = dialect.read(body)
@@ -244,8 +262,7 @@ class Endpoint:
             message, size = await self._body(request)
             answer = await tools.answer(message)
         except RefusedRequestError as error:
-            self.refused += 1
-            return _response(400, CHAT.error(str(error), "invalid_request"), close=True)
+            return self._refused(CHAT, str(error))
         except HermesRLError as error:
             self.failure = error
             self.ended.set()

@@ -336,7 +336,8 @@ class ProgramDriver:
             if program.function is not None and run.exit_code == RAISED and not endpoint.requests:
                 raise _NotBegunError(f"{program.place}.python raised before it asked the model: {run.output.strip()}")
             if ended is not None and ended.exit_code in CANNOT_START and program.function is None:
-                problem = f"{program.place} cannot be started (status {ended.exit_code}): {run.output.strip()}"
+                shown = f"`{program.command[0]}` cannot be started (status {ended.exit_code})"
+                problem = f"{program.place}: {shown}: {run.output.strip()}"
                 raise _NotBegunError(problem)
             return Ending.GAVE_UP
         ending = recorder.ended_by(endpoint.main.answer, endpoint.main.calls)
@@ -382,6 +383,7 @@ def write_down(endpoint: Endpoint, result: AgentResult, train: Sequence[Kind]) -
     run, call = result.program, endpoint.main
     assert run is not None
     run.requests, run.refused = run.requests + endpoint.requests, run.refused + endpoint.refused
+    run.refusal = endpoint.refusal or run.refusal
     before, calls, kinds = len(run.calls), endpoint.conversations.calls, endpoint.conversations.kinds()
     exact = result.transcript is not None and bool(result.transcript.turns)
     answered = zip(calls, kinds, result.replies[before:], strict=True)

@@ -96,7 +96,7 @@ class ProgramRun:
     output: str = ""
     requests: int = 0
     refused: int = 0
-    """Requests that no answer could be given to, because of their form."""
+    """Requests that no answer could be given to, because of their form or their path."""
     calls: list[dict[str, Any]] = field(default_factory=list)
     """One for each answer of the model, in the order in which they came: its `kind`, the number of the call that it
     `continues`, None for none, its sampled `tokens`, whether they are `trained` on, and how the answer `begins`."""
@@ -104,6 +104,8 @@ class ProgramRun:
     """Sampled tokens that are not trained on, by the kind of their calls."""
     sampling: dict[str, Any] = field(default_factory=dict)
     """What it asked for of sampling, by name, at last; the spec's was sent."""
+    refusal: str = ""
+    """What was wrong with the last request that was refused."""
 
     @property
     def untrained(self) -> list[int]:

@@ -244,6 +244,10 @@ def _process_words(spec: Spec, summary: ProcessSummary) -> str:
     words = f"{complete} of {section.groups} groups of {section.group_size} in {summary.seconds:.1f} s"
     parts = [
         words + (f" ({summary.there} were there already)" if summary.there else ""),
+        f"tokens exact in {summary.exact} of {summary.written}, {summary.trained:,} of {summary.sampled:,} sampled "
+        "ones trained on"
+        if summary.sampled
+        else "",
         f"{summary.uniform} uniform groups left out" if summary.uniform else "",
         summary.retried,
         f"groups dropped: {_counts(summary.failed)}" if summary.failed else "",
@@ -263,8 +267,8 @@ def _evaluate(spec: Spec, launch: Launch) -> int:
     for line in evaluation_lines(evaluation):
         echo(line)
     say_where(directory, launch.progress)
-    if not evaluation.reliable:
-        echo("error: more than 2 % of the rollouts could not be graded, see `error` in rollouts.jsonl", err=True)
+    if evaluation.problem is not None:
+        echo(f"error: {evaluation.problem}", err=True)
     return 0 if evaluation.reliable and evaluation.stopped is None else 1
 
 

@@ -199,9 +199,8 @@ def _play(run: _Run, title: str, request: RunRequest, environ: Mapping[str, str]
         progress.note(f"{title}: complete, nothing is left to play")
         run.problem = None
         return
-    run.problem = None if evaluation.stopped is None else f"ended early: {evaluation.stopped}"
-    if not evaluation.reliable:
-        run.problem = f"{evaluation.ungraded} of {evaluation.rollouts} rollouts could not be graded, more than 2 %"
+    early = None if evaluation.stopped is None else f"ended early: {evaluation.stopped}"
+    run.problem = evaluation.problem or early
     progress.note(f"{label}: mean reward {evaluation.metrics['eval/mean_reward']:.4f}")
 
 

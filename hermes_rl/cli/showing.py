@@ -344,6 +344,8 @@ class _Rollout:
                 counts = (str(line["tokens"]), str(line["trained"]))
                 made.add_row(safe(name), safe(line["turns"] + branch), *counts, safe("\n".join(answers), DIM))
             yield made
+        if played["refusal"]:
+            yield safe(f"refused, at last: {played['refusal']}", BAD)
         if played["sampling"]:
             yield safe(f"it has asked for {played['sampling']}; the spec's sampling was used", DIM)
         if played["output"].strip():

@@ -187,7 +187,8 @@ def conversation(line: Mapping[str, Any]) -> list[dict[str, Any]]:
             name = str(function.get("name"))
             said = known.get((turn, call.get("id")), {"error": errors.get((turn, name))})
             entry = {"name": name, "arguments": text_of(function.get("arguments")), "result": None}
-            made.append(entry | {"seconds": said.get("seconds"), "error": said.get("error")})
+            # A program does not say how long its own tools take.
+            made.append(entry | {"seconds": said.get("seconds") or None, "error": said.get("error")})
             calls[str(call.get("id"))] = made[-1]
         messages.append(
             {
@@ -211,6 +212,7 @@ def program(line: Mapping[str, Any]) -> dict[str, Any] | None:
     if known is None:
         return None
     rest = {name: known[name] for name in ("exit_code", "output", "requests", "refused", "left_out")}
+    rest["refusal"] = known.get("refusal", "")
     asked = ", ".join(f"{name} {value}" for name, value in known["sampling"].items())
     return {**rest, "sampling": asked, "lines": list(program_lines(known["calls"]))}
 

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from hermes_rl.agent.result import ProgramRun
 from hermes_rl.endings import Ending
 from hermes_rl.reading.compare import MEASURES
 from hermes_rl.reading.record import RolloutSummary, RunRecord, by_row, scores_of
 from hermes_rl.reading.settings import model_of, spec_of, success_of
 from hermes_rl.reading.statistics import Interval
-from hermes_rl.rollouts.rollout import RolloutState
+from hermes_rl.rollouts.rollout import RolloutState, never_asked
 from hermes_rl.runs.statistics import mean
 
 PHASES = ("queue", "sandbox", "generation", "tools", "rewards", "total")
@@ -263,18 +264,31 @@ def why(line: Mapping[str, Any], weights: Mapping[str, float | None], success: f
         return
     if line["score"] >= success:
         return
+    if "program" in line and not line["program"]["calls"]:
+        yield never_asked(ProgramRun(**line["program"]))
     for name, value in line["rewards"].items():
         weight = weights.get(name, 1.0)
         if weight == 0 or value["value"] is None or value["value"] >= 1.0 or (weight is not None and weight < 0):
             continue
         reason = f": {value['reason']}" if value.get("reason") else ""
         yield f"{name} gave {value['value']:.4g}{reason}"
-    if not ending.finished_naturally:
-        yield f"it ended before it was done: {ending.rule.what} ({ending})"
+    yield from _too_early(line, ending)
     if line["tool_errors"]:
         last = line["tool_errors"][-1]
         calls = len(line["tool_calls"])
         yield f"{len(line['tool_errors'])} of {calls} tool calls failed, the last: {last['tool_name']}: {last['error']}"
+
+
+def _too_early(line: Mapping[str, Any], ending: Ending) -> Iterator[str]:
+    """Yield how a rollout has ended that was not done."""
+    program = line.get("program")
+    if program is None or ending is not Ending.GAVE_UP:
+        if not ending.finished_naturally:
+            yield f"it ended before it was done: {ending.rule.what} ({ending})"
+    elif program["calls"]:
+        refusal = program.get("refusal")
+        refused = f"; the last request that was refused: {refusal}" if refusal else ""
+        yield f"its agent program gave up with status {program['exit_code']}{refused}"
 
 
 def looked_at(spec: Mapping[str, Any], columns: Iterable[str]) -> dict[str, list[str]]:

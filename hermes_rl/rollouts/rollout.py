@@ -36,7 +36,8 @@ def never_asked(program: ProgramRun) -> str:
     """Say that nothing was sampled, and what a program did instead: the policy has no hand in that."""
     ended = "was ended" if program.exit_code is None else f"ended with status {program.exit_code}"
     said = program.output.strip().rpartition("\n")[2][:200]
-    requests = f"made {counted(program.requests, 'request')} ({program.refused} refused)"
+    refused = f"{program.refused} refused{program.refusal and f', the last: {program.refusal}'}"
+    requests = f"made {counted(program.requests, 'request')} ({refused})"
     return f"{NEVER_ASKED}: its program {requests} and {ended}{said and f': {said}'}"
 
 

@@ -136,7 +136,7 @@ class _Probe(CompiledSpec):
         super().__init__(spec, {})
         self.grader = replace(self.grader, blames=False)  # what is answered is the spec's own, or deliberately wrong
         self.rows = rows
-        self.uses_tools = uses_tools(spec)
+        self.uses_tools = bool(spec.programs) or uses_tools(spec)
 
     def script(self, key: RolloutKey, prior: int, seat: Seat = ALONE) -> Script:
         kind = KINDS[key.index]

@@ -12,11 +12,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from hermes_rl.agent.result import ProgramRun
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import RunError, UserError
+from hermes_rl.rollouts.rollout import never_asked
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.metrics import metrics_by, metrics_by_seat, metrics_of, ratings, row_of, scores_of
 from hermes_rl.runs.opening import Launch, generation_params, open_run
@@ -25,6 +28,7 @@ from hermes_rl.runs.statistics import interval
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.suggest import choices
+from hermes_rl.visible import counted, most_frequent
 
 TOLERATED = 0.02
 """Share of rollouts that may stay without a grade before the evaluation counts as failed."""
@@ -88,7 +92,8 @@ class Evaluation:
     stopped: str | None = None
     retried: str = ""
     """What was done again, in words; see `hermes_rl.runs.opening.Retried`."""
-
+    unasked: Counter[str] = field(default_factory=Counter)
+    """Rollouts whose agent program has never asked the model, by what it did instead."""
     ungraded_rows: list[dict[str, Any]] = field(default_factory=list, repr=False)
     """Rows with a rollout that has no grade: row_key, cause, detail."""
 
@@ -98,16 +103,24 @@ class Evaluation:
         return self.causes.total()
 
     @property
+    def problem(self) -> str | None:
+        """Why the evaluation counts as failed; None where it does not."""
+        if self.unasked.total() == self.rollouts:
+            return "no agent program has asked the model, so the scores say nothing of it"
+        if self.ungraded > TOLERATED * self.rollouts:
+            failed = f"{self.ungraded} of {self.rollouts} rollouts could not be graded, more than {TOLERATED * 100:g} %"
+            return f"{failed}; see `error` in rollouts.jsonl"
+        return None
+
+    @property
     def reliable(self) -> bool:
-        """False where more rollouts than tolerated could not be graded."""
-        return self.ungraded <= TOLERATED * self.rollouts
+        """False where it counts as failed."""
+        return self.problem is None
 
     def require_reliable(self) -> None:
-        """Raise RunError where more rollouts than tolerated could not be graded."""
-        if not self.reliable:
-            raise RunError(
-                f"more than {TOLERATED * 100:g} % of the rollouts could not be graded, see `error` in rollouts.jsonl"
-            )
+        """Raise RunError where it counts as failed."""
+        if self.problem is not None:
+            raise RunError(self.problem)
 
     def metrics_file(self) -> dict[str, Any]:
         """Return the content of metrics.json, with the keys of atroposlib's `BaseEnv.evaluate_log`."""
@@ -144,6 +157,8 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
         launch.progress.note(sampling_line(spec))
         evaluation = await evaluate(opened.run, EvaluatePlan.of(spec))
         evaluation.retried = opened.retried.words
+        for reason, count in most_frequent(evaluation.unasked):
+            launch.progress.note(f"{count} of {counted(evaluation.rollouts, 'rollout')}: {reason}")
         opened.log.metrics(evaluation.metrics)
         opened.directory.add({"failed": dict(evaluation.causes), "quarantined": evaluation.ungraded_rows})
         await asyncio.to_thread(write_evaluation, evaluation, evaluation_directory(spec, opened.directory))
@@ -259,6 +274,11 @@ def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: Mapping
         generation_params=plan.generation_params,
         success=plan.success,
         interval=interval([scores_of(row) for row in rows]),
+        unasked=Counter(
+            never_asked(ProgramRun(**line["program"]))
+            for line in chain.from_iterable(lines)
+            if line.get("program", {"calls": True})["calls"] == [] and "seat" not in line  # a seat may have had no turn
+        ),
         ungraded_rows=[
             {"row_key": store.groups[group].row_key, "cause": str(failed.ending), "detail": failed.error}
             for group, row in zip(whole, rows, strict=True)

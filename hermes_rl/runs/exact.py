@@ -117,6 +117,12 @@ def forecast_of(spec: Spec) -> Forecast:
         raise RendererRefused(f"the chat template of {renderer.tokenizer.name} refuses a rollout: {error}") from error
 
 
+def worded(forecast: Forecast | str, spec: Spec) -> str:
+    """Return a forecast in words; an agent program may begin several conversations."""
+    whose = "each seat" if spec.agents else "each conversation" if spec.programs else "a rollout"
+    return str(forecast).replace("a rollout", whose)
+
+
 def unknown_renderers(spec: Spec) -> list[Problem]:
     """Return a problem for each renderer or format of tool calls that does not exist."""
     problems = []
@@ -150,13 +156,12 @@ def foretold(spec: Spec) -> str | None:
     if not policy or not policy[0].kind.exact:
         return None
     name = tokenizer_of(spec)
-    whose = ("a rollout", "each seat" if spec.agents else "a rollout")
     if name is None and policy[0].renderer is None:
-        return OF_SMALL.replace(*whose)
+        return worded(OF_SMALL, spec)
     if name is not None and not Path(name).is_dir():
         return None
     try:
-        return str(forecast_of(spec)).replace(*whose)
+        return worded(forecast_of(spec), spec)
     except UserError as error:
         if policy[0].kind.token_level:
             raise

@@ -87,7 +87,7 @@ _reward = _with(
 _packed = _with({"ids": _text, "logprobs": _maybe(_text), "spans": _each(_each(_count))})
 _program = _with(
     {"output": _text, "requests": _count, "refused": _count, "calls": _each(_object), "left_out": _counts},
-    {"exit_code": _maybe(lambda value: type(value) is int)},
+    {"exit_code": _maybe(lambda value: type(value) is int), "refusal": _text},
 )
 _FORM: Mapping[str, Check] = {
     # A state or an ending may be one of another version, which is shown as it is.

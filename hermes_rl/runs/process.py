@@ -17,6 +17,7 @@ from hermes_rl.runs.opening import Launch, open_run
 from hermes_rl.runs.progress import GroupLog, WandbLog
 from hermes_rl.runs.run import MakesLines, Run
 from hermes_rl.spec.model import Spec
+from hermes_rl.visible import most_frequent
 
 MANY = 10
 """Uniform groups, at least, before the user hears of them."""
@@ -36,6 +37,10 @@ class ProcessSummary:
     uniform: int = 0
     unmade: int = 0
     """Groups of which an environment's own code made nothing."""
+    exact: int = 0
+    """Groups that were written now and whose certificate is exact; `sampled` and `trained` are the tokens of all."""
+    sampled: int = 0
+    trained: int = 0
     attempts: int = 0
     """Rollouts that were played, failed attempts included."""
     failed: dict[str, int] = field(default_factory=dict)
@@ -48,6 +53,13 @@ class ProcessSummary:
     stopped: str | None = None
     retried: str = ""
     """What was done again, in words; see `hermes_rl.runs.opening.Retried`."""
+
+    def count(self, group: Group) -> None:
+        """Count a group that was written, and its tokens."""
+        self.written += 1
+        if (proof := group.certificate) is not None:
+            self.exact += proof.exact
+            self.sampled, self.trained = self.sampled + proof.sampled, self.trained + proof.trained
 
 
 async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDirectory]:
@@ -70,8 +82,8 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
                 opened.encoder.tokenizer, rewards,
             ):  # fmt: skip
                 launch.progress.note(words)
-        for reason, count in opened.encoder.missing_tokens().items():
-            launch.progress.note(f"{count} rollouts have no tokens: {reason}")
+        for reason, count in most_frequent(opened.encoder.missing_tokens()):
+            launch.progress.note(f"{count} rollout{' has' if count == 1 else 's have'} no tokens: {reason}")
         return summary, opened.directory
 
 
@@ -150,7 +162,7 @@ class Processing:
         lines, encoded = self._lines.pop(group.id, ([], []))
         if lines:
             self.file.write(encoded)
-            self.summary.written += 1
+            self.summary.count(group)
         elif group.dropped is None:
             self._discard(group)
         self._give_up()

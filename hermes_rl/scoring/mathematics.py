@@ -6,6 +6,7 @@ and takes all memory, so this is for processes of foreign code, which are ended 
 
 from __future__ import annotations
 
+import logging
 import re
 from decimal import Decimal
 
@@ -42,7 +43,9 @@ def equal(answer: str, target: str) -> tuple[bool, str | None]:
 def _verified(answer: str, target: str) -> bool:
     from math_verify import parse, verify
 
-    # The library's own timeouts use signals with a handler, which cannot run inside one long operation.
+    # The library's own timeouts use signals with a handler, which cannot run inside one long operation. It warns of
+    # each call without them.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
     gold = parse(f"${target}$", parsing_timeout=None)
     if not gold:
         raise RewardFailure(f"math_equal: the target {target!r} is no number or expression")

@@ -195,9 +195,18 @@ def check_spec(
         if getattr(spec, mode).group_size == 1:
             message = f"`sampling: differing` does nothing in {mode}, whose groups of one rollout never differ"
             findings.warning((mode, "group_size"), message)
+    _check_programs(spec, findings)
     _check_far_away(spec, findings)
     check_samples(spec, samples, findings)
     return findings.result()
+
+
+def _check_programs(spec: Spec, findings: Findings) -> None:
+    for path, program in spec.programs.items():
+        texts = "\n".join(str(text) for _, text, _ in _below((), program.model_dump(by_alias=True), str))
+        if program.command and "endpoint" not in texts and "127.0.0.1" not in texts:
+            message = "neither `command`, `env` nor `files` hand on `{{ endpoint }}`: how does it find the model?"
+            findings.warning(path, message)
 
 
 def code_references(spec: Spec) -> Iterator[tuple[NodePath, str, str]]:

@@ -12,6 +12,7 @@ import pytest
 
 from hermes_rl import Ending, Group, Policy, Rollout, Sampled, Sampling, certify, open_env
 from hermes_rl.errors import SpecError, UserError
+from hermes_rl.reading.summary import why
 from hermes_rl.runs.store import rollout_of, rollout_record
 from hermes_rl.spec.load import parse_spec
 from tests.api.summing import Sampler, sampled, trained
@@ -382,7 +383,8 @@ async def test_requests_that_nobody_can_answer_are_refused_and_harm_nothing(tmp_
     assert rollout.result is not None
     assert rollout.result.program is not None
     assert (rollout.ending, rollout.score) == (Ending.FINISHED, 1.0), rollout.result.program
-    assert rollout.result.program.refused == 17
+    assert rollout.result.program.refused == 18
+    assert rollout.result.program.refusal.startswith("a request may have")
     assert rollout.turns == 2
 
 
@@ -437,6 +439,28 @@ async def test_a_server_that_fails_is_ours(tmp_path: Path) -> None:
     assert (rollout.ending, rollout.score) == (Ending.SERVER_FAILURE, None)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "problem"),
+    [
+        ("/chat/completion", "", "there is no POST /v1/chat/completion here, but POST …/chat/completions, …/responses"),
+        ("/chat/completions", "'n': 2, ", "`n` must be 1"),
+    ],
+)
+async def test_what_was_wrong_with_a_request_is_said(tmp_path: Path, path: str, body: str, problem: str) -> None:
+    agent = f"""
+import os, urllib.request
+body = str({{{body}'messages': [{{'role': 'user', 'content': 'Hello'}}]}}).replace("'", '"').encode()
+urllib.request.urlopen(os.environ["OPENAI_BASE_URL"] + "{path}", body)
+"""
+    rollout = await played(tmp_path, "verbatim", agent=agent)
+    assert rollout.result is not None and rollout.result.program is not None
+    assert (rollout.result.program.requests, rollout.result.program.refused) == (1, 1)
+    assert rollout.result.program.refusal.startswith(problem)
+    assert f"its program made 1 request (1 refused, the last: {problem}" in str(rollout.no_tokens)
+    first, *_ = why(rollout_record(rollout), {}, 1.0)
+    assert first == rollout.no_tokens
+
+
 async def test_a_program_that_never_asks_is_the_reason_for_missing_tokens(tmp_path: Path) -> None:
     rollout = await played(tmp_path, "verbatim", agent="import no_such_module")
     assert (rollout.ending, rollout.score) == (Ending.GAVE_UP, 0.0)
@@ -449,7 +473,7 @@ async def test_a_program_that_never_asks_is_the_reason_for_missing_tokens(tmp_pa
 
 
 async def test_a_program_that_is_not_there_is_a_mistake_of_the_spec(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="program cannot be started"):
+    with pytest.raises(UserError, match="`no-such-program` cannot be started"):
         await played(tmp_path, "verbatim", command="no-such-program")
 
 
@@ -483,7 +507,8 @@ def test_the_program_of_the_documentation_plays(tmp_path: Path) -> None:
         subprocess.run(command.split(), cwd=tmp_path, capture_output=True, text=True, check=True).stdout
         for command in commands
     ]
-    assert "4 rollouts" in outputs[1], outputs
+    assert outputs[0].endswith("spec.yaml: valid\n"), outputs
+    assert outputs[1].startswith("2 of 2 groups of 2 ") and "tokens exact in 2 of 2" in outputs[1], outputs
     assert "program: 2 requests, status 0" in outputs[2], outputs
     lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     assert [(line["ending"], line["score"], line["program"]["exit_code"]) for line in lines] == [

@@ -50,7 +50,8 @@ def test_the_first_command_plays_twelve_groups_of_four_none_uniform(first_run: R
 
 def test_progress_goes_to_stderr_and_results_to_stdout(first_run: Run) -> None:
     _, done = first_run
-    assert done.stdout.splitlines()[0].startswith("12 of 12 groups of 4")
+    first = done.stdout.splitlines()[0]
+    assert first.startswith("12 of 12 groups of 4") and "tokens exact in 12 of 12, " in first
     assert "12/12" in done.stderr
 
 
@@ -110,6 +111,25 @@ def test_half_a_character_in_the_error_of_a_reward_costs_an_evaluation_nothing(t
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())["results"]["all"]
     assert (metrics["eval/mean_reward"], metrics["eval/ungraded"]) == (1.0, 1)
     assert "half \\ud83d of a character" in (tmp_path / "run" / "run.json").read_text()
+
+
+def test_an_evaluation_of_a_program_that_never_asks_fails_and_says_what_it_did(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text("""
+name: silent
+dataset: {items: [{q: one}, {q: two}], eval: only}
+prompt: {user: "{{ q }}"}
+agent: {program: {command: "echo I ask nobody; exit 4"}}
+rewards: {right: {fn: exact_match, args: {target: done}}}
+servers: {policy: {type: scripted}}
+""")
+    done = hermes("run", "spec.yaml", "evaluate", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert (
+        "2 of 2 rollouts: the policy was never asked, so nothing was sampled: its program made 0 requests"
+        in done.stderr
+    )
+    assert "ended with status 4: I ask nobody" in done.stderr
+    assert "no agent program has asked the model, so the scores say nothing of it" in done.stderr
 
 
 def test_ctrl_c_keeps_what_is_complete_and_the_same_command_goes_on(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import sys
 import termios
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -249,7 +250,7 @@ def test_the_calls_of_an_agent_program_are_a_tree(tmp_path: Path, capsys: pytest
     line = programmed("a", [("side_calls", None, 9, False), ("main", None, 5, True), *helper, ("main", 1, 7, True)])
     folder = str(write_run(tmp_path / "run", [line]))
     out = shown(capsys, folder, "1")
-    assert "program: 10 requests, 1 refused, status 0" in out
+    assert "program: 10 requests, 1 refused, status 0" in out and "refused, at last: `n` must be 1" in out
     rows = [each.split() for each in out.splitlines()]
     assert ["main", "2,", "9", "12", "12", "9:", "answer", "9"] in rows
     assert ["side_calls", "1", "9", "0", "1:", "answer", "1"] in rows
@@ -259,3 +260,25 @@ def test_the_calls_of_an_agent_program_are_a_tree(tmp_path: Path, capsys: pytest
     assert "6: answer 6" in shown(capsys, folder, "1", "--full")
     assert "working <b>\\u001b[31m" in out
     assert "it has asked for temperature 0.2" in out
+
+
+@pytest.mark.parametrize(
+    ("calls", "ending", "first"),
+    [
+        (
+            [],
+            "gave_up",
+            "the policy was never asked, so nothing was sampled: its program made 1 request (1 refused, the",
+        ),
+        ([], "timeout", "the policy was never asked, so nothing was sampled"),
+        ([("main", None, 5, True)], "gave_up", "its agent program gave up with status 0; the last request that was"),
+        ([("main", None, 5, True)], "timeout", "it ended before it was done: `agent.timeout`"),
+    ],
+)
+def test_why_a_program_did_not_get_further(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[Any], ending: str, first: str
+) -> None:
+    line = {**programmed("a", calls), "score": 0.5, "rewards": {}, "ending": ending}
+    out = shown(capsys, str(write_run(tmp_path / "run", [line], grading=GRADING)), "1")
+    assert f"why: {first}" in " ".join(out.split()), out
+    assert ("`agent.timeout`" in out) == (ending == "timeout")

@@ -51,7 +51,9 @@ def programmed(row: str, calls: Iterable[tuple[str, int | None, int, bool]]) -> 
     whether they are trained."""
     names = ("kind", "continues", "tokens", "trained")
     made = [{**dict(zip(names, call, strict=True)), "begins": f"answer {n}"} for n, call in enumerate(calls, 1)]
-    run = ProgramRun(0, "working <b>\x1b[31m\n", len(made) + 1, 1, made, {"side_calls": 9}, {"temperature": 0.2})
+    run = ProgramRun(
+        0, "working <b>\x1b[31m\n", len(made) + 1, 1, made, {"side_calls": 9}, {"temperature": 0.2}, "`n` must be 1"
+    )
     return {**recorded(row), "program": asdict(run)}
 
 

@@ -240,6 +240,7 @@ async def test_its_conversations_break_less_often_than_by_the_rules_of_others(
     accounted = (every.trained + sum(every.left_out.values())) / every.sampled
     assert accounted >= 0.99
     left_out = ", ".join(f"{kind} {count:,}" for kind, count in sorted(every.left_out.items())) or "–"
+    record_property("figure", f"healthy rollouts {Figures.of_all((odd, neat)).told(2)}; with mistakes {faults.told(5)}")
     cells = [name, odd.rules, neat.rules, odd.thousands, f"{len(faulty)}, {faults.requests}", faults.rules]
     record_property("agents.md", f"| {' | '.join((*cells, f'{accounted:.0%} of {every.sampled:,}', left_out))} |")
 
@@ -289,6 +290,7 @@ async def test_a_sub_agent_of_its_own_is_trained_in_its_own_context(
     assert (set(kinds), inner) == ({"main"}, ["subagents"] * 3), both
     assert ("MAINTASK" in main, "MAINTASK" in asked, "SUBTASK" in asked) == (True, False, True)
     record_property("agents.md", figures.row(f"{name}, a sub-agent"))
+    record_property("figure", figures.told(1))
 
 
 LONG = {"codex": 16_000, "opencode": 24_000}
@@ -320,6 +322,7 @@ async def test_a_long_run_goes_on_from_its_summaries(
     assert [set(kinds) for _, kinds in conversations] == [{"main"}] * figures.ours, conversations
     assert figures.ours >= 2
     record_property("agents.md", figures.row(f"{name}, a long run"))
+    record_property("figure", figures.told(1))
 
 
 def conversations_of(rollout: Rollout) -> list[tuple[str, list[str]]]:
@@ -387,6 +390,13 @@ class Figures:
         left_out = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.left_out.items())) or "–"
         cells = (name, self.requests, self.rules, self.thousands, f"{accounted:.0%} of {self.sampled:,}", left_out)
         return f"| {' | '.join(map(str, cells))} |"
+
+    def told(self, rollouts: int) -> str:
+        """Say how many sequences a rollout became, and what became of the tokens, where these are of so many."""
+        three = " / ".join(f"{count / rollouts:.1f}" for count in (self.ours, self.verifiers, self.openenv))
+        kinds = "".join(f", {kind} {count:,}" for kind, count in sorted(self.left_out.items()))
+        share = f"{self.trained / self.sampled:.2%} of {self.sampled:,} sampled tokens trained{kinds}"
+        return f"{three} sequences each (ours / verifiers / OpenEnv), {share}"
 
     @property
     def rules(self) -> str:

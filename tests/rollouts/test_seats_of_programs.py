@@ -256,7 +256,7 @@ async def test_a_program_that_is_not_there_is_the_specs_mistake_where_nobody_has
     tmp_path: Path,
 ) -> None:
     agents = {"white": {}, "black": {"agent": {"program": {"command": ["no-such-program"]}}}}
-    with pytest.raises(UserError, match=r"agents\.black\.agent\.program cannot be started \(status 127\)"):
+    with pytest.raises(UserError, match=r"agents\.black\.agent\.program: `.*` cannot be started \(status 127\)"):
         await played(tmp_path, agents=agents)
 
 

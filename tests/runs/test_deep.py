@@ -175,6 +175,14 @@ async def test_the_same_prompt_for_every_row_is_right_for_a_game(tmp_path: Path)
     assert [one for one in report.warnings if "the prompt is the same for every row" in one]
 
 
+async def test_the_same_prompt_for_every_row_is_right_for_a_program_that_looks_into_its_sandbox(tmp_path: Path) -> None:
+    program = 'agent: {program: {command: [cat, country], env: {URL: "{{ endpoint }}"}}}\n'
+    files = 'sandbox: {files: [{to: country, content: "{{ country }}"}]}\n'
+    report = await examined(tmp_path, SOUND.replace("of {{ country }}?", "of the country?") + program + files)
+    assert not [problem for problem in report.problems if "the prompt is the same for every row" in problem]
+    assert [warning for warning in report.warnings if "the prompt is the same for every row" in warning]
+
+
 async def test_rows_that_are_all_for_evaluation_are_played(tmp_path: Path) -> None:
     report = await examined(tmp_path, SOUND.replace("dataset:\n", "dataset:\n  eval: only\n"))
     assert report.problems == [] and report.scores["gold"] == 1

@@ -125,3 +125,8 @@ async def test_an_answer_that_never_ends_scores_0_and_the_next_one_is_compared()
     assert endless.value == 0
     assert endless.reason is not None
     assert (await graded(r"\boxed{10/2}")).value == 1
+
+
+def test_nothing_is_said_of_timeouts_that_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    assert equal(r"\boxed{x + 1}", "1 + x") == (True, None)
+    assert not caplog.records

@@ -68,6 +68,51 @@ async def test_rollouts_are_told_apart_and_forgotten() -> None:
         assert (await role.chat(ChatRequest(PROMPT))).message["content"] == UNSCRIPTED
 
 
+LONG: list[dict[str, Any]] = [{"say": f"Step {number} is done."} for number in range(5)]
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+AS_TEXT = [{"role": "user", "content": "Go on for long."}]
+AS_MESSAGES = [{"role": "user", "content": [{"type": "text", "text": "Go on for long."}, IMAGE]}]
+"""Which is asked in messages, as no ids can be made of a picture."""
+
+
+@pytest.mark.parametrize("prompt", [AS_TEXT, AS_MESSAGES])
+async def test_a_program_that_leaves_out_old_turns_comes_to_the_end(prompt: list[dict[str, Any]]) -> None:
+    window: list[dict[str, Any]] = []
+    said = []
+    async with create_client("policy", [ServerConfig("scripted")]) as role:
+        role.register("r", Script.of(LONG))
+        for _ in range(5):
+            asked = ChatRequest([*prompt, *window[-4:]], rollout_id="r")
+            said.append((await role.chat(asked)).message["content"])
+            assert (await role.chat(asked)).message["content"] == said[-1], "the same request has the same answer"
+            window += [
+                {"role": "assistant", "content": said[-1]},
+                {"role": "user", "content": f"And then {len(said)}?"},
+            ]
+    assert said == [turn["say"] for turn in LONG]
+
+
+@pytest.mark.parametrize("prompt", [AS_TEXT, AS_MESSAGES])
+async def test_a_program_that_begins_anew_from_a_summary_goes_on_behind_it(prompt: list[dict[str, Any]]) -> None:
+    said: list[str] = []
+    async with create_client("policy", [ServerConfig("scripted")]) as role:
+        role.register("r", Script.of(LONG))
+
+        async def ask(history: list[dict[str, Any]]) -> None:
+            reply = await role.chat(ChatRequest(history, rollout_id="r"))
+            said.append(str(reply.message["content"]))
+            history += [reply.message, {"role": "user", "content": "And then?"}]
+
+        first = list(prompt)
+        for _ in range(3):
+            await ask(first)
+        again = [{"role": "user", "content": f"Go on. So far: {said[-1]}"}]
+        for _ in range(2):
+            await ask(again)
+        await ask([{"role": "user", "content": "A title for all of it?"}])
+    assert said == [*(turn["say"] for turn in LONG), LONG[0]["say"]]
+
+
 async def test_after_the_last_turn_it_says_so() -> None:
     spoken = [*PROMPT, {"role": "assistant", "content": "done"}]
     async with create_client("policy", [ServerConfig("scripted")]) as role:

@@ -432,6 +432,22 @@ def test_pairs_of_groups_of_one_are_refused(tmp_path: Path) -> None:
     spec_of(tmp_path, "process: {format: sft, group_size: 1}\n")
 
 
+@pytest.mark.parametrize(
+    ("program", "warned"),
+    [
+        ("{command: [mine]}", True),
+        ("{command: [mine, '{{ endpoint }}/v1']}", False),
+        ("{command: [mine], env: {URL: '{{ endpoint }}'}}", False),
+        ("{command: [mine], files: [{to: config, content: 'at {{ endpoint }}'}]}", False),
+        ("{command: [mine, 'http://127.0.0.1:8181']}", False),
+        ("{python: 'code.py:solve'}", False),
+    ],
+)
+def test_a_program_that_is_told_no_address_is_a_warning(tmp_path: Path, program: str, warned: bool) -> None:
+    _, warnings = check_spec(spec_of(tmp_path, f"agent: {{program: {program}}}\n"))
+    assert any("how does it find the model?" in str(warning) for warning in warnings) == warned
+
+
 @pytest.mark.parametrize(("sizes", "warned"), [((1, 4), ["process"]), ((4, 1), ["serve"]), ((4, 2), [])])
 def test_an_order_by_differences_warns_of_groups_of_one(
     tmp_path: Path, sizes: tuple[int, int], warned: list[str]

@@ -17,6 +17,8 @@ from hermes_rl.values import write_message
 GOOGLE = (Google("generateContent", stream=False), Google("streamGenerateContent", stream=True))
 DIALECTS: tuple[ProgramDialect, ...] = (Chat(), Responses(), Messages(), *GOOGLE)
 CHAT = DIALECTS[0]
+PATHS = [f"…{dialect.path}" for dialect in DIALECTS]
+"""Where a request is answered, for messages."""
 COUNT_TOKENS = "/count_tokens"
 """How a path ends, behind that of Anthropic's messages, at which a request is counted and not answered."""
 

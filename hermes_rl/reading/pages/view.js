@@ -845,7 +845,7 @@ function programPart(one) {
       el("td", { class: "mono" }, call.begins || NONE), el("td", { class: "number quiet" }, count(call.tokens)))))))));
   return el("section", { "aria-labelledby": "program" },
     heading(2, "Program", { id: "program" }),
-    el("p", { class: "quiet" }, [many(program.requests, "request"), program.refused ? `, ${count(program.refused)} refused` : "",
+    el("p", { class: "quiet" }, [many(program.requests, "request"), program.refused ? `, ${count(program.refused)} refused${program.refusal ? ` (${program.refusal})` : ""}` : "",
       program.exit_code === null ? " · ended by us" : ` · ended with status ${program.exit_code}`,
       program.sampling ? ` · asked for ${program.sampling}, and the spec's sampling was used` : ""]),
     lines.length ? el("ul", { class: "calls", "aria-label": "Its calls of the model" }, lines) : el("p", {}, "It has not called the model."),

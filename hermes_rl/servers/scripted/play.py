@@ -11,9 +11,9 @@ import functools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from hermes_rl.tokens.chat import turn_ids
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
@@ -69,30 +69,61 @@ class ScriptedTurn:
         return message
 
 
+class ScriptedHistory(NamedTuple):
+    """A conversation as a script sees it: hashes of all of it and of its opening, which ends with the first answer."""
+
+    answers: int
+    whole: int
+    opening: int
+    words: Callable[[], str]
+    """Returns the text of the opening."""
+
+
 @dataclass(slots=True)
 class Script:
-    """The turns of one rollout."""
+    """The turns of one rollout.
+
+    As many turns have been played as a conversation has answers of the script. A program may leave out old ones, or
+    begin a conversation anew with a summary that the script has given it: then it goes on from there.
+    """
 
     turns: tuple[ScriptedTurn, ...] = ()
     prior: int | None = 0
     """Assistant messages that are no turns, as the prompt itself holds them (examples); None: those that the first
     request holds."""
+    _numbers: dict[int, int] = field(default_factory=dict)
+    """Which turn has followed each conversation; the same one is answered by the same turn."""
+    _next: dict[int, int] = field(default_factory=dict)
+    """The least turn that follows in conversations of each opening."""
 
     @classmethod
     def of(cls, turns: Iterable[Mapping[str, Any]], prior: int = 0) -> Self:
         """Make a script from turns in the form that a spec has, already rendered over a row."""
         return cls(tuple(ScriptedTurn.of(turn) for turn in turns), prior)
 
-    def next_message(self, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def next_message(self, history: ScriptedHistory) -> dict[str, Any]:
         """Return the assistant message that follows the history."""
-        spoken = sum(message.get("role") == "assistant" for message in history)
         if self.prior is None:
-            self.prior = spoken
-        number = max(0, spoken - self.prior)
+            self.prior = history.answers
         if not self.turns:
-            return ScriptedTurn(UNSCRIPTED).message(number)
+            return ScriptedTurn(UNSCRIPTED).message(max(0, history.answers - self.prior))
+        number = self._numbers.get(history.whole)
+        if number is None:
+            number = self._numbers[history.whole] = self._follows(history, self.prior)
         turn = self.turns[number] if number < len(self.turns) else ScriptedTurn(FINISHED)
         return turn.message(number)
+
+    def _follows(self, history: ScriptedHistory, prior: int) -> int:
+        """Return which turn follows a conversation that was not answered yet."""
+        if history.opening not in self._next:
+            told = [number for number in set(self._numbers.values()) if number < len(self.turns)]
+            texts = {number: self.turns[number].say or "" for number in told if not self.turns[number].tools}
+            words = history.words() if texts else ""
+            behind = [number + 1 for number, text in texts.items() if text.strip() and text.strip() in words]
+            self._next[history.opening] = max(behind, default=0) + max(0, history.answers - prior)
+        number = max(self._next[history.opening], history.answers - prior)
+        self._next[history.opening] = number + 1
+        return number
 
 
 def deviations(n: int, deviate: float, seed: int, group_key: str) -> frozenset[int]:
@@ -161,7 +192,7 @@ _QUESTION = ({"role": "user", "content": "u"},)
 
 def completion(script: Script, body: Mapping[str, Any], model: str, tokenizer: Tokenizer) -> dict[str, Any]:
     """Answer the body of a chat request."""
-    message = script.next_message(body["messages"])
+    message = script.next_message(_history(body["messages"]))
     choice = {
         "index": 0,
         "message": message,
@@ -253,8 +284,8 @@ def scores(asked: Asked, logprob: LogprobOf | None) -> list[Scores]:
 
 def play_tokens(script: Script, asked: Asked, tokenizer: Tokenizer, logprob: LogprobOf | None) -> PlayedTokens:
     """Play the turn that follows the prompt, or the rest of a turn that the prompt has begun."""
-    spoken, begun = _place(asked.prompt, _header(tokenizer))
-    message = script.next_message([{"role": "assistant"}] * spoken)
+    history, begun = _place(asked.prompt, tokenizer)
+    message = script.next_message(history)
     whole = turn_ids(tokenizer, _QUESTION, None, message)[1]
     ids = whole[len(begun) :] if whole[: len(begun)] == begun else whole
     finish = "stop"
@@ -265,15 +296,23 @@ def play_tokens(script: Script, asked: Asked, tokenizer: Tokenizer, logprob: Log
     return PlayedTokens(ids, logprobs, finish, asked.prompt)
 
 
-def _place(prompt: list[int], header: tuple[int, ...]) -> tuple[int, list[int]]:
-    """Count the turns before the one that is asked for, and return the ids of that one which are there already."""
+def _history(messages: Sequence[Mapping[str, Any]]) -> ScriptedHistory:
+    answers = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
+    opening = [str(message.get("content")) for message in messages[: answers[0] if answers else None]]
+    return ScriptedHistory(len(answers), hash(repr(messages)), hash(tuple(opening)), lambda: "\n".join(opening))
+
+
+def _place(prompt: list[int], tokenizer: Tokenizer) -> tuple[ScriptedHistory, list[int]]:
+    """Return the conversation before the turn that is asked for, and the ids of that one which are there already."""
+    header = _header(tokenizer)
     size = len(header)
     places = [
         i for i in range(len(prompt) - size + 1) if prompt[i] == header[0] and tuple(prompt[i : i + size]) == header
     ]
-    if not places:
-        return 0, []
-    return len(places) - 1, prompt[places[-1] + size :]
+    first, last = (places[0], places[-1]) if places else (len(prompt), len(prompt))
+    opening = prompt[:first]
+    answers, whole, begun = max(0, len(places) - 1), hash(tuple(prompt[:last])), prompt[last + size :]
+    return ScriptedHistory(answers, whole, hash(tuple(opening)), lambda: tokenizer.decode(opening)), begun
 
 
 @functools.lru_cache(maxsize=8)

@@ -39,7 +39,7 @@ INSTALLS = re.compile(
 )
 """Commands that need a network, or root."""
 DOCKER = "--set sandbox.backend=docker"
-IN_DEMO = f"{DOCKER} --set servers.policy.type=scripted, in the place of --demo, which uses no container,"
+IN_DEMO = f"{DOCKER} --set servers.policy.type=scripted (in the place of --demo)"
 """How a task's own solution is played where only Docker can."""
 APT = re.compile(r"(DEBIAN_FRONTEND=\w+ +)?apt(-get)? +(-\S+ +)*(?P<what>update|clean|install)(?P<rest>( +\S+)*) *")
 """Commands that a sandbox with this machine's programs need not run, where this machine has the packages."""
@@ -339,7 +339,7 @@ class _Task:
                 if url not in own:
                     command = ["mcp-proxy", "--transport", BRIDGED[table.get("transport", "sse")], url]
                     needed.append({"mcp": {"name": name, "command": command}})
-                    packages = " --set sandbox.python=[mcp-proxy]"
+                    packages = f" --set {shlex.quote('sandbox.python=[mcp-proxy]')}"
             elif table.get("transport") != "stdio" or not all(isinstance(word, str) for word in command):
                 self._refuse_key(key, f"the tool server {name!r} has neither a url nor a command over stdio")
             elif own != tuple(command):

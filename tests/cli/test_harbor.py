@@ -152,6 +152,13 @@ if [ $? -eq 0 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
 """What tests do that bring their own pytest, as most published tasks' do."""
 
 
+def offline() -> str:
+    """The command of the docs that runs such tests where they cannot fetch anything."""
+    page = (Path(__file__).parents[2] / "docs/ports.md").read_text("utf-8")
+    (way,) = re.findall(r"^TESTS='(.*?)'$", page, re.MULTILINE | re.DOTALL)
+    return str(way)
+
+
 @pytest.mark.parametrize(("command", "score"), [(None, 1.0), ("true", 0.0)])
 async def test_tests_that_fetch_their_tools_are_played_without_a_network(
     tmp_path: Path, command: str | None, score: float
@@ -159,9 +166,7 @@ async def test_tests_that_fetch_their_tools_are_played_without_a_network(
     others = {"environment/bin/pytest": "#!/bin/sh\ntest $1 = /tests/test_it.py && grep -q 42 answer.txt\n"}
     folder = task(tmp_path / "task", TOML, "FROM debian\nCOPY bin /app/bin\n", FETCHING, others=others)
     (folder / "environment/bin/pytest").chmod(0o755)
-    page = (Path(__file__).parents[2] / "docs/ports.md").read_text("utf-8")
-    (way,) = re.findall(r"^TESTS='(.*?)'$", page, re.MULTILINE | re.DOTALL)
-    way = way.replace("uvx()", "PATH=/app/bin:$PATH; uvx()", 1)
+    way = offline().replace("uvx()", "PATH=/app/bin:$PATH; uvx()", 1)
     with pytest.raises(RunError, match=r"cannot run in this sandbox \(sandbox.network, sandbox.python or an image"):
         await played(folder, tmp_path / "as-it-is", command)
     line = await played(folder, tmp_path / "run", command, f"rewards.verified.args.command={way}")
@@ -457,7 +462,7 @@ REMOTE = '[[environment.mcp_servers]]\nname = "shop"\n{}url = "http://shop:80/mc
 @pytest.mark.parametrize(("transport", "said"), [('transport = "streamable-http"\n', "streamablehttp"), ("", "sse")])
 def test_a_tool_server_at_an_address_is_reached_from_the_sandbox(tmp_path: Path, transport: str, said: str) -> None:
     folder = task(tmp_path / "task", TOML + REMOTE.format(transport))
-    with pytest.raises(SpecError, match=r"task.toml:12:1: .* --set sandbox.python=\[mcp-proxy\]$") as refused:
+    with pytest.raises(SpecError, match=r"task.toml:12:1: .* --set 'sandbox\.python=\[mcp-proxy\]'$") as refused:
         read_tasks(folder, "bubblewrap", network=False)
     tools, python = shlex.split(str(refused.value).partition(" --set ")[2])[::2]
     spec = load_spec(f"harbor:{folder}", overrides=parse_extra_args((), (tools, python)))
@@ -781,7 +786,7 @@ def test_what_an_image_starts_by_itself_is_started_where_processes_stay(tmp_path
 
 def test_a_demo_is_told_what_plays_in_the_tasks_own_image(tmp_path: Path) -> None:
     folder = task(tmp_path / "task", dockerfile="FROM alpine\n")
-    for demo, way in ((False, "docker"), (True, "docker --set servers.policy.type=scripted, in the place of --demo")):
+    for demo, way in ((False, "docker"), (True, "docker --set servers.policy.type=scripted (in the place of --demo)")):
         with pytest.raises(SpecError) as refused:
             read_tasks(folder, "bubblewrap", network=False, demo=demo)
         assert f"it needs the image alpine: --set sandbox.backend={way}" in str(refused.value)

@@ -54,6 +54,12 @@ ENTRYPOINT = (
     "for _ in $(seq 100); do [ -e {begun} ] && break; sleep 0.1; done; rm -f {begun}"
 )
 """Starts what an image starts; goes on when that starts the command that it is given, or after ten seconds."""
+READY = "sleep 2"
+"""For what it has left in the background, where no health check says when that is ready."""
+UNCHECKED = (
+    "nothing says when what `ENTRYPOINT` starts is ready, and the agent begins two seconds later: "
+    "[environment.healthcheck] of task.toml would"
+)
 UNSTARTED = {"CMD": "is not run, nor is it by Harbor", "EXPOSE": "is of no effect: no port is opened to the outside"}
 """Instructions of a Dockerfile that change nothing here, and why."""
 
@@ -730,6 +736,9 @@ class _Task:
         elif line.word == "ENTRYPOINT":
             words = json.loads(line.rest) if line.rest.startswith("[") else ["sh", "-c", line.rest]
             self.setup = [ENTRYPOINT.format(command=shlex.join(words), begun=BEGUN)]
+            if not self._at("environment.healthcheck"):
+                self.setup.append(READY)
+                self.notes.append(UNCHECKED)
         return None
 
     def _from(self, line: _Line) -> str | None:

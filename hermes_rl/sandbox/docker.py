@@ -618,8 +618,7 @@ class Docker(Isolation):
         """Return what the engine knows of an image; None where it has to be pulled, or built of a folder."""
         built = self.container.built = self._starts.built
         if name.startswith("/") and name not in built:
-            context = await asyncio.to_thread(build_context, Path(name))
-            self._starts.built[name] = f"{BUILT}:{hashlib.sha256(context).hexdigest()}"
+            await self._read_context(name)
         return await self.engine.image(built.get(name, name))
 
     async def _pull(self, name: str) -> dict[str, Any] | None:
@@ -634,7 +633,7 @@ class Docker(Isolation):
                 raise type(why)(why.detail)
             try:
                 if name in starts.built:
-                    await self._build(name, starts.built[name])
+                    await self._build(name)
                 else:
                     await self.engine.pull(name)
                     starts.say_back(f"the registry {registry_of(name)}")
@@ -644,14 +643,21 @@ class Docker(Isolation):
                 raise
             return await self._known(name)
 
-    async def _build(self, folder: str, name: str) -> None:
+    async def _build(self, folder: str) -> None:
         log.warning("an image is built of %s, which may take minutes", folder)
+        context = await self._read_context(folder)
         try:
-            await self.engine.build(name, await asyncio.to_thread(build_context, Path(folder)))
+            await self.engine.build(self._starts.built[folder], context)
         except EngineAway:
             raise
         except SandboxFailure as error:
             raise SandboxFailure(f"the image of {folder} cannot be built: {error.detail}") from error
+
+    async def _read_context(self, folder: str) -> bytes:
+        """Return a build context; the image that is built of it is called after what is in it."""
+        context = await asyncio.to_thread(build_context, Path(folder))
+        self._starts.built[folder] = f"{BUILT}:{hashlib.sha256(context).hexdigest()}"
+        return context
 
     async def _start_container(self, code: bytes, runtime: Path) -> socket.socket:
         """Start the container and meet its helper, whose socket it gives."""

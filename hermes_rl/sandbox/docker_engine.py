@@ -29,6 +29,8 @@ PULL_SILENCE_SECONDS = 300.0
 """A pull that says nothing for so long has failed; it says something with every layer's progress."""
 BUILD_SILENCE_SECONDS = 3600.0
 """The same of a build, whose steps may work for long before they say something."""
+SAID_OF_BUILD = 2000
+"""Characters of what a build that failed has said that are told."""
 PULL_PAUSES = (2.0, 8.0)
 """Seconds before each further try of a pull."""
 LOG_LINES = 20
@@ -130,7 +132,8 @@ class Engine:
                 async for step in _progress(answer):
                     said.append(str(step.get("stream") or ""))
         except EngineError as error:
-            raise SandboxFailure(f"{error.message}\n{''.join(said).strip()}".strip()) from error
+            last = "".join(said).strip()[-SAID_OF_BUILD:]
+            raise SandboxFailure(f"{error.message}\n{last}".strip()) from error
 
     async def create(self, name: str, container: Mapping[str, Any]) -> list[str]:
         """Make a container under this name; what the engine warns about."""
@@ -245,8 +248,11 @@ class Engine:
 async def _progress(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
     """Yield what the engine says of a pull or a build while it goes on; raises `EngineError` where it has failed."""
     pending = b""
-    async for data in answer.content.iter_any():
-        *lines, pending = (pending + data).split(b"\n")
+    more = True
+    while more:
+        data = await answer.content.readany()
+        more = data != b""
+        *lines, pending = [*(pending + data).split(b"\n"), *([] if more else [b""])]  # the last line may have no end
         for line in lines:
             step = json.loads(line) if line.strip() else {}
             # Once it has begun, an error comes as a line of an answer whose status was 200.

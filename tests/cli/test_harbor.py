@@ -776,12 +776,17 @@ def test_what_an_image_starts_by_itself_is_started_where_processes_stay(tmp_path
         SpecError, match=r"Dockerfile:2:1: .*`ENTRYPOINT` starts .*: --set sandbox\.keep_processes=true"
     ):
         read_tasks(folder, "docker", network=False)
-    (row,) = read_tasks(folder, "docker", network=False, keeps_processes=True).rows
-    (command,) = row["setup"]
+    (row,) = (tasks := read_tasks(folder, "docker", network=False, keeps_processes=True)).rows
+    command, ready = row["setup"]
+    assert ready == "sleep 2" and any("nothing says when what `ENTRYPOINT` starts is" in note for note in tasks.notes)
     assert command.startswith("(/serve 'it'\"'\"'s' sh -c 'touch ")
     (folder / "environment/Dockerfile").write_text("FROM x\nENTRYPOINT serve $A\n")
     (row,) = read_tasks(folder, "docker", network=False, keeps_processes=True).rows
     assert row["setup"][0].startswith("(sh -c 'serve $A' sh -c 'touch ")
+    (folder / "task.toml").write_text(TOML + image + "[environment.healthcheck]\ncommand = 'true'\n")
+    (row,) = (tasks := read_tasks(folder, "docker", network=False, keeps_processes=True)).rows
+    assert len(row["setup"]) == 2 and "until timeout" in row["setup"][1]
+    assert not any("ENTRYPOINT" in note for note in tasks.notes)
 
 
 def test_a_demo_is_told_what_plays_in_the_tasks_own_image(tmp_path: Path) -> None:

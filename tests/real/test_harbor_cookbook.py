@@ -63,6 +63,8 @@ MORE: dict[str, Sequence[str]] = {
     "dns-blacklisting": ("sandbox.keep_processes=true",),
 }
 """What a refusal says that a recipe needs."""
+CHECKS = {"dns-blacklisting": "curl -s http://example.com"}
+"""Of recipes that do not say when what their images start is ready."""
 BUBBLEWRAP = ("simple-task", "multi-reward", "multi-step", "skills")
 """Recipes that the default sandbox plays too."""
 REFUSED = {
@@ -104,6 +106,10 @@ def stood_in(engine: DockerDaemon, tmp_path_factory: pytest.TempPathFactory) -> 
 async def scores(name: str, out: Path, *more: str) -> dict[str, float]:
     """Play a recipe by its own solution, by nothing, and by what is wrong."""
     folder = Path(str(COOKBOOK)) / "harbor_cookbook/recipes" / name
+    if name in CHECKS:
+        folder = shutil.copytree(folder, out / "copy" / name)
+        with (folder / "task.toml").open("a") as toml:
+            toml.write(f"[environment.healthcheck]\ncommand = '{CHECKS[name]}'\ninterval_sec = 1\nretries = 60\n")
     sets = [f"rewards.verified.args.command={offline()}", f"sandbox.python=[{PYTEST}]", *more]
     sets = list({each.partition("=")[0]: each for each in sets}.values())
     if name == "multi-step":

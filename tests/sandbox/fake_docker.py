@@ -133,7 +133,7 @@ class Engine:
             steps.append({"errorDetail": {"code": 1}, "error": "The command 'false' returned a non-zero code: 1"})
         else:
             self.have(request.query["t"])
-        return web.Response(text="".join(json.dumps(step) + "\r\n" for step in steps))
+        return web.Response(text="\r\n".join(map(json.dumps, steps)))
 
     # ------------------------------------------------------------------ containers
 

@@ -32,7 +32,9 @@ from hermes_rl.values import is_number
 
 TASK = "task.toml"
 VERIFIER_SECONDS = 600.0
-PLAIN = re.compile(r"(docker\.io/)?(library/)?(ubuntu|debian|python)(:[\w.-]+)?(@sha256:[0-9a-f]{64})?")
+PLAIN = re.compile(
+    r"((docker\.io|public\.ecr\.aws/docker)/)?(library/)?(ubuntu|debian|python)(:[\w.-]+)?(@sha256:[0-9a-f]{64})?"
+)
 """Images whose place the default sandbox takes, which has this machine's programs."""
 INSTALLS = re.compile(
     r"\b(apt|apt-get|apk|yum|dnf|pip3?|uv|uvx|npm|npx|yarn|conda|cargo|gem|go|curl|wget|git\s+clone|useradd|adduser)\b"
@@ -42,8 +44,21 @@ DOCKER = "--set sandbox.backend=docker"
 IN_DEMO = f"{DOCKER} --set servers.policy.type=scripted (in the place of --demo)"
 """How a task's own solution is played where only Docker can."""
 APT = re.compile(r"(DEBIAN_FRONTEND=\w+ +)?apt(-get)? +(-\S+ +)*(?P<what>update|clean|install)(?P<rest>( +\S+)*) *")
-"""Commands that a sandbox with this machine's programs need not run, where this machine has the packages."""
-PACKAGE = re.compile(r"[a-z0-9][a-z0-9.+:=~-]*")
+PIP = re.compile(r"(python3? +-m +)?pip3? +install(?P<rest>( +\S+)*) *")
+"""Commands that a sandbox with this machine's programs need not run, where it has the packages anyway."""
+PACKAGE = re.compile(r"[A-Za-z0-9][\w.+:=~<>,\[\]-]*")
+HARMLESS = (
+    "--no-cache-dir",
+    "--break-system-packages",
+    "--upgrade",
+    "-U",
+    "-q",
+    "--quiet",
+    "--root-user-action=ignore",
+)
+"""Options of pip that choose no package."""
+MAKES = re.compile(r"mkdir +-p( +[\w./-]+)+ *")
+"""Makes folders alone, which files that are laid down before do not change."""
 LISTS = re.compile(r"rm +-rf? +/var/lib/apt/lists/?\*? *")
 PACKAGES = Path("/var/lib/dpkg/status")
 """Where Debian and Ubuntu say which packages they have."""
@@ -140,6 +155,7 @@ def tasks_of(spec: Spec) -> Tasks:
             if tool.mcp is not None
         },
         keeps_processes=sandbox.keep_processes,
+        packages=tuple(map(str, sandbox.python)),
         demo=spec.demo,
     )
 
@@ -153,6 +169,7 @@ def read_tasks(
     steps: str | None = None,
     servers: Mapping[str, tuple[str, ...]] | None = None,
     keeps_processes: bool = False,
+    packages: Sequence[str] = (),
     demo: bool = False,
 ) -> Tasks:
     """Read a task folder, or all task folders right in a folder.
@@ -169,6 +186,7 @@ def read_tasks(
         steps: what the spec makes of the rewards of several steps, `mean` or `last`; None: it plays no steps.
         servers: the commands, or addresses, of the spec's tool servers, by name.
         keeps_processes: the spec's `sandbox.keep_processes`.
+        packages: the spec's `sandbox.python`.
         demo: whether the spec is changed so that it needs no container, whatever its backend.
 
     Raises:
@@ -187,7 +205,9 @@ def read_tasks(
         raise UserError(f"dataset.harbor: {folder} has no {TASK}, and no folder right in it has one{way}")
     tasks, refused, noted = Tasks(), list[Problem](), dict[str, list[str]]()
     for place in places:
-        task = _Task(place, folder, backend, network, agent_timeout, steps, servers or {}, keeps_processes, demo)
+        task = _Task(
+            place, folder, backend, network, agent_timeout, steps, servers or {}, keeps_processes, packages, demo
+        )
         row = task.row()
         refused += task.problems
         if row is not None and not task.problems:
@@ -232,6 +252,7 @@ class _Task:
         steps: str | None,
         servers: Mapping[str, tuple[str, ...]],
         keeps_processes: bool,
+        packages: Sequence[str],
         demo: bool,
     ) -> None:
         self.folder, self.backend, self.network, self.agent_timeout = folder, backend, network, agent_timeout
@@ -239,10 +260,13 @@ class _Task:
         self.docker = IN_DEMO if demo else DOCKER
         self.build = f"{self.docker} builds it; or name an image that you have built in [environment] docker_image"
         self.plays_steps, self.servers, self.keeps_processes = steps, servers, keeps_processes
+        self.packages = packages
         self.problems: list[Problem] = []
         self.notes: list[str] = []
         self.workdir: str | None = None
         self.base: str | None = None
+        self.ordered = False
+        """Whether a command of the Dockerfile may find other files once more are copied behind it."""
         self.builds: dict[str, str] = {}
         """Folders that images are built of, and a digest of what is in each."""
         self.env: dict[str, str] = {}
@@ -684,8 +708,6 @@ class _Task:
             elif path.is_file():
                 digest.update(sha256(path.read_bytes()).digest())
         self.builds[name] = digest.hexdigest()
-        if (folder / ".dockerignore").exists():
-            self._refuse(folder / ".dockerignore", 1, "it is not followed: remove it, and the files that it names")
         return name
 
     def _compose(self, folder: Path) -> None:
@@ -753,23 +775,33 @@ class _Task:
         return None
 
     def _run(self, line: _Line) -> str | None:
-        packages = _packages_of(line.rest)
-        if packages is not None and not self._takes_images:
-            if lacking := [name for name in packages if name not in _installed(PACKAGES)]:
-                return f"`RUN {line.rest[:60]}`: this machine lacks {', '.join(lacking)}, which apt has: {self.build}"
-            if packages:
-                self.notes.append(f"this machine has what `RUN` installs: {', '.join(packages)}")
-            return None
+        packages = None if self._takes_images else _packages_of(line.rest)
+        if packages is not None:
+            return self._has(line, *packages)
         if line.rest.startswith(("--", "[", "<<")) or INSTALLS.search(line.rest):
             return f"`RUN {line.rest[:60]}` installs or needs root: {self.build}"
+        self.ordered |= MAKES.fullmatch(line.rest) is None
         place = shlex.quote(self.workdir or "/")
         self.setup.append(f"mkdir -p {place} && cd {place} && {{ {line.rest}; }}")
+        return None
+
+    def _has(self, line: _Line, by_apt: list[str], by_pip: list[str]) -> str | None:
+        """Note that the default sandbox has what is installed; returns why not."""
+        if lacking := [name for name in by_apt if name not in _installed(PACKAGES)]:
+            return f"`RUN {line.rest[:60]}`: this machine lacks {', '.join(lacking)}, which apt has: {self.build}"
+        if any(name not in self.packages for name in by_pip):
+            way = shlex.quote(
+                f"sandbox.python=[{', '.join({**dict.fromkeys(self.packages), **dict.fromkeys(by_pip)})}]"
+            )
+            return f"`RUN {line.rest[:60]}`: --set {way} has what pip installs; {self.build}"
+        if by_apt:
+            self.notes.append(f"this machine has what `RUN` installs: {', '.join(by_apt)}")
         return None
 
     def _copy(self, line: _Line, context: Path) -> str | None:
         words = json.loads(line.rest) if line.rest.startswith("[") else shlex.split(line.rest)
         *sources, target = words
-        if self.setup:
+        if self.ordered:
             return f"`COPY` behind `RUN` is not built here: {self.build}"
         if not sources or any(word.startswith("--") for word in words):
             return f"`COPY` with options is not built here: {self.build}"
@@ -789,16 +821,18 @@ class _Task:
         return None
 
 
-def _packages_of(command: str) -> list[str] | None:
-    """Return the packages that a command installs by apt, if it does nothing else."""
-    packages: list[str] = []
-    for part in command.split("&&"):
-        apt = APT.fullmatch(part.strip())
-        if apt is None and LISTS.fullmatch(part.strip()) is None:
-            return None
+def _packages_of(command: str) -> tuple[list[str], list[str]] | None:
+    """Return the packages that a command installs by apt and by pip, if it does nothing else."""
+    by_apt, by_pip = list[str](), list[str]()
+    for part in map(str.strip, command.split("&&")):
+        apt, pip = APT.fullmatch(part), PIP.fullmatch(part)
         if apt is not None and apt["what"] == "install":
-            packages += [word for word in apt["rest"].split() if not word.startswith("-")]
-    return packages if all(map(PACKAGE.fullmatch, packages)) else None
+            by_apt += [word for word in apt["rest"].split() if not word.startswith("-")]
+        elif pip is not None:
+            by_pip += [word.strip("'\"") for word in pip["rest"].split() if word not in HARMLESS]
+        elif apt is None and LISTS.fullmatch(part) is None:
+            return None
+    return (by_apt, by_pip) if all(map(PACKAGE.fullmatch, [*by_apt, *by_pip])) else None
 
 
 @cache

@@ -227,8 +227,6 @@ def _image(image: str | None, backend: str, spec: Spec) -> str | None:
     folder = (top / image).resolve()
     if not folder.is_relative_to(top.resolve()) or not (folder / "Dockerfile").is_file():
         raise UserError(f"image: {image} is no folder with a Dockerfile in {top}")
-    if (folder / ".dockerignore").exists():
-        raise UserError(f"image: {folder}/.dockerignore is not followed: remove it, and the files that it names")
     return str(folder)
 
 

@@ -20,6 +20,7 @@ import io
 import logging
 import os
 import posixpath
+import re
 import shutil
 import signal
 import socket
@@ -28,7 +29,7 @@ import tarfile
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -257,11 +258,27 @@ def build_context(folder: Path) -> bytes:
     data = io.BytesIO()
     try:
         with tarfile.open(fileobj=data, mode="w") as archive:
-            for path in sorted(folder.iterdir()):
-                archive.add(path, path.name, filter=plain)
+            (folder / "Dockerfile").stat()
+            left_out = _left_out(folder)
+            for path in sorted(folder.rglob("*")):
+                name = str(path.relative_to(folder))
+                if name in ("Dockerfile", IGNORED) or not left_out(name):
+                    archive.add(path, name, recursive=False, filter=plain)
     except OSError as error:
         raise SandboxFailure(f"the folder {folder} cannot be built: {error}") from error
     return data.getvalue()
+
+
+def _left_out(folder: Path) -> Callable[[str], bool]:
+    """Return what says whether a .dockerignore leaves a path out: the last of its lines that fits decides."""
+    rules = []
+    if (folder / IGNORED).is_file():
+        for line in map(str.strip, (folder / IGNORED).read_text("utf-8", "replace").splitlines()):
+            if line and not line.startswith("#"):
+                pattern = posixpath.normpath(line.removeprefix("!").strip().lstrip("/"))
+                words = [WILD.get(word, re.escape(word)) for word in re.split(r"(\*\*/|\*\*|\*|\?)", pattern)]
+                rules.append((re.compile("".join(words) + "(/.*)?", re.DOTALL), not line.startswith("!")))
+    return lambda path: next((out for pattern, out in reversed(rules) if pattern.fullmatch(path)), False)
 
 
 def shared_folder(folder: Path, place: str) -> dict[str, Any]:
@@ -405,6 +422,9 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Where an engine looks for commands in a container whose image does not say it."""
 BUILT = "hermes-rl-built"
 """What images are called that were built of a folder; the tag is a digest of what was in it."""
+IGNORED = ".dockerignore"
+WILD = {"**/": "(.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+"""What patterns in that file mean, as regular expressions."""
 MADE = 946684800
 """The time of all files in a build context: that of the first day of 2000."""
 IMAGE = "python:3.11-slim"

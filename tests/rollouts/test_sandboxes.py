@@ -82,6 +82,3 @@ def test_a_folder_that_is_built_lies_in_that_of_the_spec(tmp_path: Path) -> None
     for image in ("../other", str(tmp_path / "other"), "./link", "./nowhere", "."):
         with pytest.raises(UserError, match="is no folder with a Dockerfile in"):
             images(image)
-    (inner / ".dockerignore").touch()
-    with pytest.raises(UserError, match=r"inner/\.dockerignore is not followed"):
-        images("./inner")

@@ -239,6 +239,28 @@ def test_links_of_a_build_context_stay_links(tmp_path: Path) -> None:
         docker.build_context(tmp_path / "none")
 
 
+@pytest.mark.parametrize(
+    ("lines", "there"),
+    [
+        ("", "a.log d/a.log d/e/b.py link"),
+        ("# all\n*\n!d/e", "d/e/b.py"),
+        ("*.log\nlink\n", "d/a.log d/e/b.py"),
+        ("**/*.log\n", "d/e/b.py link"),
+        ("/d/\n", "a.log link"),
+        ("d/**\n!**/b.p?\nDockerfile\n", "a.log d/e/b.py link"),
+    ],
+)
+def test_a_dockerignore_leaves_out_what_it_names(tmp_path: Path, lines: str, there: str) -> None:
+    folder = built_of(tmp_path / "folder")
+    (folder / "d/e").mkdir(parents=True)
+    for name in ("a.log", "d/a.log", "d/e/b.py"):
+        (folder / name).touch()
+    (folder / ".dockerignore").write_text(lines)
+    with tarfile.open(fileobj=io.BytesIO(docker.build_context(folder))) as archive:
+        names = [entry.name for entry in archive if not entry.isdir()]
+    assert names == [".dockerignore", "Dockerfile", *there.split()]
+
+
 async def test_those_who_wait_for_an_image_share_the_failure_of_its_pull(plan: Plan, docker_host: str) -> None:
     await plan(without=["task"], pulls=[{"status": 500, "message": "no route"}] * 36)
     sandboxes = [create_sandbox(SandboxConfig(backend="docker", image="task")) for _ in range(12)]

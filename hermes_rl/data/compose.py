@@ -66,8 +66,8 @@ class ComposeFile:
             if key not in TOP and not key.startswith("x-"):
                 self.problems.append((entry.key.line, f"`{key}` is not played"))
         services = root.get("services")
-        if not isinstance(services, MappingNode) or services.get(MAIN) is None:
-            self.problems.append((1, f"it has no service `{MAIN}`, which is the sandbox"))
+        if not isinstance(services, MappingNode):
+            self.problems.append((1, "it has no services"))
             return
         for name, entry in services.entries.items():
             values = dict(self._values(name, entry.value)) if isinstance(entry.value, MappingNode) else {}

@@ -119,7 +119,8 @@ HEALTHY = (
 HEALTH = {"interval_sec": 5, "timeout_sec": 30, "start_period_sec": 0, "start_interval_sec": 5, "retries": 3}
 BRIDGED = {"streamable-http": "streamablehttp", "http": "streamablehttp", "sse": "sse"}
 """How a tool server at an address is spoken to, and what the program calls it that makes one over stdio of it."""
-COMPOSE = ("docker-compose.yaml", "docker-compose.yml")
+COMPOSE = "docker-compose.yaml"
+"""The only name by which a Compose file counts."""
 FILES = frozenset((TASK, "instruction.md", "environment", "tests", "solution", "steps", "README.md"))
 STEP_FILES = frozenset(("instruction.md", "workdir", "tests", "solution", "README.md"))
 """What lies in a task folder, and in that of a step."""
@@ -712,8 +713,8 @@ class _Task:
 
     def _compose(self, folder: Path) -> None:
         """Take the services of a Compose file, which only Docker starts, and what it says of the sandbox."""
-        file = next((folder / name for name in COMPOSE if (folder / name).is_file()), None)
-        if file is None:
+        file = folder / COMPOSE
+        if not file.is_file():
             return
         compose = ComposeFile(file, lambda to, path: _laid_whole(to, path, folder), self._built)
         if compose.services and self.backend != "docker":

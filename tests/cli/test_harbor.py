@@ -561,7 +561,7 @@ def test_what_cannot_be_played_is_refused_by_file_and_line(
         ("trajectory.json", "{}", "a conversation that came before"),
         ("tests/data/.harborignore", "*.log\n", "files are not left out by it"),
         ("solution/.harborignore", "*.log\n", "files are not left out by it"),
-        ("environment/docker-compose.yaml", "services: {}\n", "it has no service `main`"),
+        ("environment/docker-compose.yaml", "services: []\n", "it has no services"),
         (
             "environment/docker-compose.yaml",
             "services: {main: {}, db: {image: x}}\n",
@@ -859,6 +859,15 @@ def test_the_services_of_a_compose_file_stand_beside_the_sandbox(tmp_path: Path)
         "/one",
     }
     assert "two: `restart` of services in environment/docker-compose.yaml is of no effect" in tasks.notes
+
+
+def test_the_sandbox_is_there_whatever_a_compose_file_says_of_it(tmp_path: Path) -> None:
+    folder = composed(tmp_path / "two", "services: {db: {image: x}}\n")
+    (row,) = read_tasks(folder, "docker", network=False).rows
+    assert list(row["services"]) == ["db"]
+    (folder / "environment/docker-compose.yaml").rename(folder / "environment/docker-compose.yml")
+    (row,) = read_tasks(folder, "docker", network=False).rows
+    assert row["services"] == {}, "a file of another name is a file as any other"
 
 
 def test_a_service_may_be_built_of_a_folder(tmp_path: Path) -> None:

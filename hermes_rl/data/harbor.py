@@ -636,7 +636,7 @@ class _Task:
     def _links(self, parts: Sequence[_Part]) -> None:
         """Refuse links that are not followed, behind which files would be missing."""
         has_image = self.backend == "docker" or self._at("environment.docker_image") is not None
-        copied = [] if has_image else [self.folder / "environment"]
+        copied = [] if has_image and not self._is_laid_down() else [self.folder / "environment"]
         for top in dict.fromkeys(
             (*(part.folder / name for part in (_Part("", self.folder), *parts) for name in COPIED), *copied)
         ):
@@ -684,6 +684,8 @@ class _Task:
             if not self._takes_images:
                 line = self._line("environment.docker_image")
                 self._refuse(file, line, f"it needs the image {image}: {self.docker}")
+            if self._is_laid_down():
+                self.files += [_laid(str(path.relative_to(folder)), path) for path in _inside(folder)]
         elif self.backend == "docker" and dockerfile.is_file():
             self.base = self._built(folder)
         elif not dockerfile.is_file() and self._takes_images:
@@ -697,6 +699,11 @@ class _Task:
             if problem is not None:
                 self._refuse(dockerfile, instruction.number, problem)
         self._compose(folder)
+
+    def _is_laid_down(self) -> bool:
+        """Whether the files in environment/ come into the working directory, since no image was built of them."""
+        named = self._at("environment.docker_image") is not None
+        return named and not any((self.folder / "environment" / name).exists() for name in ("Dockerfile", COMPOSE))
 
     def _built(self, folder: Path) -> str:
         """Return what an image is called that is built of a folder: a relative path, so that tasks can be moved."""

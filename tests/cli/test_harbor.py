@@ -776,6 +776,16 @@ def test_docker_has_the_tasks_own_image(tmp_path: Path) -> None:
     assert (row["image"], row["workdir"], row["setup"], row["files"]) == ("a/b:1", None, [], [])
 
 
+def test_files_beside_a_named_image_are_laid_into_its_working_directory(tmp_path: Path) -> None:
+    folder = task(tmp_path / "task", TOML + "docker_image = 'a/b:1'\n", None, others={"environment/d/run.sh": "x"})
+    (folder / "environment/d/run.sh").chmod(0o755)
+    (row,) = read_tasks(folder, "docker", network=False).rows
+    assert [(file["to"], file["mode"]) for file in row["files"]] == [("d/run.sh", "0o755"), ("given.txt", "0o644")]
+    (folder / "environment/out").symlink_to("/etc/hostname")
+    with pytest.raises(SpecError, match="only links to files in environment/ are followed"):
+        read_tasks(folder, "docker", network=False)
+
+
 def test_docker_builds_what_the_default_sandbox_cannot_stand_in_for(tmp_path: Path) -> None:
     dockerfile = "FROM scratch AS a\nARG A=1\nRUN --mount=type=cache apt-get install -y $A\nFROM a\nUSER x\nCOPY . .\n"
     folder = task(tmp_path / "here/tasks/built", dockerfile=dockerfile)

@@ -144,14 +144,18 @@ given
 """
 
 
-async def test_docker_builds_what_a_task_says(tmp_path: Path) -> None:
-    """Stages, arguments, options and a link: all of it is the engine's to read."""
+async def test_docker_builds_what_a_task_says(engine: DockerDaemon, tmp_path: Path) -> None:
+    """Stages, arguments, options and a link are the engine's to read; what it has built, another task may name."""
     folder = task(tmp_path / "task", TOML, DOCKERFILE, BUILT)
     (folder / "environment/link").symlink_to("given.txt")
     right = await task_played(folder, tmp_path / "right", None, "sandbox.backend=docker")
     wrong = await task_played(folder, tmp_path / "wrong", "echo 41 > answer.txt", "sandbox.backend=docker")
     assert [(line["score"], line["error"]) for line in (right, wrong)] == [(1.0, None), (0.0, None)]
     assert right["image"] == wrong["image"] and right["image"].startswith("sha256:")
+    (own,) = [image for image in engine.ask("GET", "/images/json") if image["Id"] == right["image"]]
+    named = task(tmp_path / "named", f"{TOML}docker_image = '{own['RepoTags'][0]}'\n", None, BUILT)
+    line = await task_played(named, tmp_path / "run", None, "sandbox.backend=docker")
+    assert (line["score"], line["image"]) == (1.0, right["image"])
 
 
 async def test_a_build_that_fails_is_nobodys_score(tmp_path: Path) -> None:

@@ -118,4 +118,5 @@ def _require_it_can_run(
         if not answer.get("timed_out"):
             ctx.remember(key, lacks)
     if lacks:
-        raise RewardFailure(f"reward_file: the command cannot run in this sandbox: {lacks}")
+        way = "sandbox.network, sandbox.python or an image may give what it needs, or another `command`"
+        raise RewardFailure(f"reward_file: the command cannot run in this sandbox ({way}): {lacks}")

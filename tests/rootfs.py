@@ -97,7 +97,7 @@ def _python(folder: Path) -> None:
     target = folder / "usr/lib" / Path(library).name
     shutil.copytree(library, target, ignore=shutil.ignore_patterns(*HEAVY), ignore_dangling_symlinks=True)
     for module in (target / "lib-dynload").iterdir():
-        _libraries(module, folder)
+        libraries(module, folder)
 
 
 def install(source: Path, folder: Path, name: str) -> None:
@@ -105,10 +105,10 @@ def install(source: Path, folder: Path, name: str) -> None:
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, target)
-        _libraries(source, folder)
+        libraries(source, folder)
 
 
-def _libraries(program: Path, folder: Path) -> None:
+def libraries(program: Path, folder: Path) -> None:
     """The shared libraries of a program, at the paths where it looks for them."""
     said = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=False).stdout
     for word in said.split():

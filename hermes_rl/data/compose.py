@@ -25,6 +25,8 @@ NOT_USED = (
 TOP = ("services", "version", "name", "volumes", "networks")
 IDLE = re.compile(r"(sleep (infinity|\d+)|tail -f /dev/null)\W*$")
 """Commands by which a container waits, as every sandbox does."""
+DEFAULTED = re.compile(r"(?<!\$)((?:\$\$)*)\$\{\w+:?-([^${}]*)\}")
+VARIABLES = "takes variables of this machine, which are not handed over: write the value there, or ${NAME:-VALUE}"
 VARIABLE = re.compile(r"(?<!\$)(\$\$)*\$(?!\$)")
 
 
@@ -33,9 +35,14 @@ Value = tuple[str, Any]
 
 
 class ComposeFile:
-    """One Compose file; `laid` makes files of a sandbox of (path in it, file or folder here)."""
+    """One Compose file; `laid` makes files of a sandbox of (path in it, file or folder here).
 
-    def __init__(self, path: Path, laid: Callable[[str, Path], list[dict[str, str]]]) -> None:
+    `built` names the image that is built of a folder.
+    """
+
+    def __init__(
+        self, path: Path, laid: Callable[[str, Path], list[dict[str, str]]], built: Callable[[Path], str]
+    ) -> None:
         self.env: dict[str, str] = {}
         """Of the sandbox, as are its `files`."""
         self.files: list[dict[str, str]] = []
@@ -44,7 +51,7 @@ class ComposeFile:
         self.problems: list[tuple[int, str]] = []
         """What cannot be played: the line, and why."""
         self.notes: list[str] = []
-        self._folder, self._laid = path.parent, laid
+        self._folder, self._laid, self._built = path.parent, laid, built
         self._volumes: dict[str, str] = {}
         """Named volumes, and the service that has each."""
         root, problems = read_file(path, str(path))
@@ -59,8 +66,8 @@ class ComposeFile:
             if key not in TOP and not key.startswith("x-"):
                 self.problems.append((entry.key.line, f"`{key}` is not played"))
         services = root.get("services")
-        if not isinstance(services, MappingNode) or services.get(MAIN) is None:
-            self.problems.append((1, f"it has no service `{MAIN}`, which is the sandbox"))
+        if not isinstance(services, MappingNode):
+            self.problems.append((1, "it has no services"))
             return
         for name, entry in services.entries.items():
             values = dict(self._values(name, entry.value)) if isinstance(entry.value, MappingNode) else {}
@@ -68,8 +75,9 @@ class ComposeFile:
                 self.env, self.files = values.get("env", {}), values.get("files", [])
             else:
                 self.services[name] = values
-                if "image" not in values:
-                    self.problems.append((entry.key.line, f"`{name}` has no image, and none is built here"))
+                has = isinstance(entry.value, MappingNode) and {"image", "build"} & entry.value.entries.keys()
+                if not has:  # else there is a problem already where it has none
+                    self.problems.append((entry.key.line, f"`{name}` has no `image` and no `build`"))
         self._put_in_order(services)
 
     def _put_in_order(self, services: MappingNode) -> None:
@@ -93,7 +101,11 @@ class ComposeFile:
             try:
                 if key in NOT_USED.split():
                     self.notes.append(f"`{key}` of services in environment/docker-compose.yaml is of no effect")
-                elif key == "depends_on" or (name == MAIN and self._is_the_sandbox(key, node)):
+                elif (
+                    key == "depends_on"
+                    or (name != MAIN and key == "image" and "build" in service.entries)
+                    or (name == MAIN and self._is_the_sandbox(key, node))
+                ):
                     pass
                 elif key in READ:
                     yield READ[key](self, name, node)
@@ -120,6 +132,18 @@ class ComposeFile:
             raise ValueError("is named in [environment] docker_image")
         return "image", _own(plain(node))
 
+    def _build(self, name: str, node: Node) -> Value:
+        value = plain(node)
+        build = dict(value) if isinstance(value, Mapping) else {"context": value}
+        if name == MAIN or build.keys() != {"context"}:
+            raise ValueError(
+                "is played as `build: FOLDER` of a service alone: other files, arguments and stages are not"
+            )
+        folder = (self._folder / _own(build["context"])).resolve()
+        if not folder.is_relative_to(self._folder.resolve()) or not (folder / "Dockerfile").is_file():
+            raise ValueError(f"names {build['context']}, which is no folder with a Dockerfile in environment/")
+        return "image", self._built(folder)
+
     def _command(self, name: str, node: Node) -> Value:
         if name == MAIN:
             raise ValueError("starts a program in the sandbox: start it in [environment.healthcheck], or in a service")
@@ -134,7 +158,7 @@ class ComposeFile:
             else {name: text if sign else None for name, sign, text in (str(each).partition("=") for each in value)}
         )
         if any(each is None for each in pairs.values()):
-            raise ValueError("takes variables of this machine, which are not handed over")
+            raise ValueError(VARIABLES)
         return "env", {str(key): _own(each) for key, each in pairs.items()}
 
     def _healthcheck(self, name: str, node: Node) -> Value:
@@ -171,6 +195,7 @@ class ComposeFile:
 
 READ: Mapping[str, Callable[[ComposeFile, str, Node], Value]] = {
     "image": ComposeFile._image,
+    "build": ComposeFile._build,
     "command": ComposeFile._command,
     "environment": ComposeFile._environment,
     "healthcheck": ComposeFile._healthcheck,
@@ -184,9 +209,14 @@ def _words(node: Node) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
+def defaulted(text: str) -> str:
+    """Return a text in which variables have their defaults, whatever this machine has."""
+    return DEFAULTED.sub(r"\1\2", text)
+
+
 def _own(value: Any) -> str:
     """Return a text of the file; ValueError where it takes a variable of this machine."""
-    text = str(value).lower() if isinstance(value, bool) else str(value)
+    text = defaulted(str(value).lower() if isinstance(value, bool) else str(value))
     if VARIABLE.search(text):
-        raise ValueError("takes variables of this machine, which are not handed over")
+        raise ValueError(VARIABLES)
     return text.replace("$$", "$")

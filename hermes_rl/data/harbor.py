@@ -1,8 +1,8 @@
 """Task folders in Harbor's format as rows: task.toml, instruction.md, environment/, tests/, solution/.
 
 This module owns what of that format can be played, what is refused by name, with the file and the line that ask for it,
-and what is of no effect here, which is said once for all tasks that have it. A Dockerfile is not built here: what it
-says is played where plain files, variables and commands are all of it.
+and what is of no effect here, which is said once for all tasks that have it. Docker builds a task's Dockerfile. For
+other sandboxes what it says is played, where plain files, variables and commands are all of it.
 Source of names and defaults: Harbor 0.25 (`task.toml`, versions 1.0 to 1.4).
 """
 
@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import posixpath
 import re
 import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hermes_rl.data.compose import ComposeFile
+from hermes_rl.data.compose import VARIABLES, ComposeFile, defaulted
 from hermes_rl.errors import Problem, SpecError, UserError
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.section import parse_size
@@ -29,20 +32,54 @@ from hermes_rl.values import is_number
 
 TASK = "task.toml"
 VERIFIER_SECONDS = 600.0
-PLAIN = re.compile(r"(docker\.io/)?(library/)?(ubuntu|debian|python)(:[\w.-]+)?(@sha256:[0-9a-f]{64})?")
+PLAIN = re.compile(
+    r"((docker\.io|public\.ecr\.aws/docker)/)?(library/)?(ubuntu|debian|python)(:[\w.-]+)?(@sha256:[0-9a-f]{64})?"
+)
 """Images whose place the default sandbox takes, which has this machine's programs."""
 INSTALLS = re.compile(
     r"\b(apt|apt-get|apk|yum|dnf|pip3?|uv|uvx|npm|npx|yarn|conda|cargo|gem|go|curl|wget|git\s+clone|useradd|adduser)\b"
 )
 """Commands that need a network, or root."""
-BUILD = "build the image, and name it in [environment] docker_image"
-NOT_STARTED = "is not run: a sandbox starts no program of its image; build an image that needs none"
+DOCKER = "--set sandbox.backend=docker"
+IN_DEMO = f"{DOCKER} --set servers.policy.type=scripted (in the place of --demo)"
+"""How a task's own solution is played where only Docker can."""
+APT = re.compile(r"(DEBIAN_FRONTEND=\w+ +)?apt(-get)? +(-\S+ +)*(?P<what>update|clean|install)(?P<rest>( +\S+)*) *")
+PIP = re.compile(r"(python3? +-m +)?pip3? +install(?P<rest>( +\S+)*) *")
+"""Commands that a sandbox with this machine's programs need not run, where it has the packages anyway."""
+PACKAGE = re.compile(r"[A-Za-z0-9][\w.+:=~<>,\[\]-]*")
+HARMLESS = (
+    "--no-cache-dir",
+    "--break-system-packages",
+    "--upgrade",
+    "-U",
+    "-q",
+    "--quiet",
+    "--root-user-action=ignore",
+)
+"""Options of pip that choose no package."""
+MAKES = re.compile(r"mkdir +-p( +[\w./-]+)+ *")
+"""Makes folders alone, which files that are laid down before do not change."""
+LISTS = re.compile(r"rm +-rf? +/var/lib/apt/lists/?\*? *")
+PACKAGES = Path("/var/lib/dpkg/status")
+"""Where Debian and Ubuntu say which packages they have."""
+KEPT = "--set sandbox.keep_processes=true"
+BEGUN = "/tmp/.entrypoint-has-begun"
+ENTRYPOINT = (
+    "({command} sh -c 'touch {begun}; exec sleep infinity') </dev/null >/dev/null 2>&1 &\n"
+    "for _ in $(seq 100); do [ -e {begun} ] && break; sleep 0.1; done; rm -f {begun}"
+)
+"""Starts what an image starts; goes on when that starts the command that it is given, or after ten seconds."""
+READY = "sleep 2"
+"""For what it has left in the background, where no health check says when that is ready."""
+UNCHECKED = (
+    "nothing says when what `ENTRYPOINT` starts is ready, and the agent begins two seconds later: "
+    "[environment.healthcheck] of task.toml would"
+)
 UNSTARTED = {"CMD": "is not run, nor is it by Harbor", "EXPOSE": "is of no effect: no port is opened to the outside"}
 """Instructions of a Dockerfile that change nothing here, and why."""
 
 REFUSED: Mapping[str, str] = {
     "environment.tpu": "no sandbox here has a TPU",
-    "environment.skills_dir": "skills are not handed to the agent",
     "agent.user": "the agent is the image's user, or that of the default sandbox",
     "verifier.user": "tests run as the agent's user",
     "verifier.environment": "tests run in the agent's sandbox alone",
@@ -54,7 +91,7 @@ STRATEGIES = {"mean": "mean", "final": "last"}
 """What `multi_step_reward_strategy` says, and a reward's `steps`."""
 UNUSED: Mapping[str, str] = {
     "artifacts": "is not collected; `artifacts` of the spec names what is",
-    "environment.build_timeout_sec": "is of no effect: no image is built here",
+    "environment.build_timeout_sec": "is of no effect: a build may take an hour",
     "environment.gpu_types": "is of no effect where no GPU is asked for",
 }
 """Keys of task.toml that change nothing here, and why."""
@@ -80,7 +117,10 @@ HEALTHY = (
 )
 """A health check as a command that returns as soon as it passes, and fails where it did so too often."""
 HEALTH = {"interval_sec": 5, "timeout_sec": 30, "start_period_sec": 0, "start_interval_sec": 5, "retries": 3}
-COMPOSE = ("docker-compose.yaml", "docker-compose.yml")
+BRIDGED = {"streamable-http": "streamablehttp", "http": "streamablehttp", "sse": "sse"}
+"""How a tool server at an address is spoken to, and what the program calls it that makes one over stdio of it."""
+COMPOSE = "docker-compose.yaml"
+"""The only name by which a Compose file counts."""
 FILES = frozenset((TASK, "instruction.md", "environment", "tests", "solution", "steps", "README.md"))
 STEP_FILES = frozenset(("instruction.md", "workdir", "tests", "solution", "README.md"))
 """What lies in a task folder, and in that of a step."""
@@ -110,7 +150,14 @@ def tasks_of(spec: Spec) -> Tasks:
         network=sandbox.network,
         agent_timeout=agent.timeout,
         steps=steps,
-        servers={tool.mcp.name: tuple(tool.mcp.command or ()) for tool in spec.tools if tool.mcp is not None},
+        servers={
+            tool.mcp.name: tuple(tool.mcp.command or (str(tool.mcp.url),))
+            for tool in spec.tools
+            if tool.mcp is not None
+        },
+        keeps_processes=sandbox.keep_processes,
+        packages=tuple(map(str, sandbox.python)),
+        demo=spec.demo,
     )
 
 
@@ -122,6 +169,9 @@ def read_tasks(
     agent_timeout: float | None = None,
     steps: str | None = None,
     servers: Mapping[str, tuple[str, ...]] | None = None,
+    keeps_processes: bool = False,
+    packages: Sequence[str] = (),
+    demo: bool = False,
 ) -> Tasks:
     """Read a task folder, or all task folders right in a folder.
 
@@ -135,7 +185,10 @@ def read_tasks(
         network: the spec's `sandbox.network`: none, all, or names of hosts.
         agent_timeout: seconds that the spec gives the agent; None: any time.
         steps: what the spec makes of the rewards of several steps, `mean` or `last`; None: it plays no steps.
-        servers: the commands of the spec's tool servers, by name.
+        servers: the commands, or addresses, of the spec's tool servers, by name.
+        keeps_processes: the spec's `sandbox.keep_processes`.
+        packages: the spec's `sandbox.python`.
+        demo: whether the spec is changed so that it needs no container, whatever its backend.
 
     Raises:
         SpecError: none of the tasks can be played; with the place of each reason.
@@ -153,12 +206,14 @@ def read_tasks(
         raise UserError(f"dataset.harbor: {folder} has no {TASK}, and no folder right in it has one{way}")
     tasks, refused, noted = Tasks(), list[Problem](), dict[str, list[str]]()
     for place in places:
-        task = _Task(place, backend, network, agent_timeout, steps, servers or {})
+        task = _Task(
+            place, folder, backend, network, agent_timeout, steps, servers or {}, keeps_processes, packages, demo
+        )
         row = task.row()
         refused += task.problems
         if row is not None and not task.problems:
             tasks.rows.append(row)
-            for note in task.notes:
+            for note in dict.fromkeys(task.notes):
                 noted.setdefault(note, []).append(place.name)
     if not tasks.rows:
         raise SpecError(refused)
@@ -191,18 +246,30 @@ class _Task:
     def __init__(
         self,
         folder: Path,
+        top: Path,
         backend: str,
         network: bool | Sequence[str],
         agent_timeout: float | None,
         steps: str | None,
         servers: Mapping[str, tuple[str, ...]],
+        keeps_processes: bool,
+        packages: Sequence[str],
+        demo: bool,
     ) -> None:
         self.folder, self.backend, self.network, self.agent_timeout = folder, backend, network, agent_timeout
-        self.plays_steps, self.servers = steps, servers
+        self.top = top
+        self.docker = IN_DEMO if demo else DOCKER
+        self.build = f"{self.docker} builds it; or name an image that you have built in [environment] docker_image"
+        self.plays_steps, self.servers, self.keeps_processes = steps, servers, keeps_processes
+        self.packages = packages
         self.problems: list[Problem] = []
         self.notes: list[str] = []
         self.workdir: str | None = None
         self.base: str | None = None
+        self.ordered = False
+        """Whether a command of the Dockerfile may find other files once more are copied behind it."""
+        self.builds: dict[str, str] = {}
+        """Folders that images are built of, and a digest of what is in each."""
         self.env: dict[str, str] = {}
         self.files: list[dict[str, Any]] = []
         self.setup: list[str] = []
@@ -243,7 +310,8 @@ class _Task:
         self._links(parts)
         self._environment(file)
         self.env |= self._variables("environment.env")
-        workdir = str(self._at("environment.workdir") or self.workdir or "/app")
+        given = self._at("environment.workdir") or self.workdir
+        workdir = str(given) if given else None if self.backend == "docker" else "/app"  # None: the image's own
         steps = [self._step(part, workdir) for part in parts]
         self.setup += self._until_healthy("environment.healthcheck")
         if parts[0].key:
@@ -253,8 +321,10 @@ class _Task:
         return {
             "name": self.folder.name,
             "instruction": steps[0]["say"],
+            "skills_dir": str(self._at("environment.skills_dir") or ""),
             "category": str(self._at("metadata.category") or ""),
             "image": self.base if self._takes_images else None,
+            "builds": self.builds,
             "workdir": workdir,
             "env": self.env,
             "files": self.files,
@@ -289,17 +359,24 @@ class _Task:
         if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
             self._refuse_key(key, f"expected [[{key}]]")
             return
-        needed = []
+        needed, packages = [], ""
         for table in tables:
+            name, url = str(table.get("name")), table.get("url")
             command = [table.get("command"), *table.get("args", ())]
-            if table.get("transport") != "stdio" or not all(isinstance(word, str) for word in command):
-                self._refuse_key(
-                    key, f"the tool server {table.get('name')!r} is no command over stdio, and not started"
-                )
-            elif self.servers.get(str(table.get("name"))) != tuple(command):
-                needed.append({"mcp": {"name": str(table.get("name")), "command": command}})
+            own = self.servers.get(name, ())
+            if table.get("headers"):
+                self._refuse_key(key, f"headers of the tool server {name!r} are not sent")
+            elif table.get("transport", "sse") in BRIDGED and isinstance(url, str):
+                if url not in own:
+                    command = ["mcp-proxy", "--transport", BRIDGED[table.get("transport", "sse")], url]
+                    needed.append({"mcp": {"name": name, "command": command}})
+                    packages = f" --set {shlex.quote('sandbox.python=[mcp-proxy]')}"
+            elif table.get("transport") != "stdio" or not all(isinstance(word, str) for word in command):
+                self._refuse_key(key, f"the tool server {name!r} has neither a url nor a command over stdio")
+            elif own != tuple(command):
+                needed.append({"mcp": {"name": name, "command": command}})
         if needed:
-            way = shlex.quote(f"tools={json.dumps(needed)}")
+            way = shlex.quote(f"tools={json.dumps(needed)}") + packages
             self._refuse_key(key, f"the spec starts no such tool server in the sandboxes of its tasks: --set {way}")
 
     # ------------------------------------------------------------------ steps
@@ -361,7 +438,7 @@ class _Task:
         own = [each for each in self.files if posixpath.normpath(each["to"]) not in places]
         self.files, self.setup = own + step["files"], self.setup + step["setup"]
 
-    def _step(self, part: _Part, workdir: str) -> dict[str, Any]:
+    def _step(self, part: _Part, workdir: str | None) -> dict[str, Any]:
         """Return one step: its words, what comes with them, how it is verified and solved."""
         tests = {
             f"/tests/{path.relative_to(top)}": path
@@ -376,7 +453,10 @@ class _Task:
             env |= self._variables(f"{part.key}verifier.env")
         return {
             "say": self._instruction(part),
-            "files": [_laid(f"{workdir}/{path.relative_to(start)}", path) for path in _inside(start)] if start else [],
+            "files": [
+                _laid(posixpath.join(workdir or "", path.relative_to(part.folder / "workdir")), path)
+                for path in (_inside(start) if start else ())
+            ],
             "setup": [
                 *(["bash setup.sh"] if start and (start / "setup.sh").is_file() else []),
                 *(self._until_healthy(f"{part.key}healthcheck") if part.key else []),
@@ -499,9 +579,9 @@ class _Task:
             self._refuse_key(key, f"expected a table, got {given!r}")
             return {}
         for name, value in given.items():
-            if "${" in str(value):
-                self._refuse_key(f"{key}.{name}", "variables of this machine are not handed over")
-            variables[str(name)] = str(value)
+            variables[str(name)] = defaulted(str(value))
+            if "${" in variables[str(name)]:
+                self._refuse_key(f"{key}.{name}", VARIABLES)
         return variables
 
     def _line(self, key: str) -> int:
@@ -555,7 +635,8 @@ class _Task:
 
     def _links(self, parts: Sequence[_Part]) -> None:
         """Refuse links that are not followed, behind which files would be missing."""
-        copied = [] if self._at("environment.docker_image") is not None else [self.folder / "environment"]
+        has_image = self.backend == "docker" or self._at("environment.docker_image") is not None
+        copied = [] if has_image and not self._is_laid_down() else [self.folder / "environment"]
         for top in dict.fromkeys(
             (*(part.folder / name for part in (_Part("", self.folder), *parts) for name in COPIED), *copied)
         ):
@@ -602,28 +683,49 @@ class _Task:
             self.base = str(image)
             if not self._takes_images:
                 line = self._line("environment.docker_image")
-                self._refuse(file, line, f"it needs the image {image}: --set sandbox.backend=docker")
-            # The image has been built of the Dockerfile already; what the image starts by itself is left.
-            instructions = [line for line in instructions if line.word in (*UNSTARTED, "ENTRYPOINT")]
+                self._refuse(file, line, f"it needs the image {image}: {self.docker}")
+            if self._is_laid_down():
+                self.files += [_laid(str(path.relative_to(folder)), path) for path in _inside(folder)]
+        elif self.backend == "docker" and dockerfile.is_file():
+            self.base = self._built(folder)
         elif not dockerfile.is_file() and self._takes_images:
             self._refuse(file, 1, "it has neither a docker_image nor environment/Dockerfile")
+        engine = image is not None or bool(self.builds)  # it reads the Dockerfile, and what the image starts is left
         for instruction in instructions:
             try:
-                problem = self._instruct(instruction, folder)
+                problem = self._start(instruction) if engine else self._instruct(instruction, folder)
             except ValueError as error:  # quotes without an end
                 problem = f"`{instruction.word}` cannot be read: {error}"
             if problem is not None:
                 self._refuse(dockerfile, instruction.number, problem)
         self._compose(folder)
 
+    def _is_laid_down(self) -> bool:
+        """Whether the files in environment/ come into the working directory, since no image was built of them."""
+        named = self._at("environment.docker_image") is not None
+        return named and not any((self.folder / "environment" / name).exists() for name in ("Dockerfile", COMPOSE))
+
+    def _built(self, folder: Path) -> str:
+        """Return what an image is called that is built of a folder: a relative path, so that tasks can be moved."""
+        name = f"./{os.path.relpath(folder.resolve(), self.top.resolve())}"
+        digest = sha256()
+        for path in sorted(folder.rglob("*")):
+            digest.update(f"{path.relative_to(folder)} {path.lstat().st_mode:o}\0".encode("utf-8", "surrogateescape"))
+            if path.is_symlink():
+                digest.update(os.fsencode(path.readlink()))
+            elif path.is_file():
+                digest.update(sha256(path.read_bytes()).digest())
+        self.builds[name] = digest.hexdigest()
+        return name
+
     def _compose(self, folder: Path) -> None:
         """Take the services of a Compose file, which only Docker starts, and what it says of the sandbox."""
-        file = next((folder / name for name in COMPOSE if (folder / name).is_file()), None)
-        if file is None:
+        file = folder / COMPOSE
+        if not file.is_file():
             return
-        compose = ComposeFile(file, lambda to, path: _laid_whole(to, path, folder))
+        compose = ComposeFile(file, lambda to, path: _laid_whole(to, path, folder), self._built)
         if compose.services and self.backend != "docker":
-            self._refuse(file, 1, "services beside the sandbox: --set sandbox.backend=docker")
+            self._refuse(file, 1, f"services beside the sandbox: {self.docker}")
         for line, why in compose.problems:
             self._refuse(file, line, why)
         self.services, self.env = compose.services, self.env | compose.env
@@ -635,14 +737,13 @@ class _Task:
         if line.word in ("LABEL", "MAINTAINER"):
             return None  # they describe the image
         if line.word in UNSTARTED:
-            self.notes.append(f"`{line.word}` of environment/Dockerfile {UNSTARTED[line.word]}")
-            return None
+            return self._start(line)
         if line.word == "RUN":
             return self._run(line)
         if line.word not in ("FROM", "WORKDIR", "ENV", "COPY"):
-            return f"`{line.word}` {NOT_STARTED if line.word == 'ENTRYPOINT' else f'is not built here: {BUILD}'}"
+            return f"`{line.word}` is not built here: {self.build}"
         if "$" in line.rest:
-            return f"`{line.word}` with variables is not built here: {BUILD}"
+            return f"`{line.word}` with variables is not built here: {self.build}"
         if line.word == "FROM":
             return self._from(line)
         if line.word == "COPY":
@@ -656,31 +757,62 @@ class _Task:
         self.env |= dict(word.split("=", 1) for word in words)
         return None
 
+    def _start(self, line: _Line) -> str | None:
+        """Take into account what an image starts by itself; nothing else of a Dockerfile that an engine has read."""
+        if line.word in UNSTARTED:
+            self.notes.append(f"`{line.word}` of environment/Dockerfile {UNSTARTED[line.word]}")
+        elif line.word == "ENTRYPOINT" and not self.keeps_processes:
+            return f"`ENTRYPOINT` starts a program that has to be there when the tests run: {KEPT}"
+        elif line.word == "ENTRYPOINT":
+            words = json.loads(line.rest) if line.rest.startswith("[") else ["sh", "-c", line.rest]
+            self.setup = [ENTRYPOINT.format(command=shlex.join(words), begun=BEGUN)]
+            if not self._at("environment.healthcheck"):
+                self.setup.append(READY)
+                self.notes.append(UNCHECKED)
+        return None
+
     def _from(self, line: _Line) -> str | None:
         if self.base is not None or len(line.rest.split()) != 1:
-            return f"a Dockerfile of several stages is not built here: {BUILD}"
+            return f"a Dockerfile of several stages is not built here: {self.build}"
         self.base = line.rest
         if self._takes_images:
             return None
         if PLAIN.fullmatch(line.rest) is None:
-            return f"it needs the image {line.rest}: --set sandbox.backend=docker"
+            return f"it needs the image {line.rest}: {self.docker}"
         self.notes.append(f"the default sandbox stands in for the image {line.rest}")
         return None
 
     def _run(self, line: _Line) -> str | None:
+        packages = None if self._takes_images else _packages_of(line.rest)
+        if packages is not None:
+            return self._has(line, *packages)
         if line.rest.startswith(("--", "[", "<<")) or INSTALLS.search(line.rest):
-            return f"`RUN {line.rest[:60]}` installs or needs root, and no image is built here: {BUILD}"
+            return f"`RUN {line.rest[:60]}` installs or needs root: {self.build}"
+        self.ordered |= MAKES.fullmatch(line.rest) is None
         place = shlex.quote(self.workdir or "/")
         self.setup.append(f"mkdir -p {place} && cd {place} && {{ {line.rest}; }}")
+        return None
+
+    def _has(self, line: _Line, by_apt: list[str], by_pip: list[str]) -> str | None:
+        """Note that the default sandbox has what is installed; returns why not."""
+        if lacking := [name for name in by_apt if name not in _installed(PACKAGES)]:
+            return f"`RUN {line.rest[:60]}`: this machine lacks {', '.join(lacking)}, which apt has: {self.build}"
+        if any(name not in self.packages for name in by_pip):
+            way = shlex.quote(
+                f"sandbox.python=[{', '.join({**dict.fromkeys(self.packages), **dict.fromkeys(by_pip)})}]"
+            )
+            return f"`RUN {line.rest[:60]}`: --set {way} has what pip installs; {self.build}"
+        if by_apt:
+            self.notes.append(f"this machine has what `RUN` installs: {', '.join(by_apt)}")
         return None
 
     def _copy(self, line: _Line, context: Path) -> str | None:
         words = json.loads(line.rest) if line.rest.startswith("[") else shlex.split(line.rest)
         *sources, target = words
-        if self.setup:
-            return f"`COPY` behind `RUN` is not built here: {BUILD}"
+        if self.ordered:
+            return f"`COPY` behind `RUN` is not built here: {self.build}"
         if not sources or any(word.startswith("--") for word in words):
-            return f"`COPY` with options is not built here: {BUILD}"
+            return f"`COPY` with options is not built here: {self.build}"
         top = target if target.startswith("/") else f"{self.workdir or ''}/{target}".replace("/./", "/")
         for source in sources:
             path = (context / source.lstrip("/")).resolve()
@@ -688,13 +820,38 @@ class _Task:
                 return f"`COPY {source}`: environment/ has no such file"
             if path.is_dir():
                 if (context / ".dockerignore").is_file():
-                    return f"`COPY {source}` of a folder with a .dockerignore is not built here: {BUILD}"
+                    return f"`COPY {source}` of a folder with a .dockerignore is not built here: {self.build}"
                 to = top.rstrip("/.")
             else:
                 whole = target.endswith(("/", ".")) or len(sources) > 1
                 to = f"{top.rstrip('/.')}/{path.name}" if whole else top
             self.files += _laid_whole(to, path, context)
         return None
+
+
+def _packages_of(command: str) -> tuple[list[str], list[str]] | None:
+    """Return the packages that a command installs by apt and by pip, if it does nothing else."""
+    by_apt, by_pip = list[str](), list[str]()
+    for part in map(str.strip, command.split("&&")):
+        apt, pip = APT.fullmatch(part), PIP.fullmatch(part)
+        if apt is not None and apt["what"] == "install":
+            by_apt += [word for word in apt["rest"].split() if not word.startswith("-")]
+        elif pip is not None:
+            by_pip += [word.strip("'\"") for word in pip["rest"].split() if word not in HARMLESS]
+        elif apt is None and LISTS.fullmatch(part) is None:
+            return None
+    return (by_apt, by_pip) if all(map(PACKAGE.fullmatch, [*by_apt, *by_pip])) else None
+
+
+@cache
+def _installed(status: Path) -> frozenset[str]:
+    """Return the names of this machine's packages; none where it is not of Debian's kind."""
+    try:
+        entries = status.read_text("utf-8", "replace").split("\n\n")
+    except OSError:
+        return frozenset()
+    present = (entry for entry in entries if re.search(r"^Status: \S+ ok installed$", entry, re.MULTILINE))
+    return frozenset(entry.removeprefix("Package: ").partition("\n")[0] for entry in present)
 
 
 def _lines(text: str) -> Iterator[_Line]:

@@ -21,7 +21,7 @@ from hermes_rl.data.rows import Row
 from hermes_rl.errors import Problem, RunError, SandboxFailure, UserError
 from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig, SandboxFile, SandboxService
 from hermes_rl.scoring.grader import GradedReward
-from hermes_rl.spec.model import File, Mcp, SandboxSection, ServiceSection, Spec, TextFile, ToolSection, Toolsets
+from hermes_rl.spec.model import File, Mcp, ServiceSection, Spec, TextFile, ToolSection, Toolsets
 from hermes_rl.spec.templates import render, render_section
 from hermes_rl.threads import PerLoopSemaphore, in_thread
 from hermes_rl.tools.artifacts import ArtifactFile, ArtifactRequest, TakenArtifact, take
@@ -160,14 +160,14 @@ def sandbox_config(spec: Spec, row: Row, environ: Mapping[str, str] | None = Non
     section = render_section(spec.sandbox, row.columns, where="sandbox", key=row.key)
     return SandboxConfig(
         backend=section.backend,
-        image=_image(section, spec.folder),
+        image=_image(section.image, section.backend, spec),
         workdir=section.workdir,
         env=dict(section.env),
         packages=tuple(section.python),
         npm=tuple(section.npm),
         files=laid_files(section.files, spec.folder),
         setup=tuple(section.setup),
-        services=tuple(_service(name, service, spec.folder) for name, service in section.services.items()),
+        services=tuple(_service(name, service, spec) for name, service in section.services.items()),
         network=section.network,
         limits=ResourceLimits(**dict(section.limits)),
         timeout=spec.command_timeout,
@@ -177,13 +177,13 @@ def sandbox_config(spec: Spec, row: Row, environ: Mapping[str, str] | None = Non
     )
 
 
-def _service(name: str, service: ServiceSection, folder: Path) -> SandboxService:
+def _service(name: str, service: ServiceSection, spec: Spec) -> SandboxService:
     return SandboxService(
         name,
-        service.image,
+        str(_image(service.image, "docker", spec)),
         command=tuple(service.command),
         env=dict(service.env),
-        files=laid_files(service.files, folder, f"sandbox.services.{name}.files"),
+        files=laid_files(service.files, spec.folder, f"sandbox.services.{name}.files"),
         healthy=service.healthy,
     )
 
@@ -210,11 +210,24 @@ def _located(files: Any, folder: Path) -> Any:
     ]
 
 
-def _image(section: SandboxSection, folder: Path) -> str | None:
-    """For bubblewrap a path, which a template may have made a relative one; for others a name."""
-    if section.image is None or section.backend != "bubblewrap":
-        return section.image
-    return str(folder / section.image)
+def _image(image: str | None, backend: str, spec: Spec) -> str | None:
+    """Return an image as the backend takes it.
+
+    For bubblewrap that is a path, which a template may have made a relative one; for Docker a name, or of `./folder`
+    the path of what is built; for others a name.
+
+    Raises:
+        UserError: a folder that is built is none, or lies outside of that of the spec, or of its tasks.
+    """
+    if image is not None and backend == "bubblewrap":
+        return str(spec.folder / image)
+    if image is None or backend != "docker" or not image.startswith((".", "/")):
+        return image
+    top = spec.folder if spec.dataset.harbor is None else Path(spec.dataset.harbor)
+    folder = (top / image).resolve()
+    if not folder.is_relative_to(top.resolve()) or not (folder / "Dockerfile").is_file():
+        raise UserError(f"image: {image} is no folder with a Dockerfile in {top}")
+    return str(folder)
 
 
 def laid_files(files: tuple[File, ...], folder: Path, where: str = "sandbox.files") -> tuple[SandboxFile, ...]:

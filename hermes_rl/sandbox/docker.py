@@ -15,10 +15,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import hashlib
 import io
 import logging
 import os
 import posixpath
+import re
 import shutil
 import socket
 import struct
@@ -26,7 +28,7 @@ import tarfile
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -74,6 +76,8 @@ class Container:
         self.name = name
         self.image = image
         self.config = config
+        self.built: Mapping[str, str] = {}
+        """Folders of which images were built, and the engine's name of each."""
         self.limits = {limit: getattr(config.limits, limit) or default for limit, default in DEFAULTS.items()}
         self._unenforced: set[str] = set()
 
@@ -157,7 +161,8 @@ class Container:
     async def start_service(self, service: SandboxService) -> None:
         """Make and start a service of this container, which runs; raises `EngineError`."""
         name = self._name_of(service)
-        own: dict[str, Any] = {"Image": service.image, "Env": [f"{key}={value}" for key, value in service.env.items()]}
+        image = self.built.get(service.image, service.image)
+        own: dict[str, Any] = {"Image": image, "Env": [f"{key}={value}" for key, value in service.env.items()]}
         if service.command:
             own["Cmd"] = list(service.command)
         if service.healthy is not None:
@@ -214,7 +219,7 @@ class Container:
         if self.config.limits.disk is not None:
             host["StorageOpt"] = {"size": str(self.config.limits.disk)}
         return {
-            "Image": self.image,
+            "Image": self.built.get(self.image, self.image),
             "Entrypoint": command,
             "Cmd": [],
             "WorkingDir": "/",
@@ -234,6 +239,45 @@ def _archive(files: Sequence[SandboxFile]) -> bytes:
             entry.size, entry.mode = len(file.data), file.mode
             archive.addfile(entry, io.BytesIO(file.data))
     return data.getvalue()
+
+
+def build_context(folder: Path) -> bytes:
+    """Return a folder with a Dockerfile as a tar archive, which is the same wherever and whenever its files were made.
+
+    Links stay links, so that they lead nowhere but to files of the image. Raises `SandboxFailure` where it cannot be
+    read.
+    """
+
+    def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        entry.uid = entry.gid = 0
+        entry.uname = entry.gname = ""
+        entry.mtime = MADE
+        return entry
+
+    data = io.BytesIO()
+    try:
+        with tarfile.open(fileobj=data, mode="w") as archive:
+            (folder / "Dockerfile").stat()
+            left_out = _left_out(folder)
+            for path in sorted(folder.rglob("*")):
+                name = str(path.relative_to(folder))
+                if name in ("Dockerfile", IGNORED) or not left_out(name):
+                    archive.add(path, name, recursive=False, filter=plain)
+    except OSError as error:
+        raise SandboxFailure(f"the folder {folder} cannot be built: {error}") from error
+    return data.getvalue()
+
+
+def _left_out(folder: Path) -> Callable[[str], bool]:
+    """Return what says whether a .dockerignore leaves a path out: the last of its lines that fits decides."""
+    rules = []
+    if (folder / IGNORED).is_file():
+        for line in map(str.strip, (folder / IGNORED).read_text("utf-8", "replace").splitlines()):
+            if line and not line.startswith("#"):
+                pattern = posixpath.normpath(line.removeprefix("!").strip().lstrip("/"))
+                words = [WILD.get(word, re.escape(word)) for word in re.split(r"(\*\*/|\*\*|\*|\?)", pattern)]
+                rules.append((re.compile("".join(words) + "(/.*)?", re.DOTALL), not line.startswith("!")))
+    return lambda path: next((out for pattern, out in reversed(rules) if pattern.fullmatch(path)), False)
 
 
 def shared_folder(folder: Path, place: str) -> dict[str, Any]:
@@ -371,6 +415,13 @@ def _began(pid: int) -> str:
 
 # -------------------------------------------------------------------------------- one sandbox
 
+BUILT = "hermes-rl-built"
+"""What images are called that were built of a folder; the tag is a digest of what was in it."""
+IGNORED = ".dockerignore"
+WILD = {"**/": "(.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+"""What patterns in that file mean, as regular expressions."""
+MADE = 946684800
+"""The time of all files in a build context: that of the first day of 2000."""
 AT_ONCE = 8
 """Containers of one event loop that are started together; an engine that is asked for more gets slower, not faster."""
 DIAGNOSIS_SECONDS = 10.0
@@ -398,8 +449,10 @@ class _Starts:
         self.pulling = asyncio.Lock()
         self.checked: set[str] = set()
         """Sockets of engines that have answered, and whose leftovers are removed."""
+        self.built: dict[str, str] = {}
+        """Folders that images are built of, each as it was when it was first needed, and the engine's name of it."""
         self.unpulled: dict[str, tuple[float, SandboxFailure]] = {}
-        """Images that could not be pulled: when, on the loop's clock, and why."""
+        """Images that could not be pulled or built: when, on the loop's clock, and why."""
         self.registries: set[str] = set()
         """Those that have given an image."""
         self.unremoved: set[str] = set()
@@ -557,10 +610,10 @@ class Docker(Isolation):
                 await self.engine.check()
                 await remove_leftovers(self.engine)
                 starts.checked.add(self.engine.socket)
-        image = await self.engine.image(self.image)
+        image = await self._known(self.image)
         starts.say_back(self.engine.name)
         for service in self.config.services:
-            if await self.engine.image(service.image) is None:
+            if await self._known(service.image) is None:
                 await self._pull(service.image)
         unremoved, starts.unremoved = starts.unremoved, set()
         for name in unremoved:
@@ -573,24 +626,50 @@ class Docker(Isolation):
         # An image that was built here has an id and no digest of a registry.
         self.image_digest = next(iter(image.get("RepoDigests") or ()), image.get("Id"))
 
+    async def _known(self, name: str) -> dict[str, Any] | None:
+        """Return what the engine knows of an image; None where it has to be pulled, or built of a folder."""
+        built = self.container.built = self._starts.built
+        if name.startswith("/") and name not in built:
+            await self._read_context(name)
+        return await self.engine.image(built.get(name, name))
+
     async def _pull(self, name: str) -> dict[str, Any] | None:
-        """Pull an image, once for all who wait for it: they share its failure too."""
+        """Pull or build an image, once for all who wait for it: they share its failure too."""
         starts = self._starts
         async with starts.pulling:
-            image = await self.engine.image(name)
+            image = await self._known(name)
             if image is not None:
                 return image
             when, why = starts.unpulled.get(name, (self._asked, None))
             if why is not None and when > self._asked:
                 raise type(why)(why.detail)
             try:
-                await self.engine.pull(name)
+                if name in starts.built:
+                    await self._build(name)
+                else:
+                    await self.engine.pull(name)
+                    starts.say_back(f"the registry {registry_of(name)}")
+                    starts.registries.add(registry_of(name))
             except SandboxFailure as error:
                 starts.unpulled[name] = asyncio.get_running_loop().time(), error
                 raise
-            starts.say_back(f"the registry {registry_of(name)}")
-            starts.registries.add(registry_of(name))
-            return await self.engine.image(name)
+            return await self._known(name)
+
+    async def _build(self, folder: str) -> None:
+        log.warning("an image is built of %s, which may take minutes", folder)
+        context = await self._read_context(folder)
+        try:
+            await self.engine.build(self._starts.built[folder], context)
+        except EngineAway:
+            raise
+        except SandboxFailure as error:
+            raise SandboxFailure(f"the image of {folder} cannot be built: {error.detail}") from error
+
+    async def _read_context(self, folder: str) -> bytes:
+        """Return a build context; the image that is built of it is called after what is in it."""
+        context = await asyncio.to_thread(build_context, Path(folder))
+        self._starts.built[folder] = f"{BUILT}:{hashlib.sha256(context).hexdigest()}"
+        return context
 
     async def _start_container(self, code: bytes, runtime: Path) -> socket.socket:
         """Start the container and meet its helper, whose socket it gives."""

@@ -1,8 +1,8 @@
 """The HTTP API of a Docker engine on its unix socket, as far as sandboxes need it.
 
-This module owns requests, their errors and retried pulls. Every request has a connection of its own, so that nothing
-stays open between them. Source of paths and shapes: the Docker Engine API reference; paths carry no version, so that an
-engine answers with its own newest (the oldest that is still accepted rises from release to release).
+This module owns requests, their errors, builds and retried pulls. Every request has a connection of its own, so that
+nothing stays open between them. Source of paths and shapes: the Docker Engine API reference; paths carry no version, so
+that an engine answers with its own newest (the oldest that is still accepted rises from release to release).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -26,6 +27,10 @@ ANSWER_SECONDS = 10.0
 """How long an engine may take to say its version, until it counts as away."""
 PULL_SILENCE_SECONDS = 300.0
 """A pull that says nothing for so long has failed; it says something with every layer's progress."""
+BUILD_SILENCE_SECONDS = 3600.0
+"""The same of a build, whose steps may work for long before they say something."""
+SAID_OF_BUILD = 2000
+"""Characters of what a build that failed has said that are told."""
 PULL_PAUSES = (2.0, 8.0)
 """Seconds before each further try of a pull."""
 LOG_LINES = 20
@@ -118,6 +123,18 @@ class Engine:
             else:
                 return
 
+    async def build(self, name: str, context: bytes) -> None:
+        """Make an image of a build context, a tar archive with a Dockerfile; raises `SandboxFailure` where it fails."""
+        said: deque[str] = deque(maxlen=LOG_LINES)
+        asked = {"t": name, "rm": "1", "forcerm": "1"}
+        try:
+            async with self._request("POST", "/build", asked, context, None, BUILD_SILENCE_SECONDS) as answer:
+                async for step in _progress(answer):
+                    said.append(str(step.get("stream") or ""))
+        except EngineError as error:
+            last = "".join(said).strip()[-SAID_OF_BUILD:]
+            raise SandboxFailure(f"{error.message}\n{last}".strip()) from error
+
     async def create(self, name: str, container: Mapping[str, Any]) -> list[str]:
         """Make a container under this name, and return the engine's warnings."""
         answer = await self._json("POST", "/containers/create", {"name": name}, container)
@@ -179,11 +196,8 @@ class Engine:
         # Without a tag the engine would get every tag of the repository.
         asked = {"fromImage": name if _tagged(name) else f"{name}:latest"}
         async with self._request("POST", "/images/create", asked, None, None, PULL_SILENCE_SECONDS) as answer:
-            async for line in answer.content:
-                # Once it has begun, an error comes as a line of an answer whose status was 200.
-                error = json.loads(line).get("error") if line.strip() else None
-                if error:
-                    raise EngineError(500, error)
+            async for _ in _progress(answer):
+                pass
 
     async def _json(
         self, method: str, path: str, asked: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
@@ -216,7 +230,8 @@ class Engine:
         silence: float | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         limits = aiohttp.ClientTimeout(total=seconds, sock_read=silence)
-        sent: dict[str, Any] = {"data": body} if isinstance(body, bytes) else {"json": body}
+        tar = {"Content-Type": "application/x-tar"}
+        sent: dict[str, Any] = {"data": body, "headers": tar} if isinstance(body, bytes) else {"json": body}
         try:
             async with (
                 aiohttp.ClientSession(connector=aiohttp.UnixConnector(self.socket), timeout=limits) as session,
@@ -228,6 +243,22 @@ class Engine:
         except (aiohttp.ClientError, OSError, ValueError) as error:  # OSError holds timeouts too
             words = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise EngineAway(f"{self.name} does not answer: {words}") from error
+
+
+async def _progress(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    """Yield what the engine says of a pull or a build while it goes on; raises `EngineError` where it has failed."""
+    pending = b""
+    more = True
+    while more:
+        data = await answer.content.readany()
+        more = data != b""
+        *lines, pending = [*(pending + data).split(b"\n"), *([] if more else [b""])]  # the last line may have no end
+        for line in lines:
+            step = json.loads(line) if line.strip() else {}
+            # Once it has begun, an error comes as a line of an answer whose status was 200.
+            if step.get("error"):
+                raise EngineError(500, step["error"])
+            yield step
 
 
 def joined(stream: bytes) -> bytes:

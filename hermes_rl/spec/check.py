@@ -263,6 +263,13 @@ def _check_files(spec: Spec, findings: Findings) -> None:
     image = spec.sandbox.image
     if spec.sandbox.backend == "bubblewrap" and image and not is_template(image) and not Path(image).exists():
         findings.problem(("sandbox", "image"), f"there is no folder or archive {image}")
+    services = spec.sandbox.services if isinstance(spec.sandbox.services, Mapping) else {}
+    images: dict[NodePath, Any] = {("sandbox", "image"): image}
+    images |= {("sandbox", "services", name, "image"): service.image for name, service in services.items()}
+    for path, name in images.items() if spec.sandbox.backend == "docker" else ():
+        built = str(name).startswith((".", "/")) and not is_template(name)
+        if built and not (spec.folder / name / "Dockerfile").is_file():
+            findings.problem(path, f"there is no folder {name} with a Dockerfile")
 
 
 def _text_files(spec: Spec) -> Iterator[tuple[NodePath, TextFile]]:

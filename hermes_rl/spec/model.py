@@ -440,7 +440,7 @@ class Limits(Section):
 class ServiceSection(Section):
     """A program of an image of its own beside the sandbox, such as a database; docker has them."""
 
-    image: SystemText = Field(description="Container image.")
+    image: SystemText = Field(description="Container image, or ./folder with a Dockerfile.")
     command: Seq[SystemText] = Field((), description="What it runs, a list of words; default: what the image starts.")
     env: Annotated[Mapping[SystemText, EnvText], AfterValidator(freeze), MayTemplate()] = Field(
         EMPTY, description="Environment variables of it."
@@ -464,7 +464,9 @@ class SandboxSection(Section):
         description="bubblewrap, docker, modal, daytona, ssh, singularity or none (the bare machine).",
     )
     image: SystemText | None = Field(
-        None, description="Container image; for bubblewrap a folder or archive with a root file system."
+        None,
+        description="Container image, or for docker a ./folder with a Dockerfile; for bubblewrap a folder or archive "
+        "with a root file system.",
     )
     workdir: SystemText | None = Field(None, description="Working directory in the sandbox; default: its home.")
     env: Annotated[Mapping[SystemText, EnvText], AfterValidator(freeze), MayTemplate()] = Field(

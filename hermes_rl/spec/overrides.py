@@ -29,10 +29,12 @@ from hermes_rl.spec.nodes import (
     SequenceNode,
     SourceText,
     is_in,
+    plain,
     scalar,
 )
 from hermes_rl.spec.reader import read_text
 from hermes_rl.spec.rules import REAL_ONLY, SCRIPTED_ONLY
+from hermes_rl.spec.section import is_template
 from hermes_rl.spec.suggest import choices
 
 # -------------------------------------------------------------------------------- Laying one value over the tree
@@ -110,6 +112,9 @@ def _without_old_kind(here: MappingNode, base: Node | None, assignment: Assignme
     gone = next((keys for pattern, keys in _KIND_KEYS if is_in(done, (pattern,))), ())
     if done[:1] == ("servers",):
         gone = SCRIPTED_ONLY if _is_scripted(base) else REAL_ONLY if _is_scripted(change) else ()
+    image = base.get("image")
+    if done == ("sandbox",) and "backend" not in base.entries and image is not None and is_template(plain(image)):
+        gone = ()  # the row says which image, and the file leaves to whoever runs it where
     own = [key for key in gone if key in base.entries and here.get(key) is base.get(key)]
     return here.without(*own)
 

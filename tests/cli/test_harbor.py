@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from hermes_rl.data import harbor
 from hermes_rl.data.check import check_spec
 from hermes_rl.data.harbor import read_tasks
 from hermes_rl.errors import RunError, SpecError, UserError
@@ -118,6 +119,106 @@ async def test_names_with_numbers_are_metrics_and_their_mean_the_value(tmp_path:
     assert line["rewards"]["verified"]["metrics"] == {"right": 1.0, "fast": 0.5}
 
 
+SEVERAL = """\
+grep -qx 42 answer.txt && right=1 || right=0
+[ $(wc -c < answer.txt) -lt 4 ] && short=1 || short=0
+printf '{"right": %s, "short": %s}' $right $short > /logs/verifier/reward.json
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "numbers"),
+    [
+        (None, {"right": 1.0, "short": 1.0}),
+        ("true", {"right": 0.0, "short": 0.0}),
+        ("echo 41 > answer.txt", {"right": 0.0, "short": 1.0}),
+        ("printf '42\\n43\\n' > answer.txt", {"right": 1.0, "short": 0.0}),
+    ],
+    ids=["oracle", "nothing", "wrong", "half"],
+)
+async def test_several_rewards_are_told_apart(tmp_path: Path, command: str | None, numbers: dict[str, float]) -> None:
+    line = await played(task(tmp_path / "task", test=SEVERAL), tmp_path / "run", command)
+    assert line["rewards"]["verified"]["metrics"] == numbers
+    assert line["score"] == sum(numbers.values()) / 2
+
+
+FETCHING = """\
+apt-get update
+curl -LsSf https://example.invalid/install.sh | sh
+source $HOME/.local/bin/env
+uvx --with a==1 -w b pytest /tests/test_it.py
+if [ $? -eq 0 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
+"""What tests do that bring their own pytest, as most published tasks' do."""
+
+
+def offline() -> str:
+    """The command of the docs that runs such tests where they cannot fetch anything."""
+    page = (Path(__file__).parents[2] / "docs/ports.md").read_text("utf-8")
+    (way,) = re.findall(r"^TESTS='(.*?)'$", page, re.MULTILINE | re.DOTALL)
+    return str(way)
+
+
+@pytest.mark.parametrize(("command", "score"), [(None, 1.0), ("true", 0.0)])
+async def test_tests_that_fetch_their_tools_are_played_without_a_network(
+    tmp_path: Path, command: str | None, score: float
+) -> None:
+    others = {"environment/bin/pytest": "#!/bin/sh\ntest $1 = /tests/test_it.py && grep -q 42 answer.txt\n"}
+    folder = task(tmp_path / "task", TOML, "FROM debian\nCOPY bin /app/bin\n", FETCHING, others=others)
+    (folder / "environment/bin/pytest").chmod(0o755)
+    way = offline().replace("uvx()", "PATH=/app/bin:$PATH; uvx()", 1)
+    with pytest.raises(RunError, match=r"cannot run in this sandbox \(sandbox.network, sandbox.python or an image"):
+        await played(folder, tmp_path / "as-it-is", command)
+    line = await played(folder, tmp_path / "run", command, f"rewards.verified.args.command={way}")
+    assert (line["score"], line["error"]) == (score, None)
+
+
+async def test_packages_that_this_machine_has_need_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = tmp_path / "status"
+    status.write_text(
+        "Package: one\nEssential: yes\nStatus: install ok installed\n\nPackage: two\nStatus: hold ok installed\n\n"
+        "Package: gone\nStatus: deinstall ok config-files\n"
+    )
+    monkeypatch.setattr(harbor, "PACKAGES", status)
+    run = "RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends {} \\\n"
+    run += "    && apt-get clean && rm -rf /var/lib/apt/lists/*\nCOPY given.txt ./\nENV GREETING=hello\n"
+    folder = task(tmp_path / "task", dockerfile=f"FROM debian\nWORKDIR /app\n{run.format('one two')}")
+    tasks = read_tasks(folder, "bubblewrap", network=False)
+    assert "task: this machine has what `RUN` installs: one, two" in tasks.notes
+    assert (await played(folder, tmp_path / "run"))["score"] == 1.0
+    pip = (
+        "RUN apt-get install -y one && python3 -m pip install --no-cache-dir 'a>=1' b && rm -rf /var/lib/apt/lists/*\n"
+    )
+    (folder / "environment/Dockerfile").write_text(f"FROM public.ecr.aws/docker/library/debian:12\n{pip}")
+    with pytest.raises(
+        SpecError, match=r"--set 'sandbox.python=\[c, a>=1, b\]' has what pip installs; --set"
+    ) as refused:
+        read_tasks(folder, "bubblewrap", network=False, packages=("c",))
+    assert "Dockerfile:2:1: " in str(refused.value)
+    assert read_tasks(folder, "bubblewrap", network=False, packages=("c", "a>=1", "b")).rows
+    for packages, why in (
+        ("one gone", "lacks gone, "),
+        ("one=1.2", "lacks one=1.2, "),
+        ("one > /log", "installs or"),
+        ("one && pip install -r a", "or"),
+    ):
+        (folder / "environment/Dockerfile").write_text(f"FROM debian\nRUN apt-get install -y {packages}\n")
+        with pytest.raises(SpecError, match=why):
+            read_tasks(folder, "bubblewrap", network=False)
+
+
+async def test_the_prompt_says_where_skills_are(tmp_path: Path) -> None:
+    folder = task(
+        tmp_path / "task", TOML + 'skills_dir = "/skills"\n', DOCKERFILE + "COPY given.txt /skills/a/SKILL.md\n"
+    )
+    line = await played(
+        folder, tmp_path / "run", "cp /skills/a/SKILL.md .; grep given SKILL.md && echo 42 > answer.txt"
+    )
+    assert line["score"] == 1.0
+    said = "Write the answer into answer.txt.\n\nSkills are in /skills, each a folder with a SKILL.md."
+    assert line["messages"][0]["content"] == said
+
+
 @pytest.mark.parametrize(
     ("test", "why"),
     [
@@ -151,6 +252,13 @@ async def test_a_solution_may_have_other_files_whatever_their_bytes(tmp_path: Pa
     (folder / "environment/Dockerfile").write_text(DOCKERFILE + "COPY given.bin ./\n")
     line = await played(folder, tmp_path / "run")
     assert (line["score"], line["error"]) == (1.0, None)
+
+
+def test_a_variable_of_this_machine_has_its_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLACE", "this machine's")
+    folder = task(tmp_path / "task", TOML + "env = { PLACE = '${PLACE:-here}/${OTHER:-}' }\n")
+    (row,) = read_tasks(folder, "bubblewrap", network=False).rows
+    assert row["env"]["PLACE"] == "here/"
 
 
 async def test_variables_of_a_solution_are_the_sandboxs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,6 +471,27 @@ async def test_a_tool_server_of_a_task_runs_in_its_sandbox(tmp_path: Path) -> No
         await played(folder, tmp_path / "other", None, way)
 
 
+REMOTE = '[[environment.mcp_servers]]\nname = "shop"\n{}url = "http://shop:80/mcp"\n'
+
+
+@pytest.mark.parametrize(("transport", "said"), [('transport = "streamable-http"\n', "streamablehttp"), ("", "sse")])
+def test_a_tool_server_at_an_address_is_reached_from_the_sandbox(tmp_path: Path, transport: str, said: str) -> None:
+    folder = task(tmp_path / "task", TOML + REMOTE.format(transport))
+    with pytest.raises(SpecError, match=r"task.toml:12:1: .* --set 'sandbox\.python=\[mcp-proxy\]'$") as refused:
+        read_tasks(folder, "bubblewrap", network=False)
+    tools, python = shlex.split(str(refused.value).partition(" --set ")[2])[::2]
+    spec = load_spec(f"harbor:{folder}", overrides=parse_extra_args((), (tools, python)))
+    assert spec.tools[0].mcp is not None and spec.tools[0].mcp.command == (
+        "mcp-proxy", "--transport", said, "http://shop:80/mcp",
+    )  # fmt: skip
+    assert [warning for warning in check_spec(spec)[1] if "left out" in str(warning)] == []
+    (row,) = read_tasks(folder, "bubblewrap", network=False, servers={"shop": ("http://shop:80/mcp",)}).rows
+    assert row["name"] == "task"
+    task(folder, TOML + REMOTE.format(transport) + 'headers = { Authorization = "Bearer ${TOKEN}" }\n')
+    with pytest.raises(SpecError, match="headers of the tool server 'shop' are not sent"):
+        read_tasks(folder, "bubblewrap", network=False)
+
+
 TABLES = '[[steps]]\nname = "one"\n'
 """A table that is written behind the others."""
 
@@ -374,7 +503,7 @@ TABLES = '[[steps]]\nname = "one"\n'
         (TOML + "[[steps]]\n", DOCKERFILE, "task.toml:12", "steps/ has no folder of that name"),
         ("steps = 3\n" + TOML, DOCKERFILE, "task.toml:1", "expected [[steps]]"),
         (TOML + "gpus = 1\n", DOCKERFILE, "task.toml:12", "no sandbox here has a GPU"),
-        (TOML + "[[environment.mcp_servers]]\nname = 'a'\n", DOCKERFILE, "task.toml:12", "no command over stdio"),
+        (TOML + "[[environment.mcp_servers]]\nname = 'a'\n", DOCKERFILE, "task.toml:12", "neither a url nor a command"),
         (TOML + "mcp_servers = 'a'\n", DOCKERFILE, "task.toml:12", "expected [[environment.mcp_servers]]"),
         (TOML + "[environment.healthcheck]\nretries = nan\ncommand = 'true'\n", DOCKERFILE, "task.toml:13", "a number"),
         (TOML + "[environment.healthcheck]\nretries = 1\n", DOCKERFILE, "task.toml:12", "expected a command"),
@@ -384,12 +513,17 @@ TABLES = '[[steps]]\nname = "one"\n'
         (TOML + "env = { KEY = '${KEY}' }\n", DOCKERFILE, "task.toml:12", "not handed over"),
         (TOML + "= 1\n", DOCKERFILE, "task.toml:12", "cannot be read"),
         (TOML, "FROM alpine\n", "Dockerfile:1", "it needs the image alpine"),
-        (TOML, "FROM debian\nRUN apt-get update \\\n && apt-get install -y jq\n", "Dockerfile:2", "docker_image"),
+        (
+            TOML,
+            "FROM debian\nRUN apt-get update \\\n && apt-get install -y no-such\n",
+            "Dockerfile:2",
+            "lacks no-such, which",
+        ),
         (TOML, "FROM debian\nFROM debian\n", "Dockerfile:2", "several stages"),
         (TOML, "FROM debian\n# a note\nUSER nobody\n", "Dockerfile:3", "`USER` is not built"),
         (TOML, "FROM debian\nCOPY ../task.toml /\n", "Dockerfile:2", "has no such file"),
         (TOML, "FROM debian\nENV A='b\n", "Dockerfile:2", "cannot be read"),
-        (TOML, 'FROM debian\nENTRYPOINT ["/serve"]\n', "Dockerfile:2", "`ENTRYPOINT` is not run: a sandbox starts"),
+        (TOML, 'FROM debian\nENTRYPOINT ["/serve"]\n', "Dockerfile:2", "`ENTRYPOINT` is not built here: --set"),
         (TOML + "env = 'A=b'\n", DOCKERFILE, "task.toml:12", "`environment.env`: expected a table"),
         (TOML + "memory = 'much'\n", DOCKERFILE, "task.toml:12", "expected 512M or 2G"),
         (TOML + "memory = '1G'\n", DOCKERFILE, "task.toml:12", "`environment.memory_mb` says another size"),
@@ -400,7 +534,7 @@ TABLES = '[[steps]]\nname = "one"\n'
             TOML + "[solution]\nenv = { KEY = '${KEY}' }\n",
             DOCKERFILE,
             "task.toml:13",
-            "`solution.env.KEY`: variables of",
+            "`solution.env.KEY`: takes variables",
         ),
         ("solution = 3\n" + TOML, DOCKERFILE, "task.toml:1", "`solution`: expected a table"),
         (
@@ -427,7 +561,7 @@ def test_what_cannot_be_played_is_refused_by_file_and_line(
         ("trajectory.json", "{}", "a conversation that came before"),
         ("tests/data/.harborignore", "*.log\n", "files are not left out by it"),
         ("solution/.harborignore", "*.log\n", "files are not left out by it"),
-        ("environment/docker-compose.yaml", "services: {}\n", "it has no service `main`"),
+        ("environment/docker-compose.yaml", "services: []\n", "it has no services"),
         (
             "environment/docker-compose.yaml",
             "services: {main: {}, db: {image: x}}\n",
@@ -464,6 +598,15 @@ def test_a_link_to_a_file_beside_it_is_that_file(tmp_path: Path) -> None:
     assert files == {"/app/a": b"a", "/app/b": b"given\n"}
 
 
+async def test_folders_may_be_made_before_files_are_copied(tmp_path: Path) -> None:
+    dockerfile = "FROM debian\nRUN mkdir -p /app /app/b\nCOPY given.txt /app/b/\nWORKDIR /app\nENV GREETING=hello\n"
+    folder = task(tmp_path / "task", dockerfile=dockerfile, test=TEST.replace("given.txt", "b/given.txt"))
+    assert (await played(folder, tmp_path / "run"))["score"] == 1.0
+    (folder / "environment/Dockerfile").write_text(dockerfile.replace("/app/b\n", "/app/b; ls\n", 1))
+    with pytest.raises(SpecError, match="`COPY` behind `RUN`"):
+        read_tasks(folder, "bubblewrap", network=False)
+
+
 def test_a_dockerignore_refuses_the_copy_of_a_folder(tmp_path: Path) -> None:
     others = {"environment/.dockerignore": "*.log\n"}
     assert read_tasks(task(tmp_path / "file", others=others), "bubblewrap", network=False).rows
@@ -482,7 +625,7 @@ STANDS_IN = "the default sandbox stands in for the image debian:bookworm-slim"
             TOML + "build_timeout_sec = 60.0\n",
             DOCKERFILE,
             {},
-            "`environment.build_timeout_sec` is of no effect: no image",
+            "`environment.build_timeout_sec` is of no effect: a build may",
         ),
         (TOML + "gpu_types = ['H100']\n", DOCKERFILE, {}, "`environment.gpu_types` is of no effect where no GPU"),
         ("artifacts = ['/app/out']\n" + TOML, DOCKERFILE, {}, "`artifacts` is not collected; `artifacts` of the spec"),
@@ -627,15 +770,62 @@ def test_tasks_that_cannot_be_played_are_left_out_and_named(tmp_path: Path) -> N
     assert tasks.notes[-1].startswith(f"WARNING: left out: {tmp_path}/b/task.toml:12:1: task b cannot be played")
 
 
-def test_a_backend_with_images_has_the_tasks_own(tmp_path: Path) -> None:
-    built = task(tmp_path / "built", TOML + "docker_image = 'a/b:1'\n", "FROM scratch\nUSER x\n")
-    (row,) = read_tasks(built, "docker", network=False).rows
-    assert (row["image"], row["setup"], row["files"]) == ("a/b:1", [], [])
-    (built / "environment/Dockerfile").write_text("FROM scratch\nCMD serve\nENTRYPOINT serve\n")
-    with pytest.raises(SpecError, match=r"Dockerfile:3:1: .*`ENTRYPOINT` is not run"):
-        read_tasks(built, "docker", network=False)
-    (row,) = read_tasks(task(tmp_path / "plain"), "docker", network=False).rows
-    assert (row["image"], row["workdir"]) == ("debian:bookworm-slim", "/app")
+def test_docker_has_the_tasks_own_image(tmp_path: Path) -> None:
+    named = task(tmp_path / "named", TOML + "docker_image = 'a/b:1'\n", "FROM scratch\nUSER x\n")
+    (row,) = read_tasks(named, "docker", network=False).rows
+    assert (row["image"], row["workdir"], row["setup"], row["files"]) == ("a/b:1", None, [], [])
+
+
+def test_files_beside_a_named_image_are_laid_into_its_working_directory(tmp_path: Path) -> None:
+    folder = task(tmp_path / "task", TOML + "docker_image = 'a/b:1'\n", None, others={"environment/d/run.sh": "x"})
+    (folder / "environment/d/run.sh").chmod(0o755)
+    (row,) = read_tasks(folder, "docker", network=False).rows
+    assert [(file["to"], file["mode"]) for file in row["files"]] == [("d/run.sh", "0o755"), ("given.txt", "0o644")]
+    (folder / "environment/out").symlink_to("/etc/hostname")
+    with pytest.raises(SpecError, match="only links to files in environment/ are followed"):
+        read_tasks(folder, "docker", network=False)
+
+
+def test_docker_builds_what_the_default_sandbox_cannot_stand_in_for(tmp_path: Path) -> None:
+    dockerfile = "FROM scratch AS a\nARG A=1\nRUN --mount=type=cache apt-get install -y $A\nFROM a\nUSER x\nCOPY . .\n"
+    folder = task(tmp_path / "here/tasks/built", dockerfile=dockerfile)
+    (folder / "environment/outside").symlink_to("/etc/hostname")
+    (row,) = read_tasks(folder.parent, "docker", network=False).rows
+    assert (row["image"], row["workdir"], row["env"], row["files"]) == ("./built/environment", None, {}, [])
+    moved = tmp_path / "there"
+    (tmp_path / "here").rename(moved)
+    assert read_tasks(moved / "tasks", "docker", network=False).rows == [row], "wherever the folder lies"
+    (moved / "tasks/built/environment/given.txt").write_text("another")
+    (changed,) = read_tasks(moved / "tasks", "docker", network=False).rows
+    assert changed["builds"].keys() == row["builds"].keys() and changed != row
+
+
+@pytest.mark.parametrize("image", ["", "docker_image = 'a/b:1'\n"])
+def test_what_an_image_starts_by_itself_is_started_where_processes_stay(tmp_path: Path, image: str) -> None:
+    folder = task(tmp_path / "task", TOML + image, 'FROM x\nENTRYPOINT ["/serve", "it\'s"]\n')
+    with pytest.raises(
+        SpecError, match=r"Dockerfile:2:1: .*`ENTRYPOINT` starts .*: --set sandbox\.keep_processes=true"
+    ):
+        read_tasks(folder, "docker", network=False)
+    (row,) = (tasks := read_tasks(folder, "docker", network=False, keeps_processes=True)).rows
+    command, ready = row["setup"]
+    assert ready == "sleep 2" and any("nothing says when what `ENTRYPOINT` starts is" in note for note in tasks.notes)
+    assert command.startswith("(/serve 'it'\"'\"'s' sh -c 'touch ")
+    (folder / "environment/Dockerfile").write_text("FROM x\nENTRYPOINT serve $A\n")
+    (row,) = read_tasks(folder, "docker", network=False, keeps_processes=True).rows
+    assert row["setup"][0].startswith("(sh -c 'serve $A' sh -c 'touch ")
+    (folder / "task.toml").write_text(TOML + image + "[environment.healthcheck]\ncommand = 'true'\n")
+    (row,) = (tasks := read_tasks(folder, "docker", network=False, keeps_processes=True)).rows
+    assert len(row["setup"]) == 2 and "until timeout" in row["setup"][1]
+    assert not any("ENTRYPOINT" in note for note in tasks.notes)
+
+
+def test_a_demo_is_told_what_plays_in_the_tasks_own_image(tmp_path: Path) -> None:
+    folder = task(tmp_path / "task", dockerfile="FROM alpine\n")
+    for demo, way in ((False, "docker"), (True, "docker --set servers.policy.type=scripted (in the place of --demo)")):
+        with pytest.raises(SpecError) as refused:
+            read_tasks(folder, "bubblewrap", network=False, demo=demo)
+        assert f"it needs the image alpine: --set sandbox.backend={way}" in str(refused.value)
 
 
 COMPOSE = """\
@@ -681,6 +871,28 @@ def test_the_services_of_a_compose_file_stand_beside_the_sandbox(tmp_path: Path)
     assert "two: `restart` of services in environment/docker-compose.yaml is of no effect" in tasks.notes
 
 
+def test_the_sandbox_is_there_whatever_a_compose_file_says_of_it(tmp_path: Path) -> None:
+    folder = composed(tmp_path / "two", "services: {db: {image: x}}\n")
+    (row,) = read_tasks(folder, "docker", network=False).rows
+    assert list(row["services"]) == ["db"]
+    (folder / "environment/docker-compose.yaml").rename(folder / "environment/docker-compose.yml")
+    (row,) = read_tasks(folder, "docker", network=False).rows
+    assert row["services"] == {}, "a file of another name is a file as any other"
+
+
+def test_a_service_may_be_built_of_a_folder(tmp_path: Path) -> None:
+    text = COMPOSE.replace("image: db:1", "build: {context: ./db}\n    image: named")
+    folder = composed(tmp_path / "two", text.replace("WORD=of=it", '"WORD=${WORD:-of}=$${it} ${OTHER-}"'))
+    (folder / "environment/db").mkdir()
+    (folder / "environment/db/Dockerfile").write_text("FROM scratch\n")
+    (row,) = read_tasks(folder, "docker", network=False).rows
+    assert row["services"]["db"]["image"] == "./environment/db"
+    assert row["services"]["db"]["env"]["WORD"] == "of=${it} "
+    (folder / "environment/db/Dockerfile").write_text("FROM other\n")
+    (changed,) = read_tasks(folder, "docker", network=False).rows
+    assert changed["builds"] != row["builds"]
+
+
 def test_a_link_leads_no_file_of_this_machine_into_a_service(tmp_path: Path) -> None:
     folder = composed(tmp_path / "two", COMPOSE)
     (folder / "environment/outside").symlink_to("/etc/hostname")
@@ -691,7 +903,11 @@ def test_a_link_leads_no_file_of_this_machine_into_a_service(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("old", "new", "line", "why"),
     [
-        ("image: db:1", "build: .", 13, "`db` has no image, and none is built here"),
+        ("image: db:1", "init: true", 13, "`db` has no `image` and no `build`"),
+        ("image: db:1", "build: nowhere", 14, "`build` of the service `db` names nowhere, which is no folder with a"),
+        ("image: db:1", "build: ../tests", 14, "`build` of the service `db` names ../tests, which is no folder"),
+        ("image: db:1", "build: {context: ., target: x}", 14, "arguments and stages are not"),
+        ("image: ${MAIN_IMAGE_NAME}", "build: ../tests", 3, "`build` of the service `main` is played as"),
         ("image: db:1", "privileged: true", 14, "`privileged` of the service `db` is not played"),
         ("image: db:1", "image: db:$TAG", 14, "`image` of the service `db` takes variables of this machine"),
         ("sleep infinity", "serve", 4, "`command` of the service `main` starts a program in the sandbox"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.endings import Ending
-from hermes_rl.errors import SandboxFailure, UserError
+from hermes_rl.errors import RunError, SandboxFailure, SpecError, UserError
 from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, channel, create_sandbox, docker_engine
 from hermes_rl.sandbox.base import DEFAULT_IMAGE as IMAGE
 from hermes_rl.sandbox.base import SandboxFile, SandboxService
@@ -126,6 +127,69 @@ async def test_a_task_folder_is_played_in_its_own_image(tmp_path: Path, named: s
     assert [(line["score"], line["error"]) for line in (right, wrong)] == [(1.0, None), (0.0, None)]
 
 
+DOCKERFILE = f"""\
+FROM {IMAGE} AS first
+ARG WORD=made
+RUN echo $WORD > /made
+FROM {IMAGE}
+COPY --from=first /made /work/
+COPY given.txt link /work/
+WORKDIR /work
+ENV GREETING=hello
+"""
+BUILT = """\
+[ "$(cat made given.txt link answer.txt) $GREETING" = "made
+given
+given
+42 hello" ] && [ "$PWD" = /work ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt
+"""
+
+
+async def test_docker_builds_what_a_task_says(engine: DockerDaemon, tmp_path: Path) -> None:
+    """Stages, arguments, options and a link are the engine's to read; what it has built, another task may name."""
+    folder = task(tmp_path / "task", TOML, DOCKERFILE, BUILT)
+    (folder / "environment/link").symlink_to("given.txt")
+    right = await task_played(folder, tmp_path / "right", None, "sandbox.backend=docker")
+    wrong = await task_played(folder, tmp_path / "wrong", "echo 41 > answer.txt", "sandbox.backend=docker")
+    assert [(line["score"], line["error"]) for line in (right, wrong)] == [(1.0, None), (0.0, None)]
+    assert right["image"] == wrong["image"] and right["image"].startswith("sha256:")
+    (own,) = [image for image in engine.ask("GET", "/images/json") if image["Id"] == right["image"]]
+    named = task(tmp_path / "named", f"{TOML}docker_image = '{own['RepoTags'][0]}'\n", None, BUILT)
+    line = await task_played(named, tmp_path / "run", None, "sandbox.backend=docker")
+    assert (line["score"], line["image"]) == (1.0, right["image"])
+
+
+async def test_a_build_that_fails_is_nobodys_score(tmp_path: Path) -> None:
+    folder = task(tmp_path / "task", TOML, f"FROM {IMAGE}\nRUN echo 42 apples && exit 3\n")
+    with pytest.raises(RunError, match=r"cannot be built: The command .* returned a non-zero code: 3(?s:.)*42 apples"):
+        await task_played(folder, tmp_path / "run", None, "sandbox.backend=docker")
+
+
+BEGIN = """\
+#!/bin/sh
+sleep 1; echo begun > /begun
+(n=0; while :; do n=$((n + 1)); echo $n > /beat; sleep 0.1; done) &
+exec "$@"
+"""
+BEATS = """\
+a=$(cat /beat); sleep 0.5
+if [ "$(cat /beat)" != "$a" ] && grep -q begun seen.txt; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
+
+
+async def test_what_an_image_starts_has_begun_and_is_there_when_the_tests_run(tmp_path: Path) -> None:
+    folder = task(
+        tmp_path / "task",
+        TOML,
+        f'FROM {IMAGE}\nCOPY begin /begin\nWORKDIR /work\nENTRYPOINT ["sh", "/begin"]\n',
+        BEATS,
+        others={"environment/begin": BEGIN},
+    )
+    sets = ("sandbox.backend=docker", "sandbox.keep_processes=true")
+    assert (await task_played(folder, tmp_path / "run", "cp /begun seen.txt", *sets))["score"] == 1.0
+    assert (await task_played(folder, tmp_path / "not", "true", *sets))["score"] == 0.0
+
+
 # -------------------------------------------------------------------------------- services
 
 STORE = """
@@ -196,6 +260,65 @@ async def test_a_task_with_a_compose_file_is_played_beside_its_services(tmp_path
     (folder / "environment/seed").write_text("x")
     line = await task_played(folder, tmp_path / "run", None, "sandbox.backend=docker")
     assert (line["score"], line["error"]) == (1.0, None)
+
+
+TOOLS = """
+import http.server, json
+TOOL = {"name": "count", "description": "Count.", "inputSchema": {"type": "object", "properties": {}}}
+class Server(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        answers = {
+            "initialize": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}},
+                           "serverInfo": {"name": "counter", "version": "1"}},
+            "tools/list": {"tools": [TOOL]},
+            "tools/call": {"content": [{"type": "text", "text": "forty-two"}]},
+            "ping": {},
+        }
+        known = "id" in asked and asked["method"] in answers
+        said = {"jsonrpc": "2.0", "id": asked.get("id")}
+        said |= {"result": answers[asked["method"]]} if known else {"error": {"code": -32601, "message": "unknown"}}
+        text = json.dumps(said).encode() if "id" in asked else b""
+        self.send_response(200 if text else 202)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+    def do_GET(self):
+        self.send_error(405)
+http.server.ThreadingHTTPServer(("", 8000), Server).serve_forever()
+"""
+
+
+async def test_a_service_is_built_and_its_tools_are_the_agents(tmp_path: Path) -> None:
+    served = '[[environment.mcp_servers]]\nname = "counter"\ntransport = "streamable-http"\nurl = "http://counter:8000/mcp"\n'
+    check = "python3 -c \"import socket; socket.create_connection(('localhost', 8000), 2)\""
+    compose = {
+        "services": {
+            "main": {"depends_on": {"counter": {"condition": "service_healthy"}}},
+            "counter": {"build": {"context": "./counter"}, "healthcheck": {"test": check}},
+        }
+    }
+    folder = task(
+        tmp_path / "task",
+        TOML + served,
+        f"FROM {IMAGE}\nWORKDIR /work\n",
+        others={
+            "environment/docker-compose.yaml": json.dumps(compose),
+            "environment/counter/Dockerfile": f"FROM {IMAGE}\nCOPY server.py /srv/\nCMD python3 /srv/server.py\n",
+            "environment/counter/server.py": TOOLS,
+            "tests/test.sh": "grep -q 42 answer.txt; echo $((1 - $?)) > /logs/verifier/reward.txt\n",
+        },
+    )
+    with pytest.raises(SpecError, match="mcp-proxy") as refused:
+        await task_played(folder, tmp_path / "not", None, "sandbox.backend=docker")
+    ways = shlex.split(str(refused.value).partition(" --set ")[2])[::2]
+    call = [{"tools": [{"name": "count", "args": {}}]}]
+    write = [{"tools": [{"name": "terminal", "args": {"command": "echo 42 > answer.txt"}}]}, {"say": "Done."}]
+    solution = f"solution={json.dumps({'turns': call + write})}"
+    line = await task_played(folder, tmp_path / "run", None, "sandbox.backend=docker", *ways, solution)
+    assert (line["score"], line["error"]) == (1.0, None)
+    assert "forty-two" in [message["content"] for message in line["messages"]]
 
 
 # -------------------------------------------------------------------------------- limits

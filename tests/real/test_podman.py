@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.errors import UserError
+from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, create_sandbox
+from hermes_rl.sandbox.docker import IMAGE
 from tests.real.conftest import hermes
 from tests.real.containers import NO_SHELL, conformance, give_images, groups, rollouts
 from tests.real.podman_service import PodmanService
@@ -65,6 +66,19 @@ globals().update(conformance())
 async def test_an_image_without_a_shell_is_told_at_the_start() -> None:
     with pytest.raises(UserError, match=r"image no-shell:1 has no /bin/sh"):
         await create_sandbox(SandboxConfig(backend="docker", image=NO_SHELL)).start()
+
+
+async def test_an_image_of_a_folder_is_built(tmp_path: Path) -> None:
+    (tmp_path / "given").write_text("given\n")
+    (tmp_path / "Dockerfile").write_text(f"FROM {IMAGE}\nCOPY given /\nRUN echo made > /made\n")
+    config = SandboxConfig(backend="docker", image=str(tmp_path))
+    for _ in range(2):
+        async with create_sandbox(config) as sandbox:
+            assert (await sandbox.run("cat /given /made")).output == "given\nmade\n"
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd/Dockerfile").write_text(f"FROM {IMAGE}\nRUN echo 42 apples; exit 3\n")
+    with pytest.raises(SandboxFailure, match=r"odd cannot be built: (?s:.)*42 apples"):
+        await create_sandbox(SandboxConfig(backend="docker", image=str(tmp_path / "odd"))).start()
 
 
 async def test_limits_are_in_force() -> None:

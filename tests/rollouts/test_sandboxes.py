@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -62,3 +63,22 @@ def test_without_a_mode_a_file_can_be_read() -> None:
         "sandbox: {files: [{to: a, content: x}]}\n"
     )
     assert sandbox_config(spec, ROW).files[0].mode == 0o644
+
+
+def test_a_folder_that_is_built_lies_in_that_of_the_spec(tmp_path: Path) -> None:
+    def images(image: str) -> tuple[str | None, str]:
+        text = "dataset: {items: [{n: 1}]}\nprompt: {user: hi}\nservers: {policy: {type: scripted}}\n"
+        text += f"sandbox: {{backend: docker, image: '{image}', services: {{db: {{image: '{image}'}}}}}}\n"
+        config = sandbox_config(parse_spec(text, folder=tmp_path / "spec"), ROW)
+        return config.image, config.services[0].image
+
+    for name in ("spec/inner", "other"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "Dockerfile").touch()
+    inner = tmp_path / "spec/inner"
+    (tmp_path / "spec/link").symlink_to(tmp_path / "other")
+    assert images("./inner") == images(str(inner)) == (str(inner), str(inner))
+    assert images("inner") == ("inner", "inner")
+    for image in ("../other", str(tmp_path / "other"), "./link", "./nowhere", "."):
+        with pytest.raises(UserError, match="is no folder with a Dockerfile in"):
+            images(image)

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import signal
 import sys
+import tarfile
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -67,6 +69,7 @@ class Engine:
             web.get("/version", self.version),
             web.get("/images/{name:.+}/json", self.image),
             web.post("/images/create", self.pull),
+            web.post("/build", self.build),
             web.post("/containers/create", self.create),
             web.get("/containers/json", self.list),
             web.get("/events", self.events),
@@ -116,6 +119,21 @@ class Engine:
             await answer.write(json.dumps({"status": f"Downloaded newer image for {name}"}).encode() + b"\r\n")
         await answer.write_eof()
         return answer
+
+    async def build(self, request: web.Request) -> web.Response:
+        with tarfile.open(fileobj=io.BytesIO(await request.read())) as archive:
+            (dockerfile,) = (archive.extractfile(entry) for entry in archive if entry.name == "Dockerfile")
+            assert dockerfile is not None
+            text = dockerfile.read().decode()
+        steps: list[dict[str, Any]] = [
+            {"stream": f"Step 1/1 : {text}" + "x" * 300_000 + "\n"},
+            {"stream": "42 apples\n"},
+        ]
+        if "false" in text:
+            steps.append({"errorDetail": {"code": 1}, "error": "The command 'false' returned a non-zero code: 1"})
+        else:
+            self.have(request.query["t"])
+        return web.Response(text="\r\n".join(map(json.dumps, steps)))
 
     # ------------------------------------------------------------------ containers
 

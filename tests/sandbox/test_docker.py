@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import pwd
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -197,6 +199,67 @@ async def test_an_image_is_pulled_once_for_many(plan: Plan, docker_host: str) ->
     await asyncio.gather(*(sandbox.start() for sandbox in sandboxes))
     assert (await state(docker_host))["calls"].count("POST /images/create") == 1
     await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
+
+
+def built_of(folder: Path, dockerfile: str = "FROM debian\n") -> Path:
+    folder.mkdir()
+    (folder / "Dockerfile").write_text(dockerfile)
+    (folder / "link").symlink_to("/etc/hostname")
+    return folder
+
+
+async def test_an_image_of_a_folder_is_built_once_for_what_is_in_it(
+    plan: Plan, docker_host: str, tmp_path: Path
+) -> None:
+    await plan()
+    folders = [built_of(tmp_path / name) for name in "ab"]
+    os.utime(folders[1] / "Dockerfile", (0, 0))
+    sandboxes = [create_sandbox(SandboxConfig(backend="docker", image=str(folder))) for folder in folders * 2]
+    await asyncio.gather(*(sandbox.start() for sandbox in sandboxes))
+    said = await state(docker_host)
+    assert said["calls"].count("POST /build") == 1
+    assert {container["body"]["Image"].partition(":")[0] for container in said["containers"].values()} == {docker.BUILT}
+    await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
+
+
+async def test_a_build_that_fails_is_told_once_with_what_it_said(plan: Plan, docker_host: str, tmp_path: Path) -> None:
+    await plan()
+    folder = built_of(tmp_path / "odd", "RUN false\n")
+    sandboxes = [create_sandbox(SandboxConfig(backend="docker", image=str(folder))) for _ in range(3)]
+    ended = await asyncio.gather(*(sandbox.start() for sandbox in sandboxes), return_exceptions=True)
+    assert {str(error) for error in ended} == {str(ended[0])}
+    assert f"the image of {folder} cannot be built: The command 'false' returned a non-zero code: 1" in str(ended[0])
+    assert str(ended[0]).endswith("42 apples")
+    assert (await state(docker_host))["calls"].count("POST /build") == 1
+
+
+def test_links_of_a_build_context_stay_links(tmp_path: Path) -> None:
+    with tarfile.open(fileobj=io.BytesIO(docker.build_context(built_of(tmp_path / "folder")))) as archive:
+        assert [(entry.name, entry.issym()) for entry in archive] == [("Dockerfile", False), ("link", True)]
+    with pytest.raises(SandboxFailure, match=r"folder .*none cannot be built"):
+        docker.build_context(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("lines", "there"),
+    [
+        ("", "a.log d/a.log d/e/b.py link"),
+        ("# all\n*\n!d/e", "d/e/b.py"),
+        ("*.log\nlink\n", "d/a.log d/e/b.py"),
+        ("**/*.log\n", "d/e/b.py link"),
+        ("/d/\n", "a.log link"),
+        ("d/**\n!**/b.p?\nDockerfile\n", "a.log d/e/b.py link"),
+    ],
+)
+def test_a_dockerignore_leaves_out_what_it_names(tmp_path: Path, lines: str, there: str) -> None:
+    folder = built_of(tmp_path / "folder")
+    (folder / "d/e").mkdir(parents=True)
+    for name in ("a.log", "d/a.log", "d/e/b.py"):
+        (folder / name).touch()
+    (folder / ".dockerignore").write_text(lines)
+    with tarfile.open(fileobj=io.BytesIO(docker.build_context(folder))) as archive:
+        names = [entry.name for entry in archive if not entry.isdir()]
+    assert names == [".dockerignore", "Dockerfile", *there.split()]
 
 
 async def test_those_who_wait_for_an_image_share_the_failure_of_its_pull(plan: Plan, docker_host: str) -> None:

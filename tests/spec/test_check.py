@@ -143,6 +143,11 @@ def found(folder: Path, text: str) -> list[str]:
         ("user: {server: u, system: {file: u.j2}}\nservers: {u: {type: scripted}}\n", "s.yaml:4:34: there is no file"),
         ("sandbox: {files: [{to: a, from: nothing}]}\n", "s.yaml:4:33: there is no file or folder"),
         ("sandbox: {image: rootfs}\n", "s.yaml:4:18: there is no folder or archive"),
+        ("sandbox: {backend: docker, image: ./i}\n", "s.yaml:4:35: there is no folder ./i with a Dockerfile"),
+        (
+            "sandbox: {backend: docker, image: i, services: {a: {image: ./i}}}\n",
+            "s.yaml:4:60: there is no folder ./i with a Dockerfile",
+        ),
         ("sandbox: {env: {A: '{{ qq }}'}}\n", "s.yaml:4:20: there is no column `qq`; did you mean `q`?"),
         ("sandbox: {limits: {processes: '{{ q }}'}}\n", "s.yaml:4:31: the template gives a value that does not fit"),
         ("sandbox: {limits: {processes: '{{ n }}'}}\n", None),

@@ -80,6 +80,12 @@ def test_another_kind_drops_what_belonged_to_the_old_one(path: Path) -> None:
     assert (spec.servers["policy"][0].type, spec.servers["policy"][0].deviate) == ("vllm", 0)
 
 
+@pytest.mark.parametrize("name", ["harbor", "terminal-bench", "terminal-bench-2"])
+def test_the_image_of_a_row_stays_where_an_option_chooses_what_runs_it(name: str) -> None:
+    spec = load_spec(name, overrides=parse_extra_args((), ("sandbox.backend=docker",)))
+    assert (spec.sandbox.backend, str(spec.sandbox.image)[:2]) == ("docker", "{{")
+
+
 @pytest.mark.parametrize(
     ("sets", "message"),
     [

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +22,11 @@ from hermes_rl.runs.journal import Journal, replaced
 from hermes_rl.runs.parquet import of_row, write_table
 from hermes_rl.runs.store import Line, RolloutStore, group_of_episode, other_seat, rollout_of
 from hermes_rl.spec.model import Process
+from hermes_rl.threads import one_at_a_time
 from hermes_rl.tokens.rendering import for_template, history_named
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB, TokenLogprobs, TokenSequence, ids, numbers
-from hermes_rl.values import write_json
+from hermes_rl.values import write_json, write_message
 
 # ----------------- Files for other tools and trainers, made from the rollouts of a run of process mode
 # The shapes are those that TRL and Axolotl load (docs/tokens.md). Messages are what chat templates take: arguments
@@ -397,23 +396,15 @@ def _line(rollout: Rollout, sequence: TokenSequence | None, first: TokenSequence
     return {"tokens": sequence.tokens, "masks": sequence.masks, "logprobs": sequence.logprobs}
 
 
-# ---------------------------------------------------------- JSON of long lists without holding up the event loop
-# Python's encoder keeps the interpreter to itself until it has finished; a group of eight long rollouts would stop
-# everything for most of a second even from a thread. Here long lists of numbers are written piece by piece, and between
-# two pieces others get their turn. One thread does it for all, so that several groups at once do not add up.
+# -------------------------------------------------------------------------------- Their JSON
 
-PIECE = 2048
-"""Numbers that are written at a time: about a millisecond."""
-_BREATH = 0.0005
-"""Seconds that others get after each piece."""
 COMPRESS_FROM = 1024
 """Bytes from which a body is compressed."""
 
 
 async def encoded(value: Any) -> bytes:
-    """Return the JSON of a value, made in the encoding thread. Raises ValueError for what JSON does not have (NaN)."""
-    whole = await asyncio.get_running_loop().run_in_executor(_thread(), lambda: "".join(_pieces(value)))
-    return whole.encode("ascii")
+    """Return the JSON of a value, made in a thread: a group of long rollouts would hold up the event loop."""
+    return await one_at_a_time(_json, value)
 
 
 async def body_of(value: Any) -> tuple[bytes, dict[str, str]]:
@@ -422,44 +413,20 @@ async def body_of(value: Any) -> tuple[bytes, dict[str, str]]:
     headers = {"Content-Type": "application/json"}
     if len(body) < COMPRESS_FROM:
         return body, headers
-    packed = await asyncio.get_running_loop().run_in_executor(_thread(), gzip.compress, body, 1)
-    return packed, {**headers, "Content-Encoding": "gzip"}
+    return await asyncio.to_thread(gzip.compress, body, 1), {**headers, "Content-Encoding": "gzip"}
 
 
-@cache
-def _thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="hermes-rl-encoding")
-
-
-def _pieces(value: Any) -> Iterator[str]:
+def _json(value: Any) -> bytes:
+    """Return the JSON of a value; between two items of an object, or of a list of lists, others get their turn."""
     if isinstance(value, Mapping):
-        yield "{"
-        for place, (key, item) in enumerate(value.items()):
-            yield f"{',' if place else ''}{json.dumps(str(key))}:"
-            yield from _pieces(item)
-        yield "}"
-    elif isinstance(value, list) and len(value) > PIECE and isinstance(value[0], int | float):
-        for start in range(0, len(value), PIECE):
-            yield f"{',' if start else '['}{_dumped(value[start : start + PIECE])[1:-1]}"
-            time.sleep(_BREATH)
-        yield "]"
-    elif isinstance(value, list) and value and isinstance(value[0], list | dict):
-        yield "["
-        for place, item in enumerate(value):
-            yield "," if place else ""
-            yield from _pieces(item)
-        yield "]"
-    else:
-        yield _dumped(value)
-
-
-def _dumped(value: Any) -> str:
-    """Without blanks, which are an eighth of long lists."""
-    return json.dumps(value, allow_nan=False, default=_plain, separators=(",", ":"))
+        return b"{%b}" % b",".join(write_message(str(key)) + b":" + _json(item) for key, item in value.items())
+    if isinstance(value, list) and value and isinstance(value[0], list | dict):
+        return b"[%b]" % b",".join(map(_json, value))
+    return write_message(value, _plain)
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of numpy and the like, which hand-written environments may send."""
+    """Return numbers of numpy and the like, which hand-written environments may send, as Python's."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} has no JSON form")

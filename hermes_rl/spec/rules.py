@@ -20,7 +20,7 @@ from hermes_rl.endings import LOST, OURS, POLICYS
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import SANDBOXES, published
 from hermes_rl.server_types import DEFAULT, TYPES, ServerType, server_type
-from hermes_rl.spec.env_fields import check_field
+from hermes_rl.spec.flags import check_field
 from hermes_rl.spec.model import BACKENDS, INJECTED
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.origin import Fault, address, entries, exactly_one, section

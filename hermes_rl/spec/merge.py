@@ -25,6 +25,7 @@ from hermes_rl.spec.nodes import (
     SourceText,
     is_in,
     is_null,
+    mapping,
     plain,
 )
 from hermes_rl.spec.reader import read_bytes, read_text
@@ -44,6 +45,14 @@ _KINDS: Mapping[Pattern, tuple[str, ...]] = {
     ("artifacts", "*"): ("path", "command"),
 }
 """The keys that choose the kind of a block: the first that is there, or the value of the only one."""
+_GO_WITH_KIND: Mapping[Pattern, tuple[str, ...]] = {
+    ("dataset",): ("name", "split", "data_files", "revision", "streaming", "fallback"),
+    ("sandbox",): ("image",),
+    ("rewards", "*"): ("args",),
+    ("agent", "program"): ("env", "files"),
+    ("agents", "*", "agent", "program"): ("env", "files"),
+}
+"""Further keys of such a block that mean something to one kind of it alone."""
 _SHORT_FOR: Mapping[Pattern, str] = {
     ("wandb",): "project",
     ("state",): "python",
@@ -102,13 +111,19 @@ def changes_kind(before: MappingNode, after: MappingNode, path: NodePath) -> boo
     return old is not None and old != new
 
 
+def keys_of_kinds(path: NodePath) -> list[str]:
+    """Return the keys of a block that belong to one of its kinds; the others stay when its kind changes."""
+    tables = (*_KINDS.items(), *_GO_WITH_KIND.items())
+    return [key for pattern, keys in tables if is_in(path, (pattern,)) for key in keys]
+
+
 def expand_shorthand(node: Node, path: NodePath) -> Node:
     """`wandb: project`, `state: file.py:Class`, `program: codex` and `toolsets: [a]` as what they stand for."""
     if isinstance(node, ScalarNode) and isinstance(node.value, str):
         key = next((key for pattern, key in _SHORT_FOR.items() if is_in(path, (pattern,))), None)
     else:
         key = "enabled" if path == ("toolsets",) and isinstance(node, SequenceNode) else None
-    return node if key is None else MappingNode(node.mark, {key: Entry(node.mark, node)})
+    return node if key is None else mapping(node.mark, **{key: node})
 
 
 # ---------------------------------------------------------------------- Reading a file together with its parents

@@ -6,6 +6,7 @@ Annotations are not postponed in this module: pydantic would have to evaluate th
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -26,8 +27,8 @@ from pydantic import (
 
 from hermes_rl.errors import Problem, UserError
 from hermes_rl.server_types import DEFAULT, ServerType, server_type
-from hermes_rl.spec.nodes import NodePath
-from hermes_rl.spec.origin import NOWHERE, Origin
+from hermes_rl.spec.nodes import MappingNode, Mark, NodePath, ScalarNode, SourceText, find, locate, plain, rewrite, walk
+from hermes_rl.spec.origin import line_mark, place
 from hermes_rl.spec.section import (
     EMPTY,
     EnvText,
@@ -996,6 +997,8 @@ Servers = Annotated[Map[Seq[Late[Server]]], BeforeValidator(_listed)]
 # It remembers, outside of what is compared, where each part was written: later checks name the place.
 
 Mode = Literal["serve", "process", "evaluate"]
+NOWHERE = MappingNode(Mark(SourceText("spec", Path(), has_lines=False), 1, 1))
+"""The tree of a spec that was not read from anywhere."""
 TOOL_TIMEOUT = 300.0
 """Seconds per tool call where the spec says nothing."""
 
@@ -1046,7 +1049,7 @@ class Spec(Section):
     env: FreeMap = Field(EMPTY, description="Other fields of Atropos' environment configuration.")
     wandb: WandbField | None = Field(None, description="Project, or {project, name, mode}; absent is off.")
 
-    _origin: Origin = PrivateAttr(default_factory=lambda: NOWHERE)
+    _tree: MappingNode = PrivateAttr(default_factory=lambda: NOWHERE)  # merged and substituted
     _policy_key: SecretStr | None = PrivateAttr(default=None)
     _demo: bool = PrivateAttr(default=False)
     _overrides: Any = PrivateAttr(default=None)
@@ -1098,12 +1101,13 @@ class Spec(Section):
     @property
     def folders(self) -> frozenset[Path]:
         """The folders of all files that the spec was read from."""
-        return self._origin.folders
+        sources = {node.mark.source for node in (self._tree, *(node for _, _, node in walk(self._tree)))}
+        return frozenset(source.folder for source in sources if source.has_lines)
 
     @property
     def source(self) -> str:
         """The file as the user named it."""
-        return self._origin.root.mark.source.name
+        return self._tree.mark.source.name
 
     @property
     def state_apart(self) -> bool:
@@ -1140,27 +1144,32 @@ class Spec(Section):
 
     def problem(self, path: NodePath, message: str, *, at: Literal["key", "value"] = "value") -> Problem:
         """Return a problem with the place where `path` was written, or where its nearest parent was."""
-        return self._origin.problem(path, message, at=at)
+        return place(self._tree, path, at).problem(message)
 
     def is_written(self, path: NodePath) -> bool:
         """Return True where the key stands in the spec itself, not just in the defaults."""
-        return self._origin.is_written(path)
+        return len(locate(self._tree, path)[0]) == len(path)
 
     def written_at(self, path: NodePath) -> str | None:
         """Return the text of a value before it was made an absolute path; None where none was written."""
-        return self._origin.written_at(path)
+        node = find(self._tree, path)
+        return node.text if isinstance(node, ScalarNode) else None
 
     def template_problem(self, path: NodePath, error: "TemplateError") -> Problem:
         """Return the problem of a template at the line that is to blame, inside a block where it is one."""
         row = f" (row {error.row})" if error.row else ""
-        return self._origin.line_problem(path, error.line or 1, f"{error.message}{row}", near=error.column)
+        node = locate(self._tree, path)[2]
+        return line_mark(node, error.line or 1, error.column).problem(f"{error.message}{row}")
 
     def folder_of(self, path: NodePath) -> Path:
         """Return the folder that a relative path written at `path` starts from."""
-        return self._origin.folder_of(path).absolute()
+        return locate(self._tree, path)[2].mark.source.folder.absolute()
 
     def resolved(self) -> dict[str, Any]:
         """Return the spec as it ran, for `spec.yaml`: `${VAR}` as it was written, no secrets, paths absolute."""
-        if not self._origin.root.entries:
+        if not self._tree.entries:
             return dict(self.model_dump(mode="json", by_alias=True, exclude_unset=True))
-        return self._origin.resolved()
+        as_written = rewrite(
+            self._tree, lambda _, node: node if node.written is None else replace(node, value=node.written)
+        )
+        return dict(plain(as_written))

@@ -136,7 +136,8 @@ _UNWANTED_FILTERS = ("random", "pprint", "urlize", "xmlattr")
 _TEXT_FILTER = "_not_none"
 
 
-def make_environment() -> RowEnvironment:
+@lru_cache(maxsize=1)
+def _environment() -> RowEnvironment:
     """Return the environment that every template of a spec is compiled in."""
     environment = RowEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     environment.filters.update(FILTERS)
@@ -203,14 +204,7 @@ class Compiled:
         return self.text.render(values)
 
 
-@lru_cache(maxsize=1)
-def _environment() -> Any:
-    return make_environment()
-
-
-@lru_cache(maxsize=4096)
-def compiled(source: str) -> Compiled:
-    return Compiled(source)
+compiled = lru_cache(maxsize=4096)(Compiled)
 
 
 def _single_expression(source: str) -> str | None:
@@ -380,7 +374,7 @@ def _wrong_type(error: ValidationError, where: str, key: str) -> TemplateError:
     return TemplateError(message, where=place, row=key, path=first["loc"])
 
 
-def coerce(value: Any, annotation: Any, *, where: str = "", key: str = "") -> Any:
+def coerce(value: Any, annotation: Any, *, key: str = "") -> Any:
     """Return a rendered value as the type that its target declares: `"3"` as 3 for an int, 3 as `"3"` for text.
 
     Raises:
@@ -389,7 +383,7 @@ def coerce(value: Any, annotation: Any, *, where: str = "", key: str = "") -> An
     try:
         return _adapter(annotation).validate_python(value)
     except ValidationError as error:
-        raise _wrong_type(error, where, key) from None
+        raise _wrong_type(error, "", key) from None
     except (PydanticUserError, TypeError, NameError):
         return value  # an annotation that is no type for values, such as a forward reference
 
@@ -436,7 +430,7 @@ def columns_used(value: Any) -> dict[str, int]:
     return dict(compiled(value).columns)
 
 
-def check_syntax(source: str, *, where: str = "") -> None:
+def check_syntax(source: str) -> None:
     """Compile a template.
 
     Raises:
@@ -445,9 +439,9 @@ def check_syntax(source: str, *, where: str = "") -> None:
     try:
         compiled(source)
     except TemplateSyntaxError as error:
-        raise TemplateError(f"template: {error.message}", where=where, line=error.lineno) from None
+        raise TemplateError(f"template: {error.message}", line=error.lineno) from None
     except JinjaError as error:
-        raise TemplateError(f"template: {error.message}", where=where) from None
+        raise TemplateError(f"template: {error.message}") from None
 
 
 def literal(text: str) -> str:

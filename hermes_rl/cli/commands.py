@@ -139,16 +139,20 @@ def run(
     """Play rollouts: serve a trainer, write files, evaluate a model."""
     from hermes_rl.cli.options import separated
     from hermes_rl.cli.running import RunRequest, run_spec, specs_and_mode
+    from hermes_rl.errors import UserError
+    from hermes_rl.rollouts.admission import raise_descriptor_limit
     from hermes_rl.spec.sets import is_set
 
     named, flags = separated([*words, *context.args])
     specs, mode = specs_and_mode(named)
     specs = _at_hand(specs, trust)
-    sets = [*(sets or ()), *([f"{mode}.workers={workers}"] if workers is not None else ())]
-    changes = tuple(sets)
+    changes = (*(sets or ()), *([f"{mode}.workers={workers}"] if workers is not None else ()))
     request = RunRequest(
         specs[0], mode, changes, flags, out, fresh, demo, quiet, verbose, env_file, ray, dry, sample, prices, as_json
     )
+    if (sample or prices is not None) and not dry:
+        raise UserError("--sample and --prices are about --dry-run; add it")
+    raise_descriptor_limit()
     if len(specs) > 1 or weights:
         from hermes_rl.cli.together import run_together
 
@@ -333,9 +337,15 @@ def view(
     listen: ListenOption = "127.0.0.1:0",
 ) -> None:
     """Look at runs in a browser, also while they go on."""
-    from hermes_rl.cli.viewing import view_runs
+    import asyncio
 
-    raise typer.Exit(view_runs(runs or [], listen))
+    from hermes_rl.errors import UserError
+    from hermes_rl.view.server import view as serve_page
+
+    outputs = Path("outputs")
+    if not runs and not outputs.is_dir():
+        raise UserError("there is no folder ./outputs here; name a run directory: hermes-rl view RUN")
+    raise typer.Exit(asyncio.run(serve_page(runs or [outputs], listen, echo)))
 
 
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)

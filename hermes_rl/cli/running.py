@@ -21,7 +21,6 @@ from hermes_rl.cli.screen import dollars_by_role
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean
 from hermes_rl.reading.report import write_report_or_say
-from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
 from hermes_rl.runs.metrics import BY, BY_SEAT, COUNT
@@ -88,11 +87,6 @@ class RunRequest:
     prices: Path | None = None
     as_json: bool = False
 
-    def require_dry(self) -> None:
-        """Refuse options that only a dry run has."""
-        if (self.sample or self.prices is not None) and not self.dry:
-            raise UserError("--sample and --prices are about --dry-run; add it")
-
 
 def specs_and_mode(words: Sequence[str]) -> tuple[list[str], Mode]:
     """Return the specs of `hermes-rl run` and the mode, which is the last word.
@@ -125,8 +119,6 @@ def run_spec(request: RunRequest) -> int:
         UserError: the command line or the spec is wrong.
         RunError: the run failed.
     """
-    raise_descriptor_limit()
-    request.require_dry()
     if request.as_json:
         raise UserError("--json is about sets; the numbers of a run are in its metrics.json")
     environ = environment(request.env_file)

@@ -29,7 +29,6 @@ from hermes_rl.errors import HermesRLError, Problem, SpecError, UserError
 from hermes_rl.reading.dry_run import nothing_left
 from hermes_rl.reading.report import write_report_or_say
 from hermes_rl.reading.sets import NOT_PLAYED, Breakdown, Cell, Estimate, SetRun, SetTable, Standing, set_table
-from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.directory import RunDirectory, beside
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
 from hermes_rl.runs.opening import Launch, require_effect, require_runnable
@@ -70,8 +69,6 @@ def run_set(request: RunRequest) -> int:
             f"{request.spec} is a set, which is evaluated: hermes-rl run {shlex.quote(request.spec)} evaluate. To "
             f"{request.mode}, name one of its specs"
         )
-    raise_descriptor_limit()
-    request.require_dry()
     environ = environment(request.env_file)
     require_effect(request.flags, request.mode)
     spec_set = load_set(request.spec)

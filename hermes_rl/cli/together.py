@@ -29,7 +29,6 @@ from hermes_rl.cli.screen import heading, show
 from hermes_rl.errors import Problem, SpecError, UserError
 from hermes_rl.plugins import did_you_mean
 from hermes_rl.reading.report import write_report_or_say
-from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.directory import RunDirectory, beside
 from hermes_rl.runs.opening import Launch, require_runnable
 from hermes_rl.runs.progress import Progress
@@ -97,8 +96,6 @@ def run_together(specs: Sequence[str], request: RunRequest, weights: Sequence[st
         RunError: one of them failed.
     """
     _require_several(specs, request)
-    raise_descriptor_limit()
-    request.require_dry()
     environ = environment(request.env_file)
     served, problems = _loaded(specs, request, environ, _weights(weights))
     out = request.out

@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from hermes_rl.data.load import Rows, Split, load_rows
+from hermes_rl.data.load import Rows, load_rows, split_of
 from hermes_rl.errors import UserError
 from hermes_rl.reading.record import RolloutSummary, RunRecord, summary_of
 from hermes_rl.rollouts.compiled import CompiledSpec
@@ -142,7 +142,7 @@ async def dry_run(spec: Spec, launch: Launch, sample: int = 0, prices: Mapping[s
         RunError: a server of tools cannot be started, or the sample cannot be played.
     """
     compiled = require_runnable(spec, launch)
-    split: Split = "eval" if launch.mode == "evaluate" else "train"
+    split = split_of(launch.mode)
     notes: list[str] = []
     rows = await asyncio.to_thread(load_rows, spec, split, notify=notes.append)
     async with compiled:
@@ -164,9 +164,8 @@ async def nothing_left(spec: Spec, launch: Launch) -> bool:
         UserError: the run would be refused, for the same reason.
     """
     compiled = require_runnable(spec, launch)
-    split: Split = "eval" if launch.mode == "evaluate" else "train"
     # What loading says is said again when the run begins.
-    rows = await asyncio.to_thread(load_rows, spec, split, notify=lambda _: None)
+    rows = await asyncio.to_thread(load_rows, spec, split_of(launch.mode), notify=lambda _: None)
     plan = await asyncio.to_thread(_planned, compiled, launch, rows)
     return plan.exists and plan.play == 0 and not plan.rescored and not plan.rejudged
 
@@ -231,8 +230,8 @@ def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:
 
 def _uniform_size(spec: Spec, mode: Mode) -> int | None:
     """Return how many members a group has that is left out where all have the same score; None where none is."""
-    section = spec.serve if mode == "serve" else spec.process
-    return section.group_size if mode != "evaluate" and section.drop_uniform and section.group_size > 1 else None
+    size = spec.group_size(mode)
+    return size if spec.drops_uniform(mode) and size > 1 else None
 
 
 def _to_play(counting: Sequence[RolloutSummary], path: Path, rows: Rows, compiled: CompiledSpec, mode: Mode) -> int:

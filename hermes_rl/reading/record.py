@@ -121,10 +121,7 @@ class RolloutSummary:
 
 
 class RunRecord:
-    """The run in a directory; call `refresh` to see what was written since.
-
-    Args:
-        path: of the run directory, or of a file in it.
+    """The run in a directory, or in that of a file; call `refresh` to see what was written since.
 
     Raises:
         UserError: there is no run, or its files cannot be read.
@@ -188,12 +185,9 @@ class RunRecord:
             raise UserError(f"{self.path / 'spec.yaml'} cannot be read: it is not UTF-8") from error
 
     def refresh(self, most: int | None = None) -> int:
-        """Read what was written since the last time, and return how many lines that are.
+        """Read what was written since the last time, `most` lines at once, and return how many lines that are.
 
         A file that was written anew, as by regrading, is read from its beginning.
-
-        Args:
-            most: lines to read at once; None: all that are there.
         """
         try:
             file = (self.path / ROLLOUTS).open("rb")

@@ -158,12 +158,7 @@ class SetTable:
 
 
 def set_table(name: str, runs: Sequence[SetRun], by: Sequence[str] = ()) -> SetTable:
-    """Read the runs of a set and put them side by side.
-
-    Args:
-        name: of the set.
-        runs: every combination, played or not.
-        by: columns of the rows by whose values scores are told as well.
+    """Read the runs of a set, played or not, and put them side by side; scores are told by the values of `by` too.
 
     Raises:
         UserError: a file of a run cannot be read.

@@ -234,7 +234,6 @@ def chosen(
     """Return the rollouts that are asked for, attempts that were played again included where they are failures.
 
     Args:
-        record: the run.
         success: score from which a rollout passes.
         failed: only those that do not pass, or have no score; those that nobody graded first, then the lowest scores.
         ending: only those that ended so.

@@ -31,12 +31,8 @@ def _tokenizer(server: Server) -> str | None:
 def foreign_teachers(spec: Spec, *, at_hand: bool = False) -> list[Problem]:
     """Find the servers of the teacher whose tokenizer is not the policy's, so that ids would mean other texts.
 
-    Models of one family have other names and one tokenizer, so those of other names are loaded and compared. Slow: call
-    it in a thread.
-
-    Args:
-        spec: what is run.
-        at_hand: compare only tokenizers for which no network is needed.
+    Models of one family have other names and one tokenizer, so those of other names are loaded and compared; with
+    `at_hand` only those for which no network is needed. Slow: call it in a thread.
     """
     if spec.distill is None or "policy" not in spec.servers:
         return []

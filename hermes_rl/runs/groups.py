@@ -269,14 +269,9 @@ def group_lines(
     `tokens` and `masks` are None where the tokens of any rollout cannot be known; nothing is invented.
     `inference_logprobs` is an empty list where the server gave none, since trainers take its length. `ref_logprobs`,
     `distill_token_ids` and `distill_logprobs` are there where a teacher was asked about every rollout. Only the first
-    line has the messages and the images of the prompts.
-
-    Args:
-        group: a group with its tokens.
-        generation_params: how the policy was asked to sample.
-        run: fingerprint of the run.
-        of: the group of episodes that it is a part of; its lines then name the `seats` of its entries, and which part
-            they are (`compared`).
+    line has the messages and the images of the prompts. `run` is the fingerprint of the run, and `of` the group of
+    episodes that this one is a part of: its lines then name the `seats` of its entries, and which part they are
+    (`compared`).
     """
     layers = _token_layers(group)
     keys: dict[str, Any] = {"group": of or group.id, "row_key": group.row.key, "run": run}
@@ -289,19 +284,12 @@ def group_lines(
     images = seen if any(seen) else None
     return [
         {
-            "tokens": layer["tokens"],
-            "masks": layer["masks"],
+            **layer,
             "scores": group.scores,
-            "advantages": layer["advantages"],  # None: the trainer normalises the scores within the group
-            "ref_logprobs": layer["ref_logprobs"],
             "messages": messages if number == 0 else None,
             "generation_params": dict(generation_params),
-            "inference_logprobs": layer["inference_logprobs"],
-            "overrides": layer["overrides"],
             "group_overrides": {},  # BaseEnv looks into it
             "images": images if number == 0 else None,
-            "distill_token_ids": layer["distill_token_ids"],
-            "distill_logprobs": layer["distill_logprobs"],
             **keys,
             **({"layer": number, "layers": len(layers)} if len(layers) > 1 else {}),
         }
@@ -351,7 +339,7 @@ def _layer(
         "tokens": [line["tokens"] for line in lines],
         "masks": [line["masks"] for line in lines],
         "inference_logprobs": logprobs if all(line is not None for line in logprobs) else [],
-        "advantages": advantages,
+        "advantages": advantages,  # None: the trainer normalises the scores within the group
         "overrides": _overrides([(rollout, own is None) for rollout, own in zip(rollouts, at, strict=True)]),
         **_taught(rollouts, number),
     }

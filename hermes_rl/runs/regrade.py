@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.data.load import load_rows
+from hermes_rl.data.load import load_rows, split_of
 from hermes_rl.data.rows import Rows
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
@@ -16,7 +16,7 @@ from hermes_rl.rollouts.rollout import Encoder
 from hermes_rl.runs.directory import RunDirectory, changed_parts
 from hermes_rl.runs.evaluate import EvaluatePlan, Evaluation, conclude, evaluation_directory, write_evaluation
 from hermes_rl.runs.groups import group_lines
-from hermes_rl.runs.opening import Records, generation_params, open_records, plan_of
+from hermes_rl.runs.opening import Records, generation_params, open_records
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Mode, Spec
@@ -63,10 +63,8 @@ async def regrade(request: RegradeRequest) -> Regraded:
         )
     with directory:
         async with compiled_to_grade(spec, request.environ) as compiled:
-            rows = await asyncio.to_thread(
-                load_rows, spec, "eval" if mode == "evaluate" else "train", notify=request.progress.note
-            )
-            size = plan_of(spec, mode).size
+            rows = await asyncio.to_thread(load_rows, spec, split_of(mode), notify=request.progress.note)
+            size = spec.group_size(mode)
             async with open_records(directory, compiled, rows, mode, size, request.progress) as records:
                 directory.rewrite(spec, {**described, "grading": records.grading.record()})
                 if mode == "process":

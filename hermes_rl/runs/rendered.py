@@ -131,11 +131,7 @@ async def chosen_row(spec: Spec, wanted: str, split: Split | None, notify: Calla
 async def render_row(compiled: CompiledSpec, row: Row, split: Split, *, with_text: bool) -> Rendered:
     """Return the first request for a row; nothing is asked, and no sandbox is started unless a tool's server needs one.
 
-    Args:
-        compiled: the spec, with a policy.
-        row: which row.
-        split: whose settings of the agent apply.
-        with_text: also render what only the server renders, where its tokenizer can be had.
+    With `with_text` also what only the server renders is rendered, where its tokenizer can be had.
 
     Raises:
         UserError: a template or a tool does not work; RunError: a server of tools cannot be started.

@@ -314,9 +314,6 @@ class Run:
     """Conducts the rollouts of one environment on rows, as the plan says.
 
     Args:
-        environment: what is played.
-        rows: what it is played on.
-        plan: how.
         store: the record of rollouts; None records nothing.
         encoder: gives rollouts their tokens; None leaves them without.
         budget: what the run may use up.

@@ -303,7 +303,6 @@ class RolloutStore:
     """The rollouts in a run directory; it answers `hermes_rl.rollouts.runner.Recorded`.
 
     Args:
-        directory: where the files are.
         size: members of a group.
         compared: rewards compare the members of a group, so that all of them get their scores together.
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.runs import handles
-from hermes_rl.runs.frames import BUFFER, framed, received
 from hermes_rl.runs.handles import DiedError, WorkerAnswer, WorkerHandle, within
 from hermes_rl.runs.player import Opening
+from hermes_rl.runs.worker import BUFFER, framed, received
 
 PROGRAM = """
 import json, sys

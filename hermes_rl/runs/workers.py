@@ -122,7 +122,6 @@ async def open_workers(
         number: of workers; None: as many as the Ray cluster has room for.
         compiled: the environment as this process has it.
         artifacts: where artifacts of sandboxes are kept; None: nowhere.
-        note: where the user is told what happens.
         ray: the Ray cluster that plays: its address, or a connection that is shared; None: this machine.
 
     Raises:

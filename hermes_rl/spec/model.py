@@ -1132,6 +1132,20 @@ class Spec(Section):
         agents |= {("agents", seat, "agent"): own.agent for seat, own in self.agents.items()}
         return {(*path, "program"): agent.program for path, agent in agents.items() if agent.program is not None}
 
+    def section(self, mode: Mode) -> Serve | Process | Evaluate:
+        """Return what the spec says of a mode."""
+        return {"serve": self.serve, "process": self.process, "evaluate": self.evaluate}[mode]
+
+    def group_size(self, mode: Mode) -> int:
+        """Return the rollouts per row."""
+        section = self.section(mode)
+        return section.rollouts if isinstance(section, Evaluate) else section.group_size
+
+    def drops_uniform(self, mode: Mode) -> bool:
+        """Say whether groups are left out in which every score is the same."""
+        section = self.section(mode)
+        return not isinstance(section, Evaluate) and section.drop_uniform
+
     def agent_for(self, mode: Mode) -> Agent:
         """Return the agent's settings in a mode: with the overrides for evaluation."""
         if mode != "evaluate":

@@ -137,7 +137,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Of a set: print set.json in place of the table.")] = False,
 ) -> None:
     """Play rollouts: serve a trainer, write files, evaluate a model."""
-    from hermes_rl.cli.options import separated
+    from hermes_rl.cli.options import Options, separated
     from hermes_rl.cli.running import RunRequest, run_spec, specs_and_mode
     from hermes_rl.errors import UserError
     from hermes_rl.rollouts.admission import raise_descriptor_limit
@@ -146,10 +146,8 @@ def run(
     named, flags = separated([*words, *context.args])
     specs, mode = specs_and_mode(named)
     specs = _at_hand(specs, trust)
-    changes = (*(sets or ()), *([f"{mode}.workers={workers}"] if workers is not None else ()))
-    request = RunRequest(
-        specs[0], mode, changes, flags, out, fresh, demo, quiet, verbose, env_file, ray, dry, sample, prices, as_json
-    )
+    options = Options((*(sets or ()), *([f"{mode}.workers={workers}"] if workers is not None else ())), flags, env_file)
+    request = RunRequest(specs[0], mode, options, out, fresh, demo, quiet, verbose, ray, dry, sample, prices, as_json)
     if (sample or prices is not None) and not dry:
         raise UserError("--sample and --prices are about --dry-run; add it")
     raise_descriptor_limit()
@@ -259,9 +257,10 @@ def regrade(
     env_file: EnvFileOption = None,
 ) -> None:
     """Score what was recorded by other rewards; nothing is played."""
+    from hermes_rl.cli.options import Options
     from hermes_rl.cli.running import regrade_run
 
-    raise typer.Exit(regrade_run(run_directory, tuple(sets or ()), env_file))
+    raise typer.Exit(regrade_run(run_directory, Options(tuple(sets or ()), (), env_file)))
 
 
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)

@@ -70,8 +70,6 @@ def separated(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
 
 # ------------------------------------------------------------------------- The policy, where the spec names none
 
-Load = Callable[[tuple[str, ...]], Spec]
-
 
 class _Choice(NamedTuple):
     name: str
@@ -97,20 +95,22 @@ HELP = """no policy: the spec names no servers.policy, and OPENAI_BASE_URL with 
   no model at all:   --demo"""
 
 
-def with_policy(load: Load, environ: Mapping[str, str]) -> Spec:
+def with_policy(load: Callable[..., Spec], environ: Mapping[str, str]) -> Spec:
     """Load the spec with a policy: its own, the environment's, or, on a terminal, the one that the user picks.
+
+    `load` takes it as the text behind a `--set`, and loads the spec as it is without one.
 
     Raises:
         UserError: there is none, with the flags for each way to name one.
     """
-    spec = load(())
+    spec = load()
     if "policy" in spec.servers:
         return spec
     if (named := policy_of(environ)) is not None:
-        return load((named,))
+        return load(named)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UserError(HELP)
-    return load((_ask(environ),))
+    return load(_ask(environ))
 
 
 def policy_of(environ: Mapping[str, str]) -> str | None:

@@ -68,7 +68,7 @@ def play_spec(request: PlayRequest) -> int:
             spec = request.options.load(request.spec, NOBODY, demo=request.demo)
     else:
         load = partial(request.options.load, request.spec, demo=request.demo)
-        spec = with_policy(lambda more: load(*more), request.options.environ())
+        spec = with_policy(load, request.options.environ())
     rollout = run_interruptible(_played(spec, request))
     show(_ended(rollout))
     return 0 if rollout.error is None else 1

@@ -11,12 +11,13 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.live import progress_of, restore_terminal
-from hermes_rl.cli.options import environment, with_policy
+from hermes_rl.cli.options import Options, with_policy
 from hermes_rl.cli.screen import dollars_by_role
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean
@@ -27,10 +28,8 @@ from hermes_rl.runs.metrics import BY, BY_SEAT, COUNT
 from hermes_rl.runs.opening import Launch, require_effect
 from hermes_rl.runs.process import ProcessSummary, run_process
 from hermes_rl.runs.progress import Progress
-from hermes_rl.runs.regrade import RegradeRequest, regrade
-from hermes_rl.spec.load import load_spec
+from hermes_rl.runs.regrade import regrade
 from hermes_rl.spec.model import Mode, Spec
-from hermes_rl.spec.overrides import parse_extra_args
 from hermes_rl.threads import rare_full_collections
 from hermes_rl.tokens.hub import without_advice
 from hermes_rl.visible import counted
@@ -38,16 +37,15 @@ from hermes_rl.visible import counted
 # ----------------- `hermes-rl regrade`: from the command line to the run directory, and what came of it in words
 
 
-def regrade_run(path: Path, sets: tuple[str, ...], env_file: Path | None) -> int:
+def regrade_run(path: Path, options: Options) -> int:
     """Grade a run anew; returns the exit status.
 
     Raises:
         UserError: the command line or the run is wrong.
         RunError: a judge could not be asked.
     """
-    overrides = parse_extra_args((), sets)
     progress = Progress()
-    done = run_interruptible(regrade(RegradeRequest(path, overrides, environment(env_file), progress)))
+    done = run_interruptible(regrade(path, options.overrides(), options.environ(), progress=progress))
     write_report_or_say(path, progress.note)
     if done.evaluation is not None:
         for line in evaluation_lines(done.evaluation):
@@ -73,14 +71,12 @@ class RunRequest:
 
     spec: str
     mode: Mode
-    sets: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
+    options: Options
     out: Path | None = None
     fresh: bool = False
     demo: bool = False
     quiet: bool = False
     verbose: bool = False
-    env_file: Path | None = None
     ray: str | None = None
     dry: bool = False
     sample: int = 0
@@ -121,9 +117,9 @@ def run_spec(request: RunRequest) -> int:
     """
     if request.as_json:
         raise UserError("--json is about sets; the numbers of a run are in its metrics.json")
-    environ = environment(request.env_file)
+    environ = request.options.environ()
     progress = progress_of(f"{Path(request.spec).stem} · {request.mode}", quiet=request.quiet)
-    spec = load_for(request, environ)
+    spec = load_for(request)
     if spec.demo:
         progress.note(DEMO)
     launch = Launch(request.mode, request.out, request.fresh, environ, progress, request.ray, write_report_or_say)
@@ -178,15 +174,11 @@ class _Saying(logging.Handler):
         self._say(self.format(record))
 
 
-def load_for(request: RunRequest, environ: Mapping[str, str]) -> Spec:
+def load_for(request: RunRequest) -> Spec:
     """Load the spec of a request, with a policy. Raises UserError, SpecError."""
-
-    def load(more: tuple[str, ...]) -> Spec:
-        require_effect(request.flags, request.mode)
-        overrides = parse_extra_args(request.flags, [*request.sets, *more])
-        return load_spec(request.spec, overrides=overrides, demo=request.demo, environ=environ, mode=request.mode)
-
-    return with_policy(load, environ)
+    require_effect(request.options.flags, request.mode)
+    load = partial(request.options.load, request.spec, demo=request.demo, mode=request.mode)
+    return with_policy(load, request.options.environ())
 
 
 def run_interruptible(work: Coroutine[Any, Any, T]) -> T:

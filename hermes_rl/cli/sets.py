@@ -21,7 +21,7 @@ from rich.text import Text
 
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.live import progress_of
-from hermes_rl.cli.options import environment, policy_of
+from hermes_rl.cli.options import policy_of
 from hermes_rl.cli.running import INTERRUPTED, RunRequest, logged, run_interruptible, say_plan
 from hermes_rl.cli.screen import BAD, DIM, HEAD, WIDE, heading, safe, short, show, table
 from hermes_rl.cli.together import noted
@@ -69,8 +69,8 @@ def run_set(request: RunRequest) -> int:
             f"{request.spec} is a set, which is evaluated: hermes-rl run {shlex.quote(request.spec)} evaluate. To "
             f"{request.mode}, name one of its specs"
         )
-    environ = environment(request.env_file)
-    require_effect(request.flags, request.mode)
+    environ = request.options.environ()
+    require_effect(request.options.flags, request.mode)
     spec_set = load_set(request.spec)
     folder = request.out or Path("outputs") / spec_set.name
     if request.fresh:
@@ -110,7 +110,7 @@ def _loaded(spec_set: SpecSet, folder: Path, request: RunRequest, environ: Mappi
     Raises:
         SpecError: with what is wrong with any of them.
     """
-    changes = parse_extra_args(request.flags, request.sets)
+    changes = request.options.overrides()
     runs: list[_Run] = []
     problems: list[Problem] = []
     for combination in spec_set.combinations:

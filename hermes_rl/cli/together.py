@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.live import progress_of
-from hermes_rl.cli.options import environment
 from hermes_rl.cli.running import (
     AFTERWARDS,
     DEMO,
@@ -96,8 +95,8 @@ def run_together(specs: Sequence[str], request: RunRequest, weights: Sequence[st
         RunError: one of them failed.
     """
     _require_several(specs, request)
-    environ = environment(request.env_file)
-    served, problems = _loaded(specs, request, environ, _weights(weights))
+    environ = request.options.environ()
+    served, problems = _loaded(specs, request, _weights(weights))
     out = request.out
     if out is not None and request.fresh:
         out, request = beside(out), replace(request, fresh=False)
@@ -184,20 +183,16 @@ def _weights(given: Sequence[str]) -> dict[str, str]:
     return weights
 
 
-def _loaded(
-    specs: Sequence[str],
-    request: RunRequest,
-    environ: Mapping[str, str],
-    weights: Mapping[str, str],
-) -> LoadedSpecs:
+def _loaded(specs: Sequence[str], request: RunRequest, weights: Mapping[str, str]) -> LoadedSpecs:
     """Return the specs that can be read, with their weights, and what is wrong with the others."""
 
     def load(source: str) -> Spec:
         asked = replace(request, spec=source)
-        spec = load_for(asked, environ)
+        spec = load_for(asked)
         if (weight := weights.get(spec.name)) is None:
             return spec
-        return load_for(replace(asked, sets=(*asked.sets, f"env.inference_weight={weight}")), environ)
+        sets = (*request.options.sets, f"env.inference_weight={weight}")
+        return load_for(replace(asked, options=request.options._replace(sets=sets)))
 
     served, problems = load_each(specs, load)
     names = [named.spec.name for named in served]

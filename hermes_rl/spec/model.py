@@ -1134,7 +1134,7 @@ class Spec(Section):
 
     def section(self, mode: Mode) -> Serve | Process | Evaluate:
         """Return what the spec says of a mode."""
-        return {"serve": self.serve, "process": self.process, "evaluate": self.evaluate}[mode]
+        return self.evaluate if mode == "evaluate" else self.process if mode == "process" else self.serve
 
     def group_size(self, mode: Mode) -> int:
         """Return the rollouts per row."""

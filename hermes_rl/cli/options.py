@@ -44,11 +44,7 @@ class Options(NamedTuple):
 
 
 def environment(env_file: Path | None) -> dict[str, str]:
-    """Return the process's environment, which wins, with the lines of `env_file`; neither is changed.
-
-    Raises:
-        UserError: the file cannot be read, or a line is not KEY=VALUE.
-    """
+    """Return the process's environment, which wins, with the lines of `env_file`; raises as `read_env_file`."""
     return {**(read_env_file(env_file) if env_file is not None else {}), **os.environ}
 
 

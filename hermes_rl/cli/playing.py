@@ -75,12 +75,13 @@ def play_spec(request: PlayRequest) -> int:
 
 
 async def _played(spec: Spec, request: PlayRequest) -> Rollout:
-    row, split = await chosen_row(spec, request.row, request.split, _say)
+    say = partial(echo, err=True)
+    row, split = await chosen_row(spec, request.row, request.split, say)
     environ = request.options.environ()
     async with CompiledSpec(spec, placeholders(spec, environ) if request.person else environ) as compiled:
-        require_machine(compiled, _say)
+        require_machine(compiled, say)
         for role in compiled.roles.values():
-            role.tell(_say)
+            role.tell(say)
         if not request.person:
             await require_reachable("policy", compiled.policy.configs)
         await compiled.open(row)
@@ -89,10 +90,6 @@ async def _played(spec: Spec, request: PlayRequest) -> Rollout:
         show([heading(f"row {row.key}")])
         key = RolloutKey(row, row.key if split == "eval" else f"{row.key}:0", 0, 1)
         return await runner.alone(key)
-
-
-def _say(text: str) -> None:
-    echo(text, err=True)
 
 
 class _OneRollout(RolloutRunner):

@@ -85,11 +85,7 @@ class RunRequest:
 
 
 def specs_and_mode(words: Sequence[str]) -> tuple[list[str], Mode]:
-    """Return the specs of `hermes-rl run` and the mode, which is the last word.
-
-    Raises:
-        UserError: there is no spec, or no such mode.
-    """
+    """Return the specs of `hermes-rl run` and the mode, its last word; raises UserError where one is missing."""
     *specs, last = words or [""]
     modes: tuple[Mode, ...] = get_args(Mode)
     named: list[Mode] = [mode for word in words for mode in modes if word == mode]

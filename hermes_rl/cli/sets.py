@@ -105,11 +105,7 @@ def run_set(request: RunRequest) -> int:
 
 
 def _loaded(spec_set: SpecSet, folder: Path, request: RunRequest, environ: Mapping[str, str]) -> list[_Run]:
-    """Return the specs of all combinations.
-
-    Raises:
-        SpecError: with what is wrong with any of them.
-    """
+    """Return the specs of all combinations; raises SpecError with what is wrong with any of them."""
     changes = request.options.overrides()
     runs: list[_Run] = []
     problems: list[Problem] = []

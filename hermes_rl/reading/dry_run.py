@@ -158,11 +158,7 @@ async def dry_run(spec: Spec, launch: Launch, sample: int = 0, prices: Mapping[s
 
 
 async def nothing_left(spec: Spec, launch: Launch) -> bool:
-    """Say whether a run is complete and graded as the spec says; no server is asked.
-
-    Raises:
-        UserError: the run would be refused, for the same reason.
-    """
+    """Say whether a run is complete and graded as the spec says, or raise why it is refused; no server is asked."""
     compiled = require_runnable(spec, launch)
     # What loading says is said again when the run begins.
     rows = await asyncio.to_thread(load_rows, spec, split_of(launch.mode), notify=lambda _: None)

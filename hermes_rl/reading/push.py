@@ -56,11 +56,7 @@ class Published:
 
 
 def dataset_at(address: str) -> str:
-    """Return the `owner/name` of an address such as ``hf://datasets/owner/name``.
-
-    Raises:
-        UserError: it is no address of a dataset.
-    """
+    """Return the `owner/name` of an address such as ``hf://datasets/owner/name``; raises UserError where it is none."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -103,11 +99,7 @@ def require_folder(folder: Path, run: Path) -> None:
 
 
 def copy_to_folder(files: Mapping[str, Path], folder: Path) -> None:
-    """Copy a publication into a folder, in place of an earlier one; other files in it stay.
-
-    Raises:
-        UserError: the folder cannot be made or written to.
-    """
+    """Copy a publication into a folder, in place of an earlier one; other files stay. Raises UserError."""
     try:
         (folder / TABLE).parent.mkdir(parents=True, exist_ok=True)
         for name in OURS:

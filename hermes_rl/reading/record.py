@@ -231,11 +231,7 @@ class RunRecord:
             raise UserError(f"{self.path} has no rollout {rollout!r}") from None
 
     def open(self) -> BinaryIO:
-        """Open the file of rollouts, as it was when it was last looked at.
-
-        Raises:
-            UserError: it is gone, or was written anew since then.
-        """
+        """Open the file of rollouts as it was when last looked at; raises UserError where it is another now."""
         try:
             file = (self.path / ROLLOUTS).open("rb")
         except OSError as error:
@@ -271,11 +267,7 @@ class RunRecord:
         return self._by_id[rollout] + 1
 
     def matching(self, words: str) -> list[RolloutSummary]:
-        """Return the rollouts that somebody may mean: by id, by number of the line, or by how the id begins.
-
-        Raises:
-            UserError: there is none.
-        """
+        """Return the rollouts meant by an id, its beginning, or the number of a line; raises UserError for none."""
         if words in self._by_id:
             return [self.rollouts[self._by_id[words]]]
         number = words.removeprefix("#")

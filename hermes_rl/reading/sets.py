@@ -158,11 +158,7 @@ class SetTable:
 
 
 def set_table(name: str, runs: Sequence[SetRun], by: Sequence[str] = ()) -> SetTable:
-    """Read the runs of a set, played or not, and put them side by side; scores are told by the values of `by` too.
-
-    Raises:
-        UserError: a file of a run cannot be read.
-    """
+    """Read the runs of a set, played or not, and put them side by side, also by the values of the columns `by`."""
     specs = tuple(dict.fromkeys(run.spec for run in runs))
     read = {(run.spec, run.model, run.setting): _Read.of(run, with_rows=bool(by)) for run in runs}
     names = dict.fromkeys((run.model, run.setting) for run in runs)

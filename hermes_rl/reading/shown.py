@@ -119,11 +119,7 @@ def _answer(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def shown_rollout(record: RunRecord, rollout: str, screen: Screen) -> dict[str, Any]:
-    """Return all of a rollout but its tokens.
-
-    Raises:
-        UserError: there is none with this id, or its line cannot be read.
-    """
+    """Return all of a rollout but its tokens; raises UserError where there is none, or its line cannot be read."""
     try:
         shown: dict[str, Any] = screen.value(_rollout(record, rollout))
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -53,11 +53,7 @@ class EvaluatePlan:
         )
 
     def values(self, row: Row) -> tuple[str, ...]:
-        """Return what the row has in the columns `by`.
-
-        Raises:
-            UserError: it lacks one of them.
-        """
+        """Return what the row has in the columns `by`; raises UserError where it lacks one of them."""
         for column in self.by:
             if column not in row.columns:
                 raise UserError(f"evaluate.by: row {row.key} has no column `{column}`{choices(column, row.columns)}")

@@ -62,11 +62,7 @@ def foreign_teachers(spec: Spec, *, at_hand: bool = False) -> list[Problem]:
 
 
 def require_same_tokenizer(spec: Spec) -> None:
-    """Refuse a teacher with another tokenizer than the policy's. Slow: call it in a thread.
-
-    Raises:
-        UserError: it has another, or one of the two cannot be had.
-    """
+    """Raise UserError where the teacher's tokenizer is not known to be the policy's. Slow: call it in a thread."""
     if problems := foreign_teachers(spec):
         raise UserError("\n".join(map(str, problems)))
 

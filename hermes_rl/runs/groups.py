@@ -435,11 +435,7 @@ class GroupsFile:
     moved: bool = False
 
     def check(self, group_size: int) -> None:
-        """Refuse groups that are of another run, or of another size than those that would follow.
-
-        Raises:
-            UserError: what is there, and the way out.
-        """
+        """Raise UserError where groups are of another run, or of another size than those that would follow."""
         for line in self.journal.read(*GROUP_KEYS):
             if line.get("run", None if self.moved else self.run) != self.run:
                 raise UserError(

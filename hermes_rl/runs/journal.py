@@ -92,11 +92,7 @@ class Journal:
         self._mended = True
 
     def read(self, *keys: str) -> Iterator[dict[str, Any]]:
-        """Yield the lines that are there.
-
-        Raises:
-            UserError: one of them is no JSON object, or lacks one of `keys`.
-        """
+        """Yield the lines that are there; raises UserError where one is no JSON object, or lacks one of `keys`."""
         for _, record in self.scan(*keys):
             yield record
 
@@ -151,11 +147,7 @@ class Journal:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that it is never seen half written.
-
-    Raises:
-        RunError: it cannot be written; what was there is still there.
-    """
+    """Write a file so that it is never seen half written; raises RunError where it cannot be, and the old one stays."""
     with replaced(path) as partial:
         partial.write_bytes(data)
 

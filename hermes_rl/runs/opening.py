@@ -382,11 +382,7 @@ def workers_of(spec: Spec, mode: Mode, ray: str | RayConnection | None = None) -
 
 
 def _require_plain(own: OwnCode | None) -> None:
-    """Refuse workers for a class with code of its own: they play the spec alone.
-
-    Raises:
-        UserError: the class has some.
-    """
+    """Raise UserError for workers of a class with code of its own: they play the spec alone."""
     if own is not None and (own.environment is not own.compiled or own.rows is not None or own.servers):
         raise UserError(
             "workers: this environment has code of its own beside the spec, which runs in one process alone; leave "
@@ -428,11 +424,7 @@ _AS_IF_ABSENT = {("worker_timeout", "-1"), ("include_messages", "true")}
 
 
 def require_effect(flags: Sequence[str], mode: Mode) -> None:
-    """Refuse flags of which nothing comes in this mode.
-
-    Raises:
-        UserError: which flag, and what to do instead.
-    """
+    """Raise UserError for a flag of which nothing comes in this mode, with what to do instead."""
     for place, word in enumerate(flags):
         option, equals, value = word.partition("=")
         name = option.removeprefix("--env.")

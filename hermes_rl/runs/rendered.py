@@ -91,11 +91,7 @@ class _Catching:
 
 
 def find_row(rows: Rows, wanted: str, split: Split) -> Row:
-    """Return a row by its key, by its place from 0 in the order of play, or by how its key begins.
-
-    Raises:
-        UserError: there is none, or several begin so.
-    """
+    """Return a row by its key, its place of play from 0, or how its key begins; raises UserError unless it is one."""
     begins = []
     for row in islice(rows, SEARCHED):
         if row.key == wanted:

@@ -190,11 +190,7 @@ class RunBudget:
             )
 
     def count(self, group: Group) -> None:
-        """Take a finished group into account.
-
-        Raises:
-            RunError: too many groups failed.
-        """
+        """Take a finished group into account; raises RunError where too many groups failed."""
         if group.dropped is None:
             return
         failed = next((r for r in group.rollouts if r.error is not None and not r.ending.graded), None)
@@ -415,7 +411,9 @@ class Run:
         try:
             while True:
                 begins = not source.exhausted and not demand.satisfied and not self.paused
-                begins = begins and self.admission.admits(self.runner.open, self._open_beside())
+                # Rollouts of other runs are carried by the same cores and the same memory.
+                beside = sum(run.runner.open for run in self.beside if run is not self)
+                begins = begins and self.admission.admits(self.runner.open, beside)
                 begins = begins and demand.wants(len(running))
                 following = await source.take() if begins else None
                 if following is not None:
@@ -446,10 +444,6 @@ class Run:
     def wake(self) -> None:
         """Look at once whether another group may begin: the demand has changed."""
         self._changed.set()
-
-    def _open_beside(self) -> int:
-        """Rollouts of other runs, which the same cores and the same memory have to carry."""
-        return sum(run.runner.open for run in self.beside if run is not self)
 
     @property
     def concurrency(self) -> int | None:

@@ -504,11 +504,7 @@ class RolloutStore:
         return sum(len(members & (_final(known) | set(known.waiting))) for known in self._groups.open.values())
 
     def require_same(self, row: Row, group: str) -> None:
-        """Refuse a row whose content is no longer that of its recorded rollouts.
-
-        Raises:
-            UserError: which row, and the way out.
-        """
+        """Raise UserError where the content of a row is no longer that of its recorded rollouts."""
         known = self._groups.get(group)
         if known is not None and known.digest and known.digest != row.digest[:DIGITS]:
             raise UserError(
@@ -560,11 +556,7 @@ class RolloutStore:
         return Group(group, row, rollouts, known.epoch)
 
     def record(self, *rollouts: Rollout) -> None:
-        """Write the lines of rollouts that belong together, in one piece.
-
-        Raises:
-            RunError: they cannot be written.
-        """
+        """Write the lines of rollouts that belong together, in one piece; raises RunError where that cannot be."""
         for waits in (True, False):
             episodes = [
                 rollout_record(rollout) for rollout in rollouts if (rollout.state is RolloutState.WAITING) is waits

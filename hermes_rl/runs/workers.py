@@ -144,11 +144,7 @@ async def open_workers(
 
 
 def require_shares(spec: Spec, number: int) -> None:
-    """Refuse servers that take fewer calls at a time than there are workers: each has a part of them.
-
-    Raises:
-        UserError: which server.
-    """
+    """Raise UserError for a server that takes fewer calls at a time than there are workers: each has a part of them."""
     for role, servers in spec.servers.items():
         for server in servers:
             if server.max_concurrency < number:
@@ -260,11 +256,7 @@ class Workers:
             raise Failure(detail, ending=Ending(ending))
 
     def using(self, policy: Policy | None, options: LoopOptions) -> WorkersUsing:
-        """Return the same workers, which play with a policy and settings that are not the run's (`WorkersUsing`).
-
-        Raises:
-            UserError: the policy cannot act in another process.
-        """
+        """Return the same workers for a policy and settings of its own; raises UserError where it is bound here."""
         return WorkersUsing(self, policy, options)
 
     # ------------------------------------------------------------------ for policies whose weights change

@@ -257,12 +257,8 @@ def _check_files(spec: Spec, findings: Findings) -> None:
 
 
 def _text_files(spec: Spec) -> Iterator[tuple[NodePath, TextFile]]:
-    candidates: list[tuple[NodePath, Any]] = [(("user", "system"), spec.user.system if spec.user else None)]
+    candidates = [(path, text) for path, text, _ in _texts(spec)]
     candidates += [((*path, "schemas"), tool.schemas) for path, tool in _tool_entries(spec)]
-    for path, prompt in _prompts(spec):
-        candidates += [((*path, "system"), prompt.system), ((*path, "user"), prompt.user)]
-        messages = prompt.messages if isinstance(prompt.messages, tuple) else ()
-        candidates += [((*path, "messages", n, "content"), message.content) for n, message in enumerate(messages)]
     yield from ((path, text) for path, text in candidates if isinstance(text, TextFile))
 
 

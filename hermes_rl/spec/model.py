@@ -399,30 +399,24 @@ Network = Annotated[
 ]
 
 
-def _package(value: Any) -> Any:
-    """Refuse what pip would take for an option, a file or an address: the list has names and versions alone."""
-    if isinstance(value, str) and not _PACKAGE.fullmatch(value):
-        raise wrong(f"expected a package such as pytest, numpy==2.1.0 or requests[socks]>=2, got {value!r}")
-    return value
+def _package(form: str, expected: str) -> BeforeValidator:
+    """Return what refuses a text that an installer would take for an option, a file or an address."""
+
+    def checked(value: Any) -> Any:
+        if isinstance(value, str) and not re.fullmatch(form, value):
+            raise wrong(f"expected {expected}, got {value!r}")
+        return value
+
+    return BeforeValidator(checked)
 
 
-_PACKAGE = re.compile(
-    r"[A-Za-z0-9][\w.-]*(\[[\w.,\s-]+\])?\s*([<>=!~]=?=?\s*[\w.*+!-]+(\s*,\s*[<>=!~]=?=?\s*[\w.*+!-]+)*)?"
-)
-Package = Annotated[str, BeforeValidator(_package)]
-
-
-def _npm_package(value: Any) -> Any:
-    """Refuse what npm would take for an option, a folder or an address, and what would be another one tomorrow."""
-    if isinstance(value, str) and not _NPM_PACKAGE.fullmatch(value):
-        raise wrong(
-            f"expected a package of npm with its version, such as prettier@3.1.0 or @scope/name@1.2.3, got {value!r}"
-        )
-    return value
-
-
-_NPM_PACKAGE = re.compile(r"(@[a-z0-9][a-z0-9._-]*/)?[a-z0-9][a-z0-9._-]*@\d+\.\d+\.\d+([.+-][\w.+-]*)?")
-NpmPackage = Annotated[str, BeforeValidator(_npm_package)]
+_VERSION = r"[<>=!~]=?=?\s*[\w.*+!-]+"
+_PYTHON = rf"[A-Za-z0-9][\w.-]*(\[[\w.,\s-]+\])?\s*({_VERSION}(\s*,\s*{_VERSION})*)?"
+_NPM = r"(@[a-z0-9][a-z0-9._-]*/)?[a-z0-9][a-z0-9._-]*@\d+\.\d+\.\d+([.+-][\w.+-]*)?"  # it is the same tomorrow
+Package = Annotated[str, _package(_PYTHON, "a package such as pytest, numpy==2.1.0 or requests[socks]>=2")]
+NpmPackage = Annotated[
+    str, _package(_NPM, "a package of npm with its version, such as prettier@3.1.0 or @scope/name@1.2.3")
+]
 
 
 class Limits(Section):

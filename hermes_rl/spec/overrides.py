@@ -182,11 +182,7 @@ class Overrides(NamedTuple):
 
 
 def parse_extra_args(argv: Sequence[str], sets: Sequence[str]) -> Overrides:
-    """Read the values of `--set` and the options that the command line does not know itself.
-
-    Raises:
-        SpecError: with every option that is wrong.
-    """
+    """Read the values of `--set` and the other options; raises SpecError with every option that is wrong."""
     problems: list[Problem] = []
     assignments = [assignment for text in sets if (assignment := _read_set(text, problems)) is not None]
     uses: list[_FlagUse] = []

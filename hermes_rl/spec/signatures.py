@@ -50,11 +50,7 @@ def _tree(path: str, changed: float) -> ast.Module:
 
 
 def parse(path: Path) -> ast.Module:
-    """Return the syntax tree of a file.
-
-    Raises:
-        CodeError: there is no such file, or it is not Python.
-    """
+    """Return the syntax tree of a file; raises CodeError where there is none, or it is not Python."""
     try:
         return _tree(str(path), path.stat().st_mtime)
     except OSError as error:
@@ -62,11 +58,7 @@ def parse(path: Path) -> ast.Module:
 
 
 def defined(path: Path) -> dict[str, ast.AST]:
-    """Everything that the top level of a file gives a name to.
-
-    Raises:
-        CodeError: as `parse`.
-    """
+    """Everything that the top level of a file gives a name to; raises as `parse`."""
     return names_in(parse(path).body)
 
 

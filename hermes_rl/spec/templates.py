@@ -340,11 +340,7 @@ def _line(error: BaseException, source: str) -> int | None:
 
 
 def render_text(value: str, row: Mapping[str, Any], *, where: str = "", key: str = "") -> str:
-    """As `render`, for a place that is text: numbers become text, None is an error.
-
-    Raises:
-        TemplateError: as `render`.
-    """
+    """As `render`, for a place that is text: numbers become text, None is a TemplateError."""
     result = render(value, row, where=where, key=key)
     if result is None:
         columns = tuple(columns_used(value))
@@ -375,11 +371,7 @@ def _wrong_type(error: ValidationError, where: str, key: str) -> TemplateError:
 
 
 def coerce(value: Any, annotation: Any, *, key: str = "") -> Any:
-    """Return a rendered value as the type that its target declares: `"3"` as 3 for an int, 3 as `"3"` for text.
-
-    Raises:
-        TemplateError: it cannot be read as that type.
-    """
+    """Return a rendered value as the type of its target: `"3"` as 3 for an int; raises TemplateError."""
     try:
         return _adapter(annotation).validate_python(value)
     except ValidationError as error:
@@ -397,11 +389,7 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 
 
 def evaluate(expression: str, row: Mapping[str, Any], *, where: str = "", key: str = "") -> Any:
-    """Return the value of an expression without braces, such as `dataset.filter`.
-
-    Raises:
-        TemplateError: as `render`.
-    """
+    """Return the value of an expression without braces, such as `dataset.filter`; raises TemplateError."""
     return _rendered(f"{{{{ {expression} }}}}", row, where, key)
 
 
@@ -415,11 +403,7 @@ def has_template(value: Any) -> bool:
 
 
 def columns_used(value: Any) -> dict[str, int]:
-    """Return the columns that the templates of a value read, each with the line of its template that reads it first.
-
-    Raises:
-        TemplateError: a template is broken.
-    """
+    """Return the columns that the templates of a value read, each with its first line; raises TemplateError."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -431,11 +415,7 @@ def columns_used(value: Any) -> dict[str, int]:
 
 
 def check_syntax(source: str) -> None:
-    """Compile a template.
-
-    Raises:
-        TemplateError: it is broken.
-    """
+    """Compile a template; raises TemplateError where it is broken."""
     try:
         compiled(source)
     except TemplateSyntaxError as error:

@@ -57,11 +57,7 @@ class PlayRequest:
 
 
 def play_spec(request: PlayRequest) -> int:
-    """Play one rollout; returns the exit status, which is 1 where it could not be graded.
-
-    Raises:
-        UserError: the command line or the spec is wrong, or there is no such row.
-    """
+    """Play one rollout; returns the exit status, which is 1 where it could not be graded."""
     if request.person:
         spec = request.options.load(request.spec, demo=request.demo)
         if "policy" not in spec.servers:

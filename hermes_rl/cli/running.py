@@ -38,12 +38,7 @@ from hermes_rl.visible import counted
 
 
 def regrade_run(path: Path, options: Options) -> int:
-    """Grade a run anew; returns the exit status.
-
-    Raises:
-        UserError: the command line or the run is wrong.
-        RunError: a judge could not be asked.
-    """
+    """Grade a run anew; returns the exit status."""
     progress = Progress()
     done = run_interruptible(regrade(path, options.overrides(), options.environ(), progress=progress))
     write_report_or_say(path, progress.note)
@@ -105,12 +100,7 @@ def specs_and_mode(words: Sequence[str]) -> tuple[list[str], Mode]:
 
 
 def run_spec(request: RunRequest) -> int:
-    """Load, play and sum up; returns the exit status.
-
-    Raises:
-        UserError: the command line or the spec is wrong.
-        RunError: the run failed.
-    """
+    """Load, play and sum up; returns the exit status."""
     if request.as_json:
         raise UserError("--json is about sets; the numbers of a run are in its metrics.json")
     environ = request.options.environ()

@@ -32,9 +32,9 @@ def safe(text: object, style: str = "") -> Text:
     return Text(visible(str(text)).expandtabs(4), style=style)
 
 
-def short(text: object, style: str = "") -> Text:
+def short(text: object) -> Text:
     """Return any text as `safe` does, on one line that ends where its column does."""
-    made = safe(text, style)
+    made = safe(text)
     made.no_wrap, made.overflow = True, "ellipsis"
     return made
 

@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from io import StringIO
 from pathlib import Path
 
@@ -59,11 +59,7 @@ class _Run:
 
 
 def run_set(request: RunRequest) -> int:
-    """Evaluate every combination of a set, one after the other, and print the table; returns the exit status.
-
-    Raises:
-        UserError: the set, one of its specs or the command line is wrong; nothing was played.
-    """
+    """Evaluate every combination of a set, one after the other, and print the table; returns the exit status."""
     if request.mode != "evaluate":
         raise UserError(
             f"{request.spec} is a set, which is evaluated: hermes-rl run {shlex.quote(request.spec)} evaluate. To "
@@ -92,7 +88,7 @@ def run_set(request: RunRequest) -> int:
             return INTERRUPTED
         made = _write(spec_set, folder, runs)
     if request.as_json:
-        echo(json.dumps(made.record(), indent=2, ensure_ascii=False))
+        echo(json.dumps(asdict(made), indent=2, ensure_ascii=False))
     else:
         show(_parts(made))
         echo(f"set directory: {folder}")
@@ -201,7 +197,7 @@ def _play(run: _Run, title: str, request: RunRequest, environ: Mapping[str, str]
 def _write(spec_set: SpecSet, folder: Path, runs: list[_Run]) -> SetTable:
     set_runs = [SetRun(*run.combination.names, run.path, run.problem) for run in runs]
     made = set_table(spec_set.name, set_runs, spec_set.by)
-    RunDirectory(folder).write_json("set.json", made.record())
+    RunDirectory(folder).write_json("set.json", asdict(made))
     return made
 
 

@@ -88,12 +88,7 @@ def alike_names(served: Sequence[NamedSpec]) -> list[Problem]:
 
 
 def run_together(specs: Sequence[str], request: RunRequest, weights: Sequence[str]) -> int:
-    """Serve several specs to one trainer; returns the exit status.
-
-    Raises:
-        UserError: the command line or one of the specs is wrong, with all that is; nothing was begun.
-        RunError: one of them failed.
-    """
+    """Serve several specs to one trainer; returns the exit status."""
     _require_several(specs, request)
     environ = request.options.environ()
     served, problems = _loaded(specs, request, _weights(weights))

@@ -79,10 +79,6 @@ class Comparison:
         """Say whether B is worse by more than `margin`, beyond chance: the whole interval lies below -margin."""
         return self.score.high is not None and self.score.high < -margin
 
-    def record(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self)
-
 
 def compare(
     a: Iterable[RolloutSummary],

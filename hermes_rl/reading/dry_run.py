@@ -78,8 +78,6 @@ class DryRun:
         exists: whether there are rollouts already.
         rows: how many there are; None without end.
         groups: how many it is to have, of `size` rollouts; None where a trainer decides.
-        max_turns: model calls of a rollout at most.
-        max_tokens: of a call; None where only the server bounds it.
         kept: rollouts that are there and are not played again.
         again: rollouts that are there and are played again, because infrastructure failed them.
         rescored: whether what is there gets another score from the same values.
@@ -93,15 +91,13 @@ class DryRun:
         notes: what else was said.
     """
 
-    name: str
+    spec: Spec
     mode: Mode
     directory: Path
     exists: bool
     rows: int | None
     groups: int | None
     size: int
-    max_turns: int
-    max_tokens: int | None
     kept: int = 0
     again: int = 0
     rescored: bool = False
@@ -198,14 +194,11 @@ def prices_of(spec: Spec, path: Path | None) -> dict[str, Prices]:
 def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:
     spec, mode = compiled.spec, launch.mode
     directory = RunDirectory.choose(spec, mode, launch.out, fresh=launch.fresh)
-    agent, size = spec.agent_for(mode), plan_of(spec, mode).size
-    length = rows.length
+    size, length = spec.group_size(mode), rows.length
     if mode == "evaluate" and length is None:  # they end, or the run would not
         length = sum(1 for _ in islice(rows, ROWS))
     groups = {"process": spec.process.groups, "evaluate": length}.get(mode)
-    plan = DryRun(
-        spec.name, mode, directory.path, directory.has_rollouts, length, groups, size, agent.max_turns, agent.max_tokens
-    )
+    plan = DryRun(spec, mode, directory.path, directory.has_rollouts, length, groups, size)
     place = directory.path.absolute()
     plan.free = shutil.disk_usage(next(folder for folder in (place, *place.parents) if folder.exists())).free
     counting: Sequence[RolloutSummary] = ()

@@ -499,24 +499,12 @@ def _tools(behind: Mapping[str, Any]) -> tuple[ToolUse, ...]:
 
 def find_runs(folder: Path) -> Iterator[Path]:
     """Yield the run directories in a folder and below it, the latest first; what lies within a run is not looked at."""
-    runs = sorted(_runs_below(folder, DEEPEST), reverse=True)
-    yield from (path for _, path in runs)
-
-
-def _runs_below(folder: Path, depth: int) -> Iterator[tuple[float, Path]]:
-    try:
-        described = (folder / "run.json").stat()
-    except OSError:
-        pass
-    else:
-        yield described.st_mtime, folder
-        return
-    if depth == 0:
-        return
-    try:
-        with os.scandir(folder) as entries:
-            below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return  # it is gone, or may not be read
-    for path in below:
-        yield from _runs_below(Path(path), depth - 1)
+    runs = []
+    for name, folders, files in os.walk(folder):
+        here = Path(name)
+        if "run.json" in files:
+            with suppress(OSError):  # it is gone
+                runs.append(((here / "run.json").stat().st_mtime, here))
+        if "run.json" in files or len(here.relative_to(folder).parts) == DEEPEST:
+            folders.clear()
+    yield from (path for _, path in sorted(runs, reverse=True))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -151,10 +151,6 @@ class SetTable:
     players: tuple[Standing, ...]
     by: Mapping[str, tuple[Breakdown, ...]]
     notes: tuple[str, ...]
-
-    def record(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self)
 
 
 def set_table(name: str, runs: Sequence[SetRun], by: Sequence[str] = ()) -> SetTable:

@@ -95,15 +95,8 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "sequences": None if rollout.sequences is None else [packed(sequence) for sequence in rollout.sequences],
         # For each call what its server said: count, digest, length and check of the prompt, weights' versions.
         "sampled": [
-            [
-                entry.count,
-                entry.digest.hex(),
-                entry.prompt,
-                entry.prompt_check,
-                entry.weights.before,
-                entry.weights.after,
-            ]
-            for entry in rollout.ledger
+            [own.count, own.digest.hex(), own.prompt, own.prompt_check, own.weights.before, own.weights.after]
+            for own in rollout.ledger
         ],
         **({"teacher": [logprobs.packed() for logprobs in rollout.teacher]} if rollout.teacher is not None else {}),
         "tools": list(result.tool_schemas) if result and rollout.key.index == 0 else None,

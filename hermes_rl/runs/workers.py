@@ -32,10 +32,9 @@ from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.rollouts.runner import DiedElsewhere
 from hermes_rl.runs.cluster import RayConnection, open_cluster
-from hermes_rl.runs.handles import CLOSING, DiedError, WorkerHandle
+from hermes_rl.runs.handles import CLOSING, DiedError, ProcessHandle, WorkerHandle
 from hermes_rl.runs.player import OWN, Opening, PlaySettings, error_of
 from hermes_rl.runs.store import Line, rollout_of, rollout_record
-from hermes_rl.runs.worker_process import ProcessHandle
 from hermes_rl.scoring.value import reward_of
 from hermes_rl.servers.policy import Policy
 from hermes_rl.spec.model import Spec

@@ -54,7 +54,7 @@ def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
     for place, prompt in _prompts(spec):
         yield from _prompt(place, prompt)
     yield from ((("agents", seat, "hears"), own.hears, str) for seat, own in spec.agents.items())
-    for path, tool in _tool_entries(spec):
+    for path, tool in tool_entries(spec):
         if isinstance(tool.schemas, str):
             yield (*path, "schemas"), tool.schemas, list[dict[str, Any]]
         yield from _below((*path, "names"), tool.names, list[str])
@@ -72,7 +72,7 @@ def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
         yield from _below(("solution",), spec.solution.model_dump(by_alias=True, exclude_unset=True), None)
 
 
-def _tool_entries(spec: Spec) -> Iterator[tuple[NodePath, ToolSection]]:
+def tool_entries(spec: Spec) -> Iterator[tuple[NodePath, ToolSection]]:
     """Yield the tools of the agent and of the simulated user."""
     yield from ((("tools", number), tool) for number, tool in enumerate(spec.tools))
     yield from ((("user", "tools", number), tool) for number, tool in enumerate(spec.user.tools if spec.user else ()))
@@ -212,7 +212,7 @@ def code_references(spec: Spec) -> Iterator[tuple[NodePath, str, str]]:
         yield ("play", "fn"), spec.play.fn, "function"
     if ":" in spec.serve.trainer:
         yield ("serve", "trainer"), spec.serve.trainer, "class"
-    for path, tool in _tool_entries(spec):
+    for path, tool in tool_entries(spec):
         if tool.python is not None:
             yield (*path, "python"), tool.python, "function"
 
@@ -258,7 +258,7 @@ def _check_files(spec: Spec, findings: Findings) -> None:
 
 def _text_files(spec: Spec) -> Iterator[tuple[NodePath, TextFile]]:
     candidates = [(path, text) for path, text, _ in _texts(spec)]
-    candidates += [((*path, "schemas"), tool.schemas) for path, tool in _tool_entries(spec)]
+    candidates += [((*path, "schemas"), tool.schemas) for path, tool in tool_entries(spec)]
     yield from ((path, text) for path, text in candidates if isinstance(text, TextFile))
 
 

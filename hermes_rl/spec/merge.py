@@ -28,7 +28,7 @@ from hermes_rl.spec.nodes import (
     mapping,
     plain,
 )
-from hermes_rl.spec.reader import read_bytes, read_text
+from hermes_rl.spec.reader import read_file, read_text
 
 _KINDS: Mapping[Pattern, tuple[str, ...]] = {
     ("dataset",): ("path", "generator", "items", "harbor"),
@@ -139,7 +139,7 @@ def read_spec_file(path: Path, name: str, within: Path | None = None) -> tuple[M
     Raises:
         OSError: the file itself cannot be read.
     """
-    root, problems = read_bytes(path.read_bytes(), SourceText(name, path.resolve().parent))
+    root, problems = read_file(path, name)
     tree = _as_mapping(root, SourceText(name, path.resolve().parent), problems)
     return _with_parent(tree, problems, (path.resolve(),), within)
 
@@ -173,18 +173,13 @@ def _with_parent(
         return child, [*problems, node.mark.problem(f"a spec of a repository names files of it alone; this is {path}")]
     if path in seen:
         return child, [*problems, node.mark.problem(f"{node.value} extends this file; that is a cycle")]
-    parent, parents = _parent(path, node)
+    shown = posixpath.normpath(posixpath.join(posixpath.dirname(node.mark.source.name), node.value))
+    try:
+        root, parents = read_file(path, shown)
+    except OSError as error:
+        return child, [*problems, node.mark.problem(f"cannot be read: {node.value}: {error.strerror}")]
+    parent = _as_mapping(root, SourceText(shown, path.parent), parents)
     parent, parents = _with_parent(parent, parents, (*seen, path), within)
     if parent is None:
         return child, [*problems, *parents]
     return merge(parent.without("name"), child), [*problems, *parents]
-
-
-def _parent(path: Path, node: ScalarNode) -> tuple[MappingNode | None, list[Problem]]:
-    shown = posixpath.normpath(posixpath.join(posixpath.dirname(node.mark.source.name), str(node.value)))
-    source = SourceText(shown, path.parent)
-    try:
-        root, problems = read_bytes(path.read_bytes(), source)
-    except OSError as error:
-        return None, [node.mark.problem(f"cannot be read: {node.value}: {error.strerror}")]
-    return _as_mapping(root, source, problems), problems

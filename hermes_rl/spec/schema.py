@@ -22,15 +22,7 @@ from hermes_rl.spec.signatures import CodeError, Parameter, function
 # ------------------------------------------------ Annotations as they stand in source text: a type, or left open
 
 _NAMES: dict[str, Any] = {
-    "int": int,
-    "float": float,
-    "str": str,
-    "bool": bool,
-    "bytes": bytes,
-    "list": list,
-    "dict": dict,
-    "tuple": tuple,
-    "set": set,
+    **{kind.__name__: kind for kind in (int, float, str, bool, bytes, list, dict, tuple, set)},
     "Any": Any,
     "object": Any,
     "None": None,

@@ -87,7 +87,7 @@ def _at_hand(specs: list[str], trust: bool) -> list[str]:
         return specs
     from hermes_rl.cli.repositories import at_hand
 
-    return at_hand(specs, trust=trust)
+    return [at_hand(spec, trust=trust) for spec in specs]
 
 
 _FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}

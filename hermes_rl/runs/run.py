@@ -200,8 +200,9 @@ class RunBudget:
         self.failures[str(failed.ending if failed is not None else group.dropped)] += 1
         self.last_failure = (failed.error if failed is not None else group.detail) or ""
         if self.max_failures is not None and self.failures.total() > self.max_failures:
+            causes = ", ".join(f"{cause}: {count}" for cause, count in self.failures.most_common())
             raise RunError(
-                f"{self.failures.total()} groups could not be played ({self.causes()}), more than "
+                f"{self.failures.total()} groups could not be played ({causes}), more than "
                 f"budget.max_failures ({self.max_failures}) allows. The last: {self.last_failure}"
             )
 
@@ -216,10 +217,6 @@ class RunBudget:
         if self.deadline is not None and self.clock() - self.started >= self.deadline:
             return f"budget.deadline ({self.deadline:g} s) has passed"
         return None
-
-    def causes(self) -> str:
-        """Return the failures by cause, most frequent first."""
-        return ", ".join(f"{cause}: {count}" for cause, count in self.failures.most_common())
 
 
 # ------------------------------------------------------------------------------------------------- The conductor

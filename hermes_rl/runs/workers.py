@@ -46,7 +46,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 DEATHS = 3
-"""Workers that may die while they have one and the same rollout; as many times all of them before they have played."""
+"""Workers that may die with the same rollout, and times that all of them may die before any has played."""
 LARGE = 1 << 16
 """Bytes of an answer from which on it is read in a thread."""
 SAME = 30.0

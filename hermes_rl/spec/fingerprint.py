@@ -45,7 +45,8 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
         dataset["eval"].pop("limit", None)
     scripted = any(server.kind.embedded for server in spec.servers.get("policy", ()))
     # Those that take part in a rollout.
-    acting = {"policy", spec.user.server if spec.user else "policy", *roles_of_seats(spec)}
+    of_seats = {role for seat in spec.agents.values() for role in (seat.rivals or (seat.server,))}
+    acting = {"policy", spec.user.server if spec.user else "policy", *of_seats}
     parts: dict[str, Any] = {
         "seed": spec.seed,
         "dataset": dataset,
@@ -84,11 +85,6 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
 
     filled: dict[str, Any] = _filled(timeless, value_at, cache(_content))
     return filled
-
-
-def roles_of_seats(spec: Spec) -> set[str]:
-    """Return the server roles that may play a seat of an episode."""
-    return {role for seat in spec.agents.values() for role in (seat.rivals or (seat.server,))}
 
 
 def _plain(section: Section) -> dict[str, Any]:

@@ -75,21 +75,13 @@ def merge(parent: MappingNode, child: MappingNode, path: NodePath = ()) -> Mappi
     """Return the parent as the child changes it."""
     entries = dict(parent.entries)
     for name, entry in child.entries.items():
-        before = entries.pop(name, None)
+        before = entries.get(name)
         if is_null(entry.value) and before is not None:
-            continue
-        value = entry.value if before is None else merged(before.value, entry.value, (*path, name))
-        entries = _placed(entries, parent, name, Entry(entry.key, value))
+            del entries[name]
+        else:  # a key of the parent keeps its place, which matters: columns and rewards run in order
+            value = entry.value if before is None else merged(before.value, entry.value, (*path, name))
+            entries[name] = Entry(entry.key, value)
     return replace(child, entries=entries)
-
-
-def _placed(entries: dict[str, Entry], parent: MappingNode, name: str, entry: Entry) -> dict[str, Entry]:
-    """Return the merged keys in the parent's order, which matters: columns and rewards run in order."""
-    if name not in parent.entries:
-        return {**entries, name: entry}
-    names = [key for key in parent.entries if key in entries or key == name]
-    names += [key for key in entries if key not in parent.entries]
-    return {key: entry if key == name else entries[key] for key in names}
 
 
 def merged(before: Node, after: Node, path: NodePath) -> Node:

@@ -39,13 +39,8 @@ class Options(NamedTuple):
         return load_spec(source, overrides=overrides, demo=demo, environ=self.environ(), mode=mode)
 
     def environ(self) -> dict[str, str]:
-        """See `environment`."""
-        return environment(self.env_file)
-
-
-def environment(env_file: Path | None) -> dict[str, str]:
-    """Return the process's environment, which wins, with the lines of `env_file`; raises as `read_env_file`."""
-    return {**(read_env_file(env_file) if env_file is not None else {}), **os.environ}
+        """Return the process's environment, which wins, with the lines of `env_file`; raises as `read_env_file`."""
+        return {**(read_env_file(self.env_file) if self.env_file is not None else {}), **os.environ}
 
 
 def separated(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:

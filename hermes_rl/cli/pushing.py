@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from hermes_rl.cli.echo import echo
-from hermes_rl.cli.options import environment
+from hermes_rl.cli.options import Options
 from hermes_rl.errors import UserError
 from hermes_rl.reading.push import (
     CARD,
@@ -34,7 +34,7 @@ def push_run(
     dry: bool,
 ) -> int:
     """Publish a run as a dataset, or say what would be published; returns the exit status."""
-    local, environ = folder_at(address), environment(env_file)
+    local, environ = folder_at(address), Options(env_file=env_file).environ()
     if local is None:
         dataset, token = dataset_at(address), token_of(environ, token_env)
         eyes = "public" if public else "private"

@@ -233,9 +233,8 @@ def _evaluate(spec: Spec, launch: Launch) -> int:
     for line in evaluation_lines(evaluation):
         echo(line)
     say_where(directory, launch.progress)
-    if not evaluation.reliable:
-        echo("error: more than 2 % of the rollouts could not be graded, see `error` in rollouts.jsonl", err=True)
-    return 0 if evaluation.reliable and evaluation.stopped is None else 1
+    evaluation.require_reliable()
+    return 0 if evaluation.stopped is None else 1
 
 
 def evaluation_lines(evaluation: Evaluation) -> list[str]:

@@ -72,13 +72,12 @@ class Evaluation:
     metrics: dict[str, float]
     causes: Counter[str]
     rollouts: int
+    plan: EvaluatePlan = field(repr=False)
     store: RolloutStore = field(repr=False)
     groups: list[str] = field(repr=False)
     started: float = 0.0
     ended: float = 0.0
     model: str | None = None
-    generation_params: Mapping[str, Any] = field(default_factory=dict)
-    success: float = 1.0
     interval: tuple[float, float] | None = None
     """95 % interval of the mean score; None where the rows do not tell."""
     stopped: str | None = None
@@ -111,7 +110,7 @@ class Evaluation:
             "config_general": {
                 "model_name": self.model,
                 "total_evaluation_time_seconds": str(self.ended - self.started),
-                "generation_parameters": dict(self.generation_params),
+                "generation_parameters": dict(self.plan.generation_params),
             },
             "results": {f"atropos|{self.name}_eval|0": self.metrics, "all": self.metrics},
         }
@@ -123,7 +122,7 @@ class Evaluation:
             yield {
                 "messages": line["messages"],
                 "score": line["score"],
-                "correct": None if line["score"] is None else line["score"] >= self.success,
+                "correct": None if line["score"] is None else line["score"] >= self.plan.success,
                 "finish_reason": line["ending"],
                 **{key: line[key] for key in ("id", "row_key", "rewards", "error")},
             }
@@ -249,11 +248,10 @@ def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: Mapping
         metrics=metrics,
         causes=Counter(str(rollout.cause) for rollout in played if rollout.cause is not None),
         rollouts=len(played),
+        plan=plan,
         store=store,
         groups=list(groups),
         model=next((rollout.model for rollout in played if rollout.model), None),
-        generation_params=plan.generation_params,
-        success=plan.success,
         interval=interval([scores_of(row) for row in rows]),
         ungraded_rows=[
             {"row_key": store.groups[group].row_key, "cause": str(failed.ending), "detail": failed.error}

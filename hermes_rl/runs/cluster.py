@@ -27,7 +27,7 @@ from typing import Any
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.rollouts.admission import LOOK, raise_descriptor_limit
 from hermes_rl.runs import handles
-from hermes_rl.runs.handles import DiedError, WorkerAnswer, WorkerHandle, within
+from hermes_rl.runs.handles import DiedError, Heard, WorkerAnswer, WorkerHandle, within
 from hermes_rl.runs.player import Opening, Player
 from hermes_rl.runs.travel import pack, stage, unpack
 from hermes_rl.spec.model import Spec
@@ -329,7 +329,7 @@ class Cluster:
             surplus += on_nodes[: max(0, self.placed - max(1, self.connection.share(self)))]
         return surplus
 
-    def handle(self, number: int, heard: Callable[[WorkerHandle, Mapping[str, Any]], None]) -> WorkerHandle:
+    def handle(self, number: int, heard: Heard) -> WorkerHandle:
         return ActorHandle(self, f"worker {number + 1}", heard)
 
     def explain(self) -> str:
@@ -339,7 +339,7 @@ class Cluster:
 class ActorHandle(WorkerHandle):
     """A worker that is an actor of a Ray cluster."""
 
-    def __init__(self, cluster: Cluster, name: str, heard: Callable[[WorkerHandle, Mapping[str, Any]], None]) -> None:
+    def __init__(self, cluster: Cluster, name: str, heard: Heard) -> None:
         super().__init__(name, heard)
         self.placed = False
         self._cluster = cluster

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.rollouts.admission import usable_cores
@@ -49,6 +49,10 @@ ANSWER = b'{"id": '
 """How an answer to a request begins; everything else that a worker says is short."""
 
 
+Heard: TypeAlias = Callable[["WorkerHandle", Mapping[str, Any]], None]
+"""Gets what a worker says beside its answers."""
+
+
 class DiedError(Exception):
     """The worker that was asked has died."""
 
@@ -63,10 +67,10 @@ class WorkerAnswer(NamedTuple):
 class WorkerHandle(ABC):
     """One worker: what it was asked and has not answered, and what it last said of itself.
 
-    `name` is what the user reads of it, and `heard` gets what it says beside its answers.
+    `name` is what the user reads of it.
     """
 
-    def __init__(self, name: str, heard: Callable[[WorkerHandle, Mapping[str, Any]], None]) -> None:
+    def __init__(self, name: str, heard: Heard) -> None:
         self.name = name
         self.placed = True
         """Whether it has somewhere to run; on a cluster it may have to wait for that."""
@@ -173,13 +177,7 @@ async def within(seconds: float, work: Awaitable[T]) -> T:
 class ProcessHandle(WorkerHandle):
     """One worker process, which is told `opening` first, and keeps artifacts of sandboxes in the folder `artifacts`."""
 
-    def __init__(
-        self,
-        opening: Opening,
-        artifacts: Path | None,
-        name: str,
-        heard: Callable[[WorkerHandle, Mapping[str, Any]], None],
-    ) -> None:
+    def __init__(self, opening: Opening, artifacts: Path | None, name: str, heard: Heard) -> None:
         super().__init__(name, heard)
         self._opening, self._artifacts = opening, artifacts
         self._process: asyncio.subprocess.Process | None = None

@@ -32,7 +32,7 @@ from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.rollouts.runner import DiedElsewhere
 from hermes_rl.runs.cluster import RayConnection, open_cluster
-from hermes_rl.runs.handles import CLOSING, DiedError, ProcessHandle, WorkerHandle
+from hermes_rl.runs.handles import CLOSING, DiedError, Heard, ProcessHandle, WorkerHandle
 from hermes_rl.runs.player import OWN, Opening, PlaySettings, error_of
 from hermes_rl.runs.store import Line, rollout_of, rollout_record
 from hermes_rl.scoring.value import reward_of
@@ -67,7 +67,7 @@ class WorkerSource(Protocol):
     number: int
     """How many there are to be."""
 
-    def handle(self, number: int, heard: Callable[[WorkerHandle, Mapping[str, Any]], None]) -> WorkerHandle:
+    def handle(self, number: int, heard: Heard) -> WorkerHandle:
         """Return another worker, which has not been started."""
         ...
 
@@ -92,7 +92,7 @@ class LocalWorkers:
     number: int
     artifacts: Path | None
 
-    def handle(self, number: int, heard: Callable[[WorkerHandle, Mapping[str, Any]], None]) -> WorkerHandle:
+    def handle(self, number: int, heard: Heard) -> WorkerHandle:
         return ProcessHandle(self.opening, self.artifacts, f"worker {number + 1} of {self.number}", heard)
 
     async def look(self) -> None:

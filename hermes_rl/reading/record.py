@@ -427,11 +427,7 @@ def beginning(text: str, length: int) -> str:
 
 
 def summary_of(line: bytes, begin: int) -> RolloutSummary:
-    """Return what is known of a line; only what stands before and behind its conversation is parsed.
-
-    Raises:
-        ValueError, KeyError, TypeError: it is no line of this form.
-    """
+    """Return a line without its conversation, which is not parsed; raises ValueError, KeyError or TypeError."""
     head, _, rest = line.partition(CONVERSATION)
     # Quotation marks within a text of JSON are escaped, so that these are keys of the line, or of a tool's schema.
     tokens = rest.rfind(SEQUENCES)

@@ -72,11 +72,7 @@ class Journal:
         return begin
 
     def _mend(self) -> None:
-        """End the last line where a crash has cut it short: by its newline where it is whole, else by cutting it off.
-
-        Raises:
-            UserError: that line is not the beginning of one of ours.
-        """
+        """End the last line where a crash has cut it short, or cut it off; raises UserError where it is not ours."""
         if self._mended:
             return
         with cannot_write(self.path), self.path.open("rb+") as file:

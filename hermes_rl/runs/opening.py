@@ -181,11 +181,7 @@ class OwnCode:
 
 
 def require_runnable(spec: Spec, launch: Launch, compiled: CompiledSpec | None = None) -> CompiledSpec:
-    """Return the compiled spec, once everything was looked at that can be found wrong without a server.
-
-    Raises:
-        UserError: the spec cannot run in this mode on this machine, and what to do.
-    """
+    """Return the compiled spec, once all is looked at that needs no server; raises UserError with what to do."""
     if "policy" not in spec.servers:
         raise UserError("servers.policy is missing: name the model that acts")
     if launch.mode != "evaluate" and spec.dataset.eval is not None and spec.dataset.eval.only:
@@ -200,11 +196,7 @@ def require_runnable(spec: Spec, launch: Launch, compiled: CompiledSpec | None =
 
 
 def require_machine(compiled: CompiledSpec, note: Callable[[str], None]) -> CompiledSpec:
-    """Return the compiled spec, once it is known that its sandbox works on this machine, where a rollout may use it.
-
-    Raises:
-        UserError: it does not, and what to do.
-    """
+    """Return the compiled spec, once its sandbox works here where one may be used; raises UserError with what to do."""
     spec = compiled.spec
     servers = any(tool.mcp is not None and tool.mcp.where == "sandbox" for tool in spec.tools)
     if spec.toolsets.enabled or spec.toolsets.distribution or servers or compiled.uses_context:

@@ -113,11 +113,7 @@ def find_row(rows: Rows, wanted: str, split: Split) -> Row:
 
 
 async def chosen_row(spec: Spec, wanted: str, split: Split | None, notify: Callable[[str], None]) -> tuple[Row, Split]:
-    """Return the row that somebody asks for, and among which rows it is: those for training, where there are any.
-
-    Raises:
-        UserError: as `find_row`, or the rows cannot be had.
-    """
+    """Return the row that is asked for, and its split: train, where there are such rows. Raises as `find_row`."""
     only = spec.dataset.eval is not None and spec.dataset.eval.only
     among: Split = split or ("eval" if only else "train")
     rows = await asyncio.to_thread(load_rows, spec, among, notify=notify)

@@ -169,11 +169,7 @@ class RunBudget:
         self.started = self.clock()
 
     def spend(self, rollout: Rollout) -> None:
-        """Take the tokens of a finished rollout into account; those of failed attempts were spent as well.
-
-        Raises:
-            RunError: there is a bound to the cost, and the server does not tell it.
-        """
+        """Count what a rollout, also a failed attempt, has used; raises RunError where a bounded cost is not told."""
         if rollout.result is None:
             return
         usage = rollout.result.usage

@@ -188,11 +188,7 @@ class Workers:
         self._announcing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Wait until they can play: all processes of this machine, or the first one that a cluster has room for.
-
-        Raises:
-            UserError, RunError: what one of them found wrong, or there is no room for any.
-        """
+        """Wait until all processes, or the first worker of a cluster, can play; raises what one of them found wrong."""
         self._fill()
         self._looking = asyncio.create_task(self._look())
         while not (all if isinstance(self._source, LocalWorkers) else any)(

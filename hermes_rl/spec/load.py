@@ -187,11 +187,7 @@ def spec_of(repository: Fetched) -> Path:
 
 
 def spec_in(folder: Path, address: Address | None = None) -> Path:
-    """Return the spec of an environment's folder: the only YAML file right in it that says `rewards` or `extends`.
-
-    Raises:
-        UserError: there is none, or there are several.
-    """
+    """Return the only YAML file right in a folder with `rewards` or `extends`; raises UserError for none or several."""
     files = sorted(path for ending in ("yaml", "yml") for path in folder.glob(f"[!.]*.{ending}") if path.is_file())
     specs = [path for path in files if _SPEC.search(path.read_text(encoding="utf-8-sig", errors="replace"))]
     if len(specs) == 1:

@@ -60,11 +60,7 @@ class NoPlaceError(Exception):
 
 
 def _assigned(node: Node | None, base: Node | None, assignment: Assignment, done: NodePath) -> Node:
-    """`node` with the option's value at the rest of its path; `base` is what the file says there, without any option.
-
-    Raises:
-        NoPlaceError: the key leads through something that has no keys.
-    """
+    """Return `node` with the option's value in it; `base` is what the file says there. Raises NoPlaceError."""
     if len(done) == len(assignment.path):
         return assignment.node
     step = assignment.path[len(done)]

@@ -349,11 +349,7 @@ def render_text(value: str, row: Mapping[str, Any], *, where: str = "", key: str
 
 
 def render_section(part: S, row: Mapping[str, Any], *, where: str = "", key: str = "") -> S:
-    """Return a section of the spec for a row, each value coerced to the type of its key.
-
-    Raises:
-        TemplateError: as `render`, or a value does not have the type that its key declares.
-    """
+    """Return a section for a row, each value as the type of its key; raises TemplateError where it is another."""
     if not part.model_fields_set:
         return part
     values = render(part.model_dump(by_alias=True, exclude_unset=True), row, where=where, key=key)

@@ -23,7 +23,7 @@ IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
 def export_atif(run: Path, folder: Path) -> int:
-    """Write a file for each rollout that counts, named by its id; returns how many. Raises UserError where it cannot."""
+    """Write a file for each rollout that counts, named by its id; returns how many. Raises UserError."""
     record = RunRecord(run)
     record.refresh()
     lines = [record.line(rollout.id) for rollout in record.counting(every_seat=True)]

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hermes_rl.shipped import published_rewards, shipped_rewards
-from hermes_rl.spec.check import tool_entries
 from hermes_rl.spec.findings import Findings
 from hermes_rl.spec.hints import parameters_of_rewards
 from hermes_rl.spec.model import Reward, Spec
@@ -79,7 +78,7 @@ def _named(spec: Spec) -> Iterator[tuple[NodePath, str, bool]]:
         listed = compared if isinstance(compared, tuple) else ()
         asked += [(("rewards", name, "args", "compare", n), each) for n, each in enumerate(listed)]
     yield from ((path, name, False) for path, name in asked if isinstance(name, str) and not is_template(name))
-    for path, tool in tool_entries(spec):
+    for path, tool in spec.all_tools.items():
         if tool.state is not None:
             yield (*path, "state"), tool.state, tool.schemas is None
         if isinstance(tool.schemas, str) and not is_template(tool.schemas):

@@ -1126,6 +1126,13 @@ class Spec(Section):
         agents |= {("agents", seat, "agent"): own.agent for seat, own in self.agents.items()}
         return {(*path, "program"): agent.program for path, agent in agents.items() if agent.program is not None}
 
+    @property
+    def all_tools(self) -> dict[NodePath, ToolSection]:
+        """The tools of the agent and of the simulated user, by where they stand."""
+        owners: dict[NodePath, Seq[ToolSection]] = {("tools",): self.tools}
+        owners |= {("user", "tools"): self.user.tools} if self.user is not None else {}
+        return {(*path, number): tool for path, tools in owners.items() for number, tool in enumerate(tools)}
+
     def section(self, mode: Mode) -> Serve | Process | Evaluate:
         """Return what the spec says of a mode."""
         return self.evaluate if mode == "evaluate" else self.process if mode == "process" else self.serve

@@ -27,7 +27,7 @@ SECONDS = 90.0
 """How long a command may take."""
 COMMANDS = (
     "hermes_rl.cli.commands", "hermes_rl.cli.running", "hermes_rl.cli.serving", "hermes_rl.cli.validating",
-    "hermes_rl.cli.viewing", "hermes_rl.spec.check_code", "hermes_rl.tools.toolsets.file", "tokenizers",
+    "hermes_rl.view.server", "hermes_rl.spec.check_code", "hermes_rl.tools.toolsets.file", "tokenizers",
 )  # fmt: skip
 """What commands load when they are called."""
 LIBRARIES = (*COMMANDS, "hermes_rl.env.spec_env", "transformers.models.auto.tokenization_auto")

@@ -17,7 +17,6 @@ from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.runs.deep import _keep
 from hermes_rl.runs.groups import _write
-from hermes_rl.runs.player import written
 from hermes_rl.service.app import JsonAnswer
 from hermes_rl.spec.section import parse_size
 from hermes_rl.spec.templates import FilterArgumentError, fromjson
@@ -123,7 +122,7 @@ def test_half_a_character_is_written_by_every_writer(tmp_path: Path) -> None:
     path = tmp_path / "sft.jsonl"
     count = _write(path, [{"text": HALF, "score": math.nan}])
     assert (count, read_own_json(path.read_bytes())) == (1, {"text": HALF, "score": None})
-    assert read_own_json(written({"raised": HALF, "score": math.inf})) == {"raised": HALF, "score": None}
+    assert read_own_json(write_json({"raised": HALF, "score": math.inf})) == {"raised": HALF, "score": None}
     assert read_own_json(JsonAnswer({"text": HALF, "at": path, "mean": math.nan}).body) == {
         "text": HALF, "at": str(path), "mean": None,
     }  # fmt: skip

@@ -20,11 +20,7 @@ SHOWN = 8
 
 
 def audit_run(run: Path, *, as_json: bool, limit: int, pager: bool) -> int:
-    """List the suspicious rollouts of a run; returns the exit status.
-
-    Raises:
-        UserError: there is no such run, or its files cannot be read.
-    """
+    """List the suspicious rollouts of a run; returns the exit status."""
     record = RunRecord(run)
     record.refresh()
     suspects = audit(record)

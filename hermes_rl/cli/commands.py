@@ -87,7 +87,7 @@ def _at_hand(specs: list[str], trust: bool) -> list[str]:
         return specs
     from hermes_rl.cli.repositories import at_hand
 
-    return at_hand(specs, trust=trust)
+    return [at_hand(spec, trust=trust) for spec in specs]
 
 
 _FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -137,18 +137,20 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Of a set: print set.json in place of the table.")] = False,
 ) -> None:
     """Play rollouts: serve a trainer, write files, evaluate a model."""
-    from hermes_rl.cli.options import separated
+    from hermes_rl.cli.options import Options, separated
     from hermes_rl.cli.running import RunRequest, run_spec, specs_and_mode
+    from hermes_rl.errors import UserError
+    from hermes_rl.rollouts.admission import raise_descriptor_limit
     from hermes_rl.spec.sets import is_set
 
     named, flags = separated([*words, *context.args])
     specs, mode = specs_and_mode(named)
     specs = _at_hand(specs, trust)
-    sets = [*(sets or ()), *([f"{mode}.workers={workers}"] if workers is not None else ())]
-    changes = tuple(sets)
-    request = RunRequest(
-        specs[0], mode, changes, flags, out, fresh, demo, quiet, verbose, env_file, ray, dry, sample, prices, as_json
-    )
+    options = Options((*(sets or ()), *([f"{mode}.workers={workers}"] if workers is not None else ())), flags, env_file)
+    request = RunRequest(specs[0], mode, options, out, fresh, demo, quiet, verbose, ray, dry, sample, prices, as_json)
+    if (sample or prices is not None) and not dry:
+        raise UserError("--sample and --prices are about --dry-run; add it")
+    raise_descriptor_limit()
     if len(specs) > 1 or weights:
         from hermes_rl.cli.together import run_together
 
@@ -255,9 +257,10 @@ def regrade(
     env_file: EnvFileOption = None,
 ) -> None:
     """Score what was recorded by other rewards; nothing is played."""
+    from hermes_rl.cli.options import Options
     from hermes_rl.cli.running import regrade_run
 
-    raise typer.Exit(regrade_run(run_directory, tuple(sets or ()), env_file))
+    raise typer.Exit(regrade_run(run_directory, Options(tuple(sets or ()), (), env_file)))
 
 
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
@@ -333,9 +336,15 @@ def view(
     listen: ListenOption = "127.0.0.1:0",
 ) -> None:
     """Look at runs in a browser, also while they go on."""
-    from hermes_rl.cli.viewing import view_runs
+    import asyncio
 
-    raise typer.Exit(view_runs(runs or [], listen))
+    from hermes_rl.errors import UserError
+    from hermes_rl.view.server import view as serve_page
+
+    outputs = Path("outputs")
+    if not runs and not outputs.is_dir():
+        raise UserError("there is no folder ./outputs here; name a run directory: hermes-rl view RUN")
+    raise typer.Exit(asyncio.run(serve_page(runs or [outputs], listen, echo)))
 
 
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)

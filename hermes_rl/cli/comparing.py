@@ -38,11 +38,7 @@ class CompareRequest:
 
 
 def compare_paths(request: CompareRequest) -> int:
-    """Compare the first run with each other one; returns the exit status.
-
-    Raises:
-        UserError: there is no such run, or the runs cannot be compared.
-    """
+    """Compare the first run with each other one; returns the exit status."""
     if len(request.runs) < 2:
         raise UserError("compare needs two runs: hermes-rl compare A B, each a run directory")
     if request.margin and not request.fail_if_worse:

@@ -16,11 +16,7 @@ from hermes_rl.visible import visible
 
 
 def grade_files(source: str, options: Options, files: Sequence[Path], row: str | None, *, as_json: bool) -> int:
-    """Grade trajectories and print what each reward says; status 1 where one could not be graded.
-
-    Raises:
-        UserError: the spec, an option or a file is wrong.
-    """
+    """Grade trajectories and print what each reward says; status 1 where one could not be graded."""
     spec = options.load(source)
     graded = run_interruptible(_graded(spec, options, files, row))
     for each in graded:

@@ -1,7 +1,8 @@
 """The command line: `hermes-rl run | validate | list | schema | doctor | regrade | report | view | rollouts`.
 
 Owns the process and its exit status: 0 done, 1 the run failed, 2 the user's input is wrong, 130 after Ctrl-C. Progress
-and messages go to stderr, results to stdout. Wrong input never shows a traceback; a bug always does.
+and messages go to stderr, results to stdout. Wrong input never shows a traceback; a bug always does. What a command
+calls returns this status, or raises UserError for wrong input and RunError for what has failed.
 """
 
 from __future__ import annotations

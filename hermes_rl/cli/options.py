@@ -39,17 +39,8 @@ class Options(NamedTuple):
         return load_spec(source, overrides=overrides, demo=demo, environ=self.environ(), mode=mode)
 
     def environ(self) -> dict[str, str]:
-        """See `environment`."""
-        return environment(self.env_file)
-
-
-def environment(env_file: Path | None) -> dict[str, str]:
-    """Return the process's environment, which wins, with the lines of `env_file`; neither is changed.
-
-    Raises:
-        UserError: the file cannot be read, or a line is not KEY=VALUE.
-    """
-    return {**(read_env_file(env_file) if env_file is not None else {}), **os.environ}
+        """Return the process's environment, which wins, with the lines of `env_file`; raises as `read_env_file`."""
+        return {**(read_env_file(self.env_file) if self.env_file is not None else {}), **os.environ}
 
 
 def separated(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -69,8 +60,6 @@ def separated(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
 
 
 # ------------------------------------------------------------------------- The policy, where the spec names none
-
-Load = Callable[[tuple[str, ...]], Spec]
 
 
 class _Choice(NamedTuple):
@@ -97,20 +86,22 @@ HELP = """no policy: the spec names no servers.policy, and OPENAI_BASE_URL with 
   no model at all:   --demo"""
 
 
-def with_policy(load: Load, environ: Mapping[str, str]) -> Spec:
+def with_policy(load: Callable[..., Spec], environ: Mapping[str, str]) -> Spec:
     """Load the spec with a policy: its own, the environment's, or, on a terminal, the one that the user picks.
+
+    `load` takes it as the text behind a `--set`, and loads the spec as it is without one.
 
     Raises:
         UserError: there is none, with the flags for each way to name one.
     """
-    spec = load(())
+    spec = load()
     if "policy" in spec.servers:
         return spec
     if (named := policy_of(environ)) is not None:
-        return load((named,))
+        return load(named)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UserError(HELP)
-    return load((_ask(environ),))
+    return load(_ask(environ))
 
 
 def policy_of(environ: Mapping[str, str]) -> str | None:

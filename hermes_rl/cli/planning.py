@@ -14,8 +14,9 @@ SHOWN = 400
 
 def plan_lines(plan: DryRun) -> Iterator[str]:
     """Yield what a run would do, in words."""
+    agent = plan.spec.agent_for(plan.mode)
     yield from plan.notes
-    yield f"{plan.name} {plan.mode}, a dry run: it plays and writes nothing"
+    yield f"{plan.spec.name} {plan.mode}, a dry run: it plays and writes nothing"
     yield f"run directory: {plan.directory}" + ("" if plan.exists else " (new)")
     rows = "rows without end" if plan.rows is None else counted(plan.rows, "row")
     if plan.groups is None:
@@ -27,7 +28,7 @@ def plan_lines(plan: DryRun) -> Iterator[str]:
     if plan.play == 0:
         yield "nothing is left to play"
     elif plan.play is not None:
-        yield f"to play: {counted(plan.play, 'rollout')}, at most {plan.play * plan.max_turns} model calls"
+        yield f"to play: {counted(plan.play, 'rollout')}, at most {plan.play * agent.max_turns} model calls"
     yield f"tokenizer: {plan.tokenizer}"
     for prompt in plan.prompts:
         text = prompt.text or "\n".join(str(message.get("content")) for message in prompt.request.messages)
@@ -54,8 +55,9 @@ def _earlier(plan: DryRun) -> Iterator[str]:
 def _takes(plan: DryRun) -> Iterator[str]:
     measured = plan.measured
     if measured is None:
-        bound = f"at most {plan.max_tokens} completion tokens each" if plan.max_tokens else "as the server bounds it"
-        yield f"a rollout: at most {counted(plan.max_turns, 'call')}, {bound}; --sample 5 measures what it takes"
+        agent = plan.spec.agent_for(plan.mode)
+        bound = f"at most {agent.max_tokens} completion tokens each" if agent.max_tokens else "as the server bounds it"
+        yield f"a rollout: at most {counted(agent.max_turns, 'call')}, {bound}; --sample 5 measures what it takes"
         return
     policy = measured.roles["policy"]
     yield (

@@ -57,30 +57,27 @@ class PlayRequest:
 
 
 def play_spec(request: PlayRequest) -> int:
-    """Play one rollout; returns the exit status, which is 1 where it could not be graded.
-
-    Raises:
-        UserError: the command line or the spec is wrong, or there is no such row.
-    """
+    """Play one rollout; returns the exit status, which is 1 where it could not be graded."""
     if request.person:
         spec = request.options.load(request.spec, demo=request.demo)
         if "policy" not in spec.servers:
             spec = request.options.load(request.spec, NOBODY, demo=request.demo)
     else:
         load = partial(request.options.load, request.spec, demo=request.demo)
-        spec = with_policy(lambda more: load(*more), request.options.environ())
+        spec = with_policy(load, request.options.environ())
     rollout = run_interruptible(_played(spec, request))
     show(_ended(rollout))
     return 0 if rollout.error is None else 1
 
 
 async def _played(spec: Spec, request: PlayRequest) -> Rollout:
-    row, split = await chosen_row(spec, request.row, request.split, _say)
+    say = partial(echo, err=True)
+    row, split = await chosen_row(spec, request.row, request.split, say)
     environ = request.options.environ()
     async with CompiledSpec(spec, placeholders(spec, environ) if request.person else environ) as compiled:
-        require_machine(compiled, _say)
+        require_machine(compiled, say)
         for role in compiled.roles.values():
-            role.tell(_say)
+            role.tell(say)
         if not request.person:
             await require_reachable("policy", compiled.policy.configs)
         await compiled.open(row)
@@ -89,10 +86,6 @@ async def _played(spec: Spec, request: PlayRequest) -> Rollout:
         show([heading(f"row {row.key}")])
         key = RolloutKey(row, row.key if split == "eval" else f"{row.key}:0", 0, 1)
         return await runner.alone(key)
-
-
-def _say(text: str) -> None:
-    echo(text, err=True)
 
 
 class _OneRollout(RolloutRunner):

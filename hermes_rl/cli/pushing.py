@@ -6,12 +6,11 @@ import tempfile
 from pathlib import Path
 
 from hermes_rl.cli.echo import echo
-from hermes_rl.cli.options import environment
+from hermes_rl.cli.options import Options
 from hermes_rl.errors import UserError
 from hermes_rl.reading.push import (
     CARD,
     TOKEN,
-    Publication,
     copy_to_folder,
     dataset_at,
     folder_at,
@@ -34,61 +33,39 @@ def push_run(
     env_file: Path | None,
     dry: bool,
 ) -> int:
-    """Publish a run as a dataset, or say what would be published; returns the exit status.
-
-    Raises:
-        UserError: the run or the address is wrong, there is no login, a file holds a secret, or the hub refuses.
-        RunError: the hub is out of reach, or failed.
-    """
-    local = folder_at(address)
-    if local is not None:
+    """Publish a run as a dataset, or say what would be published; returns the exit status."""
+    local, environ = folder_at(address), Options(env_file=env_file).environ()
+    if local is None:
+        dataset, token = dataset_at(address), token_of(environ, token_env)
+        eyes = "public" if public else "private"
+        place = f"publish to {dataset} ({eyes})"
+    else:
         for name, given in (("--public", public), ("--token-env", token_env), ("--endpoint", endpoint)):
             if given:
                 raise UserError(f"{name} is about a hub, and {address} is a folder of this machine")
-        return _push_to_folder(run, local, env_file, dry=dry)
-    dataset, environ = dataset_at(address), environment(env_file)
-    token = token_of(environ, token_env)
-    if token is None and not dry:
+        require_folder(local, run)
+        dataset, token, place = f"./{local.resolve().name}", environ.get(TOKEN), f"write to {local}"
+    if local is None and token is None and not dry:
         raise UserError(
             "there is no token for the hub: set HF_TOKEN, name another variable with --token-env, or `hf auth login`"
         )
-    eyes = "public" if public else "private"
     with tempfile.TemporaryDirectory(prefix="hermes-rl-push-") as folder:
         made = prepare(run, dataset, Path(folder), named_secrets(environ, token))
-        _warn_of_torn(made)
-        if token is None or dry:
-            return _describe(made, f"would publish to {dataset} ({eyes}):")
-        endpoint = endpoint or environ.get("HF_ENDPOINT") or None
-        done = push(made.files, dataset, token=token, endpoint=endpoint, public=public)
-    echo(f"published {counted(len(made.files), 'file')} ({eyes}) at {done.url}, commit {done.commit[:10]}")
-    echo(f'load it: datasets.load_dataset("{dataset}", split="train")')
-    return 0
-
-
-def _push_to_folder(run: Path, local: Path, env_file: Path | None, *, dry: bool) -> int:
-    """Write what would be published into a folder of this machine, which needs no hub and no login."""
-    require_folder(local, run)
-    environ = environment(env_file)
-    dataset = f"./{local.resolve().name}"
-    with tempfile.TemporaryDirectory(prefix="hermes-rl-push-") as folder:
-        made = prepare(run, dataset, Path(folder), named_secrets(environ, environ.get(TOKEN)))
-        _warn_of_torn(made)
+        files = counted(len(made.files), "file")
+        if made.torn:
+            echo(f"{counted(made.torn, 'line')} of the record cannot be read, and is left out", err=True)
         if dry:
-            return _describe(made, f"would write to {local}:")
-        copy_to_folder(made.files, local)
-    echo(f"wrote {counted(len(made.files), 'file')} to {local}")
-    echo(f'load it: datasets.load_dataset("{local}", split="train")')
-    return 0
-
-
-def _warn_of_torn(made: Publication) -> None:
-    if made.torn:
-        echo(f"{counted(made.torn, 'line')} of the record cannot be read, and is left out", err=True)
-
-
-def _describe(made: Publication, heading: str) -> int:
-    echo(heading)
-    for name, path in made.files.items():
-        echo(f"  {name}  {path.stat().st_size:,} bytes")
-    echo(f"\n{made.files[CARD].read_text(encoding='utf-8')}")
+            echo(f"would {place}:")
+            for name, path in made.files.items():
+                echo(f"  {name}  {path.stat().st_size:,} bytes")
+            echo(f"\n{made.files[CARD].read_text(encoding='utf-8')}")
+            return 0
+        if local is None:
+            endpoint = endpoint or environ.get("HF_ENDPOINT") or None
+            done = push(made.files, dataset, token=token or "", endpoint=endpoint, public=public)
+            echo(f"published {files} ({eyes}) at {done.url}, commit {done.commit[:10]}")
+        else:
+            copy_to_folder(made.files, local)
+            echo(f"wrote {files} to {local}")
+    echo(f'load it: datasets.load_dataset("{dataset if local is None else local}", split="train")')
     return 0

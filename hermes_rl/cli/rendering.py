@@ -39,12 +39,7 @@ class RenderRequest:
 
 
 def render_spec(request: RenderRequest) -> int:
-    """Render a row's first request; returns the exit status.
-
-    Raises:
-        UserError: the command line or the spec is wrong, or there is no such row.
-        RunError: a server of tools cannot be started.
-    """
+    """Render a row's first request; returns the exit status."""
     load = partial(request.options.load, request.spec, demo=request.demo)
     spec = load()
     if "policy" not in spec.servers:

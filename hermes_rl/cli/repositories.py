@@ -6,7 +6,7 @@ Where content is, and what is remembered of it, is `hermes_rl.repositories`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import typer
@@ -24,8 +24,8 @@ _READ = (".py", ".yaml", ".yml", ".sh")
 """Endings of files that decide what runs, listed before others."""
 
 
-def at_hand(sources: Sequence[str], *, trust: bool) -> list[str]:
-    """Return what a command line names as specs, with each repository as the commit that it means now.
+def at_hand(source: str, *, trust: bool) -> str:
+    """Return what a command line names as a spec, a repository as the commit that it means now.
 
     A repository is fetched where it is not here yet. Its files are shown and agreed to before anything of it runs, once
     for each content; `trust` agrees without asking.
@@ -33,10 +33,6 @@ def at_hand(sources: Sequence[str], *, trust: bool) -> list[str]:
     Raises:
         UserError: a repository cannot be had, has no spec, or is not agreed to.
     """
-    return [_settled(source, trust=trust) for source in sources]
-
-
-def _settled(source: str, *, trust: bool) -> str:
     address = repository_of(source)
     if address is None:
         return source

@@ -11,27 +11,25 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.live import progress_of, restore_terminal
-from hermes_rl.cli.options import environment, with_policy
+from hermes_rl.cli.options import Options, with_policy
 from hermes_rl.cli.screen import dollars_by_role
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean
 from hermes_rl.reading.report import write_report_or_say
-from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
 from hermes_rl.runs.metrics import BY, BY_SEAT, COUNT
 from hermes_rl.runs.opening import Launch, require_effect
 from hermes_rl.runs.process import ProcessSummary, run_process
 from hermes_rl.runs.progress import Progress
-from hermes_rl.runs.regrade import RegradeRequest, regrade
-from hermes_rl.spec.load import load_spec
+from hermes_rl.runs.regrade import regrade
 from hermes_rl.spec.model import Mode, Spec
-from hermes_rl.spec.overrides import parse_extra_args
 from hermes_rl.threads import rare_full_collections
 from hermes_rl.tokens.hub import without_advice
 from hermes_rl.visible import counted
@@ -39,16 +37,10 @@ from hermes_rl.visible import counted
 # ----------------- `hermes-rl regrade`: from the command line to the run directory, and what came of it in words
 
 
-def regrade_run(path: Path, sets: tuple[str, ...], env_file: Path | None) -> int:
-    """Grade a run anew; returns the exit status.
-
-    Raises:
-        UserError: the command line or the run is wrong.
-        RunError: a judge could not be asked.
-    """
-    overrides = parse_extra_args((), sets)
+def regrade_run(path: Path, options: Options) -> int:
+    """Grade a run anew; returns the exit status."""
     progress = Progress()
-    done = run_interruptible(regrade(RegradeRequest(path, overrides, environment(env_file), progress)))
+    done = run_interruptible(regrade(path, options.overrides(), options.environ(), progress=progress))
     write_report_or_say(path, progress.note)
     if done.evaluation is not None:
         for line in evaluation_lines(done.evaluation):
@@ -74,32 +66,21 @@ class RunRequest:
 
     spec: str
     mode: Mode
-    sets: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
+    options: Options
     out: Path | None = None
     fresh: bool = False
     demo: bool = False
     quiet: bool = False
     verbose: bool = False
-    env_file: Path | None = None
     ray: str | None = None
     dry: bool = False
     sample: int = 0
     prices: Path | None = None
     as_json: bool = False
 
-    def require_dry(self) -> None:
-        """Refuse options that only a dry run has."""
-        if (self.sample or self.prices is not None) and not self.dry:
-            raise UserError("--sample and --prices are about --dry-run; add it")
-
 
 def specs_and_mode(words: Sequence[str]) -> tuple[list[str], Mode]:
-    """Return the specs of `hermes-rl run` and the mode, which is the last word.
-
-    Raises:
-        UserError: there is no spec, or no such mode.
-    """
+    """Return the specs of `hermes-rl run` and the mode, its last word; raises UserError where one is missing."""
     *specs, last = words or [""]
     modes: tuple[Mode, ...] = get_args(Mode)
     named: list[Mode] = [mode for word in words for mode in modes if word == mode]
@@ -119,19 +100,12 @@ def specs_and_mode(words: Sequence[str]) -> tuple[list[str], Mode]:
 
 
 def run_spec(request: RunRequest) -> int:
-    """Load, play and sum up; returns the exit status.
-
-    Raises:
-        UserError: the command line or the spec is wrong.
-        RunError: the run failed.
-    """
-    raise_descriptor_limit()
-    request.require_dry()
+    """Load, play and sum up; returns the exit status."""
     if request.as_json:
         raise UserError("--json is about sets; the numbers of a run are in its metrics.json")
-    environ = environment(request.env_file)
+    environ = request.options.environ()
     progress = progress_of(f"{Path(request.spec).stem} · {request.mode}", quiet=request.quiet)
-    spec = load_for(request, environ)
+    spec = load_for(request)
     if spec.demo:
         progress.note(DEMO)
     launch = Launch(request.mode, request.out, request.fresh, environ, progress, request.ray, write_report_or_say)
@@ -186,15 +160,11 @@ class _Saying(logging.Handler):
         self._say(self.format(record))
 
 
-def load_for(request: RunRequest, environ: Mapping[str, str]) -> Spec:
+def load_for(request: RunRequest) -> Spec:
     """Load the spec of a request, with a policy. Raises UserError, SpecError."""
-
-    def load(more: tuple[str, ...]) -> Spec:
-        require_effect(request.flags, request.mode)
-        overrides = parse_extra_args(request.flags, [*request.sets, *more])
-        return load_spec(request.spec, overrides=overrides, demo=request.demo, environ=environ, mode=request.mode)
-
-    return with_policy(load, environ)
+    require_effect(request.options.flags, request.mode)
+    load = partial(request.options.load, request.spec, demo=request.demo, mode=request.mode)
+    return with_policy(load, request.options.environ())
 
 
 def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
@@ -267,9 +237,8 @@ def _evaluate(spec: Spec, launch: Launch) -> int:
     for line in evaluation_lines(evaluation):
         echo(line)
     say_where(directory, launch.progress)
-    if evaluation.problem is not None:
-        echo(f"error: {evaluation.problem}", err=True)
-    return 0 if evaluation.reliable and evaluation.stopped is None else 1
+    evaluation.require_reliable()
+    return 0 if evaluation.stopped is None else 1
 
 
 def evaluation_lines(evaluation: Evaluation) -> list[str]:

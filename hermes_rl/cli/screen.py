@@ -32,9 +32,9 @@ def safe(text: object, style: str = "") -> Text:
     return Text(visible(str(text)).expandtabs(4), style=style)
 
 
-def short(text: object, style: str = "") -> Text:
+def short(text: object) -> Text:
     """Return any text as `safe` does, on one line that ends where its column does."""
-    made = safe(text, style)
+    made = safe(text)
     made.no_wrap, made.overflow = True, "ellipsis"
     return made
 
@@ -49,12 +49,7 @@ def table(*columns: str, right: Iterable[str] = (), whole: Iterable[str] = ()) -
 
 
 def show(parts: Iterable[RenderableType], *, pager: bool = False) -> None:
-    """Print the parts to stdout; on a terminal, what is longer than it goes through the user's pager.
-
-    Args:
-        parts: texts and tables, one below the other.
-        pager: False: never.
-    """
+    """Print texts and tables to stdout; with `pager`, what is longer than the terminal goes through the user's."""
     terminal = sys.stdout.isatty()
     console = Console(
         width=None if terminal else WIDE, highlight=False, markup=False, emoji=False, soft_wrap=not terminal

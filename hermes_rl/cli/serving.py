@@ -32,11 +32,7 @@ def serve_rollouts(
     demo: bool,
     verbose: bool,
 ) -> int:
-    """Serve until the process is told to end; returns the exit status.
-
-    Raises:
-        UserError: the command line or one of the specs is wrong.
-    """
+    """Serve until the process is told to end; returns the exit status."""
     several = len(specs) > 1
     raise_descriptor_limit()
     without_advice()
@@ -63,11 +59,7 @@ def serve_rollouts(
 
 
 def serve_openenv(spec: str, options: Options, listen: str, token_env: str | None, most: int) -> int:
-    """Serve a spec to OpenEnv's clients until the process is told to end; returns the exit status.
-
-    Raises:
-        UserError: the command line or the spec is wrong, or OpenEnv is missing.
-    """
+    """Serve a spec to OpenEnv's clients until the process is told to end; returns the exit status."""
     try:
         from hermes_rl.integrations.openenv import make_app
     except ImportError as error:

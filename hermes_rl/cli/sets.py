@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from io import StringIO
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from rich.text import Text
 
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.live import progress_of
-from hermes_rl.cli.options import environment, policy_of
+from hermes_rl.cli.options import policy_of
 from hermes_rl.cli.running import INTERRUPTED, RunRequest, logged, run_interruptible, say_plan
 from hermes_rl.cli.screen import BAD, DIM, HEAD, WIDE, heading, safe, short, show, table
 from hermes_rl.cli.together import noted
@@ -29,7 +29,6 @@ from hermes_rl.errors import HermesRLError, Problem, SpecError, UserError
 from hermes_rl.reading.dry_run import nothing_left
 from hermes_rl.reading.report import write_report_or_say
 from hermes_rl.reading.sets import NOT_PLAYED, Breakdown, Cell, Estimate, SetRun, SetTable, Standing, set_table
-from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.directory import RunDirectory, beside
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
 from hermes_rl.runs.opening import Launch, require_effect, require_runnable
@@ -60,20 +59,14 @@ class _Run:
 
 
 def run_set(request: RunRequest) -> int:
-    """Evaluate every combination of a set, one after the other, and print the table; returns the exit status.
-
-    Raises:
-        UserError: the set, one of its specs or the command line is wrong; nothing was played.
-    """
+    """Evaluate every combination of a set, one after the other, and print the table; returns the exit status."""
     if request.mode != "evaluate":
         raise UserError(
             f"{request.spec} is a set, which is evaluated: hermes-rl run {shlex.quote(request.spec)} evaluate. To "
             f"{request.mode}, name one of its specs"
         )
-    raise_descriptor_limit()
-    request.require_dry()
-    environ = environment(request.env_file)
-    require_effect(request.flags, request.mode)
+    environ = request.options.environ()
+    require_effect(request.options.flags, request.mode)
     spec_set = load_set(request.spec)
     folder = request.out or Path("outputs") / spec_set.name
     if request.fresh:
@@ -95,7 +88,7 @@ def run_set(request: RunRequest) -> int:
             return INTERRUPTED
         made = _write(spec_set, folder, runs)
     if request.as_json:
-        echo(json.dumps(made.record(), indent=2, ensure_ascii=False))
+        echo(json.dumps(asdict(made), indent=2, ensure_ascii=False))
     else:
         show(_parts(made))
         echo(f"set directory: {folder}")
@@ -108,12 +101,8 @@ def run_set(request: RunRequest) -> int:
 
 
 def _loaded(spec_set: SpecSet, folder: Path, request: RunRequest, environ: Mapping[str, str]) -> list[_Run]:
-    """Return the specs of all combinations.
-
-    Raises:
-        SpecError: with what is wrong with any of them.
-    """
-    changes = parse_extra_args(request.flags, request.sets)
+    """Return the specs of all combinations; raises SpecError with what is wrong with any of them."""
+    changes = request.options.overrides()
     runs: list[_Run] = []
     problems: list[Problem] = []
     for combination in spec_set.combinations:
@@ -207,7 +196,7 @@ def _play(run: _Run, title: str, request: RunRequest, environ: Mapping[str, str]
 def _write(spec_set: SpecSet, folder: Path, runs: list[_Run]) -> SetTable:
     set_runs = [SetRun(*run.combination.names, run.path, run.problem) for run in runs]
     made = set_table(spec_set.name, set_runs, spec_set.by)
-    RunDirectory(folder).write_json("set.json", made.record())
+    RunDirectory(folder).write_json("set.json", asdict(made))
     return made
 
 

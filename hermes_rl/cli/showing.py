@@ -55,11 +55,7 @@ class ShowRequest:
 
 
 def show_run(request: ShowRequest) -> int:
-    """Show a run or a rollout of it; returns the exit status.
-
-    Raises:
-        UserError: there is no such run or rollout, or an option does not fit.
-    """
+    """Show a run or a rollout of it; returns the exit status."""
     if request.ending is not None and request.ending not in list(Ending):
         raise UserError(f"--ending: there is no ending {request.ending!r}{choices(request.ending, list(Ending))}")
     if request.sort not in SORTS:
@@ -96,7 +92,7 @@ def _show_run(record: RunRecord, request: ShowRequest) -> int:
     )
     if request.as_json:
         listed = [asdict(rollout) | {"number": record.number(rollout.id)} for rollout in rollouts]
-        echo(json.dumps({"summary": summary.record(), "rollouts": listed}, indent=2, ensure_ascii=False))
+        echo(json.dumps({"summary": asdict(summary), "rollouts": listed}, indent=2, ensure_ascii=False))
         return 0
     filtered = request.failed or request.ending is not None or request.tool is not None
     parts: list[RenderableType] = [_head(summary)]

@@ -17,11 +17,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}")
 
 
 def start(name: str, kind: str, parent: Path) -> list[str]:
-    """Make the folder `name` with the files of this kind; returns what the user should hear.
-
-    Raises:
-        UserError: the name is none, or something is there already.
-    """
+    """Make the folder `name` with the files of this kind and return what to tell; raises UserError."""
     if not NAME.fullmatch(name):
         raise UserError(f"{name!r} is no name: use small letters, digits, - and _, at most 60, such as my-environment")
     folder = parent / name

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.live import progress_of
-from hermes_rl.cli.options import environment
 from hermes_rl.cli.running import (
     AFTERWARDS,
     DEMO,
@@ -29,7 +28,6 @@ from hermes_rl.cli.screen import heading, show
 from hermes_rl.errors import Problem, SpecError, UserError
 from hermes_rl.plugins import did_you_mean
 from hermes_rl.reading.report import write_report_or_say
-from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.directory import RunDirectory, beside
 from hermes_rl.runs.opening import Launch, require_runnable
 from hermes_rl.runs.progress import Progress
@@ -90,17 +88,10 @@ def alike_names(served: Sequence[NamedSpec]) -> list[Problem]:
 
 
 def run_together(specs: Sequence[str], request: RunRequest, weights: Sequence[str]) -> int:
-    """Serve several specs to one trainer; returns the exit status.
-
-    Raises:
-        UserError: the command line or one of the specs is wrong, with all that is; nothing was begun.
-        RunError: one of them failed.
-    """
+    """Serve several specs to one trainer; returns the exit status."""
     _require_several(specs, request)
-    raise_descriptor_limit()
-    request.require_dry()
-    environ = environment(request.env_file)
-    served, problems = _loaded(specs, request, environ, _weights(weights))
+    environ = request.options.environ()
+    served, problems = _loaded(specs, request, _weights(weights))
     out = request.out
     if out is not None and request.fresh:
         out, request = beside(out), replace(request, fresh=False)
@@ -187,20 +178,16 @@ def _weights(given: Sequence[str]) -> dict[str, str]:
     return weights
 
 
-def _loaded(
-    specs: Sequence[str],
-    request: RunRequest,
-    environ: Mapping[str, str],
-    weights: Mapping[str, str],
-) -> LoadedSpecs:
+def _loaded(specs: Sequence[str], request: RunRequest, weights: Mapping[str, str]) -> LoadedSpecs:
     """Return the specs that can be read, with their weights, and what is wrong with the others."""
 
     def load(source: str) -> Spec:
         asked = replace(request, spec=source)
-        spec = load_for(asked, environ)
+        spec = load_for(asked)
         if (weight := weights.get(spec.name)) is None:
             return spec
-        return load_for(replace(asked, sets=(*asked.sets, f"env.inference_weight={weight}")), environ)
+        sets = (*request.options.sets, f"env.inference_weight={weight}")
+        return load_for(replace(asked, options=request.options._replace(sets=sets)))
 
     served, problems = load_each(specs, load)
     names = [named.spec.name for named in served]

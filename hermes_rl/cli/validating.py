@@ -38,11 +38,7 @@ class Verdict:
 
 
 def validate_specs(specs: Sequence[str], options: Options, *, deep: bool, as_json: bool) -> int:
-    """Check each spec and print what is wrong; status 2 where anything is.
-
-    Raises:
-        UserError: the options are wrong.
-    """
+    """Check each spec and print what is wrong; status 2 where anything is. Raises UserError for wrong options."""
     overrides, environ = options.overrides(), options.environ()
     sets = [spec for spec in specs if is_set(spec)]
     if sets and deep:

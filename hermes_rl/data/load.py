@@ -18,7 +18,7 @@ from hermes_rl.data.hub import HubOutOfReachError
 from hermes_rl.data.rows import Row, Rows, combined, derive, fraction_of, seeded
 from hermes_rl.data.sources import Opened, is_on_hub, open_source, taken_for_local
 from hermes_rl.errors import UserError
-from hermes_rl.spec.model import Source, Spec
+from hermes_rl.spec.model import Mode, Source, Spec
 from hermes_rl.spec.suggest import did_you_mean
 
 # --------------------------------------------------------------------------------------------- The order of rows
@@ -96,13 +96,20 @@ def is_eval(row: Row, fraction: float, seed: int) -> bool:
 # ------------------------------------------------------------------------------------------------------- Loading
 
 Split = Literal["train", "eval"]
+
+
+def split_of(mode: Mode) -> Split:
+    """Return which rows a mode plays."""
+    return "eval" if mode == "evaluate" else "train"
+
+
 Notify = Callable[[str], None]
 FALLBACK_FRACTION = 0.25
 """Share of a fallback's rows for evaluation where the spec names a split that the fallback does not have."""
 _SAMPLE = 100
 """Rows of endless data that its fingerprint is made of."""
 
-__all__ = ["Rows", "Split", "load_rows"]
+__all__ = ["Rows", "Split", "load_rows", "split_of"]
 
 
 def load_rows(spec: Spec, split: Split, *, notify: Notify) -> Rows:

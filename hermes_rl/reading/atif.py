@@ -23,11 +23,7 @@ IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
 def export_atif(run: Path, folder: Path) -> int:
-    """Write a file for each rollout of a run that counts, named by its id; returns how many.
-
-    Raises:
-        UserError: nothing was played, the folder holds other files, or it cannot be written to.
-    """
+    """Write a file for each rollout that counts, named by its id; returns how many. Raises UserError."""
     record = RunRecord(run)
     record.refresh()
     lines = [record.line(rollout.id) for rollout in record.counting(every_seat=True)]

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from hermes_rl.reading.record import beginning
 from hermes_rl.reading.summary import RunSummary
 from hermes_rl.version import __version__
 from hermes_rl.visible import visible
@@ -105,5 +106,4 @@ def plain(text: object, longest: int = LONGEST) -> str:
 
 def cut(text: object, longest: int = LONGEST) -> str:
     """Return any text on one line, fit to be seen and not longer than that."""
-    line = visible(" ".join(str(text).split()))
-    return line if len(line) <= longest else line[: longest - 1] + "…"
+    return beginning(visible(str(text)), longest)

@@ -79,10 +79,6 @@ class Comparison:
         """Say whether B is worse by more than `margin`, beyond chance: the whole interval lies below -margin."""
         return self.score.high is not None and self.score.high < -margin
 
-    def record(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self)
-
 
 def compare(
     a: Iterable[RolloutSummary],
@@ -92,11 +88,10 @@ def compare(
     span: tuple[float, float] = (0.0, 1.0),
     family: Mapping[str, str] | None = None,
 ) -> Comparison:
-    """Compare the rollouts of two runs, of each place the one that counts (`RunRecord.counting`).
+    """Compare the rollouts of a run with those of another, of each place the one that counts (`RunRecord.counting`).
 
     Args:
-        a: rollouts of the run that is compared with.
-        b: rollouts of the run that is looked at.
+        a, b: rollouts of the run that is compared with, and of the one that is looked at.
         success: score from which a rollout passes.
         span: the lowest and the highest score that are possible.
         family: the family of each row that both have; None where each row stands for itself.
@@ -260,8 +255,6 @@ def compare_runs(
     """Compare two run directories that were read (`RunRecord.refresh`), the second with the first.
 
     Args:
-        a: the run that is compared with.
-        b: the run that is looked at.
         success: score from which a rollout passes; None: as the first run's spec says.
         families: column of the rows whose value names a row's family; None where each row stands for itself.
         seat: whose rollouts are compared, where several agents play; None: the first seat's.

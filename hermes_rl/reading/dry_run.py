@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from hermes_rl.data.load import Rows, Split, load_rows
+from hermes_rl.data.load import Rows, load_rows, split_of
 from hermes_rl.errors import UserError
 from hermes_rl.reading.record import RolloutSummary, RunRecord, summary_of
 from hermes_rl.rollouts.compiled import CompiledSpec
@@ -78,8 +78,6 @@ class DryRun:
         exists: whether there are rollouts already.
         rows: how many there are; None without end.
         groups: how many it is to have, of `size` rollouts; None where a trainer decides.
-        max_turns: model calls of a rollout at most.
-        max_tokens: of a call; None where only the server bounds it.
         kept: rollouts that are there and are not played again.
         again: rollouts that are there and are played again, because infrastructure failed them.
         rescored: whether what is there gets another score from the same values.
@@ -93,15 +91,13 @@ class DryRun:
         notes: what else was said.
     """
 
-    name: str
+    spec: Spec
     mode: Mode
     directory: Path
     exists: bool
     rows: int | None
     groups: int | None
     size: int
-    max_turns: int
-    max_tokens: int | None
     kept: int = 0
     again: int = 0
     rescored: bool = False
@@ -142,7 +138,7 @@ async def dry_run(spec: Spec, launch: Launch, sample: int = 0, prices: Mapping[s
         RunError: a server of tools cannot be started, or the sample cannot be played.
     """
     compiled = require_runnable(spec, launch)
-    split: Split = "eval" if launch.mode == "evaluate" else "train"
+    split = split_of(launch.mode)
     notes: list[str] = []
     rows = await asyncio.to_thread(load_rows, spec, split, notify=notes.append)
     async with compiled:
@@ -158,15 +154,10 @@ async def dry_run(spec: Spec, launch: Launch, sample: int = 0, prices: Mapping[s
 
 
 async def nothing_left(spec: Spec, launch: Launch) -> bool:
-    """Say whether a run is complete and graded as the spec says; no server is asked.
-
-    Raises:
-        UserError: the run would be refused, for the same reason.
-    """
+    """Say whether a run is complete and graded as the spec says, or raise why it is refused; no server is asked."""
     compiled = require_runnable(spec, launch)
-    split: Split = "eval" if launch.mode == "evaluate" else "train"
     # What loading says is said again when the run begins.
-    rows = await asyncio.to_thread(load_rows, spec, split, notify=lambda _: None)
+    rows = await asyncio.to_thread(load_rows, spec, split_of(launch.mode), notify=lambda _: None)
     plan = await asyncio.to_thread(_planned, compiled, launch, rows)
     return plan.exists and plan.play == 0 and not plan.rescored and not plan.rejudged
 
@@ -203,14 +194,11 @@ def prices_of(spec: Spec, path: Path | None) -> dict[str, Prices]:
 def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:
     spec, mode = compiled.spec, launch.mode
     directory = RunDirectory.choose(spec, mode, launch.out, fresh=launch.fresh)
-    agent, size = spec.agent_for(mode), plan_of(spec, mode).size
-    length = rows.length
+    size, length = spec.group_size(mode), rows.length
     if mode == "evaluate" and length is None:  # they end, or the run would not
         length = sum(1 for _ in islice(rows, ROWS))
     groups = {"process": spec.process.groups, "evaluate": length}.get(mode)
-    plan = DryRun(
-        spec.name, mode, directory.path, directory.has_rollouts, length, groups, size, agent.max_turns, agent.max_tokens
-    )
+    plan = DryRun(spec, mode, directory.path, directory.has_rollouts, length, groups, size)
     place = directory.path.absolute()
     plan.free = shutil.disk_usage(next(folder for folder in (place, *place.parents) if folder.exists())).free
     counting: Sequence[RolloutSummary] = ()
@@ -231,8 +219,8 @@ def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:
 
 def _uniform_size(spec: Spec, mode: Mode) -> int | None:
     """Return how many members a group has that is left out where all have the same score; None where none is."""
-    section = spec.serve if mode == "serve" else spec.process
-    return section.group_size if mode != "evaluate" and section.drop_uniform and section.group_size > 1 else None
+    size = spec.group_size(mode)
+    return size if spec.drops_uniform(mode) and size > 1 else None
 
 
 def _to_play(counting: Sequence[RolloutSummary], path: Path, rows: Rows, compiled: CompiledSpec, mode: Mode) -> int:

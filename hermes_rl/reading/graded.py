@@ -222,7 +222,8 @@ async def grade_atif(compiled: CompiledSpec, files: Sequence[Path], row: str | N
     for file in files:
         result, extra = read_atif(file)
         key = row if row is not None else extra.get("row_key")
-        own = [each for each in rows if each.key == key] if key is not None else asked.get(_asked(result), [])
+        question = _question(result.messages[: result.prompt_length])
+        own = [each for each in rows if each.key == key] if key is not None else asked.get(question, [])
         if len(own) != 1:
             what = f"{len(own)} rows" if own else "no row"
             which = f"with the key {key!r}" if key is not None else "whose prompt its user says first"
@@ -253,16 +254,8 @@ def _question(messages: Sequence[Message]) -> str:
     return text_of(said[-1]["content"]).strip() if said else ""
 
 
-def _asked(result: AgentResult) -> str:
-    return _question(result.messages[: result.prompt_length])
-
-
 def _require_judgeable(compiled: CompiledSpec) -> None:
-    """Refuse rewards that need more than what was said.
-
-    Raises:
-        UserError: a line for each of them.
-    """
+    """Raise UserError with a line for each reward that needs more than what was said."""
     whys = {reward.name: _obstacle(reward) for reward in compiled.grader.rewards}
     lines = [
         f"rewards.{name} cannot judge a trajectory: {why}; leave it out: --set rewards.{name}=null"

@@ -56,11 +56,7 @@ class Published:
 
 
 def dataset_at(address: str) -> str:
-    """Return the `owner/name` of an address such as ``hf://datasets/owner/name``.
-
-    Raises:
-        UserError: it is no address of a dataset.
-    """
+    """Return the `owner/name` of an address such as ``hf://datasets/owner/name``; raises UserError where it is none."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -88,11 +84,7 @@ def folder_at(address: str) -> Path | None:
 
 
 def require_folder(folder: Path, run: Path) -> None:
-    """Refuse a folder in which a publication would replace what is not one.
-
-    Raises:
-        UserError: it is a file or the run's own folder, or holds files of these names that no push has written.
-    """
+    """Raise UserError for a file, the run's own folder, or one with files of these names that no push has written."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; name a folder that is new, empty, or of an earlier push")
     if folder.resolve() == run.resolve():
@@ -103,11 +95,7 @@ def require_folder(folder: Path, run: Path) -> None:
 
 
 def copy_to_folder(files: Mapping[str, Path], folder: Path) -> None:
-    """Copy a publication into a folder, in place of an earlier one; other files in it stay.
-
-    Raises:
-        UserError: the folder cannot be made or written to.
-    """
+    """Copy a publication into a folder, in place of an earlier one; other files stay. Raises UserError."""
     try:
         (folder / TABLE).parent.mkdir(parents=True, exist_ok=True)
         for name in OURS:
@@ -120,11 +108,7 @@ def copy_to_folder(files: Mapping[str, Path], folder: Path) -> None:
 
 
 def token_of(environ: Mapping[str, str], name: str | None) -> str | None:
-    """Return the token for the hub: of the variable that is named, else of `HF_TOKEN`, else of `hf auth login`.
-
-    Raises:
-        UserError: the variable that is named is not set.
-    """
+    """Return the token of the named variable (UserError: it is not set), else of `HF_TOKEN` or `hf auth login`."""
     if name is not None:
         if not environ.get(name):
             raise UserError(f"--token-env {name}: the variable is not set; it holds a token that may write to the hub")

@@ -121,10 +121,7 @@ class RolloutSummary:
 
 
 class RunRecord:
-    """The run in a directory; call `refresh` to see what was written since.
-
-    Args:
-        path: of the run directory, or of a file in it.
+    """The run in a directory, or in that of a file; call `refresh` to see what was written since.
 
     Raises:
         UserError: there is no run, or its files cannot be read.
@@ -188,12 +185,9 @@ class RunRecord:
             raise UserError(f"{self.path / 'spec.yaml'} cannot be read: it is not UTF-8") from error
 
     def refresh(self, most: int | None = None) -> int:
-        """Read what was written since the last time, and return how many lines that are.
+        """Read what was written since the last time, `most` lines at once, and return how many lines that are.
 
         A file that was written anew, as by regrading, is read from its beginning.
-
-        Args:
-            most: lines to read at once; None: all that are there.
         """
         try:
             file = (self.path / ROLLOUTS).open("rb")
@@ -237,11 +231,7 @@ class RunRecord:
             raise UserError(f"{self.path} has no rollout {rollout!r}") from None
 
     def open(self) -> BinaryIO:
-        """Open the file of rollouts, as it was when it was last looked at.
-
-        Raises:
-            UserError: it is gone, or was written anew since then.
-        """
+        """Open the file of rollouts as it was when last looked at; raises UserError where it is another now."""
         try:
             file = (self.path / ROLLOUTS).open("rb")
         except OSError as error:
@@ -277,11 +267,7 @@ class RunRecord:
         return self._by_id[rollout] + 1
 
     def matching(self, words: str) -> list[RolloutSummary]:
-        """Return the rollouts that somebody may mean: by id, by number of the line, or by how the id begins.
-
-        Raises:
-            UserError: there is none.
-        """
+        """Return the rollouts meant by an id, its beginning, or the number of a line; raises UserError for none."""
         if words in self._by_id:
             return [self.rollouts[self._by_id[words]]]
         number = words.removeprefix("#")
@@ -441,11 +427,7 @@ def beginning(text: str, length: int) -> str:
 
 
 def summary_of(line: bytes, begin: int) -> RolloutSummary:
-    """Return what is known of a line; only what stands before and behind its conversation is parsed.
-
-    Raises:
-        ValueError, KeyError, TypeError: it is no line of this form.
-    """
+    """Return a line without its conversation, which is not parsed; raises ValueError, KeyError or TypeError."""
     head, _, rest = line.partition(CONVERSATION)
     # Quotation marks within a text of JSON are escaped, so that these are keys of the line, or of a tool's schema.
     tokens = rest.rfind(SEQUENCES)
@@ -513,24 +495,12 @@ def _tools(behind: Mapping[str, Any]) -> tuple[ToolUse, ...]:
 
 def find_runs(folder: Path) -> Iterator[Path]:
     """Yield the run directories in a folder and below it, the latest first; what lies within a run is not looked at."""
-    runs = sorted(_runs_below(folder, DEEPEST), reverse=True)
-    yield from (path for _, path in runs)
-
-
-def _runs_below(folder: Path, depth: int) -> Iterator[tuple[float, Path]]:
-    try:
-        described = (folder / "run.json").stat()
-    except OSError:
-        pass
-    else:
-        yield described.st_mtime, folder
-        return
-    if depth == 0:
-        return
-    try:
-        with os.scandir(folder) as entries:
-            below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return  # it is gone, or may not be read
-    for path in below:
-        yield from _runs_below(Path(path), depth - 1)
+    runs = []
+    for name, folders, files in os.walk(folder):
+        here = Path(name)
+        if "run.json" in files:
+            with suppress(OSError):  # it is gone
+                runs.append(((here / "run.json").stat().st_mtime, here))
+        if "run.json" in files or len(here.relative_to(folder).parts) == DEEPEST:
+            folders.clear()
+    yield from (path for _, path in sorted(runs, reverse=True))

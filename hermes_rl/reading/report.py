@@ -41,12 +41,7 @@ POLICY = (
 
 
 def write_report(path: Path) -> Path:
-    """Write the report of a run directory anew, and return where it lies.
-
-    Raises:
-        UserError: there is no run.
-        RunError: its directory cannot be written.
-    """
+    """Write the report of a run directory anew and return its place; raises UserError or RunError."""
     record = RunRecord(path)
     record.refresh(MOST)
     place = record.path / NAME

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -152,22 +152,9 @@ class SetTable:
     by: Mapping[str, tuple[Breakdown, ...]]
     notes: tuple[str, ...]
 
-    def record(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self)
-
 
 def set_table(name: str, runs: Sequence[SetRun], by: Sequence[str] = ()) -> SetTable:
-    """Read the runs of a set and put them side by side.
-
-    Args:
-        name: of the set.
-        runs: every combination, played or not.
-        by: columns of the rows by whose values scores are told as well.
-
-    Raises:
-        UserError: a file of a run cannot be read.
-    """
+    """Read the runs of a set, played or not, and put them side by side, also by the values of the columns `by`."""
     specs = tuple(dict.fromkeys(run.spec for run in runs))
     read = {(run.spec, run.model, run.setting): _Read.of(run, with_rows=bool(by)) for run in runs}
     names = dict.fromkeys((run.model, run.setting) for run in runs)

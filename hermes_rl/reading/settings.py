@@ -33,11 +33,7 @@ class Contrast:
 
 
 def spec_of(record: RunRecord) -> dict[str, Any]:
-    """Return the resolved spec of a run as plain values; variables stay as they were written.
-
-    Raises:
-        UserError: spec.yaml cannot be read.
-    """
+    """Return the resolved spec of a run, variables as they were written; raises UserError where it cannot be read."""
     node, problems = read_text(record.spec_text, SourceText(str(record.path / "spec.yaml"), Path(record.path)))
     spec = plain(node) if node is not None and not problems else None
     if not isinstance(spec, dict):

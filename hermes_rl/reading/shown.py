@@ -18,7 +18,7 @@ from typing import Any
 from hermes_rl.agent.result import reasoning_of
 from hermes_rl.errors import UserError
 from hermes_rl.reading.record import EXPECTED, RolloutSummary, RunRecord, beginning, prompt_of, text_of
-from hermes_rl.tokens.transcript import TokenSequence, unpacked
+from hermes_rl.tokens.transcript import unpacked
 from hermes_rl.visible import visible
 
 NUMBER = 24
@@ -119,11 +119,7 @@ def _answer(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def shown_rollout(record: RunRecord, rollout: str, screen: Screen) -> dict[str, Any]:
-    """Return all of a rollout but its tokens.
-
-    Raises:
-        UserError: there is none with this id, or its line cannot be read.
-    """
+    """Return all of a rollout but its tokens; raises UserError where there is none, or its line cannot be read."""
     try:
         shown: dict[str, Any] = screen.value(_rollout(record, rollout))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -152,7 +148,11 @@ def _rollout(record: RunRecord, rollout: str) -> dict[str, Any]:
         ],
         "tools": line.get("tools"),
         "sequences": [
-            {"tokens": len(sequence), "trained": sequence.trained_length, "begin": first_shown(sequence)}
+            {
+                "tokens": len(sequence),
+                "trained": sequence.trained_length,
+                "begin": max(sequence.spans[0].start - BEFORE, 0) if sequence.spans else 0,
+            }
             for sequence in sequences
         ],
         "members": [shown_summary(member) for member in record.members(summary.group)],
@@ -262,11 +262,6 @@ def _ranges(numbers: Sequence[int]) -> str:
         else:
             ranges.append([number])
     return ", ".join("–".join(map(str, ends)) for ends in ranges)
-
-
-def first_shown(sequence: TokenSequence) -> int:
-    """Return the token that is shown first: some way before what was sampled."""
-    return max(sequence.spans[0].start - BEFORE, 0) if sequence.spans else 0
 
 
 def _artifact(run: Path, name: str, artifact: Mapping[str, Any]) -> dict[str, Any]:

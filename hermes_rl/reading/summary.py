@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from hermes_rl.agent.result import ProgramRun
@@ -21,6 +21,8 @@ from hermes_rl.reading.statistics import Interval
 from hermes_rl.rollouts.rollout import RolloutState, never_asked
 from hermes_rl.runs.statistics import mean
 
+LISTED = 5
+"""Rows that are named at most as worst, and as slowest."""
 PHASES = ("queue", "sandbox", "generation", "tools", "rewards", "total")
 """Of a rollout's time, in their order."""
 Sort = Literal["number", "score", "turns", "tokens", "seconds", "errors"]
@@ -134,17 +136,9 @@ class RunSummary:
     unreadable: int
     unasked: int
 
-    def record(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self)
 
-
-def summarise(record: RunRecord, listed: int = 5) -> RunSummary:
-    """Sum up a run that was read; `listed` rows are named at most as worst and as slowest.
-
-    Raises:
-        UserError: run.json or spec.yaml cannot be read.
-    """
+def summarise(record: RunRecord) -> RunSummary:
+    """Sum up a run that was read; raises UserError where run.json or spec.yaml cannot be read."""
     described, success = record.described, success_of(spec_of(record))
     size = record.group_size
     counting = list(record.counting(size=size))
@@ -199,8 +193,8 @@ def summarise(record: RunRecord, listed: int = 5) -> RunSummary:
         counts=spreads({label: MEASURES[name] for label, name in COUNTS.items()}),
         seconds=spreads({phase: lambda rollout, phase=phase: rollout.seconds.get(phase) for phase in PHASES}),  # type: ignore[misc]
         seats=_seats(record, counting),
-        worst=tuple(bad[:listed]),
-        slowest=tuple(sorted(summaries, key=lambda row: -row.seconds)[:listed]),
+        worst=tuple(bad[:LISTED]),
+        slowest=tuple(sorted(summaries, key=lambda row: -row.seconds)[:LISTED]),
         unreadable=record.torn,
         unasked=sum(rollout.index >= size for rollout in record.rollouts),
     )
@@ -235,7 +229,6 @@ def chosen(
     """Return the rollouts that are asked for, attempts that were played again included where they are failures.
 
     Args:
-        record: the run.
         success: score from which a rollout passes.
         failed: only those that do not pass, or have no score; those that nobody graded first, then the lowest scores.
         ending: only those that ended so.

@@ -209,7 +209,7 @@ class _Reader:
             yield from self._defined(node)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from self._said(node.value)
-        elif isinstance(node, ast.Subscript) and self._is(node.value, "sys.modules"):
+        elif isinstance(node, ast.Subscript) and self._full(node.value) == "sys.modules":
             yield from self._of_modules(node.slice)
 
     def _full(self, node: ast.expr) -> str:
@@ -232,12 +232,9 @@ class _Reader:
             return f"{self._names.get(node.value.id, node.value.id)}.{node.attr}"
         return "?"
 
-    def _is(self, node: ast.expr, name: str) -> bool:
-        return self._full(node) == name
-
     def _changed(self, target: ast.expr) -> Iterator[tuple[int, str]]:  # noqa: C901 - a list
         if isinstance(target, ast.Subscript):
-            if self._is(target.value, "sys.modules"):
+            if self._full(target.value) == "sys.modules":
                 yield 3, "changes sys.modules"
             elif isinstance(target.value, ast.Attribute) and target.value.attr in ("f_globals", "f_locals"):
                 yield 3, "changes variables of its callers"

@@ -102,12 +102,7 @@ def shown_tokens(
 ) -> dict[str, Any]:
     """Return tokens of a sequence: the text of each, whether it was sampled, in which turn, and how probable it was.
 
-    Args:
-        line: of the rollout.
-        sequence: which of its sequences.
-        begin: the first token.
-        most: how many.
-        tokenizer: that they are decoded by; None: their ids are shown.
+    They are `most` tokens from `begin` on; without a tokenizer their ids are shown.
 
     Raises:
         UserError: there is no such sequence.

@@ -27,7 +27,7 @@ from typing import Any
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.rollouts.admission import LOOK, raise_descriptor_limit
 from hermes_rl.runs import handles
-from hermes_rl.runs.handles import DiedError, WorkerAnswer, WorkerHandle, within
+from hermes_rl.runs.handles import DiedError, Heard, WorkerAnswer, WorkerHandle, within
 from hermes_rl.runs.player import Opening, Player
 from hermes_rl.runs.travel import pack, stage, unpack
 from hermes_rl.spec.model import Spec
@@ -213,7 +213,7 @@ class RayConnection:
         self.nodes: list[Mapping[str, Any]] = []
         """Those that are alive."""
         self._specs, self._awaited, self._note = specs, list(specs), note
-        self._sharing: list[Cluster] = []
+        self.sharing: list[Cluster] = []
 
     async def look(self) -> None:
         """Find out which nodes there are, and tell the user where they are others than before."""
@@ -231,21 +231,17 @@ class RayConnection:
                 "give hermes_rl.connect_ray and open_env the same objects"
             )
         self._awaited = [spec for spec in self._awaited if spec is not cluster.spec]
-        self._sharing.append(cluster)
+        self.sharing.append(cluster)
         try:
             yield
         finally:
-            self._sharing.remove(cluster)
+            self.sharing.remove(cluster)
 
     def share(self, cluster: Cluster) -> int:
         """Return how many workers of an environment there is room for, beside those of the others."""
         room = sum(map(self.needs.room, self.nodes))
-        wanted = [sharing.most for sharing in self._sharing] + [MOST] * len(self._awaited)
-        return dealt(room, wanted)[self._sharing.index(cluster)]
-
-    def is_short(self, beside: Cluster) -> bool:
-        """Return whether another environment than this has fewer workers on nodes than its share."""
-        return any(other.placed < self.share(other) for other in self._sharing if other is not beside)
+        wanted = [sharing.most for sharing in self.sharing] + [MOST] * len(self._awaited)
+        return dealt(room, wanted)[self.sharing.index(cluster)]
 
     def __str__(self) -> str:
         where = "on this machine" if self.address == LOCAL else f"at {self.address}"
@@ -260,7 +256,7 @@ class RayConnection:
         return f"{nodes} node{'' if nodes == 1 else 's'} with {cpus:g} CPU{most}"
 
     def explain(self) -> str:
-        others = "" if self.alone else f" for {len(self._sharing) + len(self._awaited)} environments"
+        others = "" if self.alone else f" for {len(self.sharing) + len(self._awaited)} environments"
         return f"a worker asks for {self.needs}, and the Ray cluster has {self.what_there_is}{others}"
 
 
@@ -292,7 +288,7 @@ class Cluster:
         self.pieces = [packed[start : start + PIECE] for start in range(0, len(packed), PIECE)]
         needs = connection.needs
         more = {"memory": needs.memory} if needs.memory else {}
-        self._actor = connection.ray.remote(_Actor).options(
+        self.actor = connection.ray.remote(_Actor).options(
             num_cpus=needs.cpus,
             max_concurrency=CALLS,
             scheduling_strategy="SPREAD",
@@ -327,26 +323,23 @@ class Cluster:
         on_nodes = [handle for handle in handles if handle.machine in nodes and not handle.closed]
         self.placed = len(on_nodes)
         surplus = [handle for handle in handles if not handle.placed][: max(0, len(handles) - self.number)]
-        if self.connection.is_short(beside=self):
+        others = (other for other in self.connection.sharing if other is not self)
+        if any(other.placed < self.connection.share(other) for other in others):
             on_nodes.sort(key=lambda handle: len(handle.asked))
             surplus += on_nodes[: max(0, self.placed - max(1, self.connection.share(self)))]
         return surplus
 
-    def handle(self, number: int, heard: Callable[[WorkerHandle, Mapping[str, Any]], None]) -> WorkerHandle:
+    def handle(self, number: int, heard: Heard) -> WorkerHandle:
         return ActorHandle(self, f"worker {number + 1}", heard)
 
     def explain(self) -> str:
         return self.connection.explain()
 
-    def actor(self) -> Any:
-        """Ask for another actor."""
-        return self._actor.remote()
-
 
 class ActorHandle(WorkerHandle):
     """A worker that is an actor of a Ray cluster."""
 
-    def __init__(self, cluster: Cluster, name: str, heard: Callable[[WorkerHandle, Mapping[str, Any]], None]) -> None:
+    def __init__(self, cluster: Cluster, name: str, heard: Heard) -> None:
         super().__init__(name, heard)
         self.placed = False
         self._cluster = cluster
@@ -357,7 +350,7 @@ class ActorHandle(WorkerHandle):
 
     async def live(self) -> None:
         try:
-            self._actor = self._cluster.actor()
+            self._actor = self._cluster.actor.remote()
             if await self._open():
                 await self._listen()
                 await within(handles.CLOSING, self._actor.close.remote())

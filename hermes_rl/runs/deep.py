@@ -68,9 +68,7 @@ class DeepReport:
 async def examine(spec: Spec, keep: Path | None = None) -> DeepReport:
     """Play and judge a spec that was loaded for a demo.
 
-    Args:
-        spec: what is played.
-        keep: where what was played is kept if something is wrong; what an earlier look has left there is replaced.
+    Where something is wrong, what was played is put into the folder `keep`, in the place of what is there.
 
     Raises:
         UserError: the rows cannot be had, or the environment cannot be started.

@@ -69,11 +69,7 @@ class RunDirectory:
         return directory
 
     def require_format(self) -> None:
-        """Refuse files that an earlier version of hermes-rl wrote in another form.
-
-        Raises:
-            UserError: what is there, and the way out.
-        """
+        """Raise UserError, with the way out, where an earlier version of hermes-rl wrote the files in another form."""
         form = self.described().get("format")
         if form != FORMAT and self.has_rollouts and (self.path / "run.json").exists():
             raise UserError(

@@ -57,11 +57,7 @@ class EvaluatePlan:
         )
 
     def values(self, row: Row) -> tuple[str, ...]:
-        """Return what the row has in the columns `by`.
-
-        Raises:
-            UserError: it lacks one of them.
-        """
+        """Return what the row has in the columns `by`; raises UserError where it lacks one of them."""
         for column in self.by:
             if column not in row.columns:
                 raise UserError(f"evaluate.by: row {row.key} has no column `{column}`{choices(column, row.columns)}")
@@ -80,13 +76,12 @@ class Evaluation:
     metrics: dict[str, float]
     causes: Counter[str]
     rollouts: int
+    plan: EvaluatePlan = field(repr=False)
     store: RolloutStore = field(repr=False)
     groups: list[str] = field(repr=False)
     started: float = 0.0
     ended: float = 0.0
     model: str | None = None
-    generation_params: Mapping[str, Any] = field(default_factory=dict)
-    success: float = 1.0
     interval: tuple[float, float] | None = None
     """95 % interval of the mean score; None where the rows do not tell."""
     stopped: str | None = None
@@ -128,7 +123,7 @@ class Evaluation:
             "config_general": {
                 "model_name": self.model,
                 "total_evaluation_time_seconds": str(self.ended - self.started),
-                "generation_parameters": dict(self.generation_params),
+                "generation_parameters": dict(self.plan.generation_params),
             },
             "results": {f"atropos|{self.name}_eval|0": self.metrics, "all": self.metrics},
         }
@@ -140,7 +135,7 @@ class Evaluation:
             yield {
                 "messages": line["messages"],
                 "score": line["score"],
-                "correct": None if line["score"] is None else line["score"] >= self.success,
+                "correct": None if line["score"] is None else line["score"] >= self.plan.success,
                 "finish_reason": line["ending"],
                 **{key: line[key] for key in ("id", "row_key", "rewards", "error")},
             }
@@ -268,11 +263,10 @@ def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: Mapping
         metrics=metrics,
         causes=Counter(str(rollout.cause) for rollout in played if rollout.cause is not None),
         rollouts=len(played),
+        plan=plan,
         store=store,
         groups=list(groups),
         model=next((rollout.model for rollout in played if rollout.model), None),
-        generation_params=plan.generation_params,
-        success=plan.success,
         interval=interval([scores_of(row) for row in rows]),
         unasked=Counter(
             never_asked(ProgramRun(**line["program"]))

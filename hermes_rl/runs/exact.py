@@ -31,12 +31,8 @@ def _tokenizer(server: Server) -> str | None:
 def foreign_teachers(spec: Spec, *, at_hand: bool = False) -> list[Problem]:
     """Find the servers of the teacher whose tokenizer is not the policy's, so that ids would mean other texts.
 
-    Models of one family have other names and one tokenizer, so those of other names are loaded and compared. Slow: call
-    it in a thread.
-
-    Args:
-        spec: what is run.
-        at_hand: compare only tokenizers for which no network is needed.
+    Models of one family have other names and one tokenizer, so those of other names are loaded and compared; with
+    `at_hand` only those for which no network is needed. Slow: call it in a thread.
     """
     if spec.distill is None or "policy" not in spec.servers:
         return []
@@ -66,11 +62,7 @@ def foreign_teachers(spec: Spec, *, at_hand: bool = False) -> list[Problem]:
 
 
 def require_same_tokenizer(spec: Spec) -> None:
-    """Refuse a teacher with another tokenizer than the policy's. Slow: call it in a thread.
-
-    Raises:
-        UserError: it has another, or one of the two cannot be had.
-    """
+    """Raise UserError where the teacher's tokenizer is not known to be the policy's. Slow: call it in a thread."""
     if problems := foreign_teachers(spec):
         raise UserError("\n".join(map(str, problems)))
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +22,11 @@ from hermes_rl.runs.journal import Journal, replaced
 from hermes_rl.runs.parquet import of_row, write_table
 from hermes_rl.runs.store import Line, RolloutStore, group_of_episode, other_seat, rollout_of
 from hermes_rl.spec.model import Process
+from hermes_rl.threads import one_at_a_time
 from hermes_rl.tokens.rendering import for_template, history_named
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB, TokenLogprobs, TokenSequence, ids, numbers
-from hermes_rl.values import write_json
+from hermes_rl.values import write_json, write_message
 
 # ----------------- Files for other tools and trainers, made from the rollouts of a run of process mode
 # The shapes are those that TRL and Axolotl load (docs/tokens.md). Messages are what chat templates take: arguments
@@ -270,14 +269,9 @@ def group_lines(
     `tokens` and `masks` are None where the tokens of any rollout cannot be known; nothing is invented.
     `inference_logprobs` is an empty list where the server gave none, since trainers take its length. `ref_logprobs`,
     `distill_token_ids` and `distill_logprobs` are there where a teacher was asked about every rollout. Only the first
-    line has the messages and the images of the prompts.
-
-    Args:
-        group: a group with its tokens.
-        generation_params: how the policy was asked to sample.
-        run: fingerprint of the run.
-        of: the group of episodes that it is a part of; its lines then name the `seats` of its entries, and which part
-            they are (`compared`).
+    line has the messages and the images of the prompts. `run` is the fingerprint of the run, and `of` the group of
+    episodes that this one is a part of: its lines then name the `seats` of its entries, and which part they are
+    (`compared`).
     """
     layers = _token_layers(group)
     keys: dict[str, Any] = {"group": of or group.id, "row_key": group.row.key, "run": run}
@@ -290,19 +284,12 @@ def group_lines(
     images = seen if any(seen) else None
     return [
         {
-            "tokens": layer["tokens"],
-            "masks": layer["masks"],
+            **layer,
             "scores": group.scores,
-            "advantages": layer["advantages"],  # None: the trainer normalises the scores within the group
-            "ref_logprobs": layer["ref_logprobs"],
             "messages": messages if number == 0 else None,
             "generation_params": dict(generation_params),
-            "inference_logprobs": layer["inference_logprobs"],
-            "overrides": layer["overrides"],
             "group_overrides": {},  # BaseEnv looks into it
             "images": images if number == 0 else None,
-            "distill_token_ids": layer["distill_token_ids"],
-            "distill_logprobs": layer["distill_logprobs"],
             **keys,
             **({"layer": number, "layers": len(layers)} if len(layers) > 1 else {}),
         }
@@ -352,7 +339,7 @@ def _layer(
         "tokens": [line["tokens"] for line in lines],
         "masks": [line["masks"] for line in lines],
         "inference_logprobs": logprobs if all(line is not None for line in logprobs) else [],
-        "advantages": advantages,
+        "advantages": advantages,  # None: the trainer normalises the scores within the group
         "overrides": _overrides([(rollout, own is None) for rollout, own in zip(rollouts, at, strict=True)]),
         **_taught(rollouts, number),
     }
@@ -397,23 +384,18 @@ def _line(rollout: Rollout, sequence: TokenSequence | None, first: TokenSequence
     return {"tokens": sequence.tokens, "masks": sequence.masks, "logprobs": sequence.logprobs}
 
 
-# ---------------------------------------------------------- JSON of long lists without holding up the event loop
-# Python's encoder keeps the interpreter to itself until it has finished; a group of eight long rollouts would stop
-# everything for most of a second even from a thread. Here long lists of numbers are written piece by piece, and between
-# two pieces others get their turn. One thread does it for all, so that several groups at once do not add up.
+# -------------------------------------------------------------------------------- Their JSON
 
-PIECE = 2048
-"""Numbers that are written at a time: about a millisecond."""
-_BREATH = 0.0005
-"""Seconds that others get after each piece."""
 COMPRESS_FROM = 1024
 """Bytes from which a body is compressed."""
 
 
 async def encoded(value: Any) -> bytes:
-    """Return the JSON of a value, made in the encoding thread. Raises ValueError for what JSON does not have (NaN)."""
-    whole = await asyncio.get_running_loop().run_in_executor(_thread(), lambda: "".join(_pieces(value)))
-    return whole.encode("ascii")
+    """Return the JSON of a value, made in a thread: a group of long rollouts would hold up the event loop.
+
+    Raises ValueError for what JSON does not have (NaN).
+    """
+    return await one_at_a_time(_json, value)
 
 
 async def body_of(value: Any) -> tuple[bytes, dict[str, str]]:
@@ -422,44 +404,23 @@ async def body_of(value: Any) -> tuple[bytes, dict[str, str]]:
     headers = {"Content-Type": "application/json"}
     if len(body) < COMPRESS_FROM:
         return body, headers
-    packed = await asyncio.get_running_loop().run_in_executor(_thread(), gzip.compress, body, 1)
-    return packed, {**headers, "Content-Encoding": "gzip"}
+    return await asyncio.to_thread(gzip.compress, body, 1), {**headers, "Content-Encoding": "gzip"}
 
 
-@cache
-def _thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="hermes-rl-encoding")
-
-
-def _pieces(value: Any) -> Iterator[str]:
+def _json(value: Any) -> bytes:
+    """Return the JSON of a value; between two items of an object, or of a list of lists, others get their turn."""
     if isinstance(value, Mapping):
-        yield "{"
-        for place, (key, item) in enumerate(value.items()):
-            yield f"{',' if place else ''}{json.dumps(str(key))}:"
-            yield from _pieces(item)
-        yield "}"
-    elif isinstance(value, list) and len(value) > PIECE and isinstance(value[0], int | float):
-        for start in range(0, len(value), PIECE):
-            yield f"{',' if start else '['}{_dumped(value[start : start + PIECE])[1:-1]}"
-            time.sleep(_BREATH)
-        yield "]"
-    elif isinstance(value, list) and value and isinstance(value[0], list | dict):
-        yield "["
-        for place, item in enumerate(value):
-            yield "," if place else ""
-            yield from _pieces(item)
-        yield "]"
-    else:
-        yield _dumped(value)
-
-
-def _dumped(value: Any) -> str:
-    """Without blanks, which are an eighth of long lists."""
-    return json.dumps(value, allow_nan=False, default=_plain, separators=(",", ":"))
+        return b"{%b}" % b",".join(write_message(str(key)) + b":" + _json(item) for key, item in value.items())
+    if isinstance(value, list) and value and isinstance(value[0], list | dict):
+        return b"[%b]" % b",".join(map(_json, value))
+    data = write_message(value, _plain)
+    if b"null" in data and not isinstance(value, str):
+        json.dumps(value, default=_plain, allow_nan=False)  # NaN is no number that is missing
+    return data
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of numpy and the like, which hand-written environments may send."""
+    """Return numbers of numpy and the like, which hand-written environments may send, as Python's."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} has no JSON form")
@@ -480,11 +441,7 @@ class GroupsFile:
     moved: bool = False
 
     def check(self, group_size: int) -> None:
-        """Refuse groups that are of another run, or of another size than those that would follow.
-
-        Raises:
-            UserError: what is there, and the way out.
-        """
+        """Raise UserError where groups are of another run, or of another size than those that would follow."""
         for line in self.journal.read(*GROUP_KEYS):
             if line.get("run", None if self.moved else self.run) != self.run:
                 raise UserError(

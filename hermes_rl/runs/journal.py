@@ -72,11 +72,7 @@ class Journal:
         return begin
 
     def _mend(self) -> None:
-        """End the last line where a crash has cut it short: by its newline where it is whole, else by cutting it off.
-
-        Raises:
-            UserError: that line is not the beginning of one of ours.
-        """
+        """End the last line where a crash has cut it short, or cut it off; raises UserError where it is not ours."""
         if self._mended:
             return
         with cannot_write(self.path), self.path.open("rb+") as file:
@@ -92,11 +88,7 @@ class Journal:
         self._mended = True
 
     def read(self, *keys: str) -> Iterator[dict[str, Any]]:
-        """Yield the lines that are there.
-
-        Raises:
-            UserError: one of them is no JSON object, or lacks one of `keys`.
-        """
+        """Yield the lines that are there; raises UserError where one is no JSON object, or lacks one of `keys`."""
         for _, record in self.scan(*keys):
             yield record
 
@@ -151,11 +143,7 @@ class Journal:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that it is never seen half written.
-
-    Raises:
-        RunError: it cannot be written; what was there is still there.
-    """
+    """Write a file so that it is never seen half written; raises RunError where it cannot be, and the old one stays."""
     with replaced(path) as partial:
         partial.write_bytes(data)
 

@@ -77,12 +77,7 @@ RAREST = 4
 
 
 class Curriculum:
-    """Uniform groups in succession, by row.
-
-    Args:
-        prefer_differing: False wants every row in every pass.
-        uniform: what `state` gave.
-    """
+    """Uniform groups in succession, by row, as `state` gave them; without `prefer_differing` every row is wanted."""
 
     def __init__(self, prefer_differing: bool, uniform: Mapping[str, int] | None = None) -> None:
         self._active = prefer_differing

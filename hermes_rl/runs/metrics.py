@@ -184,13 +184,9 @@ def ratings(rows: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
     for role, own in scores.items() if len(scores) > 1 else ():
         low, high = share_interval(fmean(own), len(own))
         for end, share in (("", fmean(own)), ("/low", low), ("/high", high)):
-            made[f"{RATING}{role}{end}"] = _elo(share)
+            share = min(max(share, 0.001), 0.999)
+            made[f"{RATING}{role}{end}"] = 400 * log10(share / (1 - share))
     return made
-
-
-def _elo(share: float) -> float:
-    share = min(max(share, 0.001), 0.999)
-    return 400 * log10(share / (1 - share))
 
 
 def scores_of(row: Row) -> list[float]:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.data.load import Rows, Split, load_rows
+from hermes_rl.data.load import Rows, load_rows, split_of
 from hermes_rl.endings import LOST
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
@@ -181,11 +181,7 @@ class OwnCode:
 
 
 def require_runnable(spec: Spec, launch: Launch, compiled: CompiledSpec | None = None) -> CompiledSpec:
-    """Return the compiled spec, once everything was looked at that can be found wrong without a server.
-
-    Raises:
-        UserError: the spec cannot run in this mode on this machine, and what to do.
-    """
+    """Return the compiled spec, once all is looked at that needs no server; raises UserError with what to do."""
     if "policy" not in spec.servers:
         raise UserError("servers.policy is missing: name the model that acts")
     if launch.mode != "evaluate" and spec.dataset.eval is not None and spec.dataset.eval.only:
@@ -200,11 +196,7 @@ def require_runnable(spec: Spec, launch: Launch, compiled: CompiledSpec | None =
 
 
 def require_machine(compiled: CompiledSpec, note: Callable[[str], None]) -> CompiledSpec:
-    """Return the compiled spec, once it is known that its sandbox works on this machine, where a rollout may use it.
-
-    Raises:
-        UserError: it does not, and what to do.
-    """
+    """Return the compiled spec, once its sandbox works here where one may be used; raises UserError with what to do."""
     spec = compiled.spec
     servers = any(tool.mcp is not None and tool.mcp.where == "sandbox" for tool in spec.tools)
     if spec.toolsets.enabled or spec.toolsets.distribution or servers or compiled.uses_context:
@@ -220,16 +212,11 @@ def require_machine(compiled: CompiledSpec, note: Callable[[str], None]) -> Comp
 async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> AsyncIterator[SpecRun]:
     """Open the run; what it has found out is in `run.json` when it closes.
 
-    Args:
-        spec: what is run.
-        launch: in which mode, and where.
-        own: what a class made of the spec does by its own code.
-
     Raises:
         UserError: the spec cannot run here, its rows cannot be had, or another run lies in the directory.
     """
     compiled = require_runnable(spec, launch, own.compiled if own is not None else None)
-    split: Split = "eval" if launch.mode == "evaluate" else "train"
+    split = split_of(launch.mode)
     count = workers_of(spec, launch.mode, launch.ray)
     if count != 1 or launch.ray is not None:
         _require_plain(own)
@@ -341,26 +328,19 @@ async def open_records(
 
 def plan_of(spec: Spec, mode: Mode) -> Plan:
     """How the groups of this mode are played."""
-    params, what = generation_params(spec, mode), fingerprint(spec, mode)
-    if mode == "evaluate":
-        return Plan(
-            size=spec.evaluate.rollouts,
-            split="eval",
-            repeat=False,
-            whole=False,
-            concurrency=in_flight(spec, mode),
-            generation_params=params,
-            fingerprint=what,
-        )
-    section = spec.process if mode == "process" else spec.serve
-    return Plan(
-        size=section.group_size,
-        keep_lost=spec.endings.get(LOST) == "worst",
-        drop_uniform=section.drop_uniform,
-        prefer_differing=spec.dataset.sampling == "differing",
+    plan = Plan(
+        size=spec.group_size(mode),
         concurrency=in_flight(spec, mode),
-        generation_params=params,
-        fingerprint=what,
+        generation_params=generation_params(spec, mode),
+        fingerprint=fingerprint(spec, mode),
+    )
+    if mode == "evaluate":
+        return replace(plan, split="eval", repeat=False, whole=False)
+    return replace(
+        plan,
+        keep_lost=spec.endings.get(LOST) == "worst",
+        drop_uniform=spec.drops_uniform(mode),
+        prefer_differing=spec.dataset.sampling == "differing",
     )
 
 
@@ -377,32 +357,24 @@ def budget_of(spec: Spec, mode: Mode) -> RunBudget:
 
 def in_flight(spec: Spec, mode: Mode) -> int | None:
     """Rollouts at a time, where the spec bounds them, by a number of rollouts or by Atropos' number of groups."""
-    if mode == "evaluate":
-        concurrency, size, field = spec.evaluate.concurrency, spec.evaluate.rollouts, "max_eval_workers"
-    else:
-        section = spec.process if mode == "process" else spec.serve
-        concurrency, size, field = section.concurrency, section.group_size, "max_num_workers"
-    groups = spec.env.get(field)
+    groups = spec.env.get("max_eval_workers" if mode == "evaluate" else "max_num_workers")
     if mode != "evaluate" and (groups is None or groups < 0) and spec.env.get("max_num_workers_per_node"):
         groups = spec.env["max_num_workers_per_node"] * len(spec.servers.get("policy", ()))
-    bounds = [concurrency, groups * size if groups is not None and groups > 0 else None]
+    bounds = [spec.section(mode).concurrency]
+    bounds += [groups * spec.group_size(mode)] if groups is not None and groups > 0 else []
     return min((bound for bound in bounds if bound is not None), default=None)
 
 
 def workers_of(spec: Spec, mode: Mode, ray: str | RayConnection | None = None) -> int | None:
     """How many workers play; 1 is this process alone, and None is as many as the Ray cluster has room for."""
-    section = spec.evaluate if mode == "evaluate" else spec.process if mode == "process" else spec.serve
+    section = spec.section(mode)
     if ray is not None and section.workers == 1 and not spec.is_written((mode, "workers")):
         return None
     return section.workers
 
 
 def _require_plain(own: OwnCode | None) -> None:
-    """Refuse workers for a class with code of its own: they play the spec alone.
-
-    Raises:
-        UserError: the class has some.
-    """
+    """Raise UserError for workers of a class with code of its own: they play the spec alone."""
     if own is not None and (own.environment is not own.compiled or own.rows is not None or own.servers):
         raise UserError(
             "workers: this environment has code of its own beside the spec, which runs in one process alone; leave "
@@ -444,11 +416,7 @@ _AS_IF_ABSENT = {("worker_timeout", "-1"), ("include_messages", "true")}
 
 
 def require_effect(flags: Sequence[str], mode: Mode) -> None:
-    """Refuse flags of which nothing comes in this mode.
-
-    Raises:
-        UserError: which flag, and what to do instead.
-    """
+    """Raise UserError for a flag of which nothing comes in this mode, with what to do instead."""
     for place, word in enumerate(flags):
         option, equals, value = word.partition("=")
         name = option.removeprefix("--env.")

@@ -25,10 +25,7 @@ BATCH = 256
 def write_table(path: Path, groups: Iterable[Group], rewards: Sequence[str]) -> int:
     """Write the rollouts of groups into a file, which is there once it is complete; returns the number of rows.
 
-    Args:
-        path: of the file.
-        groups: that were written, with their rollouts.
-        rewards: names of rewards, each of which becomes the column `reward/<name>`.
+    Each of the `rewards` becomes the column `reward/<name>`.
 
     Raises:
         RunError: it cannot be written.
@@ -36,18 +33,9 @@ def write_table(path: Path, groups: Iterable[Group], rewards: Sequence[str]) -> 
     import pyarrow
     from pyarrow import parquet
 
-    message = {
-        "role": pyarrow.string(),
-        "content": pyarrow.string(),
-        "reasoning": pyarrow.string(),
-        "tool_calls": pyarrow.string(),
-        "tool_call_id": pyarrow.string(),
-    }
+    message = dict.fromkeys(("role", "content", "reasoning", "tool_calls", "tool_call_id"), pyarrow.string())
     columns = {
-        "group": pyarrow.string(),
-        "rollout": pyarrow.string(),
-        "row_key": pyarrow.string(),
-        "row": pyarrow.string(),
+        **dict.fromkeys(("group", "rollout", "row_key", "row"), pyarrow.string()),
         "index": pyarrow.int32(),
         "sequence": pyarrow.int32(),
         "score": pyarrow.float64(),

@@ -177,9 +177,9 @@ class Player:
         images, self._compiled.images = self._compiled.images, {}
         condition = {"retries": self._retries(), "images": {name: sorted(digests) for name, digests in images.items()}}
         try:
-            return await one_at_a_time(written, {"id": number, **condition, **answer})
+            return await one_at_a_time(write_json, {"id": number, **condition, **answer})
         except (TypeError, ValueError) as error:  # it cannot be written as JSON
-            return written({"id": number, **condition, "raised": raised_of(error)})
+            return write_json({"id": number, **condition, "raised": raised_of(error)})
 
     def hear(self, what: Literal["fix", "share", "cancel", "told"], *given: Any) -> None:
         """Do what the run says and needs no answer to."""
@@ -338,11 +338,6 @@ async def encoder_with(policy: Policy | None, config: ServerConfig) -> Encoder:
     if not name:
         return Encoder(None, "the policy names neither a model nor a tokenizer")
     return await asyncio.to_thread(Encoder.load, name)
-
-
-def written(message: Mapping[str, Any]) -> bytes:
-    """Return a message as JSON."""
-    return write_json(message)
 
 
 def raised_of(error: Exception) -> list[str]:

@@ -146,11 +146,7 @@ class WandbLog:
 
 @contextmanager
 def wandb_log(spec: Spec, folder: Path) -> Iterator[WandbLog]:
-    """Open the log that the spec's `wandb` asks for, with its files below `folder`.
-
-    Raises:
-        UserError: wandb cannot begin a run.
-    """
+    """Open the log that the spec's `wandb` asks for, with its files below `folder`; raises UserError as `Tracker`."""
     asked, tracker = spec.wandb, None
     if asked is not None and asked.mode != "disabled":
         names = asked.project or spec.name, asked.name or spec.name

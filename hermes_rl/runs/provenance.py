@@ -49,7 +49,7 @@ def provenance(
             packages[name] = version(name)
     return {
         "mode": mode,
-        "group_size": spec.evaluate.rollouts if mode == "evaluate" else getattr(spec, mode).group_size,
+        "group_size": spec.group_size(mode),
         "hermes_rl": __version__,
         "python": platform.python_version(),
         "packages": packages,

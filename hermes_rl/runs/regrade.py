@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.data.load import load_rows
+from hermes_rl.data.load import load_rows, split_of
 from hermes_rl.data.rows import Rows
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
@@ -16,7 +16,7 @@ from hermes_rl.rollouts.rollout import Encoder
 from hermes_rl.runs.directory import RunDirectory, changed_parts
 from hermes_rl.runs.evaluate import EvaluatePlan, Evaluation, conclude, evaluation_directory, write_evaluation
 from hermes_rl.runs.groups import group_lines
-from hermes_rl.runs.opening import Records, generation_params, open_records, plan_of
+from hermes_rl.runs.opening import Records, generation_params, open_records
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Mode, Spec
@@ -33,28 +33,24 @@ class Regraded:
     without_score: int = 0
 
 
-@dataclass
-class RegradeRequest:
-    """`path` is a run directory; `overrides` change its spec."""
+async def regrade(
+    path: Path,
+    overrides: Overrides | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    progress: Progress,
+) -> Regraded:
+    """Score, and where its rewards have changed judge, the rollouts in a run directory anew; nothing is played.
 
-    path: Path
-    overrides: Overrides | None = None
-    environ: Mapping[str, str] | None = None
-    progress: Progress = field(default_factory=Progress)
-
-
-async def regrade(request: RegradeRequest) -> Regraded:
-    """Score, and where its rewards have changed judge, the rollouts of a run anew; nothing is played.
+    `overrides` change the run's spec.
 
     Raises:
         UserError: no run is there, the change is one of what is played, or a reward needs what was not kept.
         RunError: a judge could not be asked; nothing was changed.
     """
-    directory, described = _open(request.path)
+    directory, described = _open(path)
     mode: Mode = described["mode"]
-    spec = load_spec(
-        request.path / "spec.yaml", overrides=request.overrides, environ=request.environ, mode=mode, resolved=True
-    )
+    spec = load_spec(path / "spec.yaml", overrides=overrides, environ=environ, mode=mode, resolved=True)
     changed = changed_parts(described, spec, mode)
     if changed:
         raise UserError(
@@ -62,12 +58,10 @@ async def regrade(request: RegradeRequest) -> Regraded:
             f"are scored. `hermes-rl run {described.get('spec')} {mode} --fresh` plays anew"
         )
     with directory:
-        async with compiled_to_grade(spec, request.environ) as compiled:
-            rows = await asyncio.to_thread(
-                load_rows, spec, "eval" if mode == "evaluate" else "train", notify=request.progress.note
-            )
-            size = plan_of(spec, mode).size
-            async with open_records(directory, compiled, rows, mode, size, request.progress) as records:
+        async with compiled_to_grade(spec, environ) as compiled:
+            rows = await asyncio.to_thread(load_rows, spec, split_of(mode), notify=progress.note)
+            size = spec.group_size(mode)
+            async with open_records(directory, compiled, rows, mode, size, progress) as records:
                 directory.rewrite(spec, {**described, "grading": records.grading.record()})
                 if mode == "process":
                     return await _write_groups(records, compiled)

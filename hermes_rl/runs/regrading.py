@@ -188,7 +188,7 @@ async def bring_up_to_date(
         changed = rescoring.changed
         if rescoring.count:
             note(f"the scoring has changed: {rescoring.count} rollouts that were there are scored anew")
-    rejudging.forget()
+    (directory.path / PROGRESS).unlink(missing_ok=True)  # its values are in the rollouts now
     return changed
 
 
@@ -241,11 +241,7 @@ def obstacle(reward: GradedReward) -> str | None:
 
 
 def require_judgeable(grader: Grader, names: Iterable[str]) -> None:
-    """Refuse, before anything is touched, what can only be had by playing.
-
-    Raises:
-        UserError: a line for each reward that cannot be called.
-    """
+    """Raise UserError, before anything is touched, with a line for each reward that would need another play."""
     wanted = set(names)
     obstacles = [(reward.name, why) for reward in grader.rewards if reward.name in wanted and (why := obstacle(reward))]
     if obstacles:
@@ -308,10 +304,6 @@ class Rejudging:
             raise RunError(
                 f"{len(self.failed)} of {len(wanted)} rollouts cannot be judged; nothing was changed: {first}"
             )
-
-    def forget(self) -> None:
-        """Forget the values, which are in the rollouts now."""
-        (self.directory.path / PROGRESS).unlink(missing_ok=True)
 
     def _wanted(self, line: Line, changed: set[str]) -> set[str]:
         """Return the rewards to be called for a rollout: those that changed, and those that failed before."""

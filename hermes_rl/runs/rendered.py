@@ -91,11 +91,7 @@ class _Catching:
 
 
 def find_row(rows: Rows, wanted: str, split: Split) -> Row:
-    """Return a row by its key, by its place from 0 in the order of play, or by how its key begins.
-
-    Raises:
-        UserError: there is none, or several begin so.
-    """
+    """Return a row by its key, its place of play from 0, or how its key begins; raises UserError unless it is one."""
     begins = []
     for row in islice(rows, SEARCHED):
         if row.key == wanted:
@@ -117,11 +113,7 @@ def find_row(rows: Rows, wanted: str, split: Split) -> Row:
 
 
 async def chosen_row(spec: Spec, wanted: str, split: Split | None, notify: Callable[[str], None]) -> tuple[Row, Split]:
-    """Return the row that somebody asks for, and among which rows it is: those for training, where there are any.
-
-    Raises:
-        UserError: as `find_row`, or the rows cannot be had.
-    """
+    """Return the row that is asked for, and its split: train, where there are such rows. Raises as `find_row`."""
     only = spec.dataset.eval is not None and spec.dataset.eval.only
     among: Split = split or ("eval" if only else "train")
     rows = await asyncio.to_thread(load_rows, spec, among, notify=notify)
@@ -131,11 +123,7 @@ async def chosen_row(spec: Spec, wanted: str, split: Split | None, notify: Calla
 async def render_row(compiled: CompiledSpec, row: Row, split: Split, *, with_text: bool) -> Rendered:
     """Return the first request for a row; nothing is asked, and no sandbox is started unless a tool's server needs one.
 
-    Args:
-        compiled: the spec, with a policy.
-        row: which row.
-        split: whose settings of the agent apply.
-        with_text: also render what only the server renders, where its tokenizer can be had.
+    With `with_text` also what only the server renders is rendered, where its tokenizer can be had.
 
     Raises:
         UserError: a template or a tool does not work; RunError: a server of tools cannot be started.

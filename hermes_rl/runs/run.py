@@ -169,11 +169,7 @@ class RunBudget:
         self.started = self.clock()
 
     def spend(self, rollout: Rollout) -> None:
-        """Take the tokens of a finished rollout into account; those of failed attempts were spent as well.
-
-        Raises:
-            RunError: there is a bound to the cost, and the server does not tell it.
-        """
+        """Count what a rollout, also a failed attempt, has used; raises RunError where a bounded cost is not told."""
         if rollout.result is None:
             return
         usage = rollout.result.usage
@@ -190,11 +186,7 @@ class RunBudget:
             )
 
     def count(self, group: Group) -> None:
-        """Take a finished group into account.
-
-        Raises:
-            RunError: too many groups failed.
-        """
+        """Take a finished group into account; raises RunError where too many groups failed."""
         if group.dropped is None:
             return
         failed = next((r for r in group.rollouts if r.error is not None and not r.ending.graded), None)
@@ -204,8 +196,9 @@ class RunBudget:
         self.failures[str(failed.ending if failed is not None else group.dropped)] += 1
         self.last_failure = (failed.error if failed is not None else group.detail) or ""
         if self.max_failures is not None and self.failures.total() > self.max_failures:
+            causes = ", ".join(f"{cause}: {count}" for cause, count in self.failures.most_common())
             raise RunError(
-                f"{self.failures.total()} groups could not be played ({self.causes()}), more than "
+                f"{self.failures.total()} groups could not be played ({causes}), more than "
                 f"budget.max_failures ({self.max_failures}) allows. The last: {self.last_failure}"
             )
 
@@ -220,10 +213,6 @@ class RunBudget:
         if self.deadline is not None and self.clock() - self.started >= self.deadline:
             return f"budget.deadline ({self.deadline:g} s) has passed"
         return None
-
-    def causes(self) -> str:
-        """Return the failures by cause, most frequent first."""
-        return ", ".join(f"{cause}: {count}" for cause, count in self.failures.most_common())
 
 
 # ------------------------------------------------------------------------------------------------- The conductor
@@ -314,9 +303,6 @@ class Run:
     """Conducts the rollouts of one environment on rows, as the plan says.
 
     Args:
-        environment: what is played.
-        rows: what it is played on.
-        plan: how.
         store: the record of rollouts; None records nothing.
         encoder: gives rollouts their tokens; None leaves them without.
         budget: what the run may use up.
@@ -418,7 +404,9 @@ class Run:
         try:
             while True:
                 begins = not source.exhausted and not demand.satisfied and not self.paused
-                begins = begins and self.admission.admits(self.runner.open, self._open_beside())
+                # Rollouts of other runs are carried by the same cores and the same memory.
+                beside = sum(run.runner.open for run in self.beside if run is not self)
+                begins = begins and self.admission.admits(self.runner.open, beside)
                 begins = begins and demand.wants(len(running))
                 following = await source.take() if begins else None
                 if following is not None:
@@ -449,10 +437,6 @@ class Run:
     def wake(self) -> None:
         """Look at once whether another group may begin: the demand has changed."""
         self._changed.set()
-
-    def _open_beside(self) -> int:
-        """Rollouts of other runs, which the same cores and the same memory have to carry."""
-        return sum(run.runner.open for run in self.beside if run is not self)
 
     @property
     def concurrency(self) -> int | None:

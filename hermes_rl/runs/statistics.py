@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import fmean
 
 CONFIDENCE = 0.95
 """Of every interval."""
@@ -19,19 +20,10 @@ UNIT = (0.0, 1.0)
 POWER = 0.8
 """With which the smallest detectable difference would be found."""
 
+mean = fmean
+"""The arithmetic mean; `ValueError` where there are no values."""
 Samples = Mapping[str, Sequence[float]]
 """A quantity of a run: its values by row."""
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the arithmetic mean.
-
-    Raises:
-        ValueError: there are no values.
-    """
-    if not values:
-        raise ValueError("the mean of nothing")
-    return math.fsum(values) / len(values)
 
 
 def clustered_stderr(clusters: Sequence[Sequence[float]]) -> float | None:
@@ -207,11 +199,8 @@ def paired(
     Values between 0 and 1 differ by 1 at most, and their interval reaches no further.
 
     Args:
-        name: of the quantity.
-        a: values of the first run by row.
-        b: values of the second run by row.
+        a, b: values by row of the first and the second run.
         span: the lowest and the highest value that are possible; None where nobody knows.
-        confidence: of the interval.
         family: the family of each row; None where each row stands for itself.
     """
     common = [row for row in a if a[row] and b.get(row)]

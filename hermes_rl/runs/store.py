@@ -95,15 +95,8 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "sequences": None if rollout.sequences is None else [packed(sequence) for sequence in rollout.sequences],
         # For each call what its server said: count, digest, length and check of the prompt, weights' versions.
         "sampled": [
-            [
-                entry.count,
-                entry.digest.hex(),
-                entry.prompt,
-                entry.prompt_check,
-                entry.weights.before,
-                entry.weights.after,
-            ]
-            for entry in rollout.ledger
+            [own.count, own.digest.hex(), own.prompt, own.prompt_check, own.weights.before, own.weights.after]
+            for own in rollout.ledger
         ],
         **({"teacher": [logprobs.packed() for logprobs in rollout.teacher]} if rollout.teacher is not None else {}),
         "tools": list(result.tool_schemas) if result and rollout.key.index == 0 else None,
@@ -303,7 +296,6 @@ class RolloutStore:
     """The rollouts in a run directory; it answers `hermes_rl.rollouts.runner.Recorded`.
 
     Args:
-        directory: where the files are.
         size: members of a group.
         compared: rewards compare the members of a group, so that all of them get their scores together.
 
@@ -505,11 +497,7 @@ class RolloutStore:
         return sum(len(members & (_final(known) | set(known.waiting))) for known in self._groups.open.values())
 
     def require_same(self, row: Row, group: str) -> None:
-        """Refuse a row whose content is no longer that of its recorded rollouts.
-
-        Raises:
-            UserError: which row, and the way out.
-        """
+        """Raise UserError where the content of a row is no longer that of its recorded rollouts."""
         known = self._groups.get(group)
         if known is not None and known.digest and known.digest != row.digest[:DIGITS]:
             raise UserError(
@@ -561,11 +549,7 @@ class RolloutStore:
         return Group(group, row, rollouts, known.epoch)
 
     def record(self, *rollouts: Rollout) -> None:
-        """Write the lines of rollouts that belong together, in one piece.
-
-        Raises:
-            RunError: they cannot be written.
-        """
+        """Write the lines of rollouts that belong together, in one piece; raises RunError where that cannot be."""
         for waits in (True, False):
             episodes = [
                 rollout_record(rollout) for rollout in rollouts if (rollout.state is RolloutState.WAITING) is waits

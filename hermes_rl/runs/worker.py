@@ -1,6 +1,9 @@
 """A worker process: a `Player` at one end of a socket, whose other end the run holds (`hermes_rl.runs.workers`).
 
-It ends with its run: when the other end of its socket is closed, it releases what it has.
+It ends with its run: when the other end of its socket is closed, it releases what it has. Both ends send frames, each a
+length of four bytes and then the message. The run sends pickled objects: it is the parent of the worker and runs the
+same code. A worker answers in JSON, in the form in which the record keeps a rollout, so that nothing that an agent or a
+reward has made is ever unpickled.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import pickle
 import select
 import signal
 import socket
+import struct
 import threading
 import time
 from collections.abc import Coroutine, Mapping
@@ -20,12 +24,37 @@ from typing import Any
 
 from hermes_rl.rollouts.admission import LOOK
 from hermes_rl.rollouts.sandboxes import keep_artifacts
-from hermes_rl.runs.frames import BUFFER, FrameTooLargeError, framed, received
-from hermes_rl.runs.player import Opening, Player, raised_of, written
+from hermes_rl.runs.player import Opening, Player, raised_of
 from hermes_rl.threads import rare_full_collections
+from hermes_rl.values import write_json
 
 GRACE = 20.0
 """Seconds that a worker has to release its sandboxes when its run is gone."""
+MOST = 1 << 30
+"""Bytes of one message; a rollout takes kilobytes to megabytes."""
+BUFFER = 1 << 20
+"""Bytes that a reader holds before the other side has to wait."""
+_LENGTH = struct.Struct(">I")
+
+
+class FrameTooLargeError(ValueError):
+    """A message is longer than any that makes sense."""
+
+
+def framed(message: bytes) -> bytes:
+    """Return the bytes to send; raises `FrameTooLargeError`."""
+    if len(message) > MOST:
+        raise FrameTooLargeError(f"a message of {len(message)} bytes is longer than {MOST}")
+    return _LENGTH.pack(len(message)) + message
+
+
+async def received(reader: asyncio.StreamReader) -> bytes | None:
+    """Return the next message; None where the other side has ended."""
+    try:
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        return await reader.readexactly(length) if length <= MOST else None
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
 
 
 def main(descriptor: int) -> None:
@@ -63,9 +92,9 @@ class _Worker:
         keep = partial(keep_artifacts, artifacts) if artifacts is not None else None
         player = Player(opening, self._tell, keep)
         if (wrong := await player.open()) is not None:
-            await self._send(written({"raised": wrong}))
+            await self._send(write_json({"raised": wrong}))
             return
-        await self._send(written({"ready": True}))
+        await self._send(write_json({"ready": True}))
         telling = asyncio.create_task(self._tell_how_it_does(player, silent))
         try:
             while (message := await received(self._reader)) is not None:
@@ -85,7 +114,7 @@ class _Worker:
         try:
             await self._send(await answer)
         except FrameTooLargeError as error:
-            await self._send(written({"id": number, "retries": {}, "raised": raised_of(error)}))
+            await self._send(write_json({"id": number, "retries": {}, "raised": raised_of(error)}))
 
     async def _tell_how_it_does(self, player: Player, silent: float) -> None:
         """Tell again and again what the run's admission looks at; the run hears by it that this worker lives."""
@@ -93,7 +122,7 @@ class _Worker:
             # The kernel ends a process that does not come here any more: code that never lets go of the interpreter
             # would outlive a run that was killed.
             signal.setitimer(signal.ITIMER_REAL, silent)
-            await self._send(written(player.condition()))
+            await self._send(write_json(player.condition()))
             await asyncio.sleep(LOOK)
 
     async def _send(self, data: bytes) -> None:
@@ -106,4 +135,4 @@ class _Worker:
 
     def _tell(self, message: Mapping[str, Any]) -> None:
         if not self._gone:
-            self._writer.write(framed(written(message)))
+            self._writer.write(framed(write_json(message)))

@@ -32,10 +32,9 @@ from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.rollouts.runner import DiedElsewhere
 from hermes_rl.runs.cluster import RayConnection, open_cluster
-from hermes_rl.runs.handles import CLOSING, DiedError, WorkerHandle
+from hermes_rl.runs.handles import CLOSING, DiedError, Heard, ProcessHandle, WorkerHandle
 from hermes_rl.runs.player import OWN, Opening, PlaySettings, error_of
 from hermes_rl.runs.store import Line, rollout_of, rollout_record
-from hermes_rl.runs.worker_process import ProcessHandle
 from hermes_rl.scoring.value import reward_of
 from hermes_rl.servers.policy import Policy
 from hermes_rl.spec.model import Spec
@@ -47,7 +46,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 DEATHS = 3
-"""Workers that may die while they have one and the same rollout; as many times all of them before they have played."""
+"""Workers that may die with the same rollout, and times that all of them may die before any has played."""
 LARGE = 1 << 16
 """Bytes of an answer from which on it is read in a thread."""
 SAME = 30.0
@@ -68,7 +67,7 @@ class WorkerSource(Protocol):
     number: int
     """How many there are to be."""
 
-    def handle(self, number: int, heard: Callable[[WorkerHandle, Mapping[str, Any]], None]) -> WorkerHandle:
+    def handle(self, number: int, heard: Heard) -> WorkerHandle:
         """Return another worker, which has not been started."""
         ...
 
@@ -93,7 +92,7 @@ class LocalWorkers:
     number: int
     artifacts: Path | None
 
-    def handle(self, number: int, heard: Callable[[WorkerHandle, Mapping[str, Any]], None]) -> WorkerHandle:
+    def handle(self, number: int, heard: Heard) -> WorkerHandle:
         return ProcessHandle(self.opening, self.artifacts, f"worker {number + 1} of {self.number}", heard)
 
     async def look(self) -> None:
@@ -122,7 +121,6 @@ async def open_workers(
         number: of workers; None: as many as the Ray cluster has room for.
         compiled: the environment as this process has it.
         artifacts: where artifacts of sandboxes are kept; None: nowhere.
-        note: where the user is told what happens.
         ray: the Ray cluster that plays: its address, or a connection that is shared; None: this machine.
 
     Raises:
@@ -145,11 +143,7 @@ async def open_workers(
 
 
 def require_shares(spec: Spec, number: int) -> None:
-    """Refuse servers that take fewer calls at a time than there are workers: each has a part of them.
-
-    Raises:
-        UserError: which server.
-    """
+    """Raise UserError for a server that takes fewer calls at a time than there are workers: each has a part of them."""
     for role, servers in spec.servers.items():
         for server in servers:
             if server.max_concurrency < number:
@@ -194,11 +188,7 @@ class Workers:
         self._announcing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Wait until they can play: all processes of this machine, or the first one that a cluster has room for.
-
-        Raises:
-            UserError, RunError: what one of them found wrong, or there is no room for any.
-        """
+        """Wait until all processes, or the first worker of a cluster, can play; raises what one of them found wrong."""
         self._fill()
         self._looking = asyncio.create_task(self._look())
         while not (all if isinstance(self._source, LocalWorkers) else any)(
@@ -261,11 +251,7 @@ class Workers:
             raise Failure(detail, ending=Ending(ending))
 
     def using(self, policy: Policy | None, options: LoopOptions) -> WorkersUsing:
-        """Return the same workers, which play with a policy and settings that are not the run's (`WorkersUsing`).
-
-        Raises:
-            UserError: the policy cannot act in another process.
-        """
+        """Return the same workers for a policy and settings of its own; raises UserError where it is bound here."""
         return WorkersUsing(self, policy, options)
 
     # ------------------------------------------------------------------ for policies whose weights change

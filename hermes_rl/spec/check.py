@@ -13,7 +13,7 @@ from typing import Any
 
 from hermes_rl.errors import Problem
 from hermes_rl.spec.findings import Findings
-from hermes_rl.spec.model import PROGRAM_VALUES, Content, Prompt, SandboxSection, Spec, TextFile, ToolSection, User
+from hermes_rl.spec.model import PROGRAM_VALUES, Content, Prompt, SandboxSection, Spec, TextFile, User
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.paths import FILE_FORMATS
 from hermes_rl.spec.section import is_template
@@ -54,7 +54,7 @@ def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
     for place, prompt in _prompts(spec):
         yield from _prompt(place, prompt)
     yield from ((("agents", seat, "hears"), own.hears, str) for seat, own in spec.agents.items())
-    for path, tool in _tool_entries(spec):
+    for path, tool in spec.all_tools.items():
         if isinstance(tool.schemas, str):
             yield (*path, "schemas"), tool.schemas, list[dict[str, Any]]
         yield from _below((*path, "names"), tool.names, list[str])
@@ -70,12 +70,6 @@ def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
     yield from _arguments(spec)
     if spec.solution is not None:
         yield from _below(("solution",), spec.solution.model_dump(by_alias=True, exclude_unset=True), None)
-
-
-def _tool_entries(spec: Spec) -> Iterator[tuple[NodePath, ToolSection]]:
-    """Yield the tools of the agent and of the simulated user."""
-    yield from ((("tools", number), tool) for number, tool in enumerate(spec.tools))
-    yield from ((("user", "tools", number), tool) for number, tool in enumerate(spec.user.tools if spec.user else ()))
 
 
 def _prompts(spec: Spec) -> Iterator[tuple[NodePath, Prompt]]:
@@ -221,7 +215,7 @@ def code_references(spec: Spec) -> Iterator[tuple[NodePath, str, str]]:
         yield ("play", "fn"), spec.play.fn, "function"
     if ":" in spec.serve.trainer:
         yield ("serve", "trainer"), spec.serve.trainer, "class"
-    for path, tool in _tool_entries(spec):
+    for path, tool in spec.all_tools.items():
         if tool.python is not None:
             yield (*path, "python"), tool.python, "function"
 
@@ -273,12 +267,8 @@ def _check_files(spec: Spec, findings: Findings) -> None:
 
 
 def _text_files(spec: Spec) -> Iterator[tuple[NodePath, TextFile]]:
-    candidates: list[tuple[NodePath, Any]] = [(("user", "system"), spec.user.system if spec.user else None)]
-    candidates += [((*path, "schemas"), tool.schemas) for path, tool in _tool_entries(spec)]
-    for path, prompt in _prompts(spec):
-        candidates += [((*path, "system"), prompt.system), ((*path, "user"), prompt.user)]
-        messages = prompt.messages if isinstance(prompt.messages, tuple) else ()
-        candidates += [((*path, "messages", n, "content"), message.content) for n, message in enumerate(messages)]
+    candidates = [(path, text) for path, text, _ in _texts(spec)]
+    candidates += [((*path, "schemas"), tool.schemas) for path, tool in spec.all_tools.items()]
     yield from ((path, text) for path, text in candidates if isinstance(text, TextFile))
 
 

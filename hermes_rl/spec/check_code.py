@@ -15,7 +15,7 @@ from typing import NamedTuple
 from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.findings import Findings
 from hermes_rl.spec.hints import parameters_of_rewards
-from hermes_rl.spec.model import Reward, Spec, ToolSection
+from hermes_rl.spec.model import Reward, Spec
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.schema import type_of
 from hermes_rl.spec.section import is_template, thaw
@@ -69,10 +69,6 @@ def check_state_tools(spec: Spec, findings: Findings) -> None:
 
 def _named(spec: Spec) -> Iterator[tuple[NodePath, str, bool]]:
     """Yield each name of something that the state has, its place, and whether its signature is what a model calls."""
-    owners: tuple[tuple[NodePath, tuple[ToolSection, ...]], ...] = (
-        (("tools",), spec.tools),
-        (("user", "tools"), spec.user.tools if spec.user else ()),
-    )
     user, state = spec.user, spec.state
     asked: list[tuple[NodePath, str | None]] = []
     asked += [(("user", key), getattr(user, key)) for key in ("state", "edit") if user is not None]
@@ -82,12 +78,11 @@ def _named(spec: Spec) -> Iterator[tuple[NodePath, str, bool]]:
         listed = compared if isinstance(compared, tuple) else ()
         asked += [(("rewards", name, "args", "compare", n), each) for n, each in enumerate(listed)]
     yield from ((path, name, False) for path, name in asked if isinstance(name, str) and not is_template(name))
-    for path, tools in owners:
-        for index, tool in enumerate(tools):
-            if tool.state is not None:
-                yield (*path, index, "state"), tool.state, tool.schemas is None
-            if isinstance(tool.schemas, str) and not is_template(tool.schemas):
-                yield (*path, index, "schemas"), tool.schemas, False
+    for path, tool in spec.all_tools.items():
+        if tool.state is not None:
+            yield (*path, "state"), tool.state, tool.schemas is None
+        if isinstance(tool.schemas, str) and not is_template(tool.schemas):
+            yield (*path, "schemas"), tool.schemas, False
 
 
 def _of_class(node: ast.ClassDef, there: dict[str, ast.AST], seen: tuple[str, ...]) -> _Members:

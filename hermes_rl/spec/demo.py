@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hermes_rl.spec.nodes import Entry, MappingNode, Node, ScalarNode, scalar
+from hermes_rl.spec.nodes import MappingNode, Node, ScalarNode, mapping, scalar
 
 DEVIATE = 0.4
 """Share of each group that goes wrong in a demo, so that scores differ."""
@@ -29,7 +29,7 @@ def _scripted(role: str, server: Node) -> Node:
         return server
     mark = server.mark
     values = {"type": "scripted", "deviate": DEVIATE} if role == "policy" else {"type": "scripted"}
-    return MappingNode(mark, {key: Entry(mark, scalar(mark, value)) for key, value in values.items()})
+    return mapping(mark, **{key: scalar(mark, value) for key, value in values.items()})
 
 
 def _needs_more(sandbox: MappingNode) -> bool:

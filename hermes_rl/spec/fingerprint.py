@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
         dataset["eval"].pop("limit", None)
     scripted = any(server.kind.embedded for server in spec.servers.get("policy", ()))
     # Those that take part in a rollout.
-    acting = {"policy", spec.user.server if spec.user else "policy", *roles_of_seats(spec)}
+    of_seats = {role for seat in spec.agents.values() for role in (seat.rivals or (seat.server,))}
+    acting = {"policy", spec.user.server if spec.user else "policy", *of_seats}
     parts: dict[str, Any] = {
         "seed": spec.seed,
         "dataset": dataset,
@@ -74,14 +76,15 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
         listed = {name: _plain(artifact) for name, artifact in spec.artifacts.items()}
         parts["artifacts"] = {name: {k: v for k, v in own.items() if k != "lay"} for name, own in listed.items()}
     timeless = {name: part if name == "dataset" else _without_timeouts(part) for name, part in parts.items()}
-    filled = _Contents(timeless).filled(timeless)
-    assert isinstance(filled, dict)
+
+    def value_at(path: NodePath) -> object:
+        value: Any = timeless
+        for step in path:
+            value = value.get(step) if isinstance(value, dict) else None
+        return value
+
+    filled: dict[str, Any] = _filled(timeless, value_at, cache(_content))
     return filled
-
-
-def roles_of_seats(spec: Spec) -> set[str]:
-    """Return the server roles that may play a seat of an episode."""
-    return {role for seat in spec.agents.values() for role in (seat.rivals or (seat.server,))}
 
 
 def _plain(section: Section) -> dict[str, Any]:
@@ -101,43 +104,24 @@ def _without_timeouts(value: Any) -> Any:
     return [_without_timeouts(item) for item in value] if isinstance(value, list) else value
 
 
-class _Contents:
-    """Files that a spec names, replaced by what they hold: a spec that moves to another folder stays the same.
+def _filled(
+    value: Any, value_at: Callable[[NodePath], object], content: Callable[[str], str], path: NodePath = ()
+) -> Any:
+    """Return the value at `path` with what the files in it hold: a spec that moves to another folder stays the same.
 
     Only keys that name files of this machine count. A directory of the sandbox or text of a row may look like a
     path too, and what lies there on this machine has nothing to do with the rollout.
     """
-
-    def __init__(self, parts: dict[str, Any]) -> None:
-        self._parts = parts
-        self._digests: dict[str, str] = {}
-
-    def filled(self, value: Any, path: NodePath = ()) -> Any:
-        """Return the value at `path` with the content of the files in it."""
-        if isinstance(value, dict):
-            return {key: self.filled(item, (*path, key)) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self.filled(item, (*path, index)) for index, item in enumerate(value)]
-        if not isinstance(value, str) or not value.startswith("/") or is_template(value):
-            return value
-        return self._content(value) if names_host_file(path, self._at) else value
-
-    def _at(self, path: NodePath) -> object:
-        value: Any = self._parts
-        for step in path:
-            value = value.get(step) if isinstance(value, dict) else None
+    if isinstance(value, dict):
+        return {key: _filled(item, value_at, content, (*path, key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_filled(item, value_at, content, (*path, index)) for index, item in enumerate(value)]
+    if not isinstance(value, str) or not value.startswith("/") or is_template(value):
         return value
-
-    def _content(self, path: str) -> str:
-        file, colon, name = path.rpartition(":")
-        if colon and file.endswith(".py"):
-            return f"{self._digest(file)}:{name}"
-        return self._digest(path)
-
-    def _digest(self, path: str) -> str:
-        if path not in self._digests:
-            self._digests[path] = _content(path)
-        return self._digests[path]
+    if not names_host_file(path, value_at):
+        return value
+    file, colon, name = value.rpartition(":")
+    return f"{content(file)}:{name}" if colon and file.endswith(".py") else content(value)
 
 
 def _content(path: str) -> str:

@@ -1,25 +1,36 @@
-"""The flags that Atropos users know, and the key of the spec that each stands for; also as a table for the docs."""
+"""The fields of Atropos' configuration: the key of the spec that each stands for, in a spec and as a flag.
+
+Importing atroposlib takes seconds, so its fields stand here as a table; a test compares it with the class.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from hermes_rl.spec.env_fields import OWNED, PASSED
 from hermes_rl.spec.model import Mode
 from hermes_rl.spec.nodes import Node, ScalarNode
+from hermes_rl.spec.suggest import choices
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "string": (str,),
+}
 
 
 class Flag(NamedTuple):
-    """One flag and the keys it sets: of serve, then of process and evaluate. Without a key it has no effect."""
+    """One flag: the keys that it sets, of serve and then of process and evaluate; without a key it has no effect."""
 
-    name: str
     keys: tuple[str, ...]
     type: str
     help: str = ""
+    choices: tuple[str, ...] = ()
     all_servers: bool = False
     value: Callable[[Any], Any] | None = None
+    """Makes the key's value of the flag's, where it is another one."""
 
     def keys_in(self, mode: Mode | None) -> list[str]:
         """Return the keys that the flag sets in a mode; without a mode those of process and of serve."""
@@ -35,46 +46,115 @@ class Flag(NamedTuple):
         return None if value is None else replace(node, value=value, text=str(value))
 
 
-_VALUES: dict[str, Callable[[Any], Any]] = {
-    "use_wandb": lambda value: {True: "online", False: "disabled"}[value] if isinstance(value, bool) else value,
-    "terminal_backend": lambda value: "bubblewrap" if value == "local" else value,
-    "prompt_field": lambda value: f"{{{{ row[{value!r}] }}}}" if isinstance(value, str) else value,
-    "thinking_mode": lambda value: {True: "medium", False: "none"}[value] if isinstance(value, bool) else value,
-}
-_NOTES = {
-    "use_wandb": "true: `online`, false: `disabled`",
-    "terminal_backend": "`local` is the default sandbox, bubblewrap",
-    "prompt_field": "the column that is the user message",
-    "thinking_mode": "true: effort `medium`, false: `none`",
-    "total_steps": "Atropos' process mode runs so many groups",
-}
-_KEYS = {"thinking_mode": ("agent.reasoning.effort",)}
+def _passed(name: str, kind: str, what: str, possible: tuple[str, ...] = ()) -> Flag:
+    return Flag((f"env.{name}",), kind, what, possible)
 
 
-def _openai(name: str, key: str | None, kind: str, note: str = "") -> Flag:
-    path = (f"servers.policy.{key}",) if key else ()
-    return Flag(f"--openai.{name}", path, kind, note, all_servers=True)
+def _of_server(key: str, kind: str, note: str = "") -> Flag:
+    return Flag((f"servers.policy.{key}",), kind, note, all_servers=True)
 
 
-_OPENAI = (
-    _openai("base_url", "base_url", "string", "a scripted policy becomes type `openai`"),
-    _openai("model_name", "model", "string"),
-    _openai("server_type", "type", "string"),
-    _openai("timeout", "timeout", "number"),
-    _openai("num_max_requests_at_once", "max_concurrency", "integer"),
-    _openai("tokenizer_name", "tokenizer", "string"),
-    Flag("--openai.api_key", (), "string", "kept in memory only; in a spec name its variable in `api_key_env`"),
-    _openai("health_check", None, "boolean", "accepted; nothing is polled"),
-    _openai("n_kwarg_is_ignored", None, "boolean", "accepted; each request asks for one completion"),
-    _openai("num_requests_for_eval", None, "integer", "accepted; `evaluate.concurrency` bounds evaluation"),
-    _openai("rolling_buffer_length", None, "integer", "accepted; metrics need no buffer"),
+_PASSED = (
+    _passed("max_num_workers", "integer", "Groups in flight at a time, -1 for max_num_workers_per_node per server."),
+    _passed("max_eval_workers", "integer", "Evaluation groups in flight at a time."),
+    _passed("max_num_workers_per_node", "integer", "Groups in flight per server."),
+    _passed(
+        "eval_handling", "string", "What training does during an evaluation.", ("STOP_TRAIN", "LIMIT_TRAIN", "NONE")
+    ),
+    _passed("eval_limit_ratio", "number", "Share of the workers that train during an evaluation, 0 to 1."),
+    _passed("inference_weight", "number", "Weight of this environment among those of a trainer, -1 to ignore it."),
+    _passed("batch_size", "integer", "Sequences per training batch, -1 for the trainer's own."),
+    _passed("max_batches_offpolicy", "integer", "Batches that may wait at the trainer."),
+    _passed("num_rollouts_to_keep", "integer", "Rollouts shown in wandb."),
+    _passed("num_rollouts_per_group_for_logging", "integer", "Rollouts of a group shown in wandb, -1 for all."),
+    _passed("data_path_to_save_groups", "string", "File that groups are written to, instead of the run directory's."),
+    _passed(
+        "data_dir_to_save_evals", "string", "Folder that evaluations are written to, instead of the run directory."
+    ),
+    _passed("min_items_sent_before_logging", "integer", "Groups sent between two logs, 0 for each."),
+    _passed("include_messages", "boolean", "Send the messages to the trainer beside the tokens."),
+    _passed("min_batch_allocation", "number", "Share of each batch that this environment is to have, 0 to 1."),
+    _passed("worker_timeout", "number", "Accepted as -1; no group is given up, `agent.timeout` bounds a rollout."),
+    _passed("custom_thinking_prompt", "string", "System text put in front for reasoning."),
+    _passed("tool_pool_size", "integer", "Accepted; tools need no pool of threads."),
 )
+PASSED = {flag.keys[0].removeprefix("env."): flag for flag in _PASSED}
+"""Fields without a key of their own: given under `env:`."""
 
-_ENV = [Flag(f"--env.{name}", (f"env.{name}",), field.type, field.help) for name, field in PASSED.items()] + [
-    Flag(f"--env.{name}", _KEYS.get(name, owned.keys), owned.type, _NOTES.get(name, ""), value=_VALUES.get(name))
-    for name, owned in OWNED.items()
-]
-FLAGS: dict[str, Flag] = {flag.name: flag for flag in (*_ENV, *_OPENAI)}
+OWNED: dict[str, Flag] = {
+    "group_size": Flag(("serve.group_size", "process.group_size"), "integer"),
+    "steps_per_eval": Flag(("serve.eval_every",), "integer"),
+    "max_token_length": Flag(("serve.max_token_length",), "integer"),
+    "tokenizer_name": Flag(("servers.policy.tokenizer",), "string"),
+    "use_wandb": Flag(
+        ("wandb.mode",),
+        "boolean",
+        "true: `online`, false: `disabled`",
+        value=lambda value: {True: "online", False: "disabled"}[value] if isinstance(value, bool) else value,
+    ),
+    "rollout_server_url": Flag(("serve.api_url",), "string"),
+    "total_steps": Flag(
+        ("serve.total_steps", "process.groups"), "integer", "Atropos' process mode runs so many groups"
+    ),
+    "wandb_name": Flag(("wandb.name",), "string"),
+    "ensure_scores_are_not_same": Flag(("serve.drop_uniform", "process.drop_uniform"), "boolean"),
+    "thinking_mode": Flag(
+        ("agent.reasoning.effort",),
+        "boolean",
+        "true: effort `medium`, false: `none`",
+        value=lambda value: {True: "medium", False: "none"}[value] if isinstance(value, bool) else value,
+    ),
+    "reasoning_effort": Flag(("agent.reasoning.effort",), "string"),
+    "max_reasoning_tokens": Flag(("agent.reasoning.max_tokens",), "integer"),
+    "enabled_toolsets": Flag(("toolsets.enabled",), "list"),
+    "disabled_toolsets": Flag(("toolsets.disabled",), "list"),
+    "distribution": Flag(("toolsets.distribution",), "string"),
+    "eval_by": Flag(("evaluate.by",), "list"),
+    "agent_timeout": Flag(("agent.timeout",), "number"),
+    "agent_task_timeout": Flag(("agent.task_timeout",), "number"),
+    "agent_max_tokens": Flag(("agent.max_tokens",), "integer"),
+    "seed": Flag(("seed",), "integer"),
+    "max_agent_turns": Flag(("agent.max_turns",), "integer"),
+    "system_prompt": Flag(("prompt.system",), "string"),
+    "agent_temperature": Flag(("agent.temperature",), "number"),
+    "terminal_backend": Flag(
+        ("sandbox.backend",),
+        "string",
+        "`local` is the default sandbox, bubblewrap",
+        value=lambda value: "bubblewrap" if value == "local" else value,
+    ),
+    "terminal_timeout": Flag(("sandbox.timeout",), "number"),
+    "terminal_lifetime": Flag(("sandbox.lifetime",), "number"),
+    "dataset_name": Flag(("dataset.path",), "string"),
+    "dataset_split": Flag(("dataset.split",), "string"),
+    "prompt_field": Flag(
+        ("prompt.user",),
+        "string",
+        "the column that is the user message",
+        value=lambda value: f"{{{{ row[{value!r}] }}}}" if isinstance(value, str) else value,
+    ),
+    "tool_call_parser": Flag(("servers.policy.renderer.tool_parser",), "string"),
+    "extra_body": Flag(("agent.extra_body",), "mapping"),
+}
+"""Fields that follow from keys of the spec."""
+
+_OPENAI = {
+    "base_url": _of_server("base_url", "string", "a scripted policy becomes type `openai`"),
+    "model_name": _of_server("model", "string"),
+    "server_type": _of_server("type", "string"),
+    "timeout": _of_server("timeout", "number"),
+    "num_max_requests_at_once": _of_server("max_concurrency", "integer"),
+    "tokenizer_name": _of_server("tokenizer", "string"),
+    "api_key": Flag((), "string", "kept in memory only; in a spec name its variable in `api_key_env`"),
+    "health_check": Flag((), "boolean", "accepted; nothing is polled"),
+    "n_kwarg_is_ignored": Flag((), "boolean", "accepted; each request asks for one completion"),
+    "num_requests_for_eval": Flag((), "integer", "accepted; `evaluate.concurrency` bounds evaluation"),
+    "rolling_buffer_length": Flag((), "integer", "accepted; metrics need no buffer"),
+}
+FLAGS: dict[str, Flag] = {
+    **{f"--env.{name}": flag for name, flag in {**PASSED, **OWNED}.items()},
+    **{f"--openai.{name}": flag for name, flag in _OPENAI.items()},
+}
 """Every flag by its name."""
 
 REFUSED = {
@@ -85,21 +165,17 @@ REFUSED = {
 """Flags of Atropos that are not taken here, and what to do instead."""
 
 
-def flags_page() -> str:
-    """docs/flags.md."""
-    lines = [
-        "# The flags of Atropos, and the keys they stand for",
-        "",
-        "`hermes-rl run`, `validate`, `render` and `doctor` accept the flags of Atropos' programs beside `--set`.",
-        "Each stands for one key of the spec; giving a key twice is an error. Where there are two keys, the first is",
-        "set in serve, the second in process and evaluate. Values are YAML: `-1`, `[a, b]` and `{a: 1}` work.",
-        "",
-        "| flag | key | value | note |",
-        "|---|---|---|---|",
-    ]
-    for flag in FLAGS.values():
-        key = ", ".join(f"`{key}`" for key in flag.keys) or "none"
-        lines.append(f"| `{flag.name}` | {key} | {flag.type} | {flag.help} |")
-    lines += ["", "Refused, with the way to do it here:", ""]
-    lines += [f"- `{name}`: {reason}" for name, reason in REFUSED.items()]
-    return "\n".join(lines) + "\n"
+def check_field(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with one entry of `env:`, and whether its key or its value is to be shown."""
+    if name in OWNED:
+        keys = " or ".join(f"`{key}`" for key in OWNED[name].keys)
+        yield f"`{name}` has a key of its own: {keys}", "key"
+    elif name not in PASSED:
+        yield f"unknown field `{name}` of the environment's configuration{choices(name, PASSED)}", "key"
+    if name not in PASSED or name in OWNED or value is None:
+        return
+    field = PASSED[name]
+    if not isinstance(value, _TYPES[field.type]) or (isinstance(value, bool) and field.type != "boolean"):
+        yield f"expected {'an' if field.type == 'integer' else 'a'} {field.type}", "value"
+    elif field.choices and str(value) not in field.choices:
+        yield f'the text "{value}" is not possible here{choices(str(value), field.choices)}', "value"

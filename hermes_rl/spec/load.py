@@ -79,11 +79,7 @@ def load_spec(
 def load_draft(
     source: str | Path, *, overrides: Overrides | None = None, environ: Mapping[str, str] | None = None
 ) -> tuple[Draft | None, list[Problem]]:
-    """As `load_spec`, but of a spec with problems the parts without them; None where nothing is left to check.
-
-    Raises:
-        UserError: there is no such spec.
-    """
+    """Load a spec without its parts that have problems, None where nothing is left; returns the problems too."""
     try:
         return Draft(load_spec(source, overrides=overrides, environ=environ), has_rows=True), []
     except SpecError as error:
@@ -104,11 +100,7 @@ def parse_spec(
     environ: Mapping[str, str] | None = None,
     demo: bool = False,
 ) -> Spec:
-    """Return a spec from text; relative paths start from `folder` (default: the working directory).
-
-    Raises:
-        SpecError: with every problem at its place.
-    """
+    """Return a spec from text, whose paths start from `folder` (default: the working directory); raises SpecError."""
     root, problems = read_spec_text(text, SourceText(name, (folder or Path.cwd()).resolve()))
     return _Loading("spec", environ, demo=demo).finish(root, problems)
 
@@ -180,11 +172,7 @@ def find_spec(source: str | Path) -> Found:
 
 
 def repository_of(source: str | Path) -> Address | None:
-    """Return the repository that a source names; None where it means something of this machine.
-
-    Raises:
-        UserError: it begins like the address of a repository, and is none.
-    """
+    """Return the repository that a source names, None for what is here; raises UserError where the address is wrong."""
     here = (source != "" and kind_of(Path(source))) or str(source) in shipped_specs()
     return None if here else address_of(str(source))
 
@@ -199,11 +187,7 @@ def spec_of(repository: Fetched) -> Path:
 
 
 def spec_in(folder: Path, address: Address | None = None) -> Path:
-    """Return the spec of an environment's folder: the only YAML file right in it that says `rewards` or `extends`.
-
-    Raises:
-        UserError: there is none, or there are several.
-    """
+    """Return the only YAML file right in a folder with `rewards` or `extends`; raises UserError for none or several."""
     files = sorted(path for ending in ("yaml", "yml") for path in folder.glob(f"[!.]*.{ending}") if path.is_file())
     specs = [path for path in files if _SPEC.search(path.read_text(encoding="utf-8-sig", errors="replace"))]
     if len(specs) == 1:

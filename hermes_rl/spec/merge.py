@@ -25,9 +25,10 @@ from hermes_rl.spec.nodes import (
     SourceText,
     is_in,
     is_null,
+    mapping,
     plain,
 )
-from hermes_rl.spec.reader import read_bytes, read_text
+from hermes_rl.spec.reader import read_file, read_text
 
 _KINDS: Mapping[Pattern, tuple[str, ...]] = {
     ("dataset",): ("path", "generator", "items", "harbor"),
@@ -44,6 +45,14 @@ _KINDS: Mapping[Pattern, tuple[str, ...]] = {
     ("artifacts", "*"): ("path", "command"),
 }
 """The keys that choose the kind of a block: the first that is there, or the value of the only one."""
+_GO_WITH_KIND: Mapping[Pattern, tuple[str, ...]] = {
+    ("dataset",): ("name", "split", "data_files", "revision", "streaming", "fallback"),
+    ("sandbox",): ("image",),
+    ("rewards", "*"): ("args",),
+    ("agent", "program"): ("env", "files"),
+    ("agents", "*", "agent", "program"): ("env", "files"),
+}
+"""Further keys of such a block that mean something to one kind of it alone."""
 _SHORT_FOR: Mapping[Pattern, str] = {
     ("wandb",): "project",
     ("state",): "python",
@@ -66,21 +75,13 @@ def merge(parent: MappingNode, child: MappingNode, path: NodePath = ()) -> Mappi
     """Return the parent as the child changes it."""
     entries = dict(parent.entries)
     for name, entry in child.entries.items():
-        before = entries.pop(name, None)
+        before = entries.get(name)
         if is_null(entry.value) and before is not None:
-            continue
-        value = entry.value if before is None else merged(before.value, entry.value, (*path, name))
-        entries = _placed(entries, parent, name, Entry(entry.key, value))
+            del entries[name]
+        else:  # a key of the parent keeps its place, which matters: columns and rewards run in order
+            value = entry.value if before is None else merged(before.value, entry.value, (*path, name))
+            entries[name] = Entry(entry.key, value)
     return replace(child, entries=entries)
-
-
-def _placed(entries: dict[str, Entry], parent: MappingNode, name: str, entry: Entry) -> dict[str, Entry]:
-    """Return the merged keys in the parent's order, which matters: columns and rewards run in order."""
-    if name not in parent.entries:
-        return {**entries, name: entry}
-    names = [key for key in parent.entries if key in entries or key == name]
-    names += [key for key in entries if key not in parent.entries]
-    return {key: entry if key == name else entries[key] for key in names}
 
 
 def merged(before: Node, after: Node, path: NodePath) -> Node:
@@ -102,13 +103,19 @@ def changes_kind(before: MappingNode, after: MappingNode, path: NodePath) -> boo
     return old is not None and old != new
 
 
+def keys_of_kinds(path: NodePath) -> list[str]:
+    """Return the keys of a block that belong to one of its kinds; the others stay when its kind changes."""
+    tables = (*_KINDS.items(), *_GO_WITH_KIND.items())
+    return [key for pattern, keys in tables if is_in(path, (pattern,)) for key in keys]
+
+
 def expand_shorthand(node: Node, path: NodePath) -> Node:
     """`wandb: project`, `state: file.py:Class`, `program: codex` and `toolsets: [a]` as what they stand for."""
     if isinstance(node, ScalarNode) and isinstance(node.value, str):
         key = next((key for pattern, key in _SHORT_FOR.items() if is_in(path, (pattern,))), None)
     else:
         key = "enabled" if path == ("toolsets",) and isinstance(node, SequenceNode) else None
-    return node if key is None else MappingNode(node.mark, {key: Entry(node.mark, node)})
+    return node if key is None else mapping(node.mark, **{key: node})
 
 
 # ---------------------------------------------------------------------- Reading a file together with its parents
@@ -124,7 +131,7 @@ def read_spec_file(path: Path, name: str, within: Path | None = None) -> tuple[M
     Raises:
         OSError: the file itself cannot be read.
     """
-    root, problems = read_bytes(path.read_bytes(), SourceText(name, path.resolve().parent))
+    root, problems = read_file(path, name)
     tree = _as_mapping(root, SourceText(name, path.resolve().parent), problems)
     return _with_parent(tree, problems, (path.resolve(),), within)
 
@@ -158,18 +165,13 @@ def _with_parent(
         return child, [*problems, node.mark.problem(f"a spec of a repository names files of it alone; this is {path}")]
     if path in seen:
         return child, [*problems, node.mark.problem(f"{node.value} extends this file; that is a cycle")]
-    parent, parents = _parent(path, node)
+    shown = posixpath.normpath(posixpath.join(posixpath.dirname(node.mark.source.name), node.value))
+    try:
+        root, parents = read_file(path, shown)
+    except OSError as error:
+        return child, [*problems, node.mark.problem(f"cannot be read: {node.value}: {error.strerror}")]
+    parent = _as_mapping(root, SourceText(shown, path.parent), parents)
     parent, parents = _with_parent(parent, parents, (*seen, path), within)
     if parent is None:
         return child, [*problems, *parents]
     return merge(parent.without("name"), child), [*problems, *parents]
-
-
-def _parent(path: Path, node: ScalarNode) -> tuple[MappingNode | None, list[Problem]]:
-    shown = posixpath.normpath(posixpath.join(posixpath.dirname(node.mark.source.name), str(node.value)))
-    source = SourceText(shown, path.parent)
-    try:
-        root, problems = read_bytes(path.read_bytes(), source)
-    except OSError as error:
-        return None, [node.mark.problem(f"cannot be read: {node.value}: {error.strerror}")]
-    return _as_mapping(root, source, problems), problems

@@ -6,6 +6,7 @@ Annotations are not postponed in this module: pydantic would have to evaluate th
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -26,8 +27,8 @@ from pydantic import (
 
 from hermes_rl.errors import Problem, UserError
 from hermes_rl.server_types import DEFAULT, ServerType, server_type
-from hermes_rl.spec.nodes import NodePath
-from hermes_rl.spec.origin import NOWHERE, Origin
+from hermes_rl.spec.nodes import MappingNode, Mark, NodePath, ScalarNode, SourceText, find, locate, plain, rewrite, walk
+from hermes_rl.spec.origin import line_mark, place
 from hermes_rl.spec.section import (
     EMPTY,
     EnvText,
@@ -398,30 +399,24 @@ Network = Annotated[
 ]
 
 
-def _package(value: Any) -> Any:
-    """Refuse what pip would take for an option, a file or an address: the list has names and versions alone."""
-    if isinstance(value, str) and not _PACKAGE.fullmatch(value):
-        raise wrong(f"expected a package such as pytest, numpy==2.1.0 or requests[socks]>=2, got {value!r}")
-    return value
+def _package(form: str, expected: str) -> BeforeValidator:
+    """Return what refuses a text that an installer would take for an option, a file or an address."""
+
+    def checked(value: Any) -> Any:
+        if isinstance(value, str) and not re.fullmatch(form, value):
+            raise wrong(f"expected {expected}, got {value!r}")
+        return value
+
+    return BeforeValidator(checked)
 
 
-_PACKAGE = re.compile(
-    r"[A-Za-z0-9][\w.-]*(\[[\w.,\s-]+\])?\s*([<>=!~]=?=?\s*[\w.*+!-]+(\s*,\s*[<>=!~]=?=?\s*[\w.*+!-]+)*)?"
-)
-Package = Annotated[str, BeforeValidator(_package)]
-
-
-def _npm_package(value: Any) -> Any:
-    """Refuse what npm would take for an option, a folder or an address, and what would be another one tomorrow."""
-    if isinstance(value, str) and not _NPM_PACKAGE.fullmatch(value):
-        raise wrong(
-            f"expected a package of npm with its version, such as prettier@3.1.0 or @scope/name@1.2.3, got {value!r}"
-        )
-    return value
-
-
-_NPM_PACKAGE = re.compile(r"(@[a-z0-9][a-z0-9._-]*/)?[a-z0-9][a-z0-9._-]*@\d+\.\d+\.\d+([.+-][\w.+-]*)?")
-NpmPackage = Annotated[str, BeforeValidator(_npm_package)]
+_VERSION = r"[<>=!~]=?=?\s*[\w.*+!-]+"
+_PYTHON = rf"[A-Za-z0-9][\w.-]*(\[[\w.,\s-]+\])?\s*({_VERSION}(\s*,\s*{_VERSION})*)?"
+_NPM = r"(@[a-z0-9][a-z0-9._-]*/)?[a-z0-9][a-z0-9._-]*@\d+\.\d+\.\d+([.+-][\w.+-]*)?"  # it is the same tomorrow
+Package = Annotated[str, _package(_PYTHON, "a package such as pytest, numpy==2.1.0 or requests[socks]>=2")]
+NpmPackage = Annotated[
+    str, _package(_NPM, "a package of npm with its version, such as prettier@3.1.0 or @scope/name@1.2.3")
+]
 
 
 class Limits(Section):
@@ -998,6 +993,8 @@ Servers = Annotated[Map[Seq[Late[Server]]], BeforeValidator(_listed)]
 # It remembers, outside of what is compared, where each part was written: later checks name the place.
 
 Mode = Literal["serve", "process", "evaluate"]
+NOWHERE = MappingNode(Mark(SourceText("spec", Path(), has_lines=False), 1, 1))
+"""The tree of a spec that was not read from anywhere."""
 TOOL_TIMEOUT = 300.0
 """Seconds per tool call where the spec says nothing."""
 
@@ -1048,7 +1045,7 @@ class Spec(Section):
     env: FreeMap = Field(EMPTY, description="Other fields of Atropos' environment configuration.")
     wandb: WandbField | None = Field(None, description="Project, or {project, name, mode}; absent is off.")
 
-    _origin: Origin = PrivateAttr(default_factory=lambda: NOWHERE)
+    _tree: MappingNode = PrivateAttr(default_factory=lambda: NOWHERE)  # merged and substituted
     _policy_key: SecretStr | None = PrivateAttr(default=None)
     _demo: bool = PrivateAttr(default=False)
     _overrides: Any = PrivateAttr(default=None)
@@ -1100,12 +1097,13 @@ class Spec(Section):
     @property
     def folders(self) -> frozenset[Path]:
         """The folders of all files that the spec was read from."""
-        return self._origin.folders
+        sources = {node.mark.source for node in (self._tree, *(node for _, _, node in walk(self._tree)))}
+        return frozenset(source.folder for source in sources if source.has_lines)
 
     @property
     def source(self) -> str:
         """The file as the user named it."""
-        return self._origin.root.mark.source.name
+        return self._tree.mark.source.name
 
     @property
     def state_apart(self) -> bool:
@@ -1130,6 +1128,27 @@ class Spec(Section):
         agents |= {("agents", seat, "agent"): own.agent for seat, own in self.agents.items()}
         return {(*path, "program"): agent.program for path, agent in agents.items() if agent.program is not None}
 
+    @property
+    def all_tools(self) -> dict[NodePath, ToolSection]:
+        """The tools of the agent and of the simulated user, by where they stand."""
+        owners: dict[NodePath, Seq[ToolSection]] = {("tools",): self.tools}
+        owners |= {("user", "tools"): self.user.tools} if self.user is not None else {}
+        return {(*path, number): tool for path, tools in owners.items() for number, tool in enumerate(tools)}
+
+    def section(self, mode: Mode) -> Serve | Process | Evaluate:
+        """Return what the spec says of a mode."""
+        return self.evaluate if mode == "evaluate" else self.process if mode == "process" else self.serve
+
+    def group_size(self, mode: Mode) -> int:
+        """Return the rollouts per row."""
+        section = self.section(mode)
+        return section.rollouts if isinstance(section, Evaluate) else section.group_size
+
+    def drops_uniform(self, mode: Mode) -> bool:
+        """Say whether groups are left out in which every score is the same."""
+        section = self.section(mode)
+        return not isinstance(section, Evaluate) and section.drop_uniform
+
     def agent_for(self, mode: Mode) -> Agent:
         """Return the agent's settings in a mode: with the overrides for evaluation."""
         if mode != "evaluate":
@@ -1142,27 +1161,32 @@ class Spec(Section):
 
     def problem(self, path: NodePath, message: str, *, at: Literal["key", "value"] = "value") -> Problem:
         """Return a problem with the place where `path` was written, or where its nearest parent was."""
-        return self._origin.problem(path, message, at=at)
+        return place(self._tree, path, at).problem(message)
 
     def is_written(self, path: NodePath) -> bool:
         """Return True where the key stands in the spec itself, not just in the defaults."""
-        return self._origin.is_written(path)
+        return len(locate(self._tree, path)[0]) == len(path)
 
     def written_at(self, path: NodePath) -> str | None:
         """Return the text of a value before it was made an absolute path; None where none was written."""
-        return self._origin.written_at(path)
+        node = find(self._tree, path)
+        return node.text if isinstance(node, ScalarNode) else None
 
     def template_problem(self, path: NodePath, error: "TemplateError") -> Problem:
         """Return the problem of a template at the line that is to blame, inside a block where it is one."""
         row = f" (row {error.row})" if error.row else ""
-        return self._origin.line_problem(path, error.line or 1, f"{error.message}{row}", near=error.column)
+        node = locate(self._tree, path)[2]
+        return line_mark(node, error.line or 1, error.column).problem(f"{error.message}{row}")
 
     def folder_of(self, path: NodePath) -> Path:
         """Return the folder that a relative path written at `path` starts from."""
-        return self._origin.folder_of(path).absolute()
+        return locate(self._tree, path)[2].mark.source.folder.absolute()
 
     def resolved(self) -> dict[str, Any]:
         """Return the spec as it ran, for `spec.yaml`: `${VAR}` as it was written, no secrets, paths absolute."""
-        if not self._origin.root.entries:
+        if not self._tree.entries:
             return dict(self.model_dump(mode="json", by_alias=True, exclude_unset=True))
-        return self._origin.resolved()
+        as_written = rewrite(
+            self._tree, lambda _, node: node if node.written is None else replace(node, value=node.written)
+        )
+        return dict(plain(as_written))

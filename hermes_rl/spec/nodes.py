@@ -107,6 +107,11 @@ def scalar(mark: Mark, value: Any) -> ScalarNode:
     return ScalarNode(mark, value, "" if value is None else str(value), plain=False)
 
 
+def mapping(mark: Mark, /, **values: Node) -> MappingNode:
+    """Return a mapping that nobody wrote down, at the place that caused it."""
+    return MappingNode(mark, {name: Entry(mark, value) for name, value in values.items()})
+
+
 def is_null(node: Node | None) -> bool:
     """Return True for an explicit null."""
     return isinstance(node, ScalarNode) and node.value is None and not node.broken

@@ -1,77 +1,18 @@
 """Where each part of a loaded spec was written, what is wrong there, and what must not be shown.
 
-`Origin` is the tree behind a `Spec`. A `Fault` is a path and what is wrong at it. Keys that hold a secret are refused,
-and their value is never shown.
+A `Fault` is a path and what is wrong at it. Keys that hold a secret are refused, and their value is never shown.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote_plus
 
 from hermes_rl.errors import Problem
 from hermes_rl.spec import nodes
-from hermes_rl.spec.nodes import (
-    MappingNode,
-    Mark,
-    Node,
-    NodePath,
-    ScalarNode,
-    SequenceNode,
-    SourceText,
-    find,
-    locate,
-    walk,
-)
-
-
-@dataclass(frozen=True, eq=False)
-class Origin:
-    """The merged, substituted tree; two origins never make two specs differ."""
-
-    root: MappingNode
-
-    def problem(self, path: NodePath, message: str, *, at: Literal["key", "value"] = "value") -> Problem:
-        """Return a problem at the key or the value of `path`, or of its nearest parent that was written."""
-        return place(self.root, path, at).problem(message)
-
-    def line_problem(self, path: NodePath, line: int, message: str, *, near: str | None = None) -> Problem:
-        """Return a problem in line `line` (from 1) of the text at `path`; `near` is a word of that line."""
-        _, _, node = locate(self.root, path)
-        return line_mark(node, line, near).problem(message)
-
-    def is_written(self, path: NodePath) -> bool:
-        """Return True where the whole path exists."""
-        return len(locate(self.root, path)[0]) == len(path)
-
-    def written_at(self, path: NodePath) -> str | None:
-        """Return the text of the scalar at `path` as it was written."""
-        node = find(self.root, path)
-        return node.text if isinstance(node, ScalarNode) else None
-
-    def folder_of(self, path: NodePath) -> Path:
-        """Return the folder that a relative path written at `path` starts from."""
-        return locate(self.root, path)[2].mark.source.folder
-
-    @property
-    def folders(self) -> frozenset[Path]:
-        """The folders of the files in which the tree was written."""
-        sources = {node.mark.source for node in (self.root, *(node for _, _, node in walk(self.root)))}
-        return frozenset(source.folder for source in sources if source.has_lines)
-
-    def resolved(self) -> dict[str, Any]:
-        """Return the tree as plain values, with `${VAR}` as it was written."""
-        value = _as_written(self.root)
-        assert isinstance(value, dict)
-        return value
-
-
-NOWHERE = Origin(MappingNode(Mark(SourceText("spec", Path(), has_lines=False), 1, 1)))
-"""Of a spec that was not read from anywhere."""
+from hermes_rl.spec.nodes import MappingNode, Mark, Node, NodePath, ScalarNode, locate, walk
 
 
 def place(root: Node, path: NodePath, at: str) -> Mark:
@@ -111,14 +52,6 @@ def _folded_line(node: ScalarNode, line: int, near: str | None) -> int:
         if near is None or near in written:
             return index
     return first or 0
-
-
-def _as_written(node: Node) -> Any:
-    if isinstance(node, ScalarNode):
-        return node.value if node.written is None else node.written
-    if isinstance(node, SequenceNode):
-        return [_as_written(item) for item in node.items]
-    return {key: _as_written(entry.value) for key, entry in node.entries.items()}
 
 
 # -------------------------------------------------------------------------------------------------------- Faults

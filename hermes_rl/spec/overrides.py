@@ -17,7 +17,7 @@ from hermes_rl.errors import Problem, SpecError
 from hermes_rl.server_types import DEFAULT
 from hermes_rl.spec.flags import FLAGS, REFUSED, Flag
 from hermes_rl.spec.hints import option_for
-from hermes_rl.spec.merge import changes_kind, expand_shorthand
+from hermes_rl.spec.merge import changes_kind, expand_shorthand, keys_of_kinds
 from hermes_rl.spec.model import Mode
 from hermes_rl.spec.nodes import (
     Entry,
@@ -28,7 +28,7 @@ from hermes_rl.spec.nodes import (
     ScalarNode,
     SequenceNode,
     SourceText,
-    is_in,
+    mapping,
     plain,
     scalar,
 )
@@ -39,22 +39,6 @@ from hermes_rl.spec.suggest import choices
 
 # -------------------------------------------------------------------------------- Laying one value over the tree
 # Owns the walk to the key, what an option that changes the kind of a block drops, and lists of policies.
-
-_KIND_KEYS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
-    (
-        ("dataset",),
-        ("path", "name", "split", "data_files", "revision", "streaming", "items", "generator", "harbor", "fallback"),
-    ),
-    (("dataset", "eval"), ("split", "fraction", "only")),
-    (("prompt",), ("messages", "system", "user")),
-    (("toolsets",), ("enabled", "distribution")),
-    (("sandbox",), ("image",)),
-    (("rewards", "*"), ("args",)),
-    (("agent", "reasoning"), ("effort", "max_tokens")),
-    (("agent", "program"), ("recipe", "command", "env", "files")),
-    (("artifacts", "*"), ("path", "command")),
-)
-"""Block, and the keys that belong to one of its kinds: they go when an option changes the kind. The rest stays."""
 
 
 class Assignment(NamedTuple):
@@ -78,11 +62,7 @@ class NoPlaceError(Exception):
 
 
 def _assigned(node: Node | None, base: Node | None, assignment: Assignment, done: NodePath) -> Node:
-    """`node` with the option's value at the rest of its path; `base` is what the file says there, without any option.
-
-    Raises:
-        NoPlaceError: the key leads through something that has no keys.
-    """
+    """Return `node` with the option's value in it; `base` is what the file says there. Raises NoPlaceError."""
     if len(done) == len(assignment.path):
         return assignment.node
     step = assignment.path[len(done)]
@@ -106,10 +86,10 @@ def _without_old_kind(here: MappingNode, base: Node | None, assignment: Assignme
     if len(done) + 1 != len(assignment.path) or not isinstance(base, MappingNode):
         return here
     step = str(assignment.path[-1])
-    change = MappingNode(assignment.node.mark, {step: Entry(assignment.node.mark, assignment.node)})
+    change = mapping(assignment.node.mark, **{step: assignment.node})
     if not changes_kind(base, change, done):
         return here
-    gone = next((keys for pattern, keys in _KIND_KEYS if is_in(done, (pattern,))), ())
+    gone: Sequence[str] = keys_of_kinds(done)
     if done[:1] == ("servers",):
         gone = SCRIPTED_ONLY if _is_scripted(base) else REAL_ONLY if _is_scripted(change) else ()
     image = base.get("image")
@@ -203,11 +183,7 @@ class Overrides(NamedTuple):
 
 
 def parse_extra_args(argv: Sequence[str], sets: Sequence[str]) -> Overrides:
-    """Read the values of `--set` and the options that the command line does not know itself.
-
-    Raises:
-        SpecError: with every option that is wrong.
-    """
+    """Read the values of `--set` and the other options; raises SpecError with every option that is wrong."""
     problems: list[Problem] = []
     assignments = [assignment for text in sets if (assignment := _read_set(text, problems)) is not None]
     uses: list[_FlagUse] = []

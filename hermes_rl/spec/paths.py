@@ -10,6 +10,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from os.path import normpath
 from pathlib import Path
 
 from hermes_rl.errors import Problem
@@ -154,18 +155,7 @@ def kind_of(path: Path) -> int:
 
 def _join(folder: Path, value: str) -> str:
     expanded = Path(value).expanduser() if value.startswith("~/") else Path(value)
-    return _normal(folder / expanded)
-
-
-def _normal(path: Path) -> str:
-    """Without `..`, but with symlinks as they are: the user should know the path again."""
-    parts: list[str] = []
-    for part in path.parts:
-        if part == ".." and len(parts) > 1:
-            parts.pop()
-        elif part != "..":
-            parts.append(part)
-    return str(Path(*parts))
+    return normpath(folder / expanded)  # symlinks stay as they are: the user should know the path again
 
 
 def _code(value: str, folder: Path) -> str:

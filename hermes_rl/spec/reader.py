@@ -50,11 +50,7 @@ _LONGEST_INT = 1000
 
 
 def resolve(text: str) -> str | int | float | bool | None:
-    """Return the value of a plain scalar.
-
-    Raises:
-        ValueError: the number has too many digits.
-    """
+    """Return the value of a plain scalar; raises ValueError where a number has too many digits."""
     if text in _NULL:
         return None
     if text in _TRUE or text in _FALSE:

@@ -16,7 +16,6 @@ from hermes_rl.errors import Problem
 from hermes_rl.shipped import shipped_dir
 from hermes_rl.spec.merge import expand_shorthand
 from hermes_rl.spec.nodes import (
-    Entry,
     MappingNode,
     Node,
     NodePath,
@@ -24,6 +23,7 @@ from hermes_rl.spec.nodes import (
     SequenceNode,
     find,
     is_in,
+    mapping,
     patterns,
     plain,
     scalar,
@@ -81,7 +81,7 @@ def _with_recipe(root: MappingNode, place: tuple[str, ...], within: Path | None)
     agent = recipe.get("agent")
     assert isinstance(agent, MappingNode)
     for step in reversed(place):
-        agent = MappingNode(recipe.mark, {step: Entry(recipe.mark, agent)})
+        agent = mapping(recipe.mark, **{step: agent})
     below = replace(recipe, entries={**recipe.without("agent").entries, **agent.entries})
     tree = _laid_below(below, _having(root, path, program.without("recipe")), ())
     assert isinstance(tree, MappingNode)

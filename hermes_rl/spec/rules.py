@@ -20,7 +20,7 @@ from hermes_rl.endings import LOST, OURS, POLICYS
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import SANDBOXES, published
 from hermes_rl.server_types import DEFAULT, TYPES, ServerType, server_type
-from hermes_rl.spec.env_fields import check_field
+from hermes_rl.spec.flags import check_field
 from hermes_rl.spec.model import BACKENDS, INJECTED
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.origin import Fault, address, entries, exactly_one, section
@@ -182,8 +182,9 @@ def _user(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(("user", key), "there is no `state:` in this spec that could answer")
     if "user" not in data and "between" in section(data, "state"):
         yield Fault(("state", "between"), "there is no `user:` in this spec between whose words it is called", at="key")
+    graded = any(section(reward).get("steps") is not None for _, reward in entries(data, "rewards"))
     for path, words in entries(data, "user", "says"):
-        if "min_reward" in section(words) and not step_rewards(data):
+        if "min_reward" in section(words) and not graded:
             yield Fault((*path, "min_reward"), "no reward looks at steps: give one `steps: mean`", at="key")
         if "min_reward" in section(words) and path[-1] == 0 and user.get("opens") is True:
             yield Fault((*path, "min_reward"), "no step comes before the first words", at="key")
@@ -318,11 +319,6 @@ def _without_seats(data: dict[str, Any]) -> Iterator[Fault]:
     for path, turn in entries(data, "solution", "turns"):
         if "seat" in section(turn):
             yield Fault((*path, "seat"), "there are no `agents:` in this spec", at="key")
-
-
-def step_rewards(data: dict[str, Any]) -> list[NodePath]:
-    """Return the places of the rewards that look at steps."""
-    return [path for path, reward in entries(data, "rewards") if section(reward).get("steps") is not None]
 
 
 def _steps(data: dict[str, Any]) -> Iterator[Fault]:

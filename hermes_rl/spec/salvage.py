@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from hermes_rl.spec.model import Spec
-from hermes_rl.spec.nodes import Entry, MappingNode, Mark, Node, NodePath, SequenceNode, scalar
+from hermes_rl.spec.nodes import Entry, MappingNode, Node, NodePath, SequenceNode, mapping, scalar
 from hermes_rl.spec.validate import Validated, parse_tree
 
 _BY_ENTRY = ("rewards", "tools", "artifacts", "servers")
@@ -53,7 +53,7 @@ def _left(tree: MappingNode, section: str, names: Iterable[str | int]) -> Node:
     if not isinstance(node, MappingNode):
         return node
     if section == "servers":
-        stand_in = Entry(node.mark, _mapping(node.mark, type=scalar(node.mark, "scripted")))
+        stand_in = Entry(node.mark, mapping(node.mark, type=scalar(node.mark, "scripted")))
         return replace(node, entries={**node.entries, **{str(name): stand_in for name in names}})
     return node.without(*map(str, names))
 
@@ -71,9 +71,5 @@ def _complete(tree: MappingNode) -> MappingNode:
     mark = tree.mark
     if tree.get("dataset") is None:
         row = SequenceNode(mark, (MappingNode(mark),))
-        tree = tree.having(dataset=_mapping(mark, items=row))
-    return tree if tree.get("prompt") is not None else tree.having(prompt=_mapping(mark, user=scalar(mark, "-")))
-
-
-def _mapping(mark: Mark, **values: Node) -> MappingNode:
-    return MappingNode(mark, {name: Entry(mark, value) for name, value in values.items()})
+        tree = tree.having(dataset=mapping(mark, items=row))
+    return tree if tree.get("prompt") is not None else tree.having(prompt=mapping(mark, user=scalar(mark, "-")))

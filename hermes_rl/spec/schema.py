@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from pydantic_core.core_schema import PlainValidatorFunctionSchema
 
 from hermes_rl.server_types import type_names
 from hermes_rl.shipped import shipped_rewards
-from hermes_rl.spec.env_fields import PASSED
+from hermes_rl.spec.flags import PASSED
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.section import Later, Section
 from hermes_rl.spec.signatures import CodeError, Parameter, function
@@ -23,15 +22,7 @@ from hermes_rl.spec.signatures import CodeError, Parameter, function
 # ------------------------------------------------ Annotations as they stand in source text: a type, or left open
 
 _NAMES: dict[str, Any] = {
-    "int": int,
-    "float": float,
-    "str": str,
-    "bool": bool,
-    "bytes": bytes,
-    "list": list,
-    "dict": dict,
-    "tuple": tuple,
-    "set": set,
+    **{kind.__name__: kind for kind in (int, float, str, bool, bytes, list, dict, tuple, set)},
     "Any": Any,
     "object": Any,
     "None": None,
@@ -235,8 +226,3 @@ def _argument(parameter: Parameter) -> dict[str, Any]:
     if not parameter.required and parameter.default is not ...:
         argument["default"] = parameter.default
     return argument
-
-
-def schema_text() -> str:
-    """docs/spec.schema.json."""
-    return json.dumps(spec_json_schema(), indent=2, ensure_ascii=False) + "\n"

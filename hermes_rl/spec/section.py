@@ -53,14 +53,9 @@ def parse_duration(text: str) -> float:
 # -------------------------------------------------------------------------- Which keys a place of the spec knows
 
 
-def key_of(name: str, model: type[BaseModel]) -> str:
-    """Return the key of a field in YAML."""
-    return model.model_fields[name].alias or name
-
-
 def keys(model: type[BaseModel]) -> list[str]:
     """All keys of a section, in order."""
-    return [key_of(name, model) for name in model.model_fields]
+    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def keys_at(model: type[BaseModel], path: NodePath) -> list[str]:

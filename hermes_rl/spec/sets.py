@@ -162,12 +162,7 @@ def is_set(source: str | Path) -> bool:
 
 
 def load_set(source: str | Path) -> SpecSet:
-    """Read a set.
-
-    Raises:
-        SpecError: with every problem of the set itself at its place.
-        UserError: the file cannot be read.
-    """
+    """Read a set; raises SpecError with every problem of it, or UserError where the file cannot be read."""
     try:
         root, problems = read_file(Path(source), str(source))
     except OSError as error:

@@ -18,7 +18,6 @@ class Parameter(NamedTuple):
     annotation: str
     required: bool
     default: Any
-    keyword_only: bool
     help: str = ""
 
 
@@ -50,11 +49,7 @@ def _tree(path: str, changed: float) -> ast.Module:
 
 
 def parse(path: Path) -> ast.Module:
-    """Return the syntax tree of a file.
-
-    Raises:
-        CodeError: there is no such file, or it is not Python.
-    """
+    """Return the syntax tree of a file; raises CodeError where there is none, or it is not Python."""
     try:
         return _tree(str(path), path.stat().st_mtime)
     except OSError as error:
@@ -62,11 +57,7 @@ def parse(path: Path) -> ast.Module:
 
 
 def defined(path: Path) -> dict[str, ast.AST]:
-    """Everything that the top level of a file gives a name to.
-
-    Raises:
-        CodeError: as `parse`.
-    """
+    """Everything that the top level of a file gives a name to; raises as `parse`."""
     return names_in(parse(path).body)
 
 
@@ -105,15 +96,14 @@ def function(path: Path, name: str) -> Function | None:
     text = ast.get_docstring(node) or ""
     helps = _argument_help(text)
     arguments = node.args
-    positional = [*arguments.posonlyargs, *arguments.args]
-    defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
-    parameters = [_parameter(*pair, False, helps) for pair in zip(positional, defaults, strict=True)]
-    named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    parameters += [_parameter(*pair, True, helps) for pair in named]
-    return Function(name, text.partition("\n")[0], tuple(parameters), arguments.kwarg is not None)
+    names = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    given = [*arguments.defaults, *arguments.kw_defaults]
+    defaults = [*[None] * (len(names) - len(given)), *given]
+    parameters = tuple(_parameter(*pair, helps) for pair in zip(names, defaults, strict=True))
+    return Function(name, text.partition("\n")[0], parameters, arguments.kwarg is not None)
 
 
-def _parameter(argument: ast.arg, default: ast.expr | None, keyword_only: bool, helps: dict[str, str]) -> Parameter:
+def _parameter(argument: ast.arg, default: ast.expr | None, helps: dict[str, str]) -> Parameter:
     annotation = ast.unparse(argument.annotation) if argument.annotation is not None else ""
     value: Any = None
     if default is not None:
@@ -122,7 +112,7 @@ def _parameter(argument: ast.arg, default: ast.expr | None, keyword_only: bool, 
         except ValueError:
             value = ...
     name = argument.arg
-    return Parameter(name, annotation.strip("'\""), default is None, value, keyword_only, helps.get(name, ""))
+    return Parameter(name, annotation.strip("'\""), default is None, value, helps.get(name, ""))
 
 
 _ARGUMENT = re.compile(r"^(\s+)(\w+)(?:\s*\([^)]*\))?:\s+(.*)$")

@@ -73,11 +73,7 @@ def _value(name: str, default: str | None, environ: Mapping[str, str]) -> str:
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """Return the variables of a file with lines `NAME=value`; quotes around a value and `export` are left out.
-
-    Raises:
-        UserError: the file cannot be read, or a line is none of these.
-    """
+    """Return the variables of a file of lines `NAME=value`, without `export` and quotes; raises UserError."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

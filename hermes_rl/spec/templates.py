@@ -136,7 +136,8 @@ _UNWANTED_FILTERS = ("random", "pprint", "urlize", "xmlattr")
 _TEXT_FILTER = "_not_none"
 
 
-def make_environment() -> RowEnvironment:
+@lru_cache(maxsize=1)
+def _environment() -> RowEnvironment:
     """Return the environment that every template of a spec is compiled in."""
     environment = RowEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     environment.filters.update(FILTERS)
@@ -203,14 +204,7 @@ class Compiled:
         return self.text.render(values)
 
 
-@lru_cache(maxsize=1)
-def _environment() -> Any:
-    return make_environment()
-
-
-@lru_cache(maxsize=4096)
-def compiled(source: str) -> Compiled:
-    return Compiled(source)
+compiled = lru_cache(maxsize=4096)(Compiled)
 
 
 def _single_expression(source: str) -> str | None:
@@ -346,11 +340,7 @@ def _line(error: BaseException, source: str) -> int | None:
 
 
 def render_text(value: str, row: Mapping[str, Any], *, where: str = "", key: str = "") -> str:
-    """As `render`, for a place that is text: numbers become text, None is an error.
-
-    Raises:
-        TemplateError: as `render`.
-    """
+    """As `render`, for a place that is text: numbers become text, None is a TemplateError."""
     result = render(value, row, where=where, key=key)
     if result is None:
         columns = tuple(columns_used(value))
@@ -359,11 +349,7 @@ def render_text(value: str, row: Mapping[str, Any], *, where: str = "", key: str
 
 
 def render_section(part: S, row: Mapping[str, Any], *, where: str = "", key: str = "") -> S:
-    """Return a section of the spec for a row, each value coerced to the type of its key.
-
-    Raises:
-        TemplateError: as `render`, or a value does not have the type that its key declares.
-    """
+    """Return a section for a row, each value as the type of its key; raises TemplateError where it is another."""
     if not part.model_fields_set:
         return part
     values = render(part.model_dump(by_alias=True, exclude_unset=True), row, where=where, key=key)
@@ -380,16 +366,12 @@ def _wrong_type(error: ValidationError, where: str, key: str) -> TemplateError:
     return TemplateError(message, where=place, row=key, path=first["loc"])
 
 
-def coerce(value: Any, annotation: Any, *, where: str = "", key: str = "") -> Any:
-    """Return a rendered value as the type that its target declares: `"3"` as 3 for an int, 3 as `"3"` for text.
-
-    Raises:
-        TemplateError: it cannot be read as that type.
-    """
+def coerce(value: Any, annotation: Any, *, key: str = "") -> Any:
+    """Return a rendered value as the type of its target: `"3"` as 3 for an int; raises TemplateError."""
     try:
         return _adapter(annotation).validate_python(value)
     except ValidationError as error:
-        raise _wrong_type(error, where, key) from None
+        raise _wrong_type(error, "", key) from None
     except (PydanticUserError, TypeError, NameError):
         return value  # an annotation that is no type for values, such as a forward reference
 
@@ -403,11 +385,7 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 
 
 def evaluate(expression: str, row: Mapping[str, Any], *, where: str = "", key: str = "") -> Any:
-    """Return the value of an expression without braces, such as `dataset.filter`.
-
-    Raises:
-        TemplateError: as `render`.
-    """
+    """Return the value of an expression without braces, such as `dataset.filter`; raises TemplateError."""
     return _rendered(f"{{{{ {expression} }}}}", row, where, key)
 
 
@@ -421,11 +399,7 @@ def has_template(value: Any) -> bool:
 
 
 def columns_used(value: Any) -> dict[str, int]:
-    """Return the columns that the templates of a value read, each with the line of its template that reads it first.
-
-    Raises:
-        TemplateError: a template is broken.
-    """
+    """Return the columns that the templates of a value read, each with its first line; raises TemplateError."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -436,18 +410,14 @@ def columns_used(value: Any) -> dict[str, int]:
     return dict(compiled(value).columns)
 
 
-def check_syntax(source: str, *, where: str = "") -> None:
-    """Compile a template.
-
-    Raises:
-        TemplateError: it is broken.
-    """
+def check_syntax(source: str) -> None:
+    """Compile a template; raises TemplateError where it is broken."""
     try:
         compiled(source)
     except TemplateSyntaxError as error:
-        raise TemplateError(f"template: {error.message}", where=where, line=error.lineno) from None
+        raise TemplateError(f"template: {error.message}", line=error.lineno) from None
     except JinjaError as error:
-        raise TemplateError(f"template: {error.message}", where=where) from None
+        raise TemplateError(f"template: {error.message}") from None
 
 
 def literal(text: str) -> str:

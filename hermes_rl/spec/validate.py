@@ -30,7 +30,7 @@ from hermes_rl.spec.nodes import (
     plain,
     rewrite,
 )
-from hermes_rl.spec.origin import Origin, is_secret_key, place
+from hermes_rl.spec.origin import is_secret_key, place
 from hermes_rl.spec.rules import broken_rules
 from hermes_rl.spec.section import keys_at
 from hermes_rl.spec.suggest import choices, closest, did_you_mean
@@ -123,7 +123,7 @@ def validate(root: MappingNode, *, confined: bool = True, misspelt: Collection[N
             problems.append(place(tree, fault.path, fault.at).problem(fault.message))
     if spec is None or problems:
         return Validated(tree, None, problems, wrong)
-    spec._origin = Origin(tree)
+    spec._tree = tree
     return Validated(tree, spec, [], wrong)
 
 
@@ -131,7 +131,7 @@ def parse_tree(tree: MappingNode) -> Spec | None:
     """Return the spec of a tree whose types fit, whatever the rules say; None where they do not."""
     tree, spec, _ = _parse(tree)
     if spec is not None:
-        spec._origin = Origin(tree)
+        spec._tree = tree
     return spec
 
 

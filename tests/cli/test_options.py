@@ -230,7 +230,7 @@ def test_a_choice_is_a_policy_of_its_type(
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
 
-    def load(sets: tuple[str, ...]) -> Spec:
+    def load(*sets: str) -> Spec:
         return load_spec(spec, overrides=parse_extra_args((), sets), environ=environ)
 
     (policy,) = with_policy(load, environ).servers["policy"]
@@ -250,7 +250,7 @@ def test_openrouter_without_its_key_is_told_before_anything_is_asked(
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with pytest.raises(UserError, match="OpenRouter needs a key: set OPENROUTER_API_KEY"):
-        with_policy(lambda sets: load_spec(spec, overrides=parse_extra_args((), sets)), {})
+        with_policy(lambda *sets: load_spec(spec, overrides=parse_extra_args((), sets)), {})
     assert asked == ["Number"]
 
 

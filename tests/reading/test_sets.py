@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,7 @@ def test_a_column_of_the_rows_parts_the_scores(tmp_path: Path) -> None:
     assert means == [[0.5, 0.0], [1.0, 0.0], [1.0, 1.0]]
     assert made.by["levle"] == ()
     assert made.notes[0].startswith("by: no row has a column `levle`; did you mean `level`?")
-    assert json.loads(json.dumps(made.record()))["by"]["level"][0]["rows"] == 2
+    assert json.loads(json.dumps(asdict(made)))["by"]["level"][0]["rows"] == 2
 
 
 def test_a_value_that_is_called_nan_stands_behind_the_numbers() -> None:

@@ -13,7 +13,7 @@ from hermes_rl import Ending, Group, Rollout, UserError, certify, open_env
 from hermes_rl.runs.opening import Launch
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
-from hermes_rl.runs.regrade import RegradeRequest, regrade
+from hermes_rl.runs.regrade import regrade
 from hermes_rl.runs.store import result_of, rollout_record
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.overrides import parse_extra_args
@@ -221,7 +221,7 @@ async def test_the_record_has_the_steps_and_is_scored_anew_but_not_judged(tmp_pa
         return float(json.loads((tmp_path / "run" / "rollouts.jsonl").read_text())["score"])
 
     async def again(*sets: str) -> None:
-        await regrade(RegradeRequest(tmp_path / "run", parse_extra_args((), sets), progress=Progress(quiet=True)))
+        await regrade(tmp_path / "run", parse_extra_args((), sets), progress=Progress(quiet=True))
 
     assert score() == pytest.approx(2 / 3)
     await again("rewards.whole.weight=1")

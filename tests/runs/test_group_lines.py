@@ -10,7 +10,7 @@ from typing import Any
 from hermes_rl.runs.opening import Launch
 from hermes_rl.runs.process import ProcessSummary, run_process
 from hermes_rl.runs.progress import Progress
-from hermes_rl.runs.regrade import RegradeRequest, regrade
+from hermes_rl.runs.regrade import regrade
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.overrides import parse_extra_args
 from tests.env.test_token_exact import tokenizer_folder
@@ -64,7 +64,7 @@ async def test_a_regrade_writes_every_layer_with_its_certificate_and_advantages(
     path = directory.path / "groups.jsonl"
     played = lines(path)
     done = await regrade(
-        RegradeRequest(directory.path, parse_extra_args([], ["rewards.right.weight=3"]), progress=Progress(quiet=True))
+        directory.path, parse_extra_args([], ["rewards.right.weight=3"]), progress=Progress(quiet=True)
     )
     assert done.groups == 2
     order = itemgetter("group", "layer")

@@ -13,7 +13,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.runs.evaluate import run_evaluate
 from hermes_rl.runs.opening import Launch
 from hermes_rl.runs.progress import Progress
-from hermes_rl.runs.regrade import RegradeRequest, regrade
+from hermes_rl.runs.regrade import regrade
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.model import Spec
 
@@ -58,7 +58,7 @@ async def test_going_on_and_a_regrade_tell_the_same(tmp_path: Path) -> None:
     again, _ = await run_evaluate(spec_by("category"), launch(tmp_path / "run"))
     assert again.metrics == first.metrics
     (directory.path / "metrics.json").unlink()
-    await regrade(RegradeRequest(directory.path, progress=Progress(quiet=True)))
+    await regrade(directory.path, progress=Progress(quiet=True))
     assert json.loads((directory.path / "metrics.json").read_text())["results"]["all"] == first.metrics
 
 

@@ -407,7 +407,7 @@ def test_workers_that_die_again_and_again_end_the_run(tmp_path: Path, where: str
 @pytest.mark.timeout(120)
 async def test_a_worker_that_says_nothing_any_more_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes_rl.runs.handles.SILENT", 3.0)
-    monkeypatch.setattr("hermes_rl.runs.worker_process.EXIT", 1.0)
+    monkeypatch.setattr("hermes_rl.runs.handles.EXIT", 1.0)
     write(tmp_path, command="sleep 0.3; echo {{ n }} > /tmp/n")
     spec = load_spec(tmp_path / "spec.yaml", mode="process", environ={})
     spec = spec.model_copy(update={"process": spec.process.model_copy(update={"workers": 2, "concurrency": 2})})

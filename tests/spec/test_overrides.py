@@ -8,8 +8,7 @@ import pytest
 
 from hermes_rl.errors import SpecError
 from hermes_rl.spec import Mode, Spec, load_spec
-from hermes_rl.spec.env_fields import OWNED, PASSED
-from hermes_rl.spec.flags import FLAGS, flags_page
+from hermes_rl.spec.flags import FLAGS, OWNED, PASSED, REFUSED
 from hermes_rl.spec.overrides import parse_extra_args
 
 HERE = Path(__file__).parent
@@ -195,6 +194,26 @@ def test_a_flag_and_a_set_of_the_same_key(path: Path) -> None:
         "sets the same key as --set agent.max_turns"
         in refused(path, "--env.max_agent_turns", "3", sets=("agent.max_turns=4",))[0]
     )
+
+
+def flags_page() -> str:
+    """What docs/flags.md is to be."""
+    lines = [
+        "# The flags of Atropos, and the keys they stand for",
+        "",
+        "`hermes-rl run`, `validate`, `render` and `doctor` accept the flags of Atropos' programs beside `--set`.",
+        "Each stands for one key of the spec; giving a key twice is an error. Where there are two keys, the first is",
+        "set in serve, the second in process and evaluate. Values are YAML: `-1`, `[a, b]` and `{a: 1}` work.",
+        "",
+        "| flag | key | value | note |",
+        "|---|---|---|---|",
+    ]
+    for name, flag in FLAGS.items():
+        key = ", ".join(f"`{key}`" for key in flag.keys) or "none"
+        lines.append(f"| `{name}` | {key} | {flag.type} | {flag.help} |")
+    lines += ["", "Refused, with the way to do it here:", ""]
+    lines += [f"- `{name}`: {reason}" for name, reason in REFUSED.items()]
+    return "\n".join(lines) + "\n"
 
 
 def test_the_page_of_flags_is_fresh() -> None:

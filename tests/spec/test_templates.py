@@ -163,7 +163,7 @@ def test_coerce(value: Any, kind: Any, expected: Any) -> None:
 @pytest.mark.parametrize(("value", "kind"), [("x", int), (None, str), ("c", Literal["a"]), (["a"], str), (1.5, int)])
 def test_coerce_refuses(value: Any, kind: Any) -> None:
     with pytest.raises(TemplateError, match="does not fit"):
-        coerce(value, kind, where="rewards.a.args.b")
+        coerce(value, kind)
 
 
 def test_sections_are_checked_after_rendering() -> None:

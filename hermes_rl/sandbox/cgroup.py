@@ -337,7 +337,7 @@ def together(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Sandbo
 
     This only looks, so that a process may ask that has no sandboxes itself.
     """
-    for limit, used in _bounded(_of_sandboxes(root, own)):
+    for limit, used in _bounded(folder for folder in _of_sandboxes(root, own) if folder.is_dir()):
         return SandboxMemory(limit, used, _largest, time.monotonic() - _short_at < SHORT_SECONDS)
     return None
 

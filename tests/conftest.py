@@ -65,7 +65,8 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Iterator[None]
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
 def pytest_timeout_cancel_timer(item: pytest.Item) -> Iterator[None]:
-    item.stash[TELLING].cancel()
+    if (timer := item.stash.get(TELLING, None)) is not None:  # a module that cannot be collected has none
+        timer.cancel()
     return (yield)
 
 

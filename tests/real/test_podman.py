@@ -10,7 +10,7 @@ import pytest
 
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, create_sandbox
-from hermes_rl.sandbox.docker import IMAGE
+from hermes_rl.sandbox.base import DEFAULT_IMAGE as IMAGE
 from tests.real.conftest import hermes
 from tests.real.containers import NO_SHELL, conformance, give_images, groups, rollouts
 from tests.real.podman_service import PodmanService

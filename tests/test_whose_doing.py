@@ -74,7 +74,7 @@ OF_A_ROW: Places = {
     # Made of a row and the spec alone. Once a rollout was graded, such an error is of its own rollout.
     "agent/program.py": "ProgramDriver._inside",
     "rollouts/compiled.py": "_read image_url _bytes CompiledSpec._state CompiledSpec.program",
-    "rollouts/sandboxes.py": "laid_files _expand _inside _read_file",
+    "rollouts/sandboxes.py": "laid_files _expand _image _inside _read_file",
     "sandbox/base.py": "Sandbox.prepare",
     "scoring/grader.py": "Grader._arguments",
     "scoring/judge.py": "require_agreement _cases",
@@ -108,9 +108,10 @@ OURS: Places = {
     "runs/run.py": "RunBudget.spend RunBudget.count",
     "runs/workers.py": "Workers._look Workers._replace",
     "sandbox/bubblewrap.py": "_lay Bubblewrap._enter_group",
-    "sandbox/docker.py": "Container.until_healthy Docker.pid Docker.start Docker._find_image Docker._meet "
+    "sandbox/docker.py": "Container.until_healthy build_context Docker._build Docker.pid Docker.start "
+    "Docker._find_image Docker._meet "
     "Docker._make_folders Docker._leave",
-    "sandbox/docker_engine.py": "Engine.version Engine.pull",
+    "sandbox/docker_engine.py": "Engine.version Engine.pull Engine.build",
     "sandbox/helper_sandbox.py": "Isolation.in_time HelperSandbox.boot",
     "sandbox/launcher.py": "_Ending._give_up _Ending.over ours python_output LocalProcess.pid LocalProcess.started",
     "sandbox/remote.py": "Link.start Link.execute",

@@ -432,6 +432,7 @@ async def test_it_plays_in_an_image(
     await row_of_playing(name, monkeypatch, f"sandbox.image={image}")
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("name", ["claude", "codex", "gemini", "hermes", "mini-swe-agent", "opencode", "pi", "qwen"])
 async def test_it_plays_in_a_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: None, docker_host: Daemon, image: Path, name: str

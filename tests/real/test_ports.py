@@ -106,6 +106,7 @@ EACH = {"textworld": 8}
 """Rollouts of a row: there are eight rows of TextWorld to evaluate on."""
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("name", PORTS)
 def test_many_at_a_time_score_as_one_at_a_time(name: str, tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}

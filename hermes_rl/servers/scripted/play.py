@@ -117,10 +117,11 @@ class Script:
         """Return which turn follows a conversation that was not answered yet."""
         if history.opening not in self._next:
             told = [number for number in set(self._numbers.values()) if number < len(self.turns)]
+            answers = max(0, history.answers - prior)
             texts = {number: self.turns[number].say or "" for number in told if not self.turns[number].tools}
-            words = history.words() if texts else ""
+            words = history.words() if texts and answers < len(told) else ""  # else nothing is left out of it
             behind = [number + 1 for number, text in texts.items() if text.strip() and text.strip() in words]
-            self._next[history.opening] = max(behind, default=0) + max(0, history.answers - prior)
+            self._next[history.opening] = max(behind, default=0) + answers
         number = max(self._next[history.opening], history.answers - prior)
         self._next[history.opening] = number + 1
         return number

@@ -76,8 +76,9 @@ def main() -> None:
         except OSError:
             break
     for child in children:
-        with suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
+        for kill in (os.killpg, os.kill):  # it may have no group of its own yet
+            with suppress(ProcessLookupError):
+                kill(child, signal.SIGKILL)
         os.waitpid(child, 0)  # so that the runner's own processor time has theirs
 
 

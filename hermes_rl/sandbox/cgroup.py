@@ -239,10 +239,14 @@ def make_sum(layout: Layout) -> None:
     """
     for controller in layout.parents:
         shared, top = layout.shared(controller), layout.top(controller)
+        held = layout.parents if layout.version == 2 else (controller,)
         while not top.is_dir():
             shared.mkdir(exist_ok=True)
-            if controller == "memory":
+            if "memory" in held:
                 _limit_sum(layout, shared)
+            if "cpu" in held:  # the runner's event loop goes first; a machine that is idle is all theirs
+                name, half = ("cpu.weight", "50") if layout.version == 2 else ("cpu.shares", "512")
+                (shared / name).write_text(half)
             if layout.version == 2:
                 _hand_down(shared, layout)
             # The last of another runner may be gone at this very moment, and the group with it.

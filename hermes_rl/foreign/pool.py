@@ -698,9 +698,21 @@ class ProcessPool:
             self._leave(worker, stays=stays)
         return returned
 
-    async def hold(self, code: Code) -> OwnProcess:
-        """Begin a process for one user alone, who has to close it."""
-        return OwnProcess(await made_in_thread(partial(self._begin, code), Worker.close))
+    async def hold(self, code: Code, *, reused: bool = False) -> OwnProcess:
+        """Return a process for one user alone, who has to close it; `reused`: others have had it, and will have it."""
+        worker = None
+        if reused:
+            with self._lock:
+                worker = self._fit(code)
+        if worker is None:
+            worker = await made_in_thread(partial(self._begin, code), Worker.close)
+        return OwnProcess(worker, self._take_back if reused else None)
+
+    def _take_back(self, worker: Worker) -> None:
+        """Let the next user have a process that one had alone."""
+        with self._lock:
+            self._busy += 1
+        self._pass_on(worker)
 
     def load(self, code: Code) -> _Warm:
         """Return the warm process, which has this code from now on; blocks while that is imported."""
@@ -856,8 +868,9 @@ def _bury(worker: Worker) -> None:
 class OwnProcess:
     """A process that one user has to itself: what its calls leave in memory is there for the next one."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, take_back: Callable[[Worker], None] | None = None) -> None:
         self._worker: Worker | None = worker
+        self._take_back = take_back
         self._calling = asyncio.Lock()
         self.ended: str | None = None
         """How it has ended, as a predicate; None while it is there."""
@@ -882,9 +895,11 @@ class OwnProcess:
                 raise
 
     async def close(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, whatever it does; where it is to be reused and is at rest, it stays."""
         worker, self._worker = self._worker, None
-        if worker is not None:
+        if worker is not None and self._take_back is not None and not self._calling.locked():
+            self._take_back(worker)
+        elif worker is not None:
             worker.end("was closed")
             await done_in_thread(partial(_bury, worker))
 

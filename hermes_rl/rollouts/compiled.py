@@ -542,7 +542,8 @@ class CompiledSpec:
         if state is None and not any(tool.process for tool in tools):
             return None
         code = None if state is None else Code.of(state.python)
-        return await RolloutProcess.start(code, dict(row.columns), f"{state and state.python} (row {row.key})")
+        where, reused = f"{state and state.python} (row {row.key})", state is not None and state.process == "reused"
+        return await RolloutProcess.start(code, dict(row.columns), where, reused=reused)
 
     def _described_by(self, row: Row, state: Any) -> Any:
         """Return the state by which tools are described: the rollout's own, or a sample where that lives elsewhere."""

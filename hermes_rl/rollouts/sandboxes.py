@@ -283,6 +283,8 @@ def _read_file(path: Path, to: str, mode: int | None, folder: Path) -> SandboxFi
 
 log = logging.getLogger(__name__)
 
+SOURCES = 64
+"""Kinds of rows, by what they say of a state's tools, whose tools are kept."""
 PER_CORE = 2
 """Fresh sandboxes at once, for each core. What runs in them is mostly work, against a limit of time: one that is late
 because too many ran beside it would be a wrong 0."""
@@ -481,6 +483,7 @@ class Tooling:
             for number, tool in enumerate(self._entries)
             if tool.mcp is not None
         )
+        self._of_sample: dict[str, tuple[Tool, ...]] = {}
         self._fixed: tuple[Tool, ...] | None = None
         self._listed: tuple[Tool, ...] | None = None
         self._opening = asyncio.Lock()
@@ -520,14 +523,24 @@ class Tooling:
             UserError: the state, or the row, has not what an entry names.
         """
         shared = self.shared(group)
-        made = process_tools if self.spec.state_apart else tools_of_state
         sources = [state_source(entry) for entry in self._entries if entry.state]
         own = [
             tool
             for source in sources
-            for tool in made(state, **render(source, row.columns, where="tools", key=row.key))
+            for tool in self._tools_of(state, render(source, row.columns, where="tools", key=row.key))
         ]
         return Toolkit([*shared.tools, *own]) if own else shared
+
+    def _tools_of(self, state: Any, source: dict[str, Any]) -> tuple[Tool, ...]:
+        """Return the tools of one entry; where states have processes, once for all rows that ask alike."""
+        if not self.spec.state_apart:
+            return tools_of_state(state, **source)
+        key = repr(source)
+        if key not in self._of_sample:
+            if len(self._of_sample) >= SOURCES:  # each row brings tools of its own
+                self._of_sample.clear()
+            self._of_sample[key] = process_tools(state, **source)
+        return self._of_sample[key]
 
     def shared(self, group: str) -> Toolkit:
         """Return the tools that all rollouts of a group have; those of tool servers once they are open."""

@@ -614,10 +614,11 @@ class State(Section):
     """What a rollout's tools act on: one object of a class of the spec."""
 
     python: str = Field(description="file.py:Class; one object Class(item) per rollout.")
-    process: bool = Field(
+    process: Literal[False, True, "reused"] = Field(
         False,
         description="true: the object, its tools and the rewards that name `state` are in a process of the rollout's "
-        "own, with modules of its own.",
+        "own, with modules of its own; reused: in one that earlier rollouts may have used, as their code leaves "
+        "nothing in its modules.",
     )
     over: str | None = Field(
         None,
@@ -1108,7 +1109,7 @@ class Spec(Section):
     @property
     def state_apart(self) -> bool:
         """Whether the state of a rollout lives in a process of the rollout's own."""
-        return self.state is not None and self.state.process
+        return self.state is not None and bool(self.state.process)
 
     @property
     def tool_timeout(self) -> float:

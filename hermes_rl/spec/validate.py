@@ -217,6 +217,7 @@ def _wrong_value(error: ErrorDetails, node: Node, path: NodePath) -> str:
         return f"must be {words} {context[bound]:g}, got {describe(node)}"
     if kind == "literal_error":
         names = [name.strip("'") for name in str(context["expected"]).replace(" or ", ", ").split(", ")]
+        names = [name.lower() if name in ("True", "False") else name for name in names]
         written = str(node.value) if isinstance(node, ScalarNode) else ""
         return f"{describe(node)} is not possible here{choices(written, names)}"
     if kind in ("too_short", "string_too_short"):

@@ -232,8 +232,8 @@ Schemas = str | Mapping[str, str] | Sequence[Mapping[str, Any]]
 """Tools that are described: the attribute of a state that has them, a `file`, or the schemas themselves."""
 
 
-def described_tools(state: object, method: str, schemas: Schemas) -> tuple[Tool, ...]:
-    """Return the tools that `schemas` describes, and the method `method` of a state answers.
+def described_tools(state: object, method: str, schemas: Schemas, choice: Choice) -> tuple[Tool, ...]:
+    """Return the chosen tools of those that `schemas` describes, and the method `method` of a state answers.
 
     Raises:
         UserError: there is no such attribute, file or method, or it describes no tools.
@@ -253,7 +253,8 @@ def described_tools(state: object, method: str, schemas: Schemas) -> tuple[Tool,
                 f"{where} has to be a list of tools, each a mapping of `name` (letters, digits, _ and -), "
                 f"`description` and `parameters`, not {schema!r:.200}"
             )
-    return tuple(DescribedStateTool(schema, method, turns) for schema in described)
+    chosen = [schema for schema in described if choice.takes(schema["name"], None)]
+    return tuple(DescribedStateTool(schema, method, turns) for schema in chosen)
 
 
 @functools.lru_cache(maxsize=64)
@@ -262,6 +263,9 @@ def _document(file: str) -> Any:
         return read_json(Path(file).read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read as JSON: {error}") from error
+
+
+WILDCARD = set("*?[")
 
 
 class Choice:
@@ -273,19 +277,22 @@ class Choice:
     """
 
     def __init__(self, names: Sequence[str] | None = None, marked: str | None = None) -> None:
-        self.names, self.marked = names, marked
+        self.marked = marked
+        self._any = names is None
+        self._patterns = [name for name in names or () if WILDCARD & set(name)]
+        self._names = dict.fromkeys(name for name in names or () if not WILDCARD & set(name))
         self.known: set[str] = set()
         """Names that were asked about."""
 
     def takes(self, name: str, code: object) -> bool:
         self.known.add(name)
-        named = self.names is None or any(fnmatchcase(name, pattern) for pattern in self.names)
+        named = self._any or name in self._names or any(fnmatchcase(name, pattern) for pattern in self._patterns)
         return named and (self.marked is None or bool(getattr(code, self.marked, False)))
 
     def require_met(self, where: str, tools: Sequence[object]) -> None:
         """Raise `UserError` for a name, which is no pattern, that nothing has, and for a mark that nothing has."""
-        for name in self.names or ():
-            if name not in self.known and not set("*?[") & set(name):
+        for name in self._names:
+            if name not in self.known:
                 raise UserError(f"{where} has no tool {name!r}{did_you_mean(name, self.known)}")
         if self.marked is not None and not tools:
             raise UserError(f"{where} has no function or method with {self.marked!r} that could be a tool")
@@ -334,10 +341,7 @@ def tools_of_state(
 ) -> tuple[Tool, ...]:
     """Return the tools of one entry `{state: NAME, schemas: …, arguments: …, names: …, marked: …}`."""
     choice = Choice(names, marked)
-    if schemas is None:
-        tools = state_tools(state, name, choice)
-    else:
-        tools = tuple(tool for tool in described_tools(state, name, schemas) if choice.takes(tool.name, tool))
+    tools = state_tools(state, name, choice) if schemas is None else described_tools(state, name, schemas, choice)
     choice.require_met(f"{name} of the state {type(state).__name__}", tools)
     for tool in tools:
         tool.arguments = arguments

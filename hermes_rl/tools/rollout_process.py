@@ -43,9 +43,11 @@ class RolloutProcess:
         self.held = held
 
     @classmethod
-    async def start(cls, state: Code | None, item: Mapping[str, Any], where: str) -> RolloutProcess:
+    async def start(
+        cls, state: Code | None, item: Mapping[str, Any], where: str, *, reused: bool = False
+    ) -> RolloutProcess:
         """Begin a process, and make the state of a row in it; UserError, with `where` it is, if it cannot be made."""
-        process = cls(await POOL.hold(state or Code.of(f"{HERE}:begin")))
+        process = cls(await POOL.hold(state or Code.of(f"{HERE}:begin"), reused=reused))
         if state is not None:
             try:
                 await process.call("begin", state=state, item=item)

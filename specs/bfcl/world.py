@@ -111,11 +111,23 @@ def public_methods(world: type) -> tuple[str, ...]:
     return tuple(name for name, _ in methods if not name.startswith("_"))
 
 
+@cache
+def constants() -> list[tuple[dict[str, Any], bytes]]:
+    """What worlds with long contexts write into although it is their package's, and what is in it at first."""
+    module = part("eval_checker.multi_turn_eval.func_source_code.long_context")
+    own = [value for name, value in vars(module).items() if isinstance(value, dict) and not name.startswith("_")]
+    return [(value, marshal.dumps(value)) for value in own]
+
+
 class Worlds:
     """One object of each class that a row involves. A call may ask for a number without end, or for a folder in itself
-    again and again, and one world writes into a constant of its module: so each rollout has a process of its own."""
+    again and again: so each rollout has a process, which the next one may use."""
 
-    def __init__(self, item: dict[str, Any]) -> None:
+    def __init__(self, item: dict[str, Any], beside: "Worlds | None" = None) -> None:
+        if beside is None and item["kind"] == "long_context":  # an earlier rollout may have been here
+            for value, at_first in constants():
+                value.clear()
+                value.update(marshal.loads(at_first))
         self.objects = {name: world_class(name)() for name in item["involved_classes"]}
         for name, world in self.objects.items():
             if hasattr(world, "_load_scenario"):
@@ -132,6 +144,7 @@ class Worlds:
         for name in part("constants.executable_backend_config").CLASS_FILE_PATH_MAPPING:
             if name in WORLDS:
                 world_class(name)
+        constants()
 
     @property
     def documents(self) -> list[dict[str, Any]]:
@@ -187,7 +200,8 @@ def calls_by_turn(messages: Iterable[Mapping[str, Any]]) -> list[list[dict[str, 
 
 def turn_by_turn(result: Any, item: dict[str, Any]) -> float:
     """Whether, behind each turn that has gold calls, worlds are as gold leaves them and gold's answers were seen."""
-    ours, gold = Worlds(item), Worlds(item)
+    ours = Worlds(item)
+    gold = Worlds(item, beside=ours)
     turns, seen = calls_by_turn(result.messages), Counter[str]()
     if len(turns) < len(item["truth"]):
         return 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 from pathlib import Path
@@ -82,6 +83,31 @@ async def test_state_tools_and_rewards_are_in_one_process_with_modules_of_its_ow
         assert '"heard": 2, "shared": 3' in third
         assert str(os.getpid()) not in first
         assert rollout.score == pytest.approx(2.03), "the reward sees the state itself, and its modules"
+
+
+async def test_a_process_that_is_reused_keeps_its_modules_and_gets_a_new_state(tmp_path: Path) -> None:
+    path = spec(tmp_path, "[{name: tell, args: {words: a}}]")
+    path.write_text(path.read_text().replace("process: true}\ntools", "process: reused}\ntools"))
+    async with open_env(path) as env:
+        first, second = [await env.play(row) for row in itertools.islice(env.rows(), 2)]
+        assert '"heard": 1, "shared": 1' in answers(first)[0]
+        assert '"heard": 1, "shared": 2' in answers(second)[0]
+        assert first.score == pytest.approx(1.01)
+        assert second.score == pytest.approx(1.02)
+        assert len({text.rpartition('pid": ')[2] for text in answers(first) + answers(second)}) == 1
+        both = await asyncio.gather(*(env.play(row) for row in itertools.islice(env.rows(), 2)))
+        pids = [answers(rollout)[0].rpartition('pid": ')[2] for rollout in both]
+        assert len(set(pids)) == 2, "two rollouts at a time never share one"
+
+
+async def test_a_reused_process_that_a_call_has_ended_is_nobodys_any_more(tmp_path: Path) -> None:
+    path = spec(tmp_path, "[{name: die, args: {}}]")
+    path.write_text(path.read_text().replace("process: true}\ntools", "process: reused}\ntools"))
+    async with open_env(path) as env:
+        for row in itertools.islice(env.rows(), 2):
+            (said,) = answers(await env.play(row))
+            assert "status 3" in said
+            assert "earlier" not in said
 
 
 async def test_what_a_tool_raises_is_told_to_the_model(tmp_path: Path) -> None:

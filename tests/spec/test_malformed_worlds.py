@@ -155,7 +155,10 @@ CASES: dict[str, tuple[str, str]] = {
     # state
     "an end that is not there": (HEAD + "state: {python: world.py:World, over: ▶ended}\n", "has no `ended`"),
     "a close that is not there": (HEAD + "state: {python: world.py:World, close: ▶shut}\n", "has no `shut`"),
-    "a process in words": (HEAD + "state: {python: world.py:World, process: ▶own}\n", "not possible here; choices: false, true, reused"),
+    "a process in words": (
+        HEAD + "state: {python: world.py:World, process: ▶own}\n",
+        "not possible here; choices: false, true, reused",
+    ),
     "a process of one word that is nearly right": (
         HEAD + "state: {python: world.py:World, process: ▶reuse}\n",
         "did you mean `reused`?",

@@ -11,6 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -24,7 +25,7 @@ from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.section import FrozenDict
 from hermes_rl.spec.suggest import did_you_mean
 from hermes_rl.spec.templates import TemplateError, evaluate, render
-from hermes_rl.values import whole_text
+from hermes_rl.values import whole_text, write_message
 
 # --------------------------------------------------------------------------- Hashes: SHA-256 over canonical JSON
 
@@ -95,6 +96,11 @@ LONGEST = 1 << 16
 
 def readable_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row's values as JSON has them, for people: long texts are cut, and what is no text is named."""
+    with suppress(TypeError):
+        text = write_message(columns)
+        # Nearly all rows are of JSON's values and short. What JSON has no word for is written as null.
+        if len(text) <= LONGEST and b"null" not in text:
+            return dict(columns)
     return {str(name): _readable(value) for name, value in columns.items()}
 
 

@@ -170,7 +170,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if rows and (file := os.environ.get("HERMES_RL_TESTED_WITH")):
         write(Path(file), rows)
         for page, row in _rows:
-            write_row(Path(file).with_name(page), row)
+            write_row(Path(file).parent / page, row)
 
 
 class Engine:

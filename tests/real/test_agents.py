@@ -38,6 +38,8 @@ from tests.real.rival_rules import RecordedCall, by_openenv, by_verifiers, lengt
 from tests.rootfs import make_rootfs
 
 COMPONENT = "agent programs: the recipes"
+PLAYED = "../benchmarks/played.md"
+"""From docs/, the page with the tables of sequences."""
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(900)]
 OF_ROOT = Path("/var/cache/hermes-rl-real")
 """Sandboxes of root run as another user, who has to enter it."""
@@ -242,7 +244,7 @@ async def test_its_conversations_break_less_often_than_by_the_rules_of_others(
     left_out = ", ".join(f"{kind} {count:,}" for kind, count in sorted(every.left_out.items())) or "–"
     record_property("figure", f"healthy rollouts {Figures.of_all((odd, neat)).told(2)}; with mistakes {faults.told(5)}")
     cells = [name, odd.rules, neat.rules, odd.thousands, f"{len(faulty)}, {faults.requests}", faults.rules]
-    record_property("agents.md", f"| {' | '.join((*cells, f'{accounted:.0%} of {every.sampled:,}', left_out))} |")
+    record_property(PLAYED, f"| {' | '.join((*cells, f'{accounted:.0%} of {every.sampled:,}', left_out))} |")
 
 
 DELEGATES = {
@@ -289,7 +291,7 @@ async def test_a_sub_agent_of_its_own_is_trained_in_its_own_context(
     (main, kinds), (asked, inner) = both = conversations_of(rollout)
     assert (set(kinds), inner) == ({"main"}, ["subagents"] * 3), both
     assert ("MAINTASK" in main, "MAINTASK" in asked, "SUBTASK" in asked) == (True, False, True)
-    record_property("agents.md", figures.row(f"{name}, a sub-agent"))
+    record_property(PLAYED, figures.row(f"{name}, a sub-agent"))
     record_property("figure", figures.told(1))
 
 
@@ -321,7 +323,7 @@ async def test_a_long_run_goes_on_from_its_summaries(
     conversations = conversations_of(rollout)
     assert [set(kinds) for _, kinds in conversations] == [{"main"}] * figures.ours, conversations
     assert figures.ours >= 2
-    record_property("agents.md", figures.row(f"{name}, a long run"))
+    record_property(PLAYED, figures.row(f"{name}, a long run"))
     record_property("figure", figures.told(1))
 
 

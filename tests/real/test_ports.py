@@ -76,8 +76,8 @@ def test_scores_are_those_of_the_original(name: str, record_property: Callable[[
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout.splitlines()[-1].lstrip("."))
     record_property("figure", f"{name}: gold {said['gold']}, {said['trajectories']} trajectories, {said['differ']}")
-    for row in rows_of_page(name, said):
-        record_property("ports.md", row)
+    for page, row in zip(("ports.md", "../benchmarks/played.md"), rows_of_page(name, said), strict=True):
+        record_property(page, row)
     assert said["differ"] == []
     assert said["trajectories"] >= LEAST
     assert said["gold"][1] - said["gold"][0] == UNREACHED.get(name, 0)
@@ -180,7 +180,7 @@ async def test_it_plays_for_trainers(name: str, tmp_path: Path) -> None:
 
 
 def rows_of_page(name: str, said: dict[str, Any]) -> Iterator[str]:
-    """Return the rows of the two tables in docs/ports.md: the figures, and the kinds of trajectories."""
+    """Return two rows: of the figures in docs/ports.md, and of the kinds of trajectories in benchmarks/played.md."""
     (package, licence), (right, solved) = PACKAGES[name], said["gold"]
     causes = Counter(kind for _, kind, _, _ in said["differ"])
     equal = said["trajectories"] - len(said["differ"])

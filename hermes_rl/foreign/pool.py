@@ -74,10 +74,7 @@ MOST_LINES = 100
 """Lines that a call may log."""
 START = 60.0
 """Seconds that the first process may take to start on a busy machine."""
-MODULES = (
-    *("hermes_rl.agent.result", "hermes_rl.scoring.value", "hermes_rl.foreign.stand_ins"),
-    "hermes_rl.tools.rollout_process",
-)
+MODULES = ("hermes_rl.agent.result", "hermes_rl.scoring.value", "hermes_rl.foreign.stand_ins")
 """What calls need beside the code itself."""
 
 
@@ -698,18 +695,19 @@ class ProcessPool:
             self._leave(worker, stays=stays)
         return returned
 
-    async def hold(self, code: Code) -> OwnProcess:
-        """Begin a process for one user alone, who has to close it."""
-        return OwnProcess(await made_in_thread(partial(self._begin, code), Worker.close))
+    async def hold(self, *codes: Code) -> OwnProcess:
+        """Begin a process with this code for one user alone, who has to close it."""
+        return OwnProcess(await made_in_thread(partial(self._begin, *codes), Worker.close))
 
-    def load(self, code: Code) -> _Warm:
+    def load(self, *codes: Code) -> _Warm:
         """Return the warm process, which has this code from now on; blocks while that is imported."""
         with self._lock:
             if self._warm is None or not self._warm.alive:
                 self._let_go()
                 self._warm = _Warm()
             warm = self._warm
-        warm.load(code)
+        for code in codes:
+            warm.load(code)
         return warm
 
     def prepare(self, codes: Sequence[Code]) -> None:
@@ -717,8 +715,7 @@ class ProcessPool:
 
         def load() -> None:
             try:
-                for code in codes:
-                    self.load(code)
+                self.load(*codes)
             except (OSError, RewardFailure) as error:
                 log.info("the processes for rewards begin with the first one: %s", error)
 
@@ -755,8 +752,8 @@ class ProcessPool:
             self._pass_on(None)
             raise
 
-    def _begin(self, code: Code) -> Worker:
-        return Worker(self.load(code))
+    def _begin(self, *codes: Code) -> Worker:
+        return Worker(self.load(*codes))
 
     async def _turn(self, waiting: _Waiting) -> Worker | None:
         """Wait until somebody leaves a process, or its place alone, or until all are busy with something long."""

@@ -7,6 +7,7 @@ when, or of another interpreter, start Python themselves.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -16,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import types
 from contextlib import suppress
 from pathlib import Path
@@ -26,10 +28,12 @@ ROOT = Path(__file__).parents[1]
 SECONDS = 90.0
 """How long a command may take."""
 COMMANDS = (
-    "hermes_rl.cli.commands", "hermes_rl.cli.running", "hermes_rl.cli.serving", "hermes_rl.cli.validating",
-    "hermes_rl.view.server", "hermes_rl.spec.check_code", "hermes_rl.tools.toolsets.file", "tokenizers",
+    "hermes_rl.cli.main", "hermes_rl.cli.commands", "hermes_rl.cli.running", "hermes_rl.cli.serving",
+    "hermes_rl.cli.validating", "hermes_rl.view.server", "hermes_rl.spec.check_code", "hermes_rl.tools.toolsets.file",
+    "tokenizers",
 )  # fmt: skip
 """What commands load when they are called."""
+SPEC = "dataset: {items: [{q: a}]}\nprompt: {user: x}\nservers: {policy: {type: scripted}}\n"
 LIBRARIES = (*COMMANDS, "hermes_rl.env.spec_env", "transformers.models.auto.tokenization_auto")
 """And what they load for trainers and for tokenizers of the hub: seconds, and settings read from variables."""
 
@@ -165,10 +169,12 @@ class _Loaded:
 
 def serve(modules: tuple[str, ...]) -> None:
     """Load what commands need, and run each that is asked for at standard input in a fork."""
-    from hermes_rl.cli.main import main
+    from hermes_rl.spec import parse_spec
+    from hermes_rl.spec.fingerprint import fingerprint
 
     for name in modules:
         importlib.import_module(name)
+    fingerprint(parse_spec(SPEC))  # what checks and writes specs is made when it is used first
     gc.freeze()  # so that forks share what is loaded
     path = sys.path[1:]
     asked = socket.socket(fileno=os.dup(0))
@@ -198,13 +204,34 @@ def serve(modules: tuple[str, ...]) -> None:
     os.environ.update(request["env"])
     # As `python -m` has it.
     sys.path[:] = [request["cwd"], *request["env"]["PYTHONPATH"].split(os.pathsep), *path]
-    if request["code"] is None:
-        sys.argv = [str(ROOT / "hermes_rl/cli/main.py"), *request["arguments"]]
+    try:
+        _play(request["code"], *request["arguments"])
+        _end(0)
+    except SystemExit as leaving:
+        if isinstance(leaving.code, int):
+            _end(leaving.code)
+        raise
+
+
+def _play(code: str | None, *arguments: str) -> None:
+    from hermes_rl.cli.main import main
+
+    if code is None:
+        sys.argv = [str(ROOT / "hermes_rl/cli/main.py"), *arguments]
         main()
     else:
-        sys.argv = ["-c", *request["arguments"]]
+        sys.argv = ["-c", *arguments]
         sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(request["code"], vars(sys.modules["__main__"]))
+        exec(code, vars(sys.modules["__main__"]))
+
+
+def _end(status: int) -> None:
+    """End this process as Python does, except that nothing is taken apart: to copy all of it took longest."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status & 0xFF)
 
 
 def _keep(fd: int, *streams: int) -> None:

@@ -1,8 +1,8 @@
 """`hermes-rl` as a user types it, in a process of its own that need not load the command first.
 
-Loading takes longer than most commands do. So one process of each worker loads it once, and every command is a fork of
-that: with its own folder, variables, streams and exit status, and ended as any other process. Tests of what is loaded
-when, or of another interpreter, start Python themselves.
+Loading takes longer than most commands do. So one process loads it for all workers of a run of the tests, and every
+command is a fork of that: with its own folder, variables, streams and exit status, and ended as any other process.
+Tests of what is loaded when, or of another interpreter, start Python themselves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import types
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO, Any, NoReturn
+from zlib import crc32
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 90.0
@@ -33,7 +34,6 @@ COMMANDS = (
     "tokenizers",
 )  # fmt: skip
 """What commands load when they are called."""
-SPEC = "dataset: {items: [{q: a}]}\nprompt: {user: x}\nservers: {policy: {type: scripted}}\n"
 LIBRARIES = (*COMMANDS, "hermes_rl.env.spec_env", "transformers.models.auto.tokenization_auto")
 """And what they load for trainers and for tokenizers of the hub: seconds, and settings read from variables."""
 
@@ -146,14 +146,30 @@ class Command:
 
 
 class _Loaded:
-    """A process that has loaded what commands need, and forks itself for each."""
+    """A process that has loaded what commands need, and forks itself for each.
+
+    All workers of one run of the tests share it; it ends when none of them is left.
+    """
 
     def __init__(self, modules: tuple[str, ...]) -> None:
-        self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        code = f"from tests.commands import serve; serve({modules!r})"
-        with theirs:
-            self._process = subprocess.Popen([sys.executable, "-c", code], stdin=theirs.fileno(), cwd=ROOT, env=env)
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+        name = f"\0hermes-rl-tests-{run}-{crc32(repr(modules).encode())}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        while True:
+            with suppress(ConnectionRefusedError):  # nobody has begun it, or not to its end
+                self._socket.connect(name)
+                return
+            with (
+                socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening,
+                suppress(OSError),
+            ):  # another one begins it
+                listening.bind(name)
+                listening.listen()
+                env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+                code = f"from tests.commands import serve; serve({modules!r})"
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", code], stdin=listening.fileno(), cwd=ROOT, env=env
+                )
 
     def start(self, request: dict[str, object], streams: list[int]) -> socket.socket:
         """Start a command; the process that keeps it sends its id and then its exit status."""
@@ -164,35 +180,51 @@ class _Loaded:
 
     def close(self) -> None:
         self._socket.close()
-        self._process.wait()
 
 
 def serve(modules: tuple[str, ...]) -> None:
-    """Load what commands need, and run each that is asked for at standard input in a fork."""
-    from hermes_rl.spec import parse_spec
-    from hermes_rl.spec.fingerprint import fingerprint
-
-    for name in modules:
-        importlib.import_module(name)
-    fingerprint(parse_spec(SPEC))  # what checks and writes specs is made when it is used first
-    gc.freeze()  # so that forks share what is loaded
+    """Load what commands need, and run each in a fork that somebody asks for who connects to standard input."""
+    _load(modules)
     path = sys.path[1:]
-    asked = socket.socket(fileno=os.dup(0))
+    listening = socket.socket(fileno=os.dup(0))
+    asking: list[socket.socket] = []
     while True:
-        data, fds, _, _ = socket.recv_fds(asked, 1 << 20, 4)
+        for ready in select.select([listening, *asking], [], [])[0]:
+            if ready is listening:
+                asking.append(listening.accept()[0])
+                continue
+            data, fds, _, _ = socket.recv_fds(ready, 1 << 20, 4)
+            if not data:
+                ready.close()
+                asking.remove(ready)
+            elif os.fork() == 0:
+                for connection in (listening, *asking):
+                    connection.close()
+                _command(json.loads(data), path, *fds)
+            for fd in fds:
+                os.close(fd)
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        if not data:
+        if not asking:
             return
-        if os.fork() == 0:
-            break
-        for fd in fds:
-            os.close(fd)
-    asked.close()
-    keeper, *fds = fds
+
+
+def _load(modules: tuple[str, ...]) -> None:
+    from hermes_rl.spec.section import Section
+
+    for name in modules:
+        importlib.import_module(name)
+    sections = [Section]
+    for section in sections:
+        section.model_rebuild()  # else what checks and writes it is made by each command that uses it
+        sections += section.__subclasses__()
+    gc.freeze()  # so that forks share what is loaded
+
+
+def _command(request: dict[str, Any], path: list[str], keeper: int, *fds: int) -> NoReturn:
+    """Become the command that was asked for."""
     _keep(keeper, *fds)
-    request = json.loads(data)
     for descriptor, fd in enumerate(fds):
         os.dup2(fd, descriptor)
         os.close(fd)
@@ -206,11 +238,11 @@ def serve(modules: tuple[str, ...]) -> None:
     sys.path[:] = [request["cwd"], *request["env"]["PYTHONPATH"].split(os.pathsep), *path]
     try:
         _play(request["code"], *request["arguments"])
-        _end(0)
     except SystemExit as leaving:
         if isinstance(leaving.code, int):
             _end(leaving.code)
         raise
+    _end(0)
 
 
 def _play(code: str | None, *arguments: str) -> None:
@@ -225,7 +257,7 @@ def _play(code: str | None, *arguments: str) -> None:
         exec(code, vars(sys.modules["__main__"]))
 
 
-def _end(status: int) -> None:
+def _end(status: int) -> NoReturn:
     """End this process as Python does, except that nothing is taken apart: to copy all of it took longest."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -18,12 +18,14 @@ import traceback
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from importlib.metadata import EntryPoint, distribution, distributions
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hermes_rl.errors import UserError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 _lock = threading.RLock()
 _siblings: dict[Path, dict[str, ModuleType]] = {}
@@ -98,6 +100,8 @@ def entry_points(group: str) -> list[EntryPoint]:
 
     That reads the files of all packages each time, which took a fifth of a short run.
     """
+    from importlib.metadata import distribution
+
     points: dict[EntryPoint, None] = {}
     for place in sys.path:
         with suppress(OSError):
@@ -111,6 +115,8 @@ def entry_points(group: str) -> list[EntryPoint]:
 @lru_cache(maxsize=256)
 def _published_in(place: str, changed: int) -> list[tuple[str, EntryPoint]]:
     """Return the package and the point of everything that is published in a folder for us, until it changes."""
+    from importlib.metadata import distributions  # processes of foreign code have no use for it
+
     points = ((package, point) for package in distributions(path=[place]) for point in package.entry_points)
     return [(package.name, point) for package, point in points if point.group.startswith("hermes_rl.")]
 

@@ -211,8 +211,10 @@ def serve(modules: tuple[str, ...]) -> None:
 
 
 def _load(modules: tuple[str, ...]) -> None:
+    from hermes_rl.cli.main import program
     from hermes_rl.spec.section import Section
 
+    program()
     for name in modules:
         importlib.import_module(name)
     sections = [Section]

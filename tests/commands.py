@@ -155,6 +155,7 @@ class _Loaded:
         run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
         name = f"\0hermes-rl-tests-{run}-{crc32(repr(modules).encode())}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process: subprocess.Popen[bytes] | None = None
         while True:
             with suppress(ConnectionRefusedError):  # nobody has begun it, or not to its end
                 self._socket.connect(name)
@@ -180,6 +181,8 @@ class _Loaded:
 
     def close(self) -> None:
         self._socket.close()
+        if self._process is not None:
+            self._process.wait()  # until the other workers have ended too: its processor time is that of the tests
 
 
 def serve(modules: tuple[str, ...]) -> None:

@@ -16,13 +16,16 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import contextmanager
-from importlib.metadata import EntryPoint, entry_points
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hermes_rl.errors import UserError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 _lock = threading.RLock()
 _siblings: dict[Path, dict[str, ModuleType]] = {}
@@ -90,6 +93,32 @@ class Code(NamedTuple):
 def itself(value: Any) -> Any:
     """Return the value: what is asked for, where nothing has to be made of it."""
     return value
+
+
+def entry_points(group: str) -> list[EntryPoint]:
+    """Return what installed packages publish under a group of ours, as `importlib.metadata.entry_points` does.
+
+    That reads the files of all packages each time, which took a fifth of a short run.
+    """
+    from importlib.metadata import distribution
+
+    points: dict[EntryPoint, None] = {}
+    for place in sys.path:
+        with suppress(OSError):
+            for package, point in _published_in(place, Path(place).stat().st_mtime_ns):
+                # Of two versions of a package, the first on the way counts.
+                if point.group == group and point in distribution(package).entry_points:
+                    points[point] = None
+    return list(points)
+
+
+@lru_cache(maxsize=256)
+def _published_in(place: str, changed: int) -> list[tuple[str, EntryPoint]]:
+    """Return the package and the point of everything that is published in a folder for us, until it changes."""
+    from importlib.metadata import distributions  # processes of foreign code have no use for it
+
+    points = ((package, point) for package in distributions(path=[place]) for point in package.entry_points)
+    return [(package.name, point) for package, point in points if point.group.startswith("hermes_rl.")]
 
 
 def published(group: str, what: str, reserved: Container[str] = ()) -> dict[str, EntryPoint]:

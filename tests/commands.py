@@ -1,12 +1,13 @@
 """`hermes-rl` as a user types it, in a process of its own that need not load the command first.
 
-Loading takes longer than most commands do. So one process of each worker loads it once, and every command is a fork of
-that: with its own folder, variables, streams and exit status, and ended as any other process. Tests of what is loaded
-when, or of another interpreter, start Python themselves.
+Loading takes longer than most commands do. So one process loads it for all workers of a run of the tests, and every
+command is a fork of that: with its own folder, variables, streams and exit status, and ended as any other process.
+Tests of what is loaded when, or of another interpreter, start Python themselves.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -16,18 +17,21 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import types
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO, Any, NoReturn
+from zlib import crc32
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 90.0
 """How long a command may take."""
 COMMANDS = (
-    "hermes_rl.cli.commands", "hermes_rl.cli.running", "hermes_rl.cli.serving", "hermes_rl.cli.validating",
-    "hermes_rl.view.server", "hermes_rl.spec.check_code", "hermes_rl.tools.toolsets.file", "tokenizers",
+    "hermes_rl.cli.main", "hermes_rl.cli.commands", "hermes_rl.cli.running", "hermes_rl.cli.serving",
+    "hermes_rl.cli.validating", "hermes_rl.view.server", "hermes_rl.spec.check_code", "hermes_rl.tools.toolsets.file",
+    "tokenizers",
 )  # fmt: skip
 """What commands load when they are called."""
 LIBRARIES = (*COMMANDS, "hermes_rl.env.spec_env", "transformers.models.auto.tokenization_auto")
@@ -142,14 +146,31 @@ class Command:
 
 
 class _Loaded:
-    """A process that has loaded what commands need, and forks itself for each."""
+    """A process that has loaded what commands need, and forks itself for each.
+
+    All workers of one run of the tests share it; it ends when none of them is left.
+    """
 
     def __init__(self, modules: tuple[str, ...]) -> None:
-        self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        code = f"from tests.commands import serve; serve({modules!r})"
-        with theirs:
-            self._process = subprocess.Popen([sys.executable, "-c", code], stdin=theirs.fileno(), cwd=ROOT, env=env)
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+        name = f"\0hermes-rl-tests-{run}-{crc32(repr(modules).encode())}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process: subprocess.Popen[bytes] | None = None
+        while True:
+            with suppress(ConnectionRefusedError):  # nobody has begun it, or not to its end
+                self._socket.connect(name)
+                return
+            with (
+                socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening,
+                suppress(OSError),
+            ):  # another one begins it
+                listening.bind(name)
+                listening.listen()
+                env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+                code = f"from tests.commands import serve; serve({modules!r})"
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", code], stdin=listening.fileno(), cwd=ROOT, env=env
+                )
 
     def start(self, request: dict[str, object], streams: list[int]) -> socket.socket:
         """Start a command; the process that keeps it sends its id and then its exit status."""
@@ -160,33 +181,55 @@ class _Loaded:
 
     def close(self) -> None:
         self._socket.close()
-        self._process.wait()
+        if self._process is not None:
+            self._process.wait()  # until the other workers have ended too: its processor time is that of the tests
 
 
 def serve(modules: tuple[str, ...]) -> None:
-    """Load what commands need, and run each that is asked for at standard input in a fork."""
-    from hermes_rl.cli.main import main
-
-    for name in modules:
-        importlib.import_module(name)
-    gc.freeze()  # so that forks share what is loaded
+    """Load what commands need, and run each in a fork that somebody asks for who connects to standard input."""
+    _load(modules)
     path = sys.path[1:]
-    asked = socket.socket(fileno=os.dup(0))
+    listening = socket.socket(fileno=os.dup(0))
+    asking: list[socket.socket] = []
     while True:
-        data, fds, _, _ = socket.recv_fds(asked, 1 << 20, 4)
+        for ready in select.select([listening, *asking], [], [])[0]:
+            if ready is listening:
+                asking.append(listening.accept()[0])
+                continue
+            data, fds, _, _ = socket.recv_fds(ready, 1 << 20, 4)
+            if not data:
+                ready.close()
+                asking.remove(ready)
+            elif os.fork() == 0:
+                for connection in (listening, *asking):
+                    connection.close()
+                _command(json.loads(data), path, *fds)
+            for fd in fds:
+                os.close(fd)
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        if not data:
+        if not asking:
             return
-        if os.fork() == 0:
-            break
-        for fd in fds:
-            os.close(fd)
-    asked.close()
-    keeper, *fds = fds
+
+
+def _load(modules: tuple[str, ...]) -> None:
+    from hermes_rl.cli.main import program
+    from hermes_rl.spec.section import Section
+
+    program()
+    for name in modules:
+        importlib.import_module(name)
+    sections = [Section]
+    for section in sections:
+        section.model_rebuild()  # else what checks and writes it is made by each command that uses it
+        sections += section.__subclasses__()
+    gc.freeze()  # so that forks share what is loaded
+
+
+def _command(request: dict[str, Any], path: list[str], keeper: int, *fds: int) -> NoReturn:
+    """Become the command that was asked for."""
     _keep(keeper, *fds)
-    request = json.loads(data)
     for descriptor, fd in enumerate(fds):
         os.dup2(fd, descriptor)
         os.close(fd)
@@ -198,13 +241,34 @@ def serve(modules: tuple[str, ...]) -> None:
     os.environ.update(request["env"])
     # As `python -m` has it.
     sys.path[:] = [request["cwd"], *request["env"]["PYTHONPATH"].split(os.pathsep), *path]
-    if request["code"] is None:
-        sys.argv = [str(ROOT / "hermes_rl/cli/main.py"), *request["arguments"]]
+    try:
+        _play(request["code"], *request["arguments"])
+    except SystemExit as leaving:
+        if isinstance(leaving.code, int):
+            _end(leaving.code)
+        raise
+    _end(0)
+
+
+def _play(code: str | None, *arguments: str) -> None:
+    from hermes_rl.cli.main import main
+
+    if code is None:
+        sys.argv = [str(ROOT / "hermes_rl/cli/main.py"), *arguments]
         main()
     else:
-        sys.argv = ["-c", *request["arguments"]]
+        sys.argv = ["-c", *arguments]
         sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(request["code"], vars(sys.modules["__main__"]))
+        exec(code, vars(sys.modules["__main__"]))
+
+
+def _end(status: int) -> NoReturn:
+    """End this process as Python does, except that nothing is taken apart: to copy all of it took longest."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status & 0xFF)
 
 
 def _keep(fd: int, *streams: int) -> None:

@@ -6,13 +6,12 @@ import asyncio
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -49,25 +48,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-TELLING = pytest.StashKey[threading.Timer]()
-LEFT = 5.0
-"""Seconds before its time is up at which a test that waits says for what."""
-
-
 @pytest.hookimpl(wrapper=True, optionalhook=True)
-def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Iterator[None]:
-    """Let a test whose time is about to be up say where its coroutines wait: the stacks of threads do not show it."""
-    timer = item.stash[TELLING] = threading.Timer(max(settings.timeout - LEFT, LEFT), tell_waiting)
-    timer.daemon = True
-    timer.start()
-    return (yield)
+def pytest_timeout_set_timer() -> Iterator[None]:
+    """Let a test whose time is up say where its coroutines wait: the stacks of threads do not show it.
 
-
-@pytest.hookimpl(wrapper=True, optionalhook=True)
-def pytest_timeout_cancel_timer(item: pytest.Item) -> Iterator[None]:
-    if (timer := item.stash.get(TELLING, None)) is not None:  # a module that cannot be collected has none
-        timer.cancel()
-    return (yield)
+    A timer of its own would be a thread for each test.
+    """
+    answer = yield
+    if callable(end := signal.getsignal(signal.SIGALRM)):
+        signal.signal(signal.SIGALRM, lambda *given: (tell_waiting(), end(*given)))
+    return answer
 
 
 def tell_waiting() -> None:

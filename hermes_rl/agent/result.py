@@ -16,7 +16,6 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import ToolError
 from hermes_rl.foreign.process import current_runner
 from hermes_rl.foreign.stand_ins import lives_in_runner
-from hermes_rl.tokens.transcript import MASKED_LOGPROB
 from hermes_rl.values import count_of, is_number, own_copy
 
 if TYPE_CHECKING:
@@ -260,6 +259,8 @@ class ManagedState(Mapping[str, list[Node]]):
     def __getitem__(self, key: str) -> list[Node]:
         if key != "nodes":
             raise KeyError(key)
+        from hermes_rl.tokens.transcript import MASKED_LOGPROB
+
         return [
             Node(
                 sequence.tokens,

@@ -11,7 +11,8 @@ import gc
 import io
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from hermes_rl.errors import HermesRLError, UserError
@@ -36,13 +37,12 @@ def status(arguments: list[str] | None = None) -> int:
     """Run a command line and return its exit status; a bug travels with its traceback."""
     import typer
 
-    from hermes_rl.cli.commands import app
     from hermes_rl.cli.echo import echo
 
     # Typer brings a click of its own in some versions, so the class is found through Typer.
     click_exception: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
     try:
-        result: Any = app(with_address(sys.argv[1:] if arguments is None else arguments), standalone_mode=False)
+        result: Any = program()(with_address(sys.argv[1:] if arguments is None else arguments), standalone_mode=False)
     except click_exception as error:
         error.message = error.message.replace("Value error, ", "")  # which says how Typer checks, and nothing else
         error.show()
@@ -54,6 +54,16 @@ def status(arguments: list[str] | None = None) -> int:
         echo(f"error: {error}" if "\n" not in str(error) else str(error), err=True)
         return 2 if isinstance(error, UserError) else 1
     return result if isinstance(result, int) else 0
+
+
+@cache
+def program() -> Callable[..., Any]:
+    """Return the program with all of its commands and options."""
+    import typer
+
+    from hermes_rl.cli.commands import app
+
+    return typer.main.get_command(app)
 
 
 def with_address(arguments: Sequence[str]) -> list[str]:

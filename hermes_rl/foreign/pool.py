@@ -74,10 +74,7 @@ MOST_LINES = 100
 """Lines that a call may log."""
 START = 60.0
 """Seconds that the first process may take to start on a busy machine."""
-MODULES = (
-    *("hermes_rl.agent.result", "hermes_rl.scoring.value", "hermes_rl.foreign.stand_ins"),
-    "hermes_rl.tools.rollout_process",
-)
+MODULES = ("hermes_rl.agent.result", "hermes_rl.scoring.value", "hermes_rl.foreign.stand_ins")
 """What calls need beside the code itself."""
 
 
@@ -698,14 +695,14 @@ class ProcessPool:
             self._leave(worker, stays=stays)
         return returned
 
-    async def hold(self, code: Code, *, reused: bool = False) -> OwnProcess:
-        """Return a process for one user alone, who has to close it; `reused`: others have had it, and will have it."""
+    async def hold(self, *codes: Code, reused: bool = False) -> OwnProcess:
+        """Return a process with this code for one user alone, who closes it; `reused`: others may have had it."""
         worker = None
         if reused:
             with self._lock:
-                worker = self._fit(code)
+                worker = self._fit(*codes)
         if worker is None:
-            worker = await made_in_thread(partial(self._begin, code), Worker.close)
+            worker = await made_in_thread(partial(self._begin, *codes), Worker.close)
         return OwnProcess(worker, self._take_back if reused else None)
 
     def _take_back(self, worker: Worker) -> None:
@@ -714,14 +711,15 @@ class ProcessPool:
             self._busy += 1
         self._pass_on(worker)
 
-    def load(self, code: Code) -> _Warm:
+    def load(self, *codes: Code) -> _Warm:
         """Return the warm process, which has this code from now on; blocks while that is imported."""
         with self._lock:
             if self._warm is None or not self._warm.alive:
                 self._let_go()
                 self._warm = _Warm()
             warm = self._warm
-        warm.load(code)
+        for code in codes:
+            warm.load(code)
         return warm
 
     def prepare(self, codes: Sequence[Code]) -> None:
@@ -729,8 +727,7 @@ class ProcessPool:
 
         def load() -> None:
             try:
-                for code in codes:
-                    self.load(code)
+                self.load(*codes)
             except (OSError, RewardFailure) as error:
                 log.info("the processes for rewards begin with the first one: %s", error)
 
@@ -767,8 +764,8 @@ class ProcessPool:
             self._pass_on(None)
             raise
 
-    def _begin(self, code: Code) -> Worker:
-        return Worker(self.load(code))
+    def _begin(self, *codes: Code) -> Worker:
+        return Worker(self.load(*codes))
 
     async def _turn(self, waiting: _Waiting) -> Worker | None:
         """Wait until somebody leaves a process, or its place alone, or until all are busy with something long."""
@@ -793,11 +790,11 @@ class ProcessPool:
         else:
             waiting.look(self._overdue, self._ended)
 
-    def _fit(self, code: Code) -> Worker | None:
+    def _fit(self, *codes: Code) -> Worker | None:
         """Take a free process that has this code; those that have not, or have ended, go."""
         while self._free:
             worker = self._free.pop()
-            if code in worker.knows and worker.waits:
+            if worker.knows.issuperset(codes) and worker.waits:
                 return worker
             hand_over(partial(_bury, worker))
         return None

@@ -9,7 +9,6 @@ model) while it works. Both end when the runner does, and see the variables that
 from __future__ import annotations
 
 import array
-import asyncio
 import ctypes
 import gc
 import importlib
@@ -130,7 +129,8 @@ def _load(request: Mapping[str, Any]) -> str | None:
         for name in request["modules"]:
             importlib.import_module(name)
         code = Code(*request["code"]).load()
-        for name in getattr(code, "imports", ()):
+        awaits = ("asyncio",) if inspect.iscoroutinefunction(code) else ()
+        for name in (*awaits, *getattr(code, "imports", ())):
             importlib.import_module(name)  # once, and not in each fork
         if callable(prepare := getattr(code, "prepare", None)):
             prepare()
@@ -325,10 +325,14 @@ class ForeignCall(NamedTuple):
 def settled(value: Any) -> Any:
     """Return what code has returned; where that has to be awaited, on an event loop of its own."""
 
+    if not inspect.isawaitable(value):
+        return value
+    import asyncio
+
     async def awaited() -> Any:
         return await value
 
-    return asyncio.run(awaited()) if inspect.isawaitable(value) else value
+    return asyncio.run(awaited())
 
 
 def _in_words(error: BaseException, function: Callable[..., Any] | None) -> dict[str, Any]:

@@ -6,7 +6,6 @@ its objects, and says by `stand_in_fields` what that is told at once; `hermes_rl
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -46,6 +45,8 @@ class StandIn:
         return current_runner().ask(self._number, method, *args, **kwargs).result()
 
     async def _ask_here(self, method: str, *args: Any) -> Any:
+        import asyncio
+
         return await asyncio.wrap_future(current_runner().ask(self._number, method, *args))
 
 

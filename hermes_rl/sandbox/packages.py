@@ -274,6 +274,7 @@ def _open(folder: Path) -> None:
             path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
 
 
+@functools.cache
 def find_pip() -> list[str]:
     """Return the command of a pip of this machine that installs for other interpreters; `UserError`: there is none."""
     programs = [[path] for name in ("pip3", "pip") if (path := shutil.which(name)) is not None]

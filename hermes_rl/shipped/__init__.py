@@ -5,9 +5,11 @@ In a wheel the files are inside this package; in a checkout they stand at the to
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Literal
+
+from hermes_rl.plugins import entry_points
 
 REWARD_GROUP = "hermes_rl.rewards"
 """Entry points of packages that bring rewards."""
@@ -35,4 +37,4 @@ def shipped_rewards() -> dict[str, Path]:
 
 def published_rewards() -> list[EntryPoint]:
     """Return the rewards that installed packages publish; two may have one name, which is then an error to use."""
-    return list(entry_points(group=REWARD_GROUP))
+    return entry_points(group=REWARD_GROUP)

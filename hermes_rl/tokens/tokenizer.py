@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -92,7 +92,7 @@ class SmallTokenizer:
         self._engine = engine
         self._template = template
 
-    @property
+    @cached_property
     def vocabulary(self) -> Mapping[str, int]:
         return self._engine.get_vocab(with_added_tokens=True)
 

@@ -47,7 +47,8 @@ class RolloutProcess:
         cls, state: Code | None, item: Mapping[str, Any], where: str, *, reused: bool = False
     ) -> RolloutProcess:
         """Begin a process, and make the state of a row in it; UserError, with `where` it is, if it cannot be made."""
-        process = cls(await POOL.hold(state or Code.of(f"{HERE}:begin"), reused=reused))
+        own = Code.of(f"{HERE}:begin")  # what rollouts without such a process have no use for
+        process = cls(await POOL.hold(own, *([state] if state is not None else []), reused=reused))
         if state is not None:
             try:
                 await process.call("begin", state=state, item=item)

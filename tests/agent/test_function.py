@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from hermes_rl import Ending, Group, Rollout, certify, open_env
 from hermes_rl.errors import SpecError, UserError
 from hermes_rl.spec.load import parse_spec
 from tests.api.summing import Sampler, sampled, trained
+from tests.commands import hermes
 
 AGENT = """
 import asyncio, json, os, time, urllib.request, urllib.error
@@ -146,7 +146,7 @@ def test_the_function_of_the_documentation_plays(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "agents.md").read_text().partition("## A function")[2]
     for name, language in (("agent.py", "python"), ("spec.yaml", "yaml")):
         (tmp_path / name).write_text(text.partition(f"```{language}\n")[2].partition("```")[0])
-    command = ["hermes-rl", "run", "spec.yaml", "process", "--out", "run"]
-    subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = hermes("run", "spec.yaml", "process", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     assert [(line["ending"], line["score"]) for line in lines] == [("finished", 1.0)] * 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from hermes_rl.reading.summary import why
 from hermes_rl.runs.store import rollout_of, rollout_record
 from hermes_rl.spec.load import parse_spec
 from tests.api.summing import Sampler, sampled, trained
+from tests.commands import hermes
 
 AGENT = '''
 import json, os, subprocess, sys, time, urllib.request
@@ -502,11 +502,8 @@ def test_the_program_of_the_documentation_plays(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
     for name, language in (("agent.py", "python"), ("spec.yaml", "yaml")):
         (tmp_path / name).write_text(text.partition(f"```{language}\n")[2].partition("```")[0])
-    commands = [line for line in text.splitlines() if line.startswith("hermes-rl ")]
-    outputs = [
-        subprocess.run(command.split(), cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-        for command in commands
-    ]
+    commands = [line.split() for line in text.splitlines() if line.startswith("hermes-rl ")]
+    outputs = [hermes(*words, cwd=tmp_path).stdout for _, *words in commands]
     assert outputs[0].endswith("spec.yaml: valid\n"), outputs
     assert outputs[1].startswith("2 of 2 groups of 2 ") and "tokens exact in 2 of 2" in outputs[1], outputs
     assert "program: 2 requests, status 0" in outputs[2], outputs

@@ -65,7 +65,7 @@ os._exit(0)
 """
 
 
-UNPACK = ("mkdir -p /tmp/lib && tar xzf /tmp/lib.tgz -C /tmp/lib",)
+UNPACK = ("mkdir -p /tmp/lib && tar xf /tmp/lib.tar -C /tmp/lib",)
 """What makes pytest of its archive in a sandbox."""
 
 

@@ -40,10 +40,10 @@ async def killed_ctx() -> AsyncIterator[ToolContext]:
 def packed_pytest() -> bytes:
     """This very pytest with what it needs, as an archive to unpack in a sandbox.
 
-    It comes with its bytecode: to compile it took longer than the tests that it runs.
+    It comes with its bytecode, and not compressed: to compile or unpack it took longer than the tests that it runs.
     """
     packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
+    with tarfile.open(fileobj=packed, mode="w") as archive:
         for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py"):
             spec = find_spec(name)
             assert spec is not None and spec.origin is not None
@@ -65,8 +65,8 @@ async def ctx_with_pytest(packed_pytest: bytes) -> AsyncIterator[ToolContext]:
     """A sandbox with pytest in it, as `python3 -m pytest`."""
     config = SandboxConfig(
         env={"PYTHONPATH": "/tmp/lib", "PYTHONDONTWRITEBYTECODE": "1"},
-        files=(SandboxFile("/tmp/lib.tgz", packed_pytest),),
-        setup=("mkdir /tmp/lib && tar xzf /tmp/lib.tgz -C /tmp/lib",),
+        files=(SandboxFile("/tmp/lib.tar", packed_pytest),),
+        setup=("mkdir /tmp/lib && tar xf /tmp/lib.tar -C /tmp/lib",),
     )
     async with ToolRuntime(config) as runtime:
         yield ToolContext(runtime.task_id)
@@ -74,4 +74,4 @@ async def ctx_with_pytest(packed_pytest: bytes) -> AsyncIterator[ToolContext]:
 
 @pytest.fixture(scope="session")
 def library_of_pytest(packed_pytest: bytes) -> tuple[SandboxFile, ...]:
-    return (SandboxFile("/tmp/lib.tgz", packed_pytest),)
+    return (SandboxFile("/tmp/lib.tar", packed_pytest),)

@@ -590,9 +590,9 @@ def old_pytest() -> tuple[SandboxFile, ...]:
     except UserError as error:
         pytest.skip(f"no pytest 6.2.5 can be had here: {error}")
     packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
+    with tarfile.open(fileobj=packed, mode="w") as archive:
         archive.add(next(folder.glob("lib/python*/site-packages")), ".")
-    return (SandboxFile("/tmp/lib.tgz", packed.getvalue()),)
+    return (SandboxFile("/tmp/lib.tar", packed.getvalue()),)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import parse_spec
 from tests.api.summing import TOKENIZER, Sampler, sampled, trained
+from tests.commands import hermes
 
 AGENT = '''
 """Asks the model until it calls no tool; what it has heard and said is in the file that its first word names."""
@@ -366,7 +366,7 @@ def test_the_manager_and_the_program_of_the_documentation_play(tmp_path: Path) -
     text = (docs / "seats.md").read_text().partition("## A seat may be a program")[2]
     (tmp_path / "spec.yaml").write_text(text.partition("```yaml\n")[2].partition("```")[0])
     for command in (["validate", "--deep", "spec.yaml"], ["run", "spec.yaml", "process", "--out", "run"]):
-        done = subprocess.run(["hermes-rl", *command], cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = hermes(*command, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
     lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     assert [(line["seat"]["name"], line["score"]) for line in lines] == [("coder", 1.0), ("manager", 1.0)] * 4

@@ -210,7 +210,7 @@ async def done_in_thread(work: Callable[[], T]) -> T:
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, work))
 
 
-async def one_at_a_time(work: Callable[..., T], *given: Any, **more: Any) -> T:
+async def one_at_a_time(work: Callable[..., T], *arguments: Any, **more: Any) -> T:
     """Do work on a large text in a thread, while no other such work is done.
 
     Such work hardly lets go of the interpreter. Several threads of it would be no faster than one, and the event loop,
@@ -218,7 +218,7 @@ async def one_at_a_time(work: Callable[..., T], *given: Any, **more: Any) -> T:
     """
     async with _one.here():
         with _briskly():
-            return await asyncio.to_thread(work, *given, **more)
+            return await asyncio.to_thread(work, *arguments, **more)
 
 
 COMPUTES = 0.02
@@ -322,10 +322,10 @@ stepping: dict[int, int] = {}
 class _Step:
     """What a coroutine does from one await to the next."""
 
-    def __init__(self, advance: Callable[[Any], Any], given: Any, context: contextvars.Context) -> None:
+    def __init__(self, advance: Callable[[Any], Any], value: Any, context: contextvars.Context) -> None:
         self.loop, self.task = asyncio.get_running_loop(), asyncio.current_task()
         self.words, self.answers = queue.SimpleQueue[_Word](), queue.SimpleQueue[_Word]()
-        self._advance, self._given, self._context = advance, given, context
+        self._advance, self._value, self._context = advance, value, context
         self._loop_thread, self._hooks = threading.get_ident(), sys.get_asyncgen_hooks()
         self._left = False
 
@@ -369,7 +369,7 @@ class _Step:
             asyncio.tasks._enter_task(self.loop, self.task)  # type: ignore[arg-type]
         _here.step, stepping[self._loop_thread] = self, threading.get_ident()
         try:
-            word: _Word = ("awaits", self._context.run(self._advance, self._given))
+            word: _Word = ("awaits", self._context.run(self._advance, self._value))
         except StopIteration as end:
             word = ("returned", end.value)
         except BaseException as error:  # noqa: BLE001 - carried to the loop, whatever it is

@@ -164,14 +164,14 @@ class HermesAgentLoop:
         tokenizer: Tokenizer | None = None,
         request_id: str | None = None,
     ) -> None:
-        given: dict[str, Any] = {
+        changes: dict[str, Any] = {
             "max_turns": max_turns,
             "temperature": temperature,
             "max_tokens": max_tokens,
             "extra_body": extra_body,
             "results": budget_config,
         }
-        changed = {name: value for name, value in given.items() if value is not None}
+        changed = {name: value for name, value in changes.items() if value is not None}
         self.options = replace(options or LoopOptions(), **changed) if changed else options or LoopOptions()
         self.server = as_chat_server(server)
         self.sandbox = sandbox or _sandbox_of(server)

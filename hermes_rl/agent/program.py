@@ -82,8 +82,8 @@ class AgentFunction:
     takes: tuple[str, ...]
 
     @classmethod
-    def of(cls, reference: str, given: tuple[str, ...] = GIVEN, where: str = "agent.program.python") -> AgentFunction:
-        """Load a function by its absolute reference; `given` are the parameters that it may name.
+    def of(cls, reference: str, offered: tuple[str, ...] = GIVEN, where: str = "agent.program.python") -> AgentFunction:
+        """Load a function by its absolute reference; `offered` are the parameters that it may name.
 
         Raises:
             UserError: it cannot be loaded, or wants what is not there; the message begins with `where` it is named.
@@ -93,11 +93,13 @@ class AgentFunction:
             raise UserError(f"{where}: {reference} is no function")
         parameters = inspect.signature(function).parameters.values()
         named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-        unknown = [each.name for each in named if each.name not in given and each.default is each.empty]
+        unknown = [each.name for each in named if each.name not in offered and each.default is each.empty]
         if unknown:
-            raise UserError(f"{where}: {reference} wants `{unknown[0]}`; it may name {', '.join(given)} as parameters")
+            raise UserError(
+                f"{where}: {reference} wants `{unknown[0]}`; it may name {', '.join(offered)} as parameters"
+            )
         everything = any(each.kind is each.VAR_KEYWORD for each in parameters)
-        return cls(Code.of(reference), given if everything else tuple(n.name for n in named if n.name in given))
+        return cls(Code.of(reference), offered if everything else tuple(n.name for n in named if n.name in offered))
 
 
 @dataclass(frozen=True)
@@ -182,14 +184,14 @@ class ProgramDriver:
         """Run the program for each turn of its seat; returns the ending of the run, or of the episode, that is its
         last."""
         assert self._user is not None
-        result, said = recorder.result, None
+        result, last_answer = recorder.result, None
         conversation = list(result.messages)
         self._user.begin(result, self.options.seed)
         while True:
-            answer = await self._user.speak(said)
+            answer = await self._user.speak(last_answer)
             recorder.by_agents |= answer.by_agents
             if answer.error is not None:
-                result.tool_errors.append(ToolError(result.turns_used, "user", said or "", answer.error, ""))
+                result.tool_errors.append(ToolError(result.turns_used, "user", last_answer or "", answer.error, ""))
             if answer.ending is not None:
                 return answer.ending
             conversation = hearing(conversation, answer.message)
@@ -203,8 +205,8 @@ class ProgramDriver:
                 return Ending.WORLD_FAILED
             if ending is not Ending.FINISHED:
                 return ending
-            said = result.final_response
-            conversation.append({"role": "assistant", "content": said})
+            last_answer = result.final_response
+            conversation.append({"role": "assistant", "content": last_answer})
 
     async def _play(
         self, recorder: PolicyRecorder, conversation: Sequence[Message], *, by_others: bool = False
@@ -272,8 +274,8 @@ class ProgramDriver:
         known = {**program.given, "endpoint": endpoint, "token": token, "ctx": ToolContext(runtime.task_id)}
         process = await POOL.hold(function.code)
         try:
-            given = {name: known[name] for name in function.takes}
-            returned = await process.call(function.code, given, "builtins:repr", 10 * LONGEST)
+            arguments = {name: known[name] for name in function.takes}
+            returned = await process.call(function.code, arguments, "builtins:repr", 10 * LONGEST)
             return CommandResult(0, b"" if returned == "None" else str(returned)[-OUTPUT:].encode())
         except (ForeignError, AgentFault) as error:
             return CommandResult(RAISED, str(error).encode())
@@ -416,13 +418,13 @@ def _joined(earlier: Sequence[Message], messages: Sequence[Message]) -> list[Mes
     return [*earlier, *(each for each in messages if each["role"] != "system" or each not in earlier)]
 
 
-def _matched(said: Sequence[ToolCall], run: Sequence[ToolCall]) -> list[ToolCall]:
+def _matched(spoken: Sequence[ToolCall], run: Sequence[ToolCall]) -> list[ToolCall]:
     """Put the calls that the spec's tools have run in the place of those that the main conversation has of them.
 
     A program gives a tool a longer name, such as `mcp__tools__add`. What other conversations have called comes last,
     with a turn of 0.
     """
-    calls, free, further = list(said), dict(enumerate(said)), list[ToolCall]()
+    calls, free, further = list(spoken), dict(enumerate(spoken)), list[ToolCall]()
     for call in run:
         same = (n for n, each in free.items() if each.name.endswith(call.name) and each.arguments == call.arguments)
         place = next(same, None)

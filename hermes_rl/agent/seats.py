@@ -389,13 +389,13 @@ def by_function(function: AgentFunction, row: Mapping[str, Any], state: Any) -> 
     """
 
     async def scheduled(table: Table) -> Any:
-        given = {"seats": table.seats, "row": dict(row)}
+        offered = {"seats": table.seats, "row": dict(row)}
         if "state" in function.takes:
             here = {"seats": {name: _SeatHere(seat) for name, seat in table.seats.items()}, "row": row, "state": state}
             return await in_thread(lambda: _run(function, {name: here[name] for name in function.takes}))
         process = await POOL.hold(function.code)
         try:
-            arguments = {name: given[name] for name in function.takes}
+            arguments = {name: offered[name] for name in function.takes}
             text = await process.call(function.code, arguments, f"{answer_in_json.__module__}:answer_in_json", LONGEST)
             return read_bounded(text)
         except ForeignError as error:
@@ -420,15 +420,15 @@ class _SeatHere(SeatStandIn):
         self._seat, self._loop = seat, asyncio.get_running_loop()
 
     async def _ask_here(self, method: str, *args: Any) -> Any:
-        asked = getattr(self._seat, method)(*args)
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked, self._loop))
+        question = getattr(self._seat, method)(*args)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(question, self._loop))
 
 
-def _run(function: AgentFunction, given: Mapping[str, Any]) -> Any:
+def _run(function: AgentFunction, arguments: Mapping[str, Any]) -> Any:
     """Run a schedule in this thread; returns what it returns as plain values."""
     scheduled = function.code.load()
     try:
-        return read_bounded(answer_in_json(asyncio.run(scheduled(**given))))
+        return read_bounded(answer_in_json(asyncio.run(scheduled(**arguments))))
     except (AgentFault, ValueError) as error:
         raise ScheduleError(str(error)) from error
     except Exception as error:  # the spec's own code: whatever it raises is told with its place

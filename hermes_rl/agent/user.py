@@ -135,10 +135,10 @@ class SimulatedUser:
         `seed` is the rollout's; each call of the user gets a seed drawn from it.
         """
         self._seed = seed
-        said = [message for message in result.messages if message["role"] in ("user", "assistant")]
-        if not said or said[0]["role"] == "user":
+        spoken = [message for message in result.messages if message["role"] in ("user", "assistant")]
+        if not spoken or spoken[0]["role"] == "user":
             self._history.append({"role": "user", "content": GREETING})
-        for message in said:
+        for message in spoken:
             role = "assistant" if message["role"] == "user" else "user"
             self._history.append({"role": role, "content": text_of(message.get("content"))})
 
@@ -213,8 +213,8 @@ class SimulatedUser:
 
     async def _ask(self) -> ChatReply:
         """Ask for the next words or calls; what the agent said is cut, with a mark, until all of it fits."""
-        said = [text_of(message.get("content")) for message in self._history if message["role"] == "user"]
-        limit = max(LEAST, *map(len, said)) if said else LEAST
+        texts = [text_of(message.get("content")) for message in self._history if message["role"] == "user"]
+        limit = max(LEAST, *map(len, texts)) if texts else LEAST
         while True:
             try:
                 return await self._answer(self._cut(limit), tools=self._toolkit.schemas or None)
@@ -304,7 +304,7 @@ class UserOfCode:
     ) -> None:
         self.opens = opens
         self._ask, self._where, self._tools = ask, where, tools
-        self._left = max_turns
+        self._turns_left = max_turns
 
     def begin(self, result: AgentResult, seed: int | None = None) -> None:
         """Do nothing: the code knows its row, and hears what the agent says."""
@@ -317,7 +317,7 @@ class UserOfCode:
         Raises:
             UserError: it raised before the agent had said anything.
         """
-        self._left -= 1
+        self._turns_left -= 1
         try:
             answer = user_answer(await self._ask(said), self._tools)
             if said is None and answer.ending is not None:
@@ -326,7 +326,7 @@ class UserOfCode:
             if said is None:
                 raise UserError(f"{self._where}: {error.detail}") from error
             return UserAnswer(None, Ending.WORLD_FAILED, error=error.detail)
-        last = answer.ending is None and self._left <= 0
+        last = answer.ending is None and self._turns_left <= 0
         return replace(answer, ending=Ending.USER_TURNS) if last else answer
 
 

@@ -43,9 +43,9 @@ class Groups(AbstractAsyncContextManager["Groups"]):
         self._fresh: set[str] = set()
         """Groups that were played just now, and not taken from a record, until the next one is asked for."""
         self._handed: str = ""
-        self._made = _once(make)
+        self._run = _once(make)
         self._weights, self._max_staleness = weights, max_staleness
-        self._playing = _played(self._made, make, self._again, self._fresh, ahead)
+        self._playing = _played(self._run, make, self._again, self._fresh, ahead)
         self._asking: asyncio.Task[Group | None] | None = None
         self._closing = asyncio.Lock()
 
@@ -55,7 +55,7 @@ class Groups(AbstractAsyncContextManager["Groups"]):
         Raises:
             UserError: what is wrong.
         """
-        await self._made()
+        await self._run()
         return self
 
     def __aiter__(self) -> Self:

@@ -99,17 +99,17 @@ class Stepped:
     ) -> Stepped:
         """With the tokenizer that is given, else with that of the spec's policy where it can be had."""
         settings = RendererSettings.of({"name": renderer} if isinstance(renderer, str) else renderer)
-        made = partial(cls, context=context, seats=bool(spec.agents))
+        new = partial(cls, context=context, seats=bool(spec.agents))
         if tokenizer is not None:
-            return made(await asyncio.to_thread(lambda: renderer_for(tokenizer, settings)))
+            return new(await asyncio.to_thread(lambda: renderer_for(tokenizer, settings)))
         policy = spec.servers.get("policy")
         if not policy or not policy[0].kind.exact:
-            return made(None)
+            return new(None)
         make = (lambda: renderer_of(spec)) if renderer is None else lambda: renderer_for(tokenizer_of(spec), settings)
         try:
-            return made(await asyncio.to_thread(make))
+            return new(await asyncio.to_thread(make))
         except (TokenizerUnavailable, RendererRefused):
-            return made(None)
+            return new(None)
 
     @property
     def config(self) -> ServerConfig:
@@ -246,10 +246,10 @@ class Session(AbstractAsyncContextManager["Session"]):
         if isinstance(answer, Mapping | str):
             if logprobs is not None:
                 raise UserError("log-probabilities belong to token ids, not to a message")
-            given = _Answer(assistant(answer))
+            reply = _Answer(assistant(answer))
         else:
-            given = self._sampled(answer, logprobs, finish, version)
-        waiting.set_result(given)
+            reply = self._sampled(answer, logprobs, finish, version)
+        waiting.set_result(reply)
         return await self._next(self._task)
 
     @property
@@ -285,15 +285,15 @@ class Session(AbstractAsyncContextManager["Session"]):
 
     async def _next(self, playing: asyncio.Task[Rollout]) -> SessionTurn | None:
         while True:
-            asked = asyncio.create_task(self._stepped.turns.get())
+            asking = asyncio.create_task(self._stepped.turns.get())
             try:
-                await asyncio.wait({asked, playing}, return_when=asyncio.FIRST_COMPLETED)
-                if not asked.done():
+                await asyncio.wait({asking, playing}, return_when=asyncio.FIRST_COMPLETED)
+                if not asking.done():
                     self.rollout = playing.result()
                     return None
-                turn, answer = asked.result()
+                turn, answer = asking.result()
                 if not answer.cancelled():
                     self._waiting, self._stop_ids, self._most = answer, turn.stop_ids, turn.max_tokens
                     return turn
             finally:
-                asked.cancel()
+                asking.cancel()

@@ -126,12 +126,12 @@ def _ask(environ: Mapping[str, str]) -> str:
     if not 1 <= picked <= len(_CHOICES):
         return 'servers.policy={"type": "scripted", "deviate": 0.4}'
     choice = _CHOICES[picked - 1]
-    given = choice.key_env is not None and bool(environ.get(choice.key_env))
-    if choice.needs_key and not given:
+    has_key = choice.key_env is not None and bool(environ.get(choice.key_env))
+    if choice.needs_key and not has_key:
         raise UserError(
             f"{choice.name} needs a key: set {choice.key_env}, in the environment or in the file of --env-file, and "
             "start again"
         )
     base_url = typer.prompt("Address", default=choice.base_url, err=True)
     model = typer.prompt("Model", err=True)
-    return _setting(choice.type, base_url, model, choice.key_env if given else None)
+    return _setting(choice.type, base_url, model, choice.key_env if has_key else None)

@@ -172,10 +172,10 @@ class Person:
 def _tool(function: Mapping[str, Any]) -> Iterator[RenderableType]:
     """Yield a tool as a person reads it: its arguments, those that may be left out with ?."""
     schema = function.get("parameters") or {}
-    needed = schema.get("required") or ()
+    required = schema.get("required") or ()
     arguments = ", ".join(
-        f"{name}{'' if name in needed else '?'}: {said.get('type', 'any')}"
-        for name, said in (schema.get("properties") or {}).items()
+        f"{name}{'' if name in required else '?'}: {schema_of.get('type', 'any')}"
+        for name, schema_of in (schema.get("properties") or {}).items()
     )
     yield safe(f"/{function['name']}  {{{arguments}}}", GOOD)
     yield indented(safe(_cut(function.get("description") or "")))

@@ -310,8 +310,8 @@ class _Task:
         self._links(parts)
         self._environment(file)
         self.env |= self._variables("environment.env")
-        given = self._at("environment.workdir") or self.workdir
-        workdir = str(given) if given else None if self.backend == "docker" else "/app"  # None: the image's own
+        folder = self._at("environment.workdir") or self.workdir
+        workdir = str(folder) if folder else None if self.backend == "docker" else "/app"  # None: the image's own
         steps = [self._step(part, workdir) for part in parts]
         self.setup += self._until_healthy("environment.healthcheck")
         if parts[0].key:
@@ -454,7 +454,7 @@ class _Task:
         return {
             "say": self._instruction(part),
             "files": [
-                _laid(posixpath.join(workdir or "", path.relative_to(part.folder / "workdir")), path)
+                _files_of(posixpath.join(workdir or "", path.relative_to(part.folder / "workdir")), path)
                 for path in (_inside(start) if start else ())
             ],
             "setup": [
@@ -559,11 +559,11 @@ class _Task:
             tables |= {f"{part.key}{name}": KEYS[name] for name in ("agent", "verifier")}
             tables |= {f"{part.key}healthcheck": KEYS["environment.healthcheck"]}
         for table, keys in tables.items():
-            given = self._at(table) if table else self._toml
-            if given is not None and not isinstance(given, dict):
-                self._refuse_key(table, f"expected a table, got {given!r}")
+            section = self._at(table) if table else self._toml
+            if section is not None and not isinstance(section, dict):
+                self._refuse_key(table, f"expected a table, got {section!r}")
                 continue
-            for key in sorted((given or {}).keys() - keys):
+            for key in sorted((section or {}).keys() - keys):
                 name = re.sub(r"\.\d+", "", f"{table}.{key}" if table else key)
                 self.notes.append(f"`{name}` is no key of the format, and of no effect{did_you_mean(key, keys)}")
         self.notes += [f"`{key}` {why}" for key, why in UNUSED.items() if self._at(key) not in (None, [])]
@@ -574,11 +574,11 @@ class _Task:
 
     def _variables(self, key: str) -> dict[str, str]:
         """Return variables; those that take a value of this machine are refused, as it may be a secret."""
-        given, variables = self._at(key) or {}, {}
-        if not isinstance(given, dict):
-            self._refuse_key(key, f"expected a table, got {given!r}")
+        section, variables = self._at(key) or {}, {}
+        if not isinstance(section, dict):
+            self._refuse_key(key, f"expected a table, got {section!r}")
             return {}
-        for name, value in given.items():
+        for name, value in section.items():
             variables[str(name)] = defaulted(str(value))
             if "${" in variables[str(name)]:
                 self._refuse_key(f"{key}.{name}", VARIABLES)
@@ -685,7 +685,7 @@ class _Task:
                 line = self._line("environment.docker_image")
                 self._refuse(file, line, f"it needs the image {image}: {self.docker}")
             if self._is_laid_down():
-                self.files += [_laid(str(path.relative_to(folder)), path) for path in _inside(folder)]
+                self.files += [_files_of(str(path.relative_to(folder)), path) for path in _inside(folder)]
         elif self.backend == "docker" and dockerfile.is_file():
             self.base = self._built(folder)
         elif not dockerfile.is_file() and self._takes_images:
@@ -891,7 +891,7 @@ def _inside(folder: Path, top: Path | None = None) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.resolve().is_relative_to(bound))
 
 
-def _laid(to: str, path: Path) -> dict[str, str]:
+def _files_of(to: str, path: Path) -> dict[str, str]:
     """Return a file as a sandbox lays it down."""
     return {"to": to, "base64": base64.b64encode(path.read_bytes()).decode(), "mode": f"0o{_mode(path):03o}"}
 
@@ -899,8 +899,8 @@ def _laid(to: str, path: Path) -> dict[str, str]:
 def _laid_whole(to: str, path: Path, top: Path) -> list[dict[str, str]]:
     """Return a file, or the files in a folder, as a sandbox lays them down; none that lies outside of `top`."""
     if not path.is_dir():
-        return [_laid(to, path)]
-    return [_laid(f"{to}/{inner.relative_to(path)}", inner) for inner in _inside(path, top)]
+        return [_files_of(to, path)]
+    return [_files_of(f"{to}/{inner.relative_to(path)}", inner) for inner in _inside(path, top)]
 
 
 def _text(data: bytes) -> str:

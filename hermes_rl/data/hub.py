@@ -37,10 +37,10 @@ def load_hub(source: Source, split: str) -> Iterable[dict[str, Any]]:
     import datasets
 
     arguments = {"name": source.name, "revision": source.revision, "data_files": thaw(source.data_files)}
-    given = {key: value for key, value in arguments.items() if value is not None}
+    settings = {key: value for key, value in arguments.items() if value is not None}
     try:
         loaded: Iterable[dict[str, Any]] = datasets.load_dataset(
-            source.path, split=split, streaming=source.streaming, **given
+            source.path, split=split, streaming=source.streaming, **settings
         )
     except Exception as error:  # whatever the libraries below raise is sorted here, and always raised again
         raise _sorted(error, source, split) from error

@@ -237,7 +237,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
 
         It renames an existing output, which our loops go on with; and it fails where a hub is out of reach.
         """
-        given = {
+        attributes = {
             "data_path_to_save_groups": config.data_path_to_save_groups,
             "tokenizer_name": config.tokenizer_name,
         }
@@ -247,7 +247,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         super().__init__(config, configs)
         if self._encoder.tokenizer is None:
             self.tokenizer = None  # better none than another model's
-        for name, value in given.items():
+        for name, value in attributes.items():
             setattr(config, name, value)
 
     # ------------------------------------------------------------------ hooks of an environment

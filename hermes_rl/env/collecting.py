@@ -176,17 +176,17 @@ class WithOwnCode:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._environment, name)
 
-    async def lines(self, group: Group, made: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    async def lines(self, group: Group, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the lines after `postprocess_histories`; none where it gives nothing, or what cannot be used."""
-        given: Any = made if len(made) > 1 else made[0]
-        processed = await call(self._env.postprocess_histories, given)
+        argument: Any = lines if len(lines) > 1 else lines[0]
+        processed = await call(self._env.postprocess_histories, argument)
         named = {"group": group.id, "row_key": group.row.key}
         return [{**line, **named} for line in self._usable(group, self._env.postprocess_histories, processed)]
 
-    def _usable(self, group: Group, method: Callable[..., Any], made: Any) -> list[dict[str, Any]]:
+    def _usable(self, group: Group, method: Callable[..., Any], returned: Any) -> list[dict[str, Any]]:
         """Return what a method has made of a group; where it cannot be used, none, and the group is dropped, or
         `UserError` where the method has never made one that can."""
-        lines = [line for line in (made if isinstance(made, list) else [made]) if line]
+        lines = [line for line in (returned if isinstance(returned, list) else [returned]) if line]
         try:
             usable = self._checks.usable(lines, None)
         except GroupRefused as refused:
@@ -257,9 +257,9 @@ class Collecting:
             policy: another policy than the environment's own.
         """
         env: Any = self
-        given = items_of(env, pauses=False) if rows is None else [row_of(item, n) for n, item in enumerate(rows)]
+        items = items_of(env, pauses=False) if rows is None else [row_of(item, n) for n, item in enumerate(rows)]
         plan = Plan(size=self.config.group_size, repeat=False, concurrency=self._rollouts_in_flight)
-        run = Run(self._core, given, plan, encoder=self._encoder, policy=policy)
+        run = Run(self._core, items, plan, encoder=self._encoder, policy=policy)
         async with aclosing(run.groups()) as playing:
             async for group in playing:
                 yield group

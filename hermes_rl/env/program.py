@@ -56,8 +56,8 @@ def configured(cls: Any, flags: list[str]) -> tuple[Any, Any]:
     `UserError` where a flag is unknown, or its value does not fit."""
     with authored(cls.config_init):
         config, servers = cls.config_init()
-    given = _given(flags)
-    return _changed(config, given["env"], "--env"), _servers(servers, given["openai"])
+    settings = _settings(flags)
+    return _changed(config, settings["env"], "--env"), _servers(servers, settings["openai"])
 
 
 def _help(cls: Any) -> str:
@@ -70,7 +70,7 @@ def _help(cls: Any) -> str:
     return "".join(lines)
 
 
-def _given(flags: list[str]) -> dict[str, dict[str, Any]]:
+def _settings(flags: list[str]) -> dict[str, dict[str, Any]]:
     """Return the flags and the --config file as {env: …, openai: …}."""
     values: dict[str, dict[str, Any]] = {"env": {}, "openai": {}}
     later: dict[str, dict[str, Any]] = {"env": {}, "openai": {}}

@@ -76,7 +76,7 @@ class HermesEnvironment(Environment):
         row = self._row(split, seed, **given)
         self._state, self._heard = State(episode_id=episode_id, key=row.key), 0
         self._session = self._sync.session(row, split=split, group=group)
-        return self._told(self._session.start())
+        return self._observation(self._session.start())
 
     def step(self, action: Say, timeout_s: float | None = None, **_: Any) -> Heard:
         """Answer with the model's turn; the times are the spec's, whatever `timeout_s` is."""
@@ -87,7 +87,7 @@ class HermesEnvironment(Environment):
             message["tool_calls"] = action.tool_calls
         turn = self._session.step(message)
         self._state.step_count += 1
-        return self._told(turn)
+        return self._observation(turn)
 
     def close(self) -> None:
         """End the rollout and release its sandbox; OpenEnv calls it when the client has gone."""
@@ -113,7 +113,7 @@ class HermesEnvironment(Environment):
         place = index if index is not None else seed if seed is not None else self._turns()
         return rows[place if rows.length is None else place % rows.length]
 
-    def _told(self, turn: hermes_rl.SessionTurn | None) -> Heard:
+    def _observation(self, turn: hermes_rl.SessionTurn | None) -> Heard:
         if turn is not None:
             new, self._heard = turn.messages[self._heard :], len(turn.messages) + 1
             return Heard(messages=new, tools=turn.tools, max_tokens=turn.max_tokens)

@@ -107,7 +107,7 @@ def reasons_of(record: RunRecord, line: Line, hidden: frozenset[str]) -> list[Re
     """Return why a rollout is suspicious, the weightiest reason first, each once."""
     reasons = [*_of_rewards(line.get("rewards") or {})]
     left = CHARACTERS
-    sources = itertools.chain(_written(line), _kept(record, line))
+    sources = itertools.chain(_written(line), _other_sources(record, line))
     for number, source in enumerate(sources):
         left -= len(source.text)
         if number >= SOURCES or left < 0:
@@ -127,9 +127,9 @@ def _of_rewards(rewards: Mapping[str, Any]) -> Iterator[Reason]:
         canaries = (value.get("metrics") or {}).get("canaries") or 0
         if canaries > 0:
             yield Reason(CERTAIN, f"{name}: {canaries:g} changed copies of the tests have passed")
-        said = SAID.search(str(value.get("reason") or "")[:10_000])
-        if said and not canaries:
-            yield Reason(CERTAIN, f"{name}: {said.group()}")
+        match = SAID.search(str(value.get("reason") or "")[:10_000])
+        if match and not canaries:
+            yield Reason(CERTAIN, f"{name}: {match.group()}")
 
 
 # ------------------------------------------------------------------ what the agent wrote
@@ -192,7 +192,7 @@ def _of_patch(turn: int | None, patch: str) -> Iterator[_Source]:
         yield _Source(turn, file, "\n".join(added), first)
 
 
-def _kept(record: RunRecord, line: Line) -> Iterator[_Source]:
+def _other_sources(record: RunRecord, line: Line) -> Iterator[_Source]:
     """Yield the files of artifacts that were kept, and what patches among them add."""
     artifacts = line.get("artifacts") or {}
     for name in artifacts:

@@ -294,11 +294,11 @@ def _measured(source: str, record: RunRecord, uniform_size: int | None) -> Measu
     left_out = _left_out(counting, uniform_size)
     wanted = sum(rollout.state != RolloutState.FAILED and rollout.group not in left_out for rollout in counting)
     size = sum(path.stat().st_size for path in record.path.rglob("*") if path.is_file())
-    asked: dict[str, list[Mapping[str, float]]] = {"policy": []}
+    usages: dict[str, list[Mapping[str, float]]] = {"policy": []}
     for rollout in rollouts:
-        asked["policy"].append(rollout.policy_usage)
+        usages["policy"].append(rollout.policy_usage)
         for role, counts in rollout.roles.items():
-            asked.setdefault(role, []).append(counts)
+            usages.setdefault(role, []).append(counts)
     return Measured(
         source,
         len(rollouts),
@@ -315,7 +315,7 @@ def _measured(source: str, record: RunRecord, uniform_size: int | None) -> Measu
                 if all("cost" in counts for counts in usage)
                 else None,
             )
-            for role, usage in asked.items()
+            for role, usage in usages.items()
         },
     )
 

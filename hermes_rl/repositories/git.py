@@ -99,7 +99,7 @@ def _entries(address: Address, at: Sequence[str], listed: bytes) -> Iterator[Rep
             yield RepositoryFile(name, size, link=mode == "120000", executable=mode == "100755", content=content)
 
 
-def _git(address: Address, arguments: Sequence[str], given: int | None = None, into: int | None = None) -> bytes:
+def _git(address: Address, arguments: Sequence[str], stdin: int | None = None, into: int | None = None) -> bytes:
     """Run git, bounded in time and in what it writes into a file; returns what it says.
 
     Raises:
@@ -112,10 +112,10 @@ def _git(address: Address, arguments: Sequence[str], given: int | None = None, i
     environ.setdefault("GIT_SSH_COMMAND", "ssh -oBatchMode=yes")
     settings = [word for setting in _SETTINGS for word in ("-c", setting)]
     limited = ["sh", "-c", 'ulimit -f "$0" && exec git "$@"', str(2 * MOST_BYTES // _BLOCK), *settings, *arguments]
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as stderr:
         try:
             child = subprocess.Popen(
-                limited, stdin=subprocess.DEVNULL if given is None else given, stderr=said, env=environ,
+                limited, stdin=subprocess.DEVNULL if stdin is None else stdin, stderr=stderr, env=environ,
                 stdout=subprocess.PIPE if into is None else into, start_new_session=True,
                 restore_signals=False,  # as in Python a file that is too large is an error, and no signal
             )  # fmt: skip
@@ -131,8 +131,8 @@ def _git(address: Address, arguments: Sequence[str], given: int | None = None, i
                 child.wait()
         if child.returncode == 0:
             return output or b""
-        said.seek(0)
-        words = " ".join(said.read(4000).decode("utf-8", "replace").split()) or f"status {child.returncode}"
+        stderr.seek(0)
+        words = " ".join(stderr.read(4000).decode("utf-8", "replace").split()) or f"status {child.returncode}"
     if child.returncode == 127:
         raise UserError(f"git is not installed, and {address} needs it")
     if "File too large" in words:

@@ -72,5 +72,5 @@ def _type(address: Address) -> str:
 
 
 def _refused(address: Address, error: Exception) -> UserError:
-    said = getattr(error, "server_message", None) or str(error).strip().split("\n")[0]
-    return UserError(f"{address} cannot be had from the hub: {type(error).__name__}: {visible(said)[:300]}")
+    reason = getattr(error, "server_message", None) or str(error).strip().split("\n")[0]
+    return UserError(f"{address} cannot be had from the hub: {type(error).__name__}: {visible(reason)[:300]}")

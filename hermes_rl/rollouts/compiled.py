@@ -218,11 +218,11 @@ def program_of(
     """
     system = next((text_of(message["content"]) for message in messages if message["role"] == "system"), "")
     prompt = text_of(messages[-1]["content"]) if messages else ""
-    said = (prompt, system, endpoint_of(rollout_id, port), rollout_id, context)
-    values = {**row.columns, **dict(zip(PROGRAM_VALUES, said, strict=True))}
+    offered = (prompt, system, endpoint_of(rollout_id, port), rollout_id, context)
+    values = {**row.columns, **dict(zip(PROGRAM_VALUES, offered, strict=True))}
     command = render(program.command, values, where=f"{place}.command", key=row.key)
     env = render(program.env, values, where=f"{place}.env", key=row.key)
-    given = {"row": dict(row.columns), "messages": list(messages), "prompt": prompt, "system": system}
+    arguments = {"row": dict(row.columns), "messages": list(messages), "prompt": prompt, "system": system}
     where = f"{place}.files"
     files = tuple(
         render_section(file, values, where=f"{where}.{index}", key=row.key) for index, file in enumerate(program.files)
@@ -234,7 +234,7 @@ def program_of(
         tuple(program.train),
         program.tools is not None,
         function,
-        {} if function is None else given,
+        {} if function is None else arguments,
         place,
     )
 
@@ -260,12 +260,12 @@ class _Rendering:
 
     def _message(self, message: SpecMessage, where: str) -> Message:
         content = None if message.content is None else self.content(message.content, f"{where}.content")
-        made: Message = {"role": self._text(message.role, f"{where}.role"), "content": content}
+        written: Message = {"role": self._text(message.role, f"{where}.role"), "content": content}
         for key in ("name", "reasoning_content", "tool_calls", "tool_call_id"):
             value = getattr(message, key)
             if value is not None:
-                made[key] = self._value(thaw(value), f"{where}.{key}")
-        return made
+                written[key] = self._value(thaw(value), f"{where}.{key}")
+        return written
 
     def content(self, content: str | TextFile | tuple[Part, ...], where: str) -> str | list[dict[str, Any]]:
         if isinstance(content, TextFile):
@@ -495,19 +495,19 @@ class CompiledSpec:
         name = free_task_id(key.id)
         self._register_scripts(key, name)
         try:
-            made = ToolRuntime(config, task_id=name, toolkit=toolkit, state=state, factory=self.pool.create, run=True)
-            made.process = process
+            new = ToolRuntime(config, task_id=name, toolkit=toolkit, state=state, factory=self.pool.create, run=True)
+            new.process = process
             self._require_tools(toolkit)
             if self.spec.state is not None and self.spec.state.over is not None:
-                made.is_over = self._asks(self.spec.state.over, made)
-            async with made as runtime, AsyncExitStack() as stack:
+                new.is_over = self._asks(self.spec.state.over, new)
+            async with new as runtime, AsyncExitStack() as stack:
                 for seat, own in self.spec.agents.items():
                     if own.sandbox == "own":
                         apart = ToolRuntime(
                             config, task_id=seat_id(name, seat), toolkit=toolkit, state=state, factory=self.pool.create,
                             run=True,
                         )  # fmt: skip
-                        apart.process, apart.is_over = process, made.is_over
+                        apart.process, apart.is_over = process, new.is_over
                         runtime.apart[seat] = await stack.enter_async_context(apart)
                 try:
                     yield runtime
@@ -677,9 +677,9 @@ class CompiledSpec:
             return UserOfCode(ask, where, names, max_turns=user.max_turns, opens=user.opens)
         if user.says is not None:
             words = self._words(key.row)
-            said = [{"say": each.say, "tools": each.tools} for each in words]
+            lines = [{"say": each.say, "tools": each.tools} for each in words]
             before = BeforeWords(self.spec, self.grader, key.row, runtime, words)
-            return FixedWords(said, "user.says", names, before, opens=user.opens)
+            return FixedWords(lines, "user.says", names, before, opens=user.opens)
         toolkit = self._user_tooling.toolkit(key.group, self._described_by(key.row, runtime.state), key.row)
         return SimulatedUser(
             self.roles[user.server],
@@ -867,11 +867,11 @@ def _changed(agent: Agent, sampling: Mapping[str, Any]) -> Agent:
         if name not in Agent.model_fields:
             raise UserError(f"sampling: there is no setting {name!r}{choices(name, Agent.model_fields)}")
     try:
-        given = Agent.model_validate(dict(sampling))
+        changes = Agent.model_validate(dict(sampling))
     except ValidationError as error:
         problems = [f"sampling.{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
         raise UserError("\n".join(problems)) from error
-    return agent.model_copy(update={name: getattr(given, name) for name in sampling})
+    return agent.model_copy(update={name: getattr(changes, name) for name in sampling})
 
 
 def seat_id(rollout: str, seat: str) -> str:
@@ -881,9 +881,9 @@ def seat_id(rollout: str, seat: str) -> str:
 
 def _bounds_of_seat(options: LoopOptions, own: Agent, spec: Spec) -> LoopOptions:
     """Return the options of an episode with what a seat's `agent` says instead."""
-    said = replace(loop_options(own, spec), tool_timeout=own.tool_timeout)  # else it is that of the spec's own agent
+    bounds = replace(loop_options(own, spec), tool_timeout=own.tool_timeout)  # else it is that of the spec's own agent
     changed = {"seeded" if name == "seed" else name for name in own.model_fields_set - {"program"}}
-    return replace(options, **{name: getattr(said, name) for name in changed})
+    return replace(options, **{name: getattr(bounds, name) for name in changed})
 
 
 def _schedule_function(spec: Spec) -> AgentFunction | None:

@@ -311,7 +311,7 @@ class RolloutRunner:
                 self._fail_alone(rollout, error)
             self._graded = self._graded or rollout.error is None
             take_up(self.environment, rollout)
-            versions = [one.weights.after for one in rollout.ledger if one.weights.after is not None]
+            versions = [each.weights.after for each in rollout.ledger if each.weights.after is not None]
             if versions and isinstance(self.policy, HearsVersions):
                 self.policy.hear(max(versions))  # a server may tell its version in answers alone
             return rollout

@@ -113,13 +113,13 @@ _NAMES: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
 """How names are written to archives: any bytes, as the agent chose them."""
 
 
-def _kept(run: Path, name: str, said: Mapping[str, Any]) -> TakenArtifact:
-    if "problem" in said:
-        return TakenArtifact(name, "", problem=said["problem"])
-    place = run / said["path"]
+def _kept(run: Path, name: str, record: Mapping[str, Any]) -> TakenArtifact:
+    if "problem" in record:
+        return TakenArtifact(name, "", problem=record["problem"])
+    place = run / record["path"]
     try:
-        if "archive" in said:
-            with tarfile.open(place / said["archive"], "r:", **_NAMES) as archive:
+        if "archive" in record:
+            with tarfile.open(place / record["archive"], "r:", **_NAMES) as archive:
                 files = tuple(_archived(archive, entry) for entry in archive)
         else:  # a file; of earlier versions, a folder as it was
             inside = sorted(path for path in (place, *place.rglob("*")) if path.is_file())
@@ -127,8 +127,8 @@ def _kept(run: Path, name: str, said: Mapping[str, Any]) -> TakenArtifact:
     except (OSError, tarfile.TarError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"the artifact {place} cannot be read: {why}") from error
-    artifact = TakenArtifact(name, said["target"], files)
-    if artifact.digest != said["sha256"]:
+    artifact = TakenArtifact(name, record["target"], files)
+    if artifact.digest != record["sha256"]:
         raise UserError(f"the artifact {place} is no longer what was taken of the rollout")
     return artifact
 
@@ -195,8 +195,8 @@ def reward_args(folder: Path, args: Mapping[str, Any], columns: Mapping[str, Any
         TemplateError: a template does not work for this row.
         UserError: a file lies outside of that folder.
     """
-    given: Mapping[str, Any] = render(args, columns, where="rewards")
-    return {**given, **{name: _located(given[name], folder) for name in ("files", "reference") if name in given}}
+    values: Mapping[str, Any] = render(args, columns, where="rewards")
+    return {**values, **{name: _located(values[name], folder) for name in ("files", "reference") if name in values}}
 
 
 def _located(files: Any, folder: Path) -> Any:
@@ -382,8 +382,8 @@ async def _fresh(
         try:
             runtime.artifacts = artifacts
             try:
-                laid = {name: artifact for name, artifact in artifacts.items() if name not in only_kept}
-                await runtime.laid.lay(await runtime.sandbox(), laid)
+                fresh = {name: artifact for name, artifact in artifacts.items() if name not in only_kept}
+                await runtime.laid.lay(await runtime.sandbox(), fresh)
             except OSError as error:
                 runtime.fault = f"artifacts cannot be laid into a fresh sandbox: {error.filename}: {error.strerror}"
             except SandboxFailure as failure:
@@ -501,10 +501,10 @@ class Tooling:
             return  # every rollout asks: none waits for the others
         async with self._opening:
             if self._listed is None:
-                taken = {tool.name for tool in (*self._functions, *await in_thread(self._every_toolset))}
+                taken_names = {tool.name for tool in (*self._functions, *await in_thread(self._every_toolset))}
                 listed: list[Tool] = []
                 for server in self._servers:
-                    listed += await server.list_tools(sandbox, taken | {tool.name for tool in listed})
+                    listed += await server.list_tools(sandbox, taken_names | {tool.name for tool in listed})
                 self._listed = tuple(listed)
 
     async def close(self) -> None:
@@ -520,12 +520,12 @@ class Tooling:
             UserError: the state, or the row, has not what an entry names.
         """
         shared = self.shared(group)
-        made = process_tools if self.spec.state_apart else tools_of_state
+        make_tools = process_tools if self.spec.state_apart else tools_of_state
         sources = [state_source(entry) for entry in self._entries if entry.state]
         own = [
             tool
             for source in sources
-            for tool in made(state, **render(source, row.columns, where="tools", key=row.key))
+            for tool in make_tools(state, **render(source, row.columns, where="tools", key=row.key))
         ]
         return Toolkit([*shared.tools, *own]) if own else shared
 
@@ -586,10 +586,10 @@ class _McpTools:
         source = self._source
         return {source.settings.name: source.fingerprint} if source is not None and source.fingerprint else {}
 
-    async def list_tools(self, sandbox: SandboxConfig, taken: set[str]) -> tuple[Tool, ...]:
+    async def list_tools(self, sandbox: SandboxConfig, names: set[str]) -> tuple[Tool, ...]:
         if self._source is None:
             return self._replay.tools(self._name) if self._replay is not None else ()
-        tools = await self._source.list_tools(sandbox, taken)
+        tools = await self._source.list_tools(sandbox, names)
         return tools if self._source.settings.in_sandbox else self._outside.recorded(tools, self._name)
 
     async def close(self) -> None:

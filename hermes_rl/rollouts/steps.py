@@ -56,15 +56,15 @@ class BeforeWords:
     async def _graded(self, result: AgentResult) -> dict[str, RewardValue]:
         values: dict[str, RewardValue] = {}
         runtime, names, step = self._runtime, [each.name for each in self._grader.of_steps], len(result.steps)
-        runtime.phase, left, worked = "rewards", runtime.time_left, result.timings.working
-        if left is not None:
-            left.seconds -= worked
+        runtime.phase, remaining, worked = "rewards", runtime.time_left, result.timings.working
+        if remaining is not None:
+            remaining.seconds -= worked
         await self._grader.grade_rollout(
             dict(self._row.columns), result.for_rewards(), self._machine, runtime.state, values, names, step
         )
         runtime.phase = "model"
-        if left is not None:  # what the agent has worked is taken from it when the agent has ended
-            left.seconds += worked
+        if remaining is not None:  # what the agent has worked is taken from it when the agent has ended
+            remaining.seconds += worked
         return values
 
     @asynccontextmanager

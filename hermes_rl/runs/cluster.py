@@ -115,14 +115,14 @@ async def connected(
     thread = ThreadPoolExecutor(1, thread_name_prefix="hermes-rl-ray")
     in_it = partial(asyncio.get_running_loop().run_in_executor, thread)
     try:
-        with tempfile.TemporaryDirectory(prefix="hermes-rl-spec-") as made:
+        with tempfile.TemporaryDirectory(prefix="hermes-rl-spec-") as folder:
             folders: tuple[Path, ...] = ()
             if address != LOCAL:
                 await in_it(_require_reachable, address)
                 of_all = frozenset[Path]().union(*(opening.spec.folders for opening in openings))
                 keys = set[bytes]().union(*map(_keys, openings))
-                folders = await asyncio.to_thread(stage, of_all, Path(made), keys, note)
-            await in_it(_connect, ray, address, made if folders else None)  # the head has the files then
+                folders = await asyncio.to_thread(stage, of_all, Path(folder), keys, note)
+            await in_it(_connect, ray, address, folder if folders else None)  # the head has the files then
         yield RayConnection(ray, [opening.spec for opening in openings], address, folders, note)
     finally:
         await in_it(ray.shutdown)
@@ -262,12 +262,12 @@ class RayConnection:
 
 def dealt(room: int, wanted: Sequence[int]) -> list[int]:
     """Return how many places each gets where they are dealt out in turns, to each as many as it wants at most."""
-    got = [0] * len(wanted)
-    while room > 0 and (wanting := [place for place, most in enumerate(wanted) if got[place] < most]):
+    shares = [0] * len(wanted)
+    while room > 0 and (wanting := [place for place, most in enumerate(wanted) if shares[place] < most]):
         for place in wanting[:room]:
-            got[place] += 1
+            shares[place] += 1
         room -= len(wanting)
-    return got
+    return shares
 
 
 class Cluster:
@@ -325,7 +325,7 @@ class Cluster:
         surplus = [handle for handle in handles if not handle.placed][: max(0, len(handles) - self.number)]
         others = (other for other in self.connection.sharing if other is not self)
         if any(other.placed < self.connection.share(other) for other in others):
-            on_nodes.sort(key=lambda handle: len(handle.asked))
+            on_nodes.sort(key=lambda handle: len(handle.requests))
             surplus += on_nodes[: max(0, self.placed - max(1, self.connection.share(self)))]
         return surplus
 
@@ -384,7 +384,7 @@ class ActorHandle(WorkerHandle):
         for piece in self._cluster.pieces:
             await within(handles.START, self._actor.take.remote(piece))
         wrong = await within(handles.START, self._actor.open.remote())
-        self._said({"raised": wrong} if wrong is not None else {"ready": True})
+        self._take_news({"raised": wrong} if wrong is not None else {"ready": True})
         return wrong is None
 
     async def _listen(self) -> None:
@@ -398,18 +398,18 @@ class ActorHandle(WorkerHandle):
                 if not heard.done():
                     heard.cancel()
                     return
-                for said in heard.result():
-                    self._said(said)
+                for message in heard.result():
+                    self._take_news(message)
         finally:
             closing.cancel()
 
-    def tell(self, number: int, what: str, *given: Any) -> None:
+    def tell(self, number: int, kind: str, *args: Any) -> None:
         if self.closed or self._actor is None:
             return
         if number == 0:
-            self._actor.hear.remote(what, *given)
+            self._actor.hear.remote(kind, *args)
             return
-        answer, artifacts = self._actor.answer.options(num_returns=2).remote(number, what, *given)
+        answer, artifacts = self._actor.answer.options(num_returns=2).remote(number, kind, *args)
         wait = asyncio.create_task(self._wait(number, answer, artifacts))
         self._waits.add(wait)
         wait.add_done_callback(self._waits.discard)
@@ -523,14 +523,14 @@ class _Actor:
         wrong: list[str] | None = await self._there(self._player.open)
         return wrong
 
-    async def answer(self, number: int, what: Any, *given: Any) -> tuple[bytes, Mapping[str, TakenArtifact] | None]:
+    async def answer(self, number: int, kind: Any, *args: Any) -> tuple[bytes, Mapping[str, TakenArtifact] | None]:
         """Return the answer to a request, and the artifacts of the rollout."""
-        answer = await self._there(lambda: self._player.answer(number, what, *given))
-        return answer, self.artifacts.pop(given[0].id, None) if what == "play" else None
+        answer = await self._there(lambda: self._player.answer(number, kind, *args))
+        return answer, self.artifacts.pop(args[0].id, None) if kind == "play" else None
 
-    async def hear(self, what: Any, *given: int) -> None:
+    async def hear(self, method: Any, *arguments: int) -> None:
         """Do what needs no answer."""
-        await self._there(lambda: self._player.hear(what, *given))
+        await self._there(lambda: self._player.hear(method, *arguments))
 
     async def condition(self, seconds: float) -> list[Mapping[str, Any]]:
         """Wait that long; return how this worker does, and what it has to say."""

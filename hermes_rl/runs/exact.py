@@ -125,11 +125,11 @@ def unknown_renderers(spec: Spec) -> list[Problem]:
             from hermes_rl.tokens.families import require_family
             from hermes_rl.tokens.parsers import load_parser
 
-            asked = (
+            renderers = (
                 ("tool_parser", server.renderer.tool_parser, load_parser),
                 ("name", server.renderer.name, require_family),
             )
-            for key, name, require in asked:
+            for key, name, require in renderers:
                 try:
                     if name is not None and name not in ("auto", "template"):
                         require(name)

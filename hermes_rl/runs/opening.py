@@ -430,8 +430,8 @@ def require_effect(flags: Sequence[str], mode: Mode) -> None:
 def generation_params(spec: Spec, mode: Mode) -> dict[str, Any]:
     """How the policy sampled, for trainers and records."""
     agent = spec.agent_for(mode)
-    given = {"temperature": agent.temperature, "top_p": agent.top_p, "max_tokens": agent.max_tokens}
-    return {name: value for name, value in given.items() if value is not None}
+    params = {"temperature": agent.temperature, "top_p": agent.top_p, "max_tokens": agent.max_tokens}
+    return {name: value for name, value in params.items() if value is not None}
 
 
 def what_is_new(directory: RunDirectory, spec: Spec, launch: Launch) -> str:

@@ -109,11 +109,11 @@ def _double(value: float | None) -> float | None:
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
     calls = message.get("tool_calls")
-    made = {
+    message_row = {
         "role": message["role"],
         "content": text_of(message.get("content")),
         "reasoning": reasoning_of(message),
         "tool_calls": json.dumps(calls, ensure_ascii=False) if calls else None,
         "tool_call_id": message.get("tool_call_id"),
     }
-    return {name: None if text is None else whole_text(text) for name, text in made.items()}
+    return {name: None if text is None else whole_text(text) for name, text in message_row.items()}

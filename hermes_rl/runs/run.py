@@ -110,19 +110,19 @@ class Lookahead(Generic[T]):
 
     def __init__(self, source: AsyncIterator[T], *, slow: bool, wake: Callable[[], None]) -> None:
         self._source, self._slow, self._wake = source, slow, wake
-        self._asked: asyncio.Task[T | None] | None = None
+        self._next_item: asyncio.Task[T | None] | None = None
         self.exhausted = False
 
     async def take(self) -> T | None:
         """Return the next item; None where it is not there yet, or there is no other (`exhausted`)."""
         if not self._slow:
             return self._answered(await self._next())
-        if self._asked is None:
-            self._asked = asyncio.create_task(self._next())
-            self._asked.add_done_callback(lambda _: self._wake())
-        if not self._asked.done():
+        if self._next_item is None:
+            self._next_item = asyncio.create_task(self._next())
+            self._next_item.add_done_callback(lambda _: self._wake())
+        if not self._next_item.done():
             return None
-        asked, self._asked = self._asked, None
+        asked, self._next_item = self._next_item, None
         return self._answered(asked.result())
 
     async def _next(self) -> T | None:
@@ -134,9 +134,9 @@ class Lookahead(Generic[T]):
 
     async def close(self) -> None:
         """Ask no more."""
-        if self._asked is not None:
-            self._asked.cancel()
-            await asyncio.gather(self._asked, return_exceptions=True)
+        if self._next_item is not None:
+            self._next_item.cancel()
+            await asyncio.gather(self._next_item, return_exceptions=True)
 
 
 # ----------------------------------------------------------------- What a run may use up: failures, tokens, time
@@ -296,7 +296,7 @@ class PlaysGroups(Protocol):
 class MakesLines(Protocol):
     """An environment that makes, or changes, the lines of a group by its own code."""
 
-    async def lines(self, group: Group, made: list[dict[str, Any]]) -> list[dict[str, Any]]: ...
+    async def lines(self, group: Group, lines: list[dict[str, Any]]) -> list[dict[str, Any]]: ...
 
 
 class Run:
@@ -451,22 +451,22 @@ class Run:
 
     async def lines(self, group: Group) -> list[dict[str, Any]]:
         """Return the lines of a group for a file or a trainer; see `hermes_rl.runs.groups`."""
-        made = group.parts
-        if made is None:
-            made = await self._lines(group)
-        return await self.environment.lines(group, made) if isinstance(self.environment, MakesLines) else made
+        lines = group.parts
+        if lines is None:
+            lines = await self._lines(group)
+        return await self.environment.lines(group, lines) if isinstance(self.environment, MakesLines) else lines
 
     async def _lines(self, group: Group) -> list[dict[str, Any]]:
         compared = group.compared()
         if compared[0] is group:
             return group_lines(group, self.plan.generation_params, self.plan.fingerprint)
-        made = []
+        lines = []
         for part in compared:
             if not (self.plan.drop_uniform and part.uniform):
                 part.certificate = await certified(part)
-                made += group_lines(part, self.plan.generation_params, self.plan.fingerprint, of=group.id)
+                lines += group_lines(part, self.plan.generation_params, self.plan.fingerprint, of=group.id)
         # Together they are the group of the run, whose lines are written and sent as one.
-        return [{**line, "layer": number, "layers": len(made)} for number, line in enumerate(made)]
+        return [{**line, "layer": number, "layers": len(lines)} for number, line in enumerate(lines)]
 
     def left_out(self, group: Group) -> bool:
         """Whether a group is not for a trainer or a file: it was dropped, or all of its scores are equal."""

@@ -53,11 +53,11 @@ async def _begun(sandbox: Sandbox, command: Sequence[str]) -> Conversation | Non
 
 
 async def _copied(source: Conversation, target: Conversation) -> None:
-    left = FORWARDED
+    remaining = FORWARDED
     try:
         while data := await source.read():
-            left -= len(data)
-            if left < 0:
+            remaining -= len(data)
+            if remaining < 0:
                 break
             await target.write(data)
     except (OSError, SandboxFailure):

@@ -109,5 +109,5 @@ def understood(messages: Iterable[tuple[int, str]] | None) -> Reported:
         heard.problem = heard.problem or FAILED
     for process in over:
         tampered = f"with {', '.join(process.changed)}" if process.changed else None
-        heard.outcomes += [(process.names[number], tampered or said) for number, said in process.outcomes.items()]
+        heard.outcomes += [(process.names[number], tampered or outcome) for number, outcome in process.outcomes.items()]
     return heard

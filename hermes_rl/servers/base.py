@@ -474,8 +474,8 @@ class Sampling:
         stop_ids: tuple[int, ...],
         text: Callable[[], tuple[bytes, ...]] | None = None,
     ) -> Sampling:
-        asked = request.temperature, request.top_p, request.seed, request.extra_body or {}
-        return cls(prompt, max_tokens, stop_ids, *asked, text, request.rollout_id)
+        settings = request.temperature, request.top_p, request.seed, request.extra_body or {}
+        return cls(prompt, max_tokens, stop_ids, *settings, text, request.rollout_id)
 
     def after(self, ids: array[int]) -> Sampling:
         """Make the request for the rest, when some tokens are there already; it has a seed of its own."""

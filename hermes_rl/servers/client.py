@@ -381,8 +381,8 @@ class SampledByFunction:
     async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:
         """Call the function, and again where it broke off for new weights; raises `AttemptFailed`."""
         generation = Generation(before=self._now())
-        given = {"temperature": sampling.temperature, "top_p": sampling.top_p, **sampling.further}
-        generation.sampling = {name: value for name, value in given.items() if value is not None}
+        settings = {"temperature": sampling.temperature, "top_p": sampling.top_p, **sampling.further}
+        generation.sampling = {name: value for name, value in settings.items() if value is not None}
 
         async def note(piece: Sampled) -> None:
             self._note(piece.version, piece.oldest, generation)
@@ -473,17 +473,17 @@ class AnsweredByFunction:
         """There is nothing to close."""
 
 
-def assistant(given: Mapping[str, Any] | str) -> dict[str, Any]:
+def assistant(answer: Mapping[str, Any] | str) -> dict[str, Any]:
     """Make an assistant message from a message or from its text; raises UserError where it is given neither."""
-    if isinstance(given, str):
-        return {"role": "assistant", "content": given}
-    known = isinstance(given, Mapping) and given.get("role", "assistant") == "assistant"
-    if not known or not {"content", "tool_calls"} & given.keys():
+    if isinstance(answer, str):
+        return {"role": "assistant", "content": answer}
+    known = isinstance(answer, Mapping) and answer.get("role", "assistant") == "assistant"
+    if not known or not {"content", "tool_calls"} & answer.keys():
         raise UserError(
             'an answer is a text, or an assistant message such as {"content": "…", "tool_calls": […]}, not '
-            f"{given!r:.200}"
+            f"{answer!r:.200}"
         )
-    return {"role": "assistant", "content": None, **given}
+    return {"role": "assistant", "content": None, **answer}
 
 
 async def _called(function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
@@ -642,10 +642,10 @@ class Asker:
 
     async def score(self, prompt: array[int], top_k: int, request: ChatRequest) -> tuple[TokenLogprobs, Timing]:
         """Ask how probable each token of the prompt is; raises `AttemptFailed`."""
-        given = Sampling(prompt, 1, ())
+        sampling = Sampling(prompt, 1, ())
 
         def body(dialect: Dialect) -> bytes:
-            return given.written(_scoring(dialect, self._config).scoring_body(top_k, self._config.current()))
+            return sampling.written(_scoring(dialect, self._config).scoring_body(top_k, self._config.current()))
 
         waited = Generation()
         answer, timing = await self._answer(body, request, waited)

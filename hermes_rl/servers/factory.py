@@ -31,13 +31,13 @@ def config_from_spec(
     `api_key` comes from the command line and wins over `api_key_env`; `seed` is the spec's, for a server without its
     own.
     """
-    given = {"seed": seed} | {name: value for name in _PLAIN if (value := getattr(server, name, None)) is not None}
+    settings = {"seed": seed} | {name: value for name in _PLAIN if (value := getattr(server, name, None)) is not None}
     key_env = getattr(server, "api_key_env", None)
     if api_key is None and key_env is not None:
         api_key = _variable(environ, key_env, "api_key_env")
     headers = getattr(server, "headers_env", None) or {}
     return ServerConfig(
-        **{name: _plain(value) for name, value in given.items()},
+        **{name: _plain(value) for name, value in settings.items()},
         api_key=Secret(api_key) if api_key is not None else None,
         headers={
             header: Secret(_variable(environ, variable, f"headers_env.{header}"))

@@ -111,12 +111,12 @@ class TokenServer:
         """Say how probable the tokens of the request are: ids, a text, or messages as the template has them."""
         if not isinstance(self._source, ScoresTokens):
             raise UserError("a function that samples does not say how probable given tokens are; name a server")
-        given = request.prompt
-        if given is None:
-            given = (await self._prompt(await self.renderer(), Transcript(), request)).ids
-        elif isinstance(given, str):
-            given = (await self.renderer()).tokenizer.encode(given)
-        prompt = ids(given)
+        text = request.prompt
+        if text is None:
+            text = (await self._prompt(await self.renderer(), Transcript(), request)).ids
+        elif isinstance(text, str):
+            text = (await self.renderer()).tokenizer.encode(text)
+        prompt = ids(text)
         scores, timing = await self._source.score(prompt, top_k, request)
         config = self._config
         return ChatReply({}, None, {}, config.model, config.type, scored=scores, prompt=prompt, timing=timing)
@@ -124,8 +124,8 @@ class TokenServer:
     async def _complete(self, renderer: Renderer, transcript: Transcript, request: ChatRequest) -> ChatReply:
         """Go on with a text or with token ids as they are, without rendering and parsing."""
         assert request.prompt is not None
-        given = renderer.tokenizer.encode(request.prompt) if isinstance(request.prompt, str) else request.prompt
-        prompt = RenderedPrompt(ids(given))
+        tokens = renderer.tokenizer.encode(request.prompt) if isinstance(request.prompt, str) else request.prompt
+        prompt = RenderedPrompt(ids(tokens))
         step, generation = await self._sampled(renderer, prompt, transcript, request)
         async with transcript.lock:
             transcript.add(step)
@@ -137,8 +137,10 @@ class TokenServer:
     ) -> tuple[Step, Generation]:
         room = self._room(request, prompt, transcript)
         sampling = Sampling.of(request, prompt.ids, room, renderer.stop_ids, lambda: prompt.text)
-        got = await self._source.sample(sampling, request)
-        return Step(prompt.ids, got.ids, got.logprobs, got.finish, WeightVersions(got.before, got.after)), got
+        reply = await self._source.sample(sampling, request)
+        return Step(
+            prompt.ids, reply.ids, reply.logprobs, reply.finish, WeightVersions(reply.before, reply.after)
+        ), reply
 
     async def renderer(self) -> Renderer:
         """Load the renderer once; raises UserError where conversations cannot become exact tokens."""
@@ -159,8 +161,8 @@ class TokenServer:
 
     async def sample(self, sampling: Sampling) -> Sampled:
         """Send one bare request; raises as `attempt`."""
-        got = await self._source.sample(sampling, ChatRequest(()))
-        return Sampled(got.ids.tolist(), got.logprobs.tolist(), got.finish, got.after, got.model)
+        sampled = await self._source.sample(sampling, ChatRequest(()))
+        return Sampled(sampled.ids.tolist(), sampled.logprobs.tolist(), sampled.finish, sampled.after, sampled.model)
 
     async def weights(self) -> int | None:
         """Return the version of the server's weights now; None where it does not tell."""
@@ -276,9 +278,9 @@ def assistant_message(parsed: Parsed, history: Sequence[Message]) -> dict[str, A
 
 def _call(call: ParsedCall, identity: str) -> dict[str, Any]:
     arguments = call.raw if call.arguments is None else json.dumps(call.arguments, ensure_ascii=False)
-    made: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "id": identity,
         "type": "function",
         "function": {"name": call.name, "arguments": arguments},
     }
-    return made if call.problem is None else {**made, "error": call.problem}
+    return entry if call.problem is None else {**entry, "error": call.problem}

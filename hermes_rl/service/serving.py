@@ -308,17 +308,17 @@ def listening(listen: str, token: str | None) -> socket.socket:
             f"--listen {listen}: without a token everybody who reaches this address could run commands through the "
             "service. Set a variable to a long random value and name it: --token-env NAME"
         )
-    made = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # A reader that is gone without a word is noticed within minutes. Connections take these from their listener.
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
-        made.bind(address)
-        made.listen(1024)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+        listener.bind(address)
+        listener.listen(1024)
     except OSError as error:
-        made.close()
+        listener.close()
         raise UserError(f"--listen {listen}: {error.strerror}; choose another address") from error
-    return made
+    return listener

@@ -133,9 +133,9 @@ class Service:
             raise wrong("unknown_row", place, detail, rows=unknown[:SHOWN])
         return [self._rows[split][places[key]] for key in keys]
 
-    async def policy(self, asked: PolicyAsked | None) -> Policy:
+    async def policy(self, request: PolicyAsked | None) -> Policy:
         """Return the policy that a request names, ready to play; Refused says what is wrong with it."""
-        policy = self.policies.named(asked, {batch.policy for batch in self.batches})
+        policy = self.policies.named(request, {batch.policy for batch in self.batches})
         while self.policies.forgotten:
             await self.env.forget(self.policies.forgotten.pop())
         if not policy.exact and not self.env.spec.serve.allow_inexact:

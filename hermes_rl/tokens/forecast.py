@@ -56,10 +56,10 @@ def _played(renderer: Renderer, system: bool, tools: bool, user: bool, *, though
 def _turn(
     renderer: Renderer, transcript: Transcript, messages: list[dict[str, Any]], tools: bool, answer: dict[str, Any]
 ) -> None:
-    given = [TOOL] if tools else None
-    prompt = next_prompt(renderer, transcript, messages, given)
+    offered = [TOOL] if tools else None
+    prompt = next_prompt(renderer, transcript, messages, offered)
     try:
-        ids = turn_ids(renderer.tokenizer, [QUESTION], given, answer)[1]
+        ids = turn_ids(renderer.tokenizer, [QUESTION], offered, answer)[1]
     except TemplateRefused:
         # The words of a model are not known here; only the token that ends its turn counts.
         ids = [*renderer.tokenizer.encode("said"), renderer.stop_ids[-1 if answer.get("tool_calls") else 0]]

@@ -95,14 +95,14 @@ class RendererSettings:
     stop: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, given: Mapping[str, Any] | None) -> RendererSettings:
+    def of(cls, written: Mapping[str, Any] | None) -> RendererSettings:
         """Read the mapping that a server's configuration holds."""
-        given = given or {}
+        written = written or {}
         return cls(
-            name=given.get("name", AUTO),
-            tool_parser=given.get("tool_parser"),
-            thinking_retention=given.get("thinking_retention"),
-            stop=tuple(given.get("stop") or ()),
+            name=written.get("name", AUTO),
+            tool_parser=written.get("tool_parser"),
+            thinking_retention=written.get("thinking_retention"),
+            stop=tuple(written.get("stop") or ()),
         )
 
 
@@ -203,9 +203,9 @@ def require_tools(tokenizer: Tokenizer) -> None:
     Raises:
         RendererRefused: the template leaves something out; the message names it.
     """
-    asked = call("toolxq7z", {"x": "argxq7z"})
-    messages: list[dict[str, Any]] = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [asked]}]
-    messages.append({"role": "tool", "tool_call_id": asked["id"], "name": "toolxq7z", "content": "resultxq7z"})
+    tool_call = call("toolxq7z", {"x": "argxq7z"})
+    messages: list[dict[str, Any]] = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [tool_call]}]
+    messages.append({"role": "tool", "tool_call_id": tool_call["id"], "name": "toolxq7z", "content": "resultxq7z"})
     try:
         prompt = tokenizer.render([QUESTION], [TOOL], add_generation_prompt=True)
         text = tokenizer.render(messages, [TOOL], add_generation_prompt=True)
@@ -222,9 +222,9 @@ def require_tools(tokenizer: Tokenizer) -> None:
 
 def closers(tokenizer: Tokenizer) -> list[str]:
     """Find the control tokens that end an assistant turn: after text, before another message, after calls."""
-    asked = call("toolxq7z", {"x": ANCHOR})
-    called = {"role": "assistant", "content": "", "tool_calls": [asked]}
-    result = {"role": "tool", "tool_call_id": asked["id"], "name": "toolxq7z", "content": RESULT}
+    tool_call = call("toolxq7z", {"x": ANCHOR})
+    called = {"role": "assistant", "content": "", "tool_calls": [tool_call]}
+    result = {"role": "tool", "tool_call_id": tool_call["id"], "name": "toolxq7z", "content": RESULT}
     shapes: list[tuple[list[dict[str, Any]], Tools | None]] = [
         ([QUESTION, said(ANCHOR)], None),
         ([QUESTION, said(ANCHOR), QUESTION], None),
@@ -353,7 +353,7 @@ class TemplateRenderer:
             ended = self.tokenizer.render(before, tools, add_generation_prompt=False)
             whole = self.tokenizer.render([*before, *after], tools, add_generation_prompt=True)
             opening = self.tokenizer.render(before[:-1], tools, add_generation_prompt=True)
-            with_tools, without = (self._suffix(join, after, given) for given in (tools, None))
+            with_tools, without = (self._suffix(join, after, offered) for offered in (tools, None))
         except TemplateRefused:
             return False
         self._needs_tools[join] = with_tools != without

@@ -133,16 +133,16 @@ def check_arguments(
 
 async def _checked_apart(raw: str, schema: Schema, repair: bool) -> tuple[dict[str, Any], int]:
     """Check arguments in a process that can be ended: a regular expression holds all threads of its own."""
-    given = {"raw": raw, "schema": schema, "repair": repair}
+    arguments = {"raw": raw, "schema": schema, "repair": repair}
     try:
-        said = await POOL.call(
-            Code.of(f"{__name__}:answer_checked"), given, "hermes_rl.plugins:itself", PATTERN_SECONDS
+        answer = await POOL.call(
+            Code.of(f"{__name__}:answer_checked"), arguments, "hermes_rl.plugins:itself", PATTERN_SECONDS
         )
     except (EndedError, ForeignError) as error:
         raise ToolInputError(f"the arguments cannot be checked against the tool's schema: {error}") from error
-    if "problem" in said:
-        raise ToolInputError(said["problem"])
-    checked, repaired = json.loads(said["checked"])
+    if "problem" in answer:
+        raise ToolInputError(answer["problem"])
+    checked, repaired = json.loads(answer["checked"])
     return checked, repaired
 
 

@@ -108,7 +108,7 @@ class Serving:
         self.unseen, self.looked = 0, time.monotonic()
         """Sequences that were sent, by any of them, since it last looked at the trainer, and when that was."""
         self.together = together or Together()
-        self._ended = self._told = 0
+        self._ended = self._wants_told = 0
         """Groups that have ended since this start; sequences whose beginning the others know of."""
         self._outbox: asyncio.Queue[Group] = asyncio.Queue()
         self._lines: dict[str, list[dict[str, Any]]] = {}
@@ -153,8 +153,8 @@ class Serving:
         return self.stopped is not None or self.state.finished
 
     def wants(self, running: int) -> bool:
-        if self._told < self.begun:
-            self._told = self.begun
+        if self._wants_told < self.begun:
+            self._wants_told = self.begun
             self.together.wake()
         return self.able and self.room and self.together.turn(self)
 
@@ -173,15 +173,15 @@ class Serving:
     @property
     def able(self) -> bool:
         """Whether nothing of its own keeps it from beginning another group."""
-        return not self._held and not self._at_bound
+        return not self._waits and not self._at_bound
 
     @property
     def full(self) -> bool:
         """Whether it has as many groups in flight as it may, and begins another as soon as one of them ends."""
-        return not self._held and self._at_bound
+        return not self._waits and self._at_bound
 
     @property
-    def _held(self) -> bool:
+    def _waits(self) -> bool:
         """Whether nothing new is to begin, even where a group ends."""
         if self.satisfied or self.run.paused:
             return True
@@ -229,8 +229,8 @@ class Serving:
         self.checks.longest = min(bounds, default=None)
         await self.hooks.registered(answer, self.state.step)
         if going_on:
-            said = f", {len(answer.lost)} groups that it had not received are sent again" if answer.lost else ""
-            self.run.progress.note(f"going on at step {self.state.step}{said}; nothing that was played is played again")
+            more = f", {len(answer.lost)} groups that it had not received are sent again" if answer.lost else ""
+            self.run.progress.note(f"going on at step {self.state.step}{more}; nothing that was played is played again")
 
     async def _follow(self) -> None:
         """Look at the trainer again and again, until it has had its steps."""

@@ -145,14 +145,14 @@ def function_call(identity: Any, name: Any, arguments: str) -> dict[str, Any]:
     return {"id": str(identity or ""), "type": "function", "function": function}
 
 
-def arguments_of(given: Any) -> str:
+def arguments_of(arguments: Any) -> str:
     """Write the object of a call as the arguments that the model has written, or such that mean the same."""
-    if isinstance(given, dict) and set(given) == {UNREAD}:
-        unread = given[UNREAD]
+    if isinstance(arguments, dict) and set(arguments) == {UNREAD}:
+        unread = arguments[UNREAD]
         text = unread.get("raw") if isinstance(unread, dict) else unread
         if isinstance(text, str):
             return text
-    return json.dumps(given if given is not None else {}, ensure_ascii=False)
+    return json.dumps(arguments if arguments is not None else {}, ensure_ascii=False)
 
 
 def object_of(arguments: str) -> dict[str, Any]:

@@ -193,14 +193,14 @@ class ScriptedServer:
         try:
             body = json.loads(await request.read())
             dialect = dialect or (SGLANG if "input_ids" in body else LEGACY)
-            asked = dialect.read(body)
+            query = dialect.read(body)
         except (ValueError, TypeError, KeyError):
             return _refused("the body is no request for token ids")
         cut = await self.weights.gate()
-        if asked.scored is not None:
-            return web.json_response(dialect.write_scores(asked, scores(asked, self._logprob), self._model))
+        if query.scored is not None:
+            return web.json_response(dialect.write_scores(query, scores(query, self._logprob), self._model))
         script = self.scripts.get(request.headers.get(ROLLOUT_HEADER, ""), Script())
-        played = play_tokens(script, asked, self._tokenizer, self._logprob)
+        played = play_tokens(script, query, self._tokenizer, self._logprob)
         answer = played.broken_off() if cut else played
         return web.json_response(dialect.write(answer, self._model, self.weights.version))
 

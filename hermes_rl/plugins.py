@@ -45,10 +45,7 @@ def load_object(ref: str, base: Path | None = None) -> Any:
 
 def load_module(place: str, base: Path | None = None) -> ModuleType:
     """Return the module that a reference names before its colon: a file (see `load_object`), or one that is installed.
-
-    Raises:
-        UserError: it cannot be loaded.
-    """
+    Raises `UserError` where it cannot be loaded."""
     if place.endswith(".py"):
         return load_file((base or Path.cwd()) / Path(place).expanduser())
     return _import(place, place)
@@ -73,11 +70,8 @@ class Code(NamedTuple):
         return cls(load_file(Path(place)).__name__, name, place) if place.endswith(".py") else cls(place, name)
 
     def load(self) -> Any:
-        """Return the object.
-
-        Raises:
-            UserError: it is not there, its module cannot be loaded, or its file has changed since.
-        """
+        """Return the object. Raises `UserError` where it is not there, its module cannot be loaded, or its file has
+        changed since."""
         module = sys.modules.get(self.module)
         if module is None and self.file is not None:
             module = load_file(Path(self.file))
@@ -94,10 +88,7 @@ def itself(value: Any) -> Any:
 
 def published(group: str, what: str, reserved: Container[str] = ()) -> dict[str, EntryPoint]:
     """Find what installed packages publish under a group of entry points, by name, without the names that are `taken`.
-
-    Raises:
-        UserError: two packages publish one name. `what` says what is published.
-    """
+    Raises `UserError` where two packages publish one name. `what` says what is published."""
     points: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
         if point.name in points:

@@ -37,10 +37,8 @@ PATIENCE = 0.5
 def wait_for_loop(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
     """Run `work` on a loop of another thread and wait for its result; the opposite of `in_thread`.
 
-    Whatever ends the wait before the work has ended, such as Ctrl-C, cancels the work.
-
-    Raises:
-        LoopGoneError: the loop has ended; a bare wait for its answer would never end.
+    Whatever ends the wait before the work has ended, such as Ctrl-C, cancels the work. Raises `LoopGoneError` where the
+    loop has ended; a bare wait for its answer would never end.
     """
     step: _Step | None = getattr(_here, "step", None)
     if step is not None and step.loop is loop:
@@ -394,10 +392,8 @@ def may_wait_for(loop: asyncio.AbstractEventLoop) -> bool:
 def in_steps(work: Coroutine[Any, Any, T], seconds: float, longest: float) -> Generator[Any, Any, T]:
     """Await `work` on the running loop, where it may also wait for this loop without await (`wait_for_loop`).
 
-    Once it has taken `seconds` it has to end when it is cancelled, which is the caller's to do.
-
-    Raises:
-        OverlongError: it did not, or one of its steps has held the loop for more than `longest` seconds.
+    Once it has taken `seconds` it has to end when it is cancelled, which is the caller's to do. Raises `OverlongError`
+    where it did not, or one of its steps has held the loop for more than `longest` seconds.
     """
     end, context = time.monotonic() + seconds, contextvars.copy_context()
     advance, given = work.send, None

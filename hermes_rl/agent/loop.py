@@ -186,11 +186,8 @@ class HermesAgentLoop:
         """Turns that had been played when the user spoke last."""
 
     async def run(self, messages: Sequence[Message]) -> AgentResult:
-        """Play the conversation that begins with `messages`; the list given is not changed.
-
-        Raises:
-            Failure: a model server, the sandbox or a tool's server failed; `.result` is the part played so far.
-        """
+        """Play the conversation that begins with `messages`; the list given is not changed. Raises `Failure` where a
+        model server, the sandbox or a tool's server failed; `.result` is the part played so far."""
         result = AgentResult(
             messages=[dict(message) for message in messages],
             prompt_length=len(messages),

@@ -83,11 +83,8 @@ class AgentFunction:
 
     @classmethod
     def of(cls, reference: str, offered: tuple[str, ...] = GIVEN, where: str = "agent.program.python") -> AgentFunction:
-        """Load a function by its absolute reference; `offered` are the parameters that it may name.
-
-        Raises:
-            UserError: it cannot be loaded, or wants what is not there; the message begins with `where` it is named.
-        """
+        """Load a function by its absolute reference; `offered` are the parameters that it may name. Raises `UserError`
+        where it cannot be loaded, or wants what is not there; the message begins with `where` it is named."""
         function = load_object(reference)
         if not callable(function):
             raise UserError(f"{where}: {reference} is no function")
@@ -159,12 +156,9 @@ class ProgramDriver:
         """The sandbox's port, open from the first run to the end."""
 
     async def run(self, messages: Sequence[Message]) -> AgentResult:
-        """Play the rollout; `messages` are the spec's prompt, which the program's command holds in its own way.
-
-        Raises:
-            Failure: a model server or the sandbox failed; `.result` is the part played so far.
-            UserError: the program cannot be started.
-        """
+        """Play the rollout; `messages` are the spec's prompt, which the program's command holds in its own way. Raises
+        `Failure` where a model server or the sandbox failed; `.result` is the part played so far. Raises `UserError`
+        where the program cannot be started."""
         result = AgentResult(
             messages=[dict(message) for message in messages],
             prompt_length=len(messages),

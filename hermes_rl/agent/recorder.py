@@ -169,11 +169,8 @@ class PolicyRecorder:
         """Of the calls since the last moment in which none was under way."""
 
     async def play(self, drive: Callable[[], Awaitable[Ending]], runtime: ToolRuntime) -> AgentResult:
-        """Let a driver play the rollout, and return the result with its ending.
-
-        Raises:
-            Failure: a model server, the sandbox or a tool's server failed; `.result` is the part played so far.
-        """
+        """Let a driver play the rollout, and return the result with its ending. Raises `Failure` where a model server,
+        the sandbox or a tool's server failed; `.result` is the part played so far."""
         result, bound = self.result, self.options.task_timeout
         runtime.time_left = None if bound is None else TimeLeft(bound)
         try:
@@ -267,11 +264,8 @@ class PolicyRecorder:
     async def count(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, resent: int
     ) -> int | None:
-        """Return how many tokens a program's conversation has as a prompt; None where there is no tokenizer.
-
-        Raises:
-            AttemptFailed: the template refuses it.
-        """
+        """Return how many tokens a program's conversation has as a prompt; None where there is no tokenizer. Raises
+        `AttemptFailed` where the template refuses it."""
         if isinstance(self.server, CountsTokens):
             transcript = self.result.transcript
             count = await self.server.count(ChatRequest(messages, tools or None, resent=resent, transcript=transcript))

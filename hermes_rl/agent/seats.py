@@ -266,12 +266,9 @@ class Table:
             seat.beside = self.seats
 
     async def play(self, schedule: Schedule) -> Any:
-        """Let the seats speak as the schedule says, until it is over; returns what the schedule returns.
-
-        Raises:
-            Failure: infrastructure failed; what was played so far is the seats' `result`.
-            UserError: the schedule has failed before any seat had said anything.
-        """
+        """Let the seats speak as the schedule says, until it is over; returns what the schedule returns. Raises
+        `Failure` where infrastructure failed; what was played so far is the seats' `result`. Raises `UserError` where
+        the schedule has failed before any seat had said anything."""
         work = asyncio.ensure_future(schedule(self))
         outcome = problem = None
         whole = False

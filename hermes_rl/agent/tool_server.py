@@ -48,11 +48,8 @@ class ToolServer:
         self._alone = asyncio.Lock()
 
     async def answer(self, message: Any) -> dict[str, Any] | None:
-        """Answer a message; None where it wants no answer.
-
-        Raises:
-            Failure: what a tool needs has failed, which is not the program's doing.
-        """
+        """Answer a message; None where it wants no answer. Raises `Failure` where what a tool needs has failed, which
+        is not the program's doing."""
         if not isinstance(message, dict) or not isinstance(message.get("method"), str):
             return None if isinstance(message, dict) and "result" in message else _error(None, NO_REQUEST, "no request")
         if "id" not in message:

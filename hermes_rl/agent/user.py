@@ -312,10 +312,8 @@ class UserOfCode:
     async def speak(self, said: str | None = None) -> UserAnswer:
         """Answer the agent's words, or open the conversation.
 
-        Where the code raises at what the agent has said, that is the end, and the agent's doing.
-
-        Raises:
-            UserError: it raised before the agent had said anything.
+        Where the code raises at what the agent has said, that is the end, and the agent's doing. Raises `UserError`
+        where it raised before the agent had said anything.
         """
         self._turns_left -= 1
         try:
@@ -331,11 +329,8 @@ class UserOfCode:
 
 
 def user_answer(value: Any, tools: Collection[str]) -> UserAnswer:
-    """Read what a user by code answers; `tools` are the names that there are. See `UserOfCode`.
-
-    Raises:
-        ToolFailedError: it is nothing of that form; the detail is a predicate.
-    """
+    """Read what a user by code answers; `tools` are the names that there are. See `UserOfCode`. Raises
+    `ToolFailedError` where it is nothing of that form; the detail is a predicate."""
     if value is None or isinstance(value, str):
         value = {"say": value, "over": value is None}
     if not isinstance(value, Mapping) or not value.keys() <= {"say", "over", "tools", "reward"}:
@@ -391,12 +386,8 @@ class FixedWords:
         self._result = result
 
     async def speak(self, said: str | None = None) -> UserAnswer:
-        """Answer with the next words, or open the conversation with the first.
-
-        Raises:
-            UserError: what comes with the first words cannot be laid down.
-            Failure: a reward failed that looks at the step before.
-        """
+        """Answer with the next words, or open the conversation with the first. Raises `UserError` where what comes with
+        the first words cannot be laid down, `Failure` where a reward failed that looks at the step before."""
         number, self._spoken = self._spoken, self._spoken + 1
         if number >= len(self._answers):
             return UserAnswer(None, Ending.FINISHED)

@@ -52,9 +52,7 @@ def examine(source: str | None, options: Options, *, sampling: bool = False) -> 
     """Look at the sandbox, and at what a spec with these options needs.
 
     `sampling` draws thousands of tokens from the policy's servers, and compares them with their log-probabilities.
-
-    Raises:
-        UserError: the spec or an option is wrong.
+    Raises `UserError` where the spec or an option is wrong.
     """
     environ = options.environ()
     spec = options.load(source) if source is not None else None

@@ -89,10 +89,8 @@ HELP = """no policy: the spec names no servers.policy, and OPENAI_BASE_URL with 
 def with_policy(load: Callable[..., Spec], environ: Mapping[str, str]) -> Spec:
     """Load the spec with a policy: its own, the environment's, or, on a terminal, the one that the user picks.
 
-    `load` takes it as the text behind a `--set`, and loads the spec as it is without one.
-
-    Raises:
-        UserError: there is none, with the flags for each way to name one.
+    `load` takes it as the text behind a `--set`, and loads the spec as it is without one. Raises `UserError` where
+    there is none, with the flags for each way to name one.
     """
     spec = load()
     if "policy" in spec.servers:

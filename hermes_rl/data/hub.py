@@ -28,12 +28,8 @@ class HubOutOfReachError(UserError):
 
 
 def load_hub(source: Source, split: str) -> Iterable[dict[str, Any]]:
-    """Return the rows of a split; can be iterated again and again.
-
-    Raises:
-        HubOutOfReachError: no answer from the hub.
-        UserError: there is no such dataset, configuration, split or file.
-    """
+    """Return the rows of a split; can be iterated again and again. Raises `HubOutOfReachError` where the hub does not
+    answer; `UserError` where there is no such dataset, configuration, split or file."""
     import datasets
 
     arguments = {"name": source.name, "revision": source.revision, "data_files": thaw(source.data_files)}

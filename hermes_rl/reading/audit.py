@@ -76,10 +76,7 @@ class _Source:
 
 def audit(record: RunRecord) -> list[Suspect]:
     """Return the suspicious rollouts of a run that was read, the most suspicious first, those that pass before others.
-
-    Raises:
-        UserError: its files cannot be read.
-    """
+    Raises `UserError` where its files cannot be read."""
     hidden = hidden_tests(record)
     suspects = []
     for rollout in record.counting(every_seat=True):

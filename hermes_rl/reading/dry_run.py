@@ -132,11 +132,8 @@ class DryRun:
 
 async def dry_run(spec: Spec, launch: Launch, sample: int = 0, prices: Mapping[str, Prices] | None = None) -> DryRun:
     """Find out what a run would do, as far as that is possible without playing; a sample is played if one is asked for.
-
-    Raises:
-        UserError: the run would be refused, for the same reason.
-        RunError: a server of tools cannot be started, or the sample cannot be played.
-    """
+    Raises `UserError` where the run would be refused, for the same reason; `RunError` where a server of tools cannot be
+    started, or the sample cannot be played."""
     compiled = require_runnable(spec, launch)
     split = split_of(launch.mode)
     notes: list[str] = []
@@ -166,10 +163,8 @@ def prices_of(spec: Spec, path: Path | None) -> dict[str, Prices]:
     """Return the price of each role's model: of a JSON file, else of the spec.
 
     The file is ``{"model": {"prompt": 0.5, "completion": 1.5}}``, in US dollars for a million tokens. Where several
-    servers play a role, the first one's price counts.
-
-    Raises:
-        UserError: the file cannot be read, or does not name the policy's model.
+    servers play a role, the first one's price counts. Raises `UserError` where the file cannot be read, or does not
+    name the policy's model.
     """
     form = '{"MODEL": {"prompt": 0.5, "completion": 1.5}}, in US dollars for a million tokens'
     servers = {role: listed[0] for role, listed in spec.servers.items()}

@@ -117,10 +117,7 @@ def read_atif(file: Path) -> tuple[AgentResult, Mapping[str, Any]]:
     """Return what rewards see of a trajectory, which counts as finished, and its `extra`.
 
     The steps before the agent's first one that is not copied are the prompt. What was observed without a call is an
-    answer of a tool that nobody has named.
-
-    Raises:
-        UserError: the file cannot be read, or is no trajectory.
+    answer of a tool that nobody has named. Raises `UserError` where the file cannot be read, or is no trajectory.
     """
     try:
         trajectory = _Trajectory.model_validate(read_json(file.read_text("utf-8")))

@@ -127,10 +127,8 @@ def token_of(environ: Mapping[str, str], name: str | None) -> str | None:
 def prepare(path: Path, dataset: str, folder: Path, secrets: Mapping[str, str]) -> Publication:
     """Make the files that are published of a run as `owner/name` in an empty folder.
 
-    `secrets` are values that may be in no file, each with what to call it.
-
-    Raises:
-        UserError: the run is still running, has nothing that was graded, or a file holds a secret.
+    `secrets` are values that may be in no file, each with what to call it. Raises `UserError` where the run is still
+    running, has nothing that was graded, or a file holds a secret.
     """
     record = RunRecord(path)
     if running(record.path):
@@ -222,12 +220,9 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def push(files: Mapping[str, Path], dataset: str, *, token: str, endpoint: str | None, public: bool) -> Published:
-    """Publish files in one commit; the dataset is made where there is none, and other files in it stay.
-
-    Raises:
-        UserError: the hub refuses, or the dataset is seen by others than is asked for.
-        RunError: the hub is out of reach, or failed.
-    """
+    """Publish files in one commit; the dataset is made where there is none, and other files in it stay. Raises
+    `UserError` where the hub refuses, or the dataset is seen by others than is asked for; `RunError` where the hub is
+    out of reach, or failed."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError
 

@@ -121,11 +121,8 @@ class RolloutSummary:
 
 
 class RunRecord:
-    """The run in a directory, or in that of a file; call `refresh` to see what was written since.
-
-    Raises:
-        UserError: there is no run, or its files cannot be read.
-    """
+    """The run in a directory, or in that of a file; call `refresh` to see what was written since. Raises `UserError`
+    where there is no run, or its files cannot be read."""
 
     def __init__(self, path: Path) -> None:
         if not path.exists():

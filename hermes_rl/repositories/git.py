@@ -41,11 +41,8 @@ class Named(NamedTuple):
 
 
 def git_commit(address: Address) -> Named:
-    """Ask which commit a revision means now.
-
-    Raises:
-        UserError: the repository cannot be reached, or has no such revision.
-    """
+    """Ask which commit a revision means now. Raises `UserError` where the repository cannot be reached, or has no such
+    revision."""
     revision = address.revision
     patterns = ["HEAD"] if revision is None else [f"refs/tags/{revision}", f"refs/tags/{revision}^{{}}",
                                                   f"refs/heads/{revision}"]  # fmt: skip
@@ -62,11 +59,8 @@ def git_commit(address: Address) -> Named:
 
 
 def git_files(address: Address, named: Named, folder: Path) -> tuple[str, Iterator[RepositoryFile]]:
-    """Fetch a commit into an empty folder; returns which one it is, and its files.
-
-    Raises:
-        UserError: it cannot be had, or is too large.
-    """
+    """Fetch a commit into an empty folder; returns which one it is, and its files. Raises `UserError` where it cannot
+    be had, or is too large."""
     _git(address, ["init", "--quiet", "--bare", "--template=", "--", str(folder)])
     at = ["-C", str(folder)]
     _git(address, [*at, "fetch", "--quiet", "--depth=1", "--no-tags", "--", address.url, named.wanted])
@@ -100,11 +94,8 @@ def _entries(address: Address, at: Sequence[str], listed: bytes) -> Iterator[Rep
 
 
 def _git(address: Address, arguments: Sequence[str], stdin: int | None = None, into: int | None = None) -> bytes:
-    """Run git, bounded in time and in what it writes into a file; returns what it says.
-
-    Raises:
-        UserError: git is not here, or fails.
-    """
+    """Run git, bounded in time and in what it writes into a file; returns what it says. Raises `UserError` where git is
+    not here, or fails."""
     scheme = urlsplit(address.url).scheme
     environ = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
     environ |= {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "", "SSH_ASKPASS": "", "GIT_ALLOW_PROTOCOL": scheme}

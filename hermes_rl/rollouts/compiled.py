@@ -168,12 +168,9 @@ def _turns(spec: Spec, row: Row) -> list[dict[str, Any]]:
 
 
 def messages_of(prompt: Prompt, row: Row, folder: Path = Path()) -> list[Message]:
-    """Return the messages, rendered for the row; relative paths of images begin in `folder`.
-
-    Raises:
-        TemplateError: a template does not work for this row.
-        UserError: a file of the prompt cannot be read, or an image is none.
-    """
+    """Return the messages, rendered for the row; relative paths of images begin in `folder`. Raises `TemplateError`
+    where a template does not work for this row; `UserError` where a file of the prompt cannot be read, or an image is
+    none."""
     return _Rendering(row, folder).messages(prompt)
 
 
@@ -409,11 +406,7 @@ class CompiledSpec:
 
     @property
     def policy(self) -> ModelClient:
-        """The model that acts.
-
-        Raises:
-            UserError: the spec names none.
-        """
+        """The model that acts. Raises `UserError` where the spec names none."""
         if POLICY not in self.roles:
             raise UserError("servers.policy is missing: name the model that acts")
         return self.roles[POLICY]
@@ -431,11 +424,8 @@ class CompiledSpec:
         return other
 
     async def open(self, row: Row) -> None:
-        """Start what the tools of all rollouts need; `row` stands for any. A rollout does it where nobody did.
-
-        Raises:
-            RunError, UserError: they cannot be had; see `Tooling.open`.
-        """
+        """Start what the tools of all rollouts need; `row` stands for any. A rollout does it where nobody did. Raises
+        `RunError` or `UserError` where they cannot be had; see `Tooling.open`."""
         await self._open(self._sandbox_of(row))
 
     async def _open(self, config: SandboxConfig) -> None:
@@ -463,10 +453,7 @@ class CompiledSpec:
 
     def options(self, split: str, sampling: Mapping[str, Any] | None = None) -> LoopOptions:
         """Return the bounds of one rollout; `sampling` are settings of `agent` that take the place of the spec's.
-
-        Raises:
-            UserError: `agent` has no such setting, or its value is wrong.
-        """
+        Raises `UserError` where `agent` has no such setting, or its value is wrong."""
         agent = self.spec.agent_for("evaluate" if split == "eval" else "process")
         if sampling:
             agent = _changed(agent, sampling)

@@ -72,11 +72,8 @@ def _file_name(name: str) -> str:
 
 
 def kept_artifacts(run: Path, record: Mapping[str, Any], names: Iterable[str]) -> dict[str, TakenArtifact]:
-    """Return the artifacts of a rollout from what its record says of them; `run` is the run directory. Blocks.
-
-    Raises:
-        UserError: one was not taken, or is no longer there as it was taken.
-    """
+    """Return the artifacts of a rollout from what its record says of them; `run` is the run directory. Blocks. Raises
+    `UserError` where one was not taken, or is no longer there as it was taken."""
     missing = [name for name in names if name not in record]
     if missing:
         raise UserError(f"the artifact {missing[0]} was not taken when the rollouts were played; use --fresh")
@@ -151,12 +148,9 @@ def _laid_mode(mode: int) -> int:
 
 
 def sandbox_config(spec: Spec, row: Row, environ: Mapping[str, str] | None = None) -> SandboxConfig:
-    """Return the sandbox for a row; `environ` has the addresses and keys of backends on other machines.
-
-    Raises:
-        TemplateError: a template does not work for this row.
-        UserError: a file cannot be read, lies outside of the spec's folder, or is laid down twice.
-    """
+    """Return the sandbox for a row; `environ` has the addresses and keys of backends on other machines. Raises
+    `TemplateError` where a template does not work for this row; `UserError` where a file cannot be read, lies outside
+    of the spec's folder, or is laid down twice."""
     section = render_section(spec.sandbox, row.columns, where="sandbox", key=row.key)
     return SandboxConfig(
         backend=section.backend,
@@ -190,11 +184,8 @@ def _service(name: str, service: ServiceSection, spec: Spec) -> SandboxService:
 
 def reward_args(folder: Path, args: Mapping[str, Any], columns: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the arguments of a reward for a row; files to lay down `from` this machine are found in the spec's folder.
-
-    Raises:
-        TemplateError: a template does not work for this row.
-        UserError: a file lies outside of that folder.
-    """
+    Raises `TemplateError` where a template does not work for this row, `UserError` where a file lies outside of that
+    folder."""
     values: Mapping[str, Any] = render(args, columns, where="rewards")
     return {**values, **{name: _located(values[name], folder) for name in ("files", "reference") if name in values}}
 
@@ -214,10 +205,8 @@ def _image(image: str | None, backend: str, spec: Spec) -> str | None:
     """Return an image as the backend takes it.
 
     For bubblewrap that is a path, which a template may have made a relative one; for Docker a name, or of `./folder`
-    the path of what is built; for others a name.
-
-    Raises:
-        UserError: a folder that is built is none, or lies outside of that of the spec, or of its tasks.
+    the path of what is built; for others a name. Raises `UserError` where a folder that is built is none, or lies
+    outside of that of the spec, or of its tasks.
     """
     if image is not None and backend == "bubblewrap":
         return str(spec.folder / image)
@@ -416,11 +405,8 @@ Place = tuple[str | int, ...]
 
 
 class Outside:
-    """The tools that reach outside, as the spec wants them: at work, recorded, or replayed.
-
-    Raises:
-        UserError: there is no recording to replay, or none can be made.
-    """
+    """The tools that reach outside, as the spec wants them: at work, recorded, or replayed. Raises `UserError` where
+    there is no recording to replay, or none can be made."""
 
     def __init__(self, spec: Spec, environ: Mapping[str, str]) -> None:
         record, replay = spec.toolsets.record, spec.toolsets.replay
@@ -491,12 +477,9 @@ class Tooling:
         return {name: digest for server in self._servers for name, digest in server.fingerprint.items()}
 
     async def open(self, sandbox: SandboxConfig) -> None:
-        """Start what has to be there before a rollout; does nothing the second time.
-
-        Raises:
-            RunError: a tool server cannot be started, in a sandbox like `sandbox` where it runs in one.
-            UserError: it has not the tools that the spec allows, or a toolset lacks a key or an extra.
-        """
+        """Start what has to be there before a rollout; does nothing the second time. Raises `RunError` where a tool
+        server cannot be started, in a sandbox like `sandbox` where it runs in one; `UserError` where it has not the
+        tools that the spec allows, or a toolset lacks a key or an extra."""
         if self._listed is not None:
             return  # every rollout asks: none waits for the others
         async with self._opening:
@@ -514,11 +497,8 @@ class Tooling:
             await server.close()
 
     def toolkit(self, group: str, state: Any, row: Row) -> Toolkit:
-        """Return the tools of a rollout: those of its group, and those of its own state object.
-
-        Raises:
-            UserError: the state, or the row, has not what an entry names.
-        """
+        """Return the tools of a rollout: those of its group, and those of its own state object. Raises `UserError`
+        where the state, or the row, has not what an entry names."""
         shared = self.shared(group)
         make_tools = process_tools if self.spec.state_apart else tools_of_state
         sources = [state_source(entry) for entry in self._entries if entry.state]

@@ -90,10 +90,8 @@ async def connected(
     """Connect to a cluster, or start one on this machine; leave it, or end it, afterwards.
 
     `openings` are what the workers of each environment that shares the connection are told, and `address` is that of
-    the head of the cluster, as HOST:PORT; `auto` or `local`.
-
-    Raises:
-        UserError: Ray is not installed, or cannot be reached, or does not fit.
+    the head of the cluster, as HOST:PORT; `auto` or `local`. Raises `UserError` where Ray is not installed, or cannot
+    be reached, or does not fit.
     """
     try:
         import ray
@@ -136,10 +134,8 @@ async def open_cluster(
     """Yield a cluster as where the workers of one environment come from.
 
     `ray` is the address of a cluster (see `connected`), or the connection that the environment shares with others;
-    `number` of workers None means as many as there is room for.
-
-    Raises:
-        UserError: the cluster cannot be had, or has no room.
+    `number` of workers None means as many as there is room for. Raises `UserError` where the cluster cannot be had, or
+    has no room.
     """
     async with AsyncExitStack() as stack:
         if isinstance(ray, str):

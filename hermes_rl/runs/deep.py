@@ -68,10 +68,8 @@ class DeepReport:
 async def examine(spec: Spec, keep: Path | None = None) -> DeepReport:
     """Play and judge a spec that was loaded for a demo.
 
-    Where something is wrong, what was played is put into the folder `keep`, in the place of what is there.
-
-    Raises:
-        UserError: the rows cannot be had, or the environment cannot be started.
+    Where something is wrong, what was played is put into the folder `keep`, in the place of what is there. Raises
+    `UserError` where the rows cannot be had, or the environment cannot be started.
     """
     split: Split = "eval" if spec.dataset.eval is not None and spec.dataset.eval.only else "train"
     rows = await asyncio.to_thread(load_rows, spec, split, notify=lambda _: None)

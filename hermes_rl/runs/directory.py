@@ -43,10 +43,8 @@ class RunDirectory:
     def choose(cls, spec: Spec, mode: Mode, out: Path | None, *, fresh: bool = False) -> RunDirectory:
         """Return this run's directory: `out`, or outputs/<name>/<mode>-<model>-<fingerprint>; `fresh`: one beside it.
 
-        What a run that failed before its first rollout has left may be used by the corrected spec.
-
-        Raises:
-            UserError: `out` holds results of another run, or files of somebody else that a run would overwrite.
+        What a run that failed before its first rollout has left may be used by the corrected spec. Raises `UserError`
+        where `out` holds results of another run, or files of somebody else that a run would overwrite.
         """
         current = fingerprint(spec, mode)
         path = out or Path("outputs") / spec.name / f"{mode}-{model_name(spec)}-{current}"

@@ -74,12 +74,9 @@ def _server(spec: Spec, role: str, index: int) -> NodePath:
 
 
 def renderer_of(spec: Spec) -> Renderer:
-    """Return the renderer of the spec's policy. Slow: call it in a thread.
-
-    Raises:
-        TokenizerUnavailable: the tokenizer cannot be had.
-        RendererRefused: its template does not allow exact tokens, or leaves out the spec's tools.
-    """
+    """Return the renderer of the spec's policy. Slow: call it in a thread. Raises `TokenizerUnavailable` where the
+    tokenizer cannot be had; `RendererRefused` where its template does not allow exact tokens, or leaves out the spec's
+    tools."""
     from hermes_rl.tokens.load import load_renderer
     from hermes_rl.tokens.rendering import RendererSettings, require_tools
 
@@ -140,10 +137,7 @@ def unknown_renderers(spec: Spec) -> list[Problem]:
 
 def foretold(spec: Spec) -> str | None:
     """Return what can be told about a rollout's sequences without a network; None where the tokenizer is not at hand.
-
-    Raises:
-        UserError: the policy is a token-level server, and no run with this renderer can begin.
-    """
+    Raises `UserError` where the policy is a token-level server, and no run with this renderer can begin."""
     policy = spec.servers.get("policy")
     if not policy or not policy[0].kind.exact:
         return None

@@ -463,9 +463,7 @@ class GroupsFile:
         """Return the groups that are written as their rollouts are; the others, and those `changed`, are taken out.
 
         Without `compare` scores may be others than those of the rollouts: an environment's own code has made them.
-
-        Raises:
-            UserError: a file elsewhere holds groups whose rollouts are not here.
+        Raises `UserError` where a file elsewhere holds groups whose rollouts are not here.
         """
         layers: dict[str, set[int]] = {}
         totals: dict[str, int] = {}

@@ -25,10 +25,7 @@ BATCH = 256
 def write_table(path: Path, groups: Iterable[Group], rewards: Sequence[str]) -> int:
     """Write the rollouts of groups into a file, which is there once it is complete; returns the number of rows.
 
-    Each of the `rewards` becomes the column `reward/<name>`.
-
-    Raises:
-        RunError: it cannot be written.
+    Each of the `rewards` becomes the column `reward/<name>`. Raises `RunError` where it cannot be written.
     """
     import pyarrow
     from pyarrow import parquet

@@ -34,11 +34,8 @@ _PRIVATE = {"console": "off", "save_code": False, "disable_git": True, "x_disabl
 
 
 class Tracker:
-    """One wandb run.
-
-    Raises:
-        UserError: wandb cannot begin a run: no account on this machine, a project that cannot be written to.
-    """
+    """One wandb run. Raises `UserError` where wandb cannot begin a run: no account on this machine, a project that
+    cannot be written to."""
 
     def __init__(
         self,

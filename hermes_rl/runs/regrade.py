@@ -42,11 +42,8 @@ async def regrade(
 ) -> Regraded:
     """Score, and where its rewards have changed judge, the rollouts in a run directory anew; nothing is played.
 
-    `overrides` change the run's spec.
-
-    Raises:
-        UserError: no run is there, the change is one of what is played, or a reward needs what was not kept.
-        RunError: a judge could not be asked; nothing was changed.
+    `overrides` change the run's spec. Raises `UserError` where no run is there, the change is one of what is played, or
+    a reward needs what was not kept; `RunError` where a judge could not be asked; nothing was changed.
     """
     directory, described = _open(path)
     mode: Mode = described["mode"]

@@ -157,11 +157,9 @@ async def bring_up_to_date(
 ) -> set[str]:
     """Score the rollouts of the store as `grading` says now; repeating it after a crash does no harm.
 
-    Returns the groups that have another score, or are trained on otherwise, than before.
-
-    Raises:
-        UserError: what is there cannot be scored again, and the way out.
-        RunError: a judge could not be asked; nothing was changed.
+    Returns the groups that have another score, or are trained on otherwise, than before. Raises `UserError` where what
+    is there cannot be scored again; it says the way out. Raises `RunError` where a judge could not be asked; nothing
+    was changed.
     """
     if store.empty:
         return set()
@@ -270,12 +268,9 @@ class Rejudging:
         return self.compiled.grader
 
     async def judge(self, store: RolloutStore, changed: set[str]) -> None:
-        """Fill `values` and `failed`.
-
-        Raises:
-            UserError: a reward cannot judge what was kept, or a row is no longer there.
-            RunError: a judge could not be asked, or most rollouts cannot be judged; nothing was changed.
-        """
+        """Fill `values` and `failed`. Raises `UserError` where a reward cannot judge what was kept, or a row is no
+        longer there; `RunError` where a judge could not be asked, or most rollouts cannot be judged; nothing was
+        changed."""
         require_judgeable(self.grader, changed)
 
         def read() -> tuple[dict[str, set[str]], set[str]]:

@@ -166,10 +166,7 @@ def written_calls(messages: Sequence[Mapping[str, Any]]) -> dict[tuple[int, str]
 
 def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
     """Return the rollout at a place, as its line has it; its seed, and whether it is masked, are up to the environment.
-
-    Raises:
-        UserError: the line lacks something.
-    """
+    Raises `UserError` where the line lacks something."""
     try:
         sequences = None if line.get("sequences") is None else [unpacked(sequence) for sequence in line["sequences"]]
         result = None if line.get("played", "") is None else result_of(line)

@@ -105,12 +105,8 @@ class Engine:
         return await self._json_or_none(f"/images/{quote(name)}/json")
 
     async def pull(self, name: str) -> None:
-        """Get an image; tried again after a pause where that may help.
-
-        Raises:
-            RegistryAway: the reason may pass.
-            SandboxFailure: the registry does not have the image, or does not give it to us.
-        """
+        """Get an image; tried again after a pause where that may help. Raises `RegistryAway` where the reason may pass;
+        `SandboxFailure` where the registry does not have the image, or does not give it to us."""
         for pause in (*PULL_PAUSES, None):
             try:
                 await self._pull(name)

@@ -39,10 +39,8 @@ from hermes_rl.values import own_copy
 def find_reward(name: str, fn: str | None, others: Collection[str] = ()) -> RewardFunction:
     """Load the reward that the spec calls `name`; without `fn` the name itself is looked up.
 
-    `others` are names of the spec's other rewards, one of which an option may have meant.
-
-    Raises:
-        UserError: there is no such reward, or its code cannot be loaded.
+    `others` are names of the spec's other rewards, one of which an option may have meant. Raises `UserError` where
+    there is no such reward, or its code cannot be loaded.
     """
     reference = fn or name
     if reference.startswith("atropos:"):
@@ -149,11 +147,8 @@ class RewardFunction:
 
     @classmethod
     def of(cls, name: str, function: Callable[..., Any], code: Code | None = None) -> RewardFunction:
-        """Read the signature of `function`, which other processes find as `code`.
-
-        Raises:
-            UserError: it is not callable.
-        """
+        """Read the signature of `function`, which other processes find as `code`. Raises `UserError` where it is not
+        callable."""
         try:
             parameters = inspect.signature(function).parameters
         except (TypeError, ValueError) as error:
@@ -218,11 +213,8 @@ class RewardFunction:
         return [key for key, one in self.parameters.items() if one.default is one.empty and one.kind in kinds]
 
     def require_takes(self, written: Collection[str], roles: Collection[str]) -> None:
-        """Refuse, before anything is played or judged, arguments with which the function cannot be called.
-
-        Raises:
-            UserError: the function does not take an argument, or needs another one.
-        """
+        """Refuse, before anything is played or judged, arguments with which the function cannot be called. Raises
+        `UserError` where the function does not take an argument, or needs another one."""
         for key in written:
             if key in INJECTED or (key not in self.parameters and not self.open):
                 known = ", ".join(name for name in self.parameters if name not in INJECTED) or "none"
@@ -235,11 +227,8 @@ class RewardFunction:
                 )
 
     def arguments(self, written: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the spec's arguments, already rendered, coerced to the annotations.
-
-        Raises:
-            UserError: a value does not fit.
-        """
+        """Return the spec's arguments, already rendered, coerced to the annotations. Raises `UserError` where a value
+        does not fit."""
         from hermes_rl.spec.templates import coerce
 
         return {key: coerce(value, self.hints[key]) if key in self.hints else value for key, value in written.items()}
@@ -558,10 +547,8 @@ class Grader:
         """Call the per-rollout rewards in order, each value put into `values` as soon as it is known.
 
         `machines` is None where the sandbox is gone and no reward that is called looks into it; `only` are their names,
-        None is all. Those that look at steps find the number of the present one, from 0, as `step` in their row.
-
-        Raises:
-            Failure: a reward failed; `values` keeps those before it.
+        None is all. Those that look at steps find the number of the present one, from 0, as `step` in their row. Raises
+        `Failure` where a reward failed; `values` keeps those before it.
         """
         for reward in self.ordered:
             if reward.group_level or (only is not None and reward.name not in only):
@@ -574,10 +561,7 @@ class Grader:
         """Call the per-rollout rewards in order, each for the seats that it pays.
 
         They are offered `seats`, the results by seat, and `paid`, what earlier rewards have given: by seat, then by
-        name.
-
-        Raises:
-            Failure: a reward failed; the seats' values keep those before it.
+        name. Raises `Failure` where a reward failed; the seats' values keep those before it.
         """
         results = {seat.name: seat.result for seat in seats}
         for reward in self.ordered:
@@ -692,10 +676,8 @@ class Grader:
     ) -> None:
         """Call the group-level rewards (those named `only`); `values[i]` receives those of rollout *i*.
 
-        `seats` are the results of all seats by name, where the rollouts are one seat's of several.
-
-        Raises:
-            Failure: a reward failed, or did not return one value per rollout.
+        `seats` are the results of all seats by name, where the rollouts are one seat's of several. Raises `Failure`
+        where a reward failed, or did not return one value per rollout.
         """
         for reward in self.ordered:
             if not reward.group_level or (only is not None and reward.name not in only):

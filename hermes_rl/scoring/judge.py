@@ -38,12 +38,8 @@ _measured: dict[tuple[str, str, str], float] = {}
 async def require_agreement(
     judge: str, file: str, least: float, score: Callable[[Mapping[str, Any]], Awaitable[float]]
 ) -> float:
-    """Return the share of the cases of `file` in which `score` agrees with the label.
-
-    Raises:
-        UserError: the file cannot be used, or the share is below `least`.
-        JudgeFailure: the judge failed.
-    """
+    """Return the share of the cases of `file` in which `score` agrees with the label. Raises `UserError` where the file
+    cannot be used, or the share is below `least`; `JudgeFailure` where the judge failed."""
     cases, digest = await asyncio.to_thread(_cases, file)
     key = (judge, file, digest)
     if key not in _measured:
@@ -134,11 +130,9 @@ async def verdict(
 
     `read` raises `ValueError` with what is wrong for an object that it cannot use. A question is asked once: whoever
     asks the same meanwhile or later gets the same verdict, and pays nothing. A failure is not kept. What is too long
-    for the judge is cut, with a line that says how much is missing.
-
-    Raises:
-        JudgeFailure: the server failed, or no answer could be read.
-        AgentFault: it gives a verdict where a plain text stands in the place of the agent's, and none on these.
+    for the judge is cut, with a line that says how much is missing. Raises `JudgeFailure` where the server failed, or
+    no answer could be read; `AgentFault` where it gives a verdict where a plain text stands in the place of the
+    agent's, and none on these.
     """
     whole = question if isinstance(question, str) else question(_readable)
     key = hashlib.sha256(json.dumps([RULES, whole, schema], sort_keys=True).encode()).hexdigest()

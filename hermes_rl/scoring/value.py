@@ -158,11 +158,8 @@ def of_plain(name: str, value: Any) -> object:
 
 
 def interpret(name: str, returned: object, seconds: float, turns: int | None = None) -> RewardValue:
-    """Read what the reward `name` returned for one rollout of `turns` model calls (None: not checked).
-
-    Raises:
-        RewardFailure: it is no number, not finite, or a list without one value per turn.
-    """
+    """Read what the reward `name` returned for one rollout of `turns` model calls (None: not checked). Raises
+    `RewardFailure` where it is no number, not finite, or a list without one value per turn."""
     if isinstance(returned, Score):
         return _of_score(name, returned, seconds)
     if returned is None:
@@ -295,11 +292,8 @@ def combine(
     clamp: tuple[float, float] | None = None,
     how: str = "sum",
 ) -> float:
-    """Return the score of a rollout; `how` is a key of `COMBINED`.
-
-    Raises:
-        RewardFailure: a reward that counts could not tell, a gate lies outside [0, 1], or the result is not finite.
-    """
+    """Return the score of a rollout; `how` is a key of `COMBINED`. Raises `RewardFailure` where a reward that counts
+    could not tell, a gate lies outside [0, 1], or the result is not finite."""
     parts: list[float] = []
     gates = 1.0
     for weighting in weightings:

@@ -608,12 +608,8 @@ def scores_of_prompt(places: Any, prompt: array[int], top_k: int) -> TokenLogpro
 
 
 def generated(ids: Any, logprobs: Any, finish: Any, version: Any = None, model: Any = None) -> Sampled:
-    """Check an answer and make a `Sampled` of it.
-
-    Raises:
-        Malformed: lengths differ, a value is no number, a log-probability is None, positive or a sentinel, or the
-            server ended the answer for a reason of its own.
-    """
+    """Check an answer and make a `Sampled` of it. Raises `Malformed` where lengths differ, a value is no number, a
+    log-probability is None, positive or a sentinel, or the server ended the answer for a reason of its own."""
     if not _is_list(ids) or not set(map(type, ids)) <= {int} or (ids and not 0 <= min(ids) <= max(ids) <= LARGEST_ID):
         raise Malformed("the answer has no list of token ids")
     if not _is_list(logprobs) or len(logprobs) != len(ids):

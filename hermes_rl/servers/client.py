@@ -171,11 +171,8 @@ class ModelClient:
         return reply
 
     async def count(self, request: ChatRequest) -> int | None:
-        """Return the tokens of a request's prompt; None where no server renders conversations here.
-
-        Raises:
-            AttemptFailed: the template refuses the conversation.
-        """
+        """Return the tokens of a request's prompt; None where no server renders conversations here. Raises
+        `AttemptFailed` where the template refuses the conversation."""
         counting = next((backend for backend in self._backends if isinstance(backend, CountsTokens)), None)
         return None if counting is None else await self._on_own_loop(counting.count(request))
 

@@ -98,11 +98,8 @@ class TokenServer:
         return self._reply(step, generation, message, texts)
 
     async def count(self, request: ChatRequest) -> int:
-        """Return the tokens that the request's prompt has behind what its transcript holds of it.
-
-        Raises:
-            CannotRender: the template refuses the conversation.
-        """
+        """Return the tokens that the request's prompt has behind what its transcript holds of it. Raises `CannotRender`
+        where the template refuses the conversation."""
         transcript = request.transcript if request.transcript is not None else Transcript()
         async with transcript.lock:
             return len((await self._prompt(await self.renderer(), transcript, request)).ids)

@@ -155,9 +155,7 @@ async def with_retries(
     """Attempt a call until it is answered; returns the answer and the number of attempts.
 
     `elsewhere` returns whether the next attempt reaches a server that has not failed this call: then there is no pause.
-
-    Raises:
-        ServerFailure: no attempt brought an answer.
+    Raises `ServerFailure` where no attempt brought an answer.
     """
     failures: list[AttemptFailed] = []
     started, paused = clock(), 0.0

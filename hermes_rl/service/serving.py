@@ -88,12 +88,8 @@ async def serve(
     specs: Sequence[ToServe], options: ServiceOptions, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> int:
     """Serve one spec at the top of the address, or several below their names, until told to end; return the exit
-    status.
-
-    Raises:
-        UserError: the address, the token, the record or the spec is wrong.
-        RunError: nothing can be played any more, as its workers die again and again.
-    """
+    status. Raises `UserError` where the address, the token, the record or the spec is wrong; `RunError` where nothing
+    can be played any more, as its workers die again and again."""
     token = _token(options.token_env, environ)
     with contextlib.closing(listening(options.listen, token)) as listener:
         async with AsyncExitStack() as stack:

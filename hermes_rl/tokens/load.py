@@ -59,12 +59,9 @@ def as_tokenizer(source: Any) -> Tokenizer:
 
 
 def make_renderer(tokenizer: Tokenizer, settings: RendererSettings | None = None) -> Renderer:
-    """Make the renderer that the settings ask for. It takes a moment: call it once and in a thread.
-
-    Raises:
-        RendererRefused: the template does not allow exact tokens, or the family does not fit the tokenizer.
-        UserError: there is no renderer or no parser of that name.
-    """
+    """Make the renderer that the settings ask for. It takes a moment: call it once and in a thread. Raises
+    `RendererRefused` where the template does not allow exact tokens, or the family does not fit the tokenizer;
+    `UserError` where there is no renderer or no parser of that name."""
     settings = settings or RendererSettings()
     name = settings.name
     if name == AUTO:

@@ -198,11 +198,8 @@ def thinking(message: dict[str, Any], thought: bool) -> dict[str, Any]:
 
 
 def require_tools(tokenizer: Tokenizer) -> None:
-    """Refuse a template that leaves out tools, calls or their results, because the model would not see them.
-
-    Raises:
-        RendererRefused: the template leaves something out; the message names it.
-    """
+    """Refuse a template that leaves out tools, calls or their results, because the model would not see them. Raises
+    `RendererRefused` where the template leaves something out; the message names it."""
     tool_call = call("toolxq7z", {"x": "argxq7z"})
     messages: list[dict[str, Any]] = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [tool_call]}]
     messages.append({"role": "tool", "tool_call_id": tool_call["id"], "name": "toolxq7z", "content": "resultxq7z"})

@@ -192,12 +192,8 @@ class HermesSession:
         self._reading: asyncio.Task[None] | None = None
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Return what the tool answers.
-
-        Raises:
-            ToolInputError: the process, which is this rollout's own, ended during the call; the next one gets another.
-            ToolServerFailure: there is none to be had.
-        """
+        """Return what the tool answers. Raises `ToolInputError` where the process, which is this rollout's own, ended
+        during the call; the next one gets another. Raises `ToolServerFailure` where there is none to be had."""
         async with self._connecting:
             if self._writer is None or (self._reading is not None and self._reading.done()):
                 if self._writer is not None:

@@ -51,12 +51,9 @@ class McpSource:
         self._listing = asyncio.Lock()
 
     async def list_tools(self, config: SandboxConfig, reserved: Collection[str] = ()) -> tuple[McpTool, ...]:
-        """Start the server once and take its tools; a name in `reserved` gets the server's name in front.
-
-        Raises:
-            RunError: it cannot be started, in a sandbox of `config` where it runs in one.
-            UserError: `allow` names a tool that it does not have, or a tool cannot be offered to a model.
-        """
+        """Start the server once and take its tools; a name in `reserved` gets the server's name in front. Raises
+        `RunError` where it cannot be started, in a sandbox of `config` where it runs in one; `UserError` where `allow`
+        names a tool that it does not have, or a tool cannot be offered to a model."""
         async with self._listing:
             if self.fingerprint is None:
                 try:

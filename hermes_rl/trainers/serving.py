@@ -122,11 +122,8 @@ class Serving:
         """Groups that were in flight when the evaluation began."""
 
     async def play(self) -> None:
-        """Serve until the trainer has had its steps, or a budget is used up.
-
-        Raises:
-            RunError: the trainer is lost, too many groups failed, or no row is left to play.
-        """
+        """Serve until the trainer has had its steps, or a budget is used up. Raises `RunError` where the trainer is
+        lost, too many groups failed, or no row is left to play."""
         await self._register()
         await self.together.registered.wait()
         self.together.feeding.append(self)

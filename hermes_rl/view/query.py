@@ -66,11 +66,8 @@ class RolloutQuery:
 
     @classmethod
     def of(cls, parameters: Mapping[str, str]) -> Self:
-        """Read it from the parameters of an address.
-
-        Raises:
-            Refused: one of them is not known, or is no number.
-        """
+        """Read it from the parameters of an address. Raises `Refused` where one of them is not known, or is no
+        number."""
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(parameters) - known):
             raise wrong("filter", unknown[0], f"rollouts are filtered by {', '.join(sorted(known))}")

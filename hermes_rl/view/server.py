@@ -55,11 +55,8 @@ SAFE = {
 
 
 async def view(folders: Sequence[Path], listen: str, say: Callable[[str], None]) -> int:
-    """Serve the runs in folders until the process is told to end; returns its exit status.
-
-    Raises:
-        UserError: there is no run, or the address cannot be listened at.
-    """
+    """Serve the runs in folders until the process is told to end; returns its exit status. Raises `UserError` where
+    there is no run, or the address cannot be listened at."""
     shelf = await in_thread(lambda: Shelf(folders))
     token = secrets.token_urlsafe(24)
     with contextlib.closing(listening(listen, token)) as listener:
@@ -140,11 +137,8 @@ def _answer_of_rollouts(app: FastAPI, shelf: Shelf) -> None:
 
 
 def _artifact(shelf: Shelf, run: str, rollout: str, file: str) -> Path:
-    """Return a file that a rollout's line names, wherever links in the folder point to.
-
-    Raises:
-        UserError: the rollout has no such artifact.
-    """
+    """Return a file that a rollout's line names, wherever links in the folder point to. Raises `UserError` where the
+    rollout has no such artifact."""
     folder, line = shelf.line(run, rollout)
     own = [str(artifact["path"]) for artifact in (line.get("artifacts") or {}).values() if "path" in artifact]
     named = any(file == path or file.startswith(f"{path}/") for path in own) and ".." not in Path(file).parts

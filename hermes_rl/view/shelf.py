@@ -192,11 +192,8 @@ class Shelf:
             return version, run.overview[3]
 
     def compare(self, a: str, b: str) -> dict[str, Any]:
-        """Return what run `b` does otherwise than run `a`, for which both are read to their ends.
-
-        Raises:
-            UserError: one of them is not there, or nothing can be compared.
-        """
+        """Return what run `b` does otherwise than run `a`, for which both are read to their ends. Raises `UserError`
+        where one of them is not there, or nothing can be compared."""
         with ExitStack() as stack:
             # In one order, so that no two comparisons wait for each other.
             runs = {name: stack.enter_context(self._using(name)) for name in sorted({a, b})}
@@ -216,12 +213,8 @@ class Shelf:
         return shown
 
     def rollouts(self, name: str, parameters: Mapping[str, str]) -> dict[str, Any]:
-        """Return a page of the rollouts that fit.
-
-        Raises:
-            UserError: the run is not there.
-            Refused: what is asked makes no sense.
-        """
+        """Return a page of the rollouts that fit. Raises `UserError` where the run is not there, `Refused` where what
+        is asked makes no sense."""
         parameters = dict(parameters)
         cursor = parameters.pop("cursor", "")
         query = RolloutQuery.of(parameters)
@@ -252,11 +245,8 @@ class Shelf:
 
         Where `rollout` is not in the list, that is its first. `parameters` has the filter and the order of the list,
         and `backwards` for the one before it, `failed` for the next one that did not pass, and `cursor`, where an
-        earlier answer ended.
-
-        Raises:
-            UserError: the run, or the rollout, is not there.
-            Refused: what is asked makes no sense.
+        earlier answer ended. Raises `UserError` where the run, or the rollout, is not there; `Refused` where what is
+        asked makes no sense.
         """
         parameters = dict(parameters)
         backwards, failed, begin = (parameters.pop(key, "") for key in ("backwards", "failed", "cursor"))

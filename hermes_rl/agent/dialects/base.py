@@ -59,11 +59,8 @@ class ProgramDialect(Protocol):
     """How the path of a request ends."""
 
     def read(self, body: Any) -> ProgramRequest:
-        """Read the body of a request.
-
-        Raises:
-            RefusedRequestError: it has another form, or asks for what no answer of ours can hold.
-        """
+        """Read the body of a request. Raises `RefusedRequestError` where it has another form, or asks for what no
+        answer of ours can hold."""
         ...
 
     def written(self, answer: ProgramAnswer, request: ProgramRequest) -> bytes:

@@ -75,11 +75,8 @@ def unread_call(text: str) -> str | None:
 
 
 def parser_for(name: str | None, tokenizer: Tokenizer) -> Parser:
-    """Return the parser of that name; without a name, the one that reads the calls of the tokenizer's template.
-
-    Raises:
-        UserError: no parser reads them.
-    """
+    """Return the parser of that name; without a name, the one that reads the calls of the tokenizer's template. Raises
+    `UserError` where no parser reads them."""
     if name is not None:
         return load_parser(name)
     try:

@@ -223,7 +223,11 @@ class ProgramDriver:
 
     async def _run(self, recorder: PolicyRecorder, program: AgentProgram) -> Ending:
         secret = secrets.token_urlsafe(24) if program.function is not None else ""
-        listener, run = self._outside(program, secret) if secret else await self._inside(program)
+        if secret:  # a port of this machine, where who knows the path may ask
+            listener = socket.create_server(("127.0.0.1", 0))
+            run = self._called(program, f"http://127.0.0.1:{listener.getsockname()[1]}/r/{secret}", secret)
+        else:
+            listener, run = await self._inside(program)
         endpoint = Endpoint(recorder, self._request_id, secret, self._tools if program.tools else None)
         try:
             async with endpoint:
@@ -255,11 +259,6 @@ class ProgramDriver:
                 raise _NotBegunError(problem) from error
         run = sandbox.run(program.command, env=program.env, timeout=10 * LONGEST, output_limit=OUTPUT)
         return self._listener.dup(), run
-
-    def _outside(self, program: AgentProgram, secret: str) -> tuple[socket.socket, Coroutine[Any, Any, CommandResult]]:
-        """Open a port of this machine; returns it with the function's call. Who knows the path may ask there."""
-        listener = socket.create_server(("127.0.0.1", 0))
-        return listener, self._called(program, f"http://127.0.0.1:{listener.getsockname()[1]}/r/{secret}", secret)
 
     async def _called(self, program: AgentProgram, endpoint: str, token: str) -> CommandResult:
         """Call the function in a process of its own; returns how it ended, as if it were a command."""

@@ -294,19 +294,16 @@ class Table:
         began = time.monotonic()
         while not work.done():
             await asyncio.wait({work}, timeout=GLANCE)
-            if not work.done() and self._silent_since(began) > self.patience:
+            seats = self.seats.values()
+            silent_since = max(began, *(seat.spoke_last for seat in seats))
+            speaks = any(seat.speaking for seat in seats)
+            if not work.done() and not speaks and time.monotonic() - silent_since > self.patience:
                 raise ScheduleError(f"has let nobody speak for {self.patience:g} s")
 
     @property
     def _failure(self) -> Failure | UserError | None:
         """What of infrastructure, or of the spec, has failed one of the seats."""
         return next((seat.failure for seat in self.seats.values() if seat.failure is not None), None)
-
-    def _silent_since(self, began: float) -> float:
-        """Return the seconds for which nobody has spoken."""
-        if any(seat.speaking for seat in self.seats.values()):
-            return 0.0
-        return time.monotonic() - max(began, *(seat.spoke_last for seat in self.seats.values()))
 
 
 Schedule = Callable[[Table], Awaitable[Any]]

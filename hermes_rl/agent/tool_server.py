@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from hermes_rl.agent.recorder import LoopOptions
@@ -78,15 +79,10 @@ class ToolServer:
                     return _error(message, WRONG, "a call has a `name`, and `arguments` that are an object")
                 if self._kept_bytes >= MOST_KEPT:
                     return _error(message, WRONG, f"this rollout's calls have {MOST_KEPT} characters: no more are run")
-                return _result(message, await self._call(name, arguments))
+                tool = self._toolkit.get(name)
+                async with self._alone if tool is not None and not tool.parallel else nullcontext():
+                    return _result(message, await self._run(name, arguments))
         return _error(message, NO_METHOD, f"there is no method {message['method'][:100]!r}")
-
-    async def _call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        tool = self._toolkit.get(name)
-        if tool is not None and not tool.parallel:
-            async with self._alone:
-                return await self._run(name, arguments)
-        return await self._run(name, arguments)
 
     async def _run(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         options, number = self._options, len(self.calls) + 1

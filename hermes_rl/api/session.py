@@ -81,11 +81,11 @@ class Stepped:
     """
 
     def __init__(self, renderer: Renderer | None, context: int | None, *, seats: bool = False) -> None:
-        self._config, self._context = ServerConfig(CALLABLE, model="stepped"), context
+        self.config, self._context = ServerConfig(CALLABLE, model="stepped"), context
         self._encoder = Encoder(
             renderer.tokenizer if renderer is not None else None, "the session has no tokenizer and no token ids"
         )
-        self._tokens = TokenServer(self._config, self, lambda: renderer) if renderer is not None else None
+        self._tokens = TokenServer(self.config, self, lambda: renderer) if renderer is not None else None
         self.role = ModelClient("policy", [self], RetryPolicy(attempts=1))
         self._seats, self._alone = seats, asyncio.Lock()
         self.turns: asyncio.Queue[tuple[SessionTurn, asyncio.Future[_Answer]]] = asyncio.Queue()
@@ -112,10 +112,6 @@ class Stepped:
             return new(None)
 
     @property
-    def config(self) -> ServerConfig:
-        return self._config
-
-    @property
     def takes_ids(self) -> bool:
         """Whether a turn may be token ids."""
         return self._tokens is not None
@@ -134,8 +130,8 @@ class Stepped:
             message=message,
             finish_reason="tool_calls" if message.get("tool_calls") else "stop",
             usage={},
-            model=self._config.model,
-            server_type=self._config.type,
+            model=self.config.model,
+            server_type=self.config.type,
             timing=Timing(queued=time.monotonic() - started),
         )
 

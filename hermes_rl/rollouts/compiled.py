@@ -117,12 +117,6 @@ def has_solution(spec: Spec) -> bool:
     return spec.solution is not None and (spec.solution.turns is not None or spec.solution.patch is not None)
 
 
-def patch_turns(patch: str) -> list[dict[str, Any]]:
-    """Return a solution that is a patch, as turns: it is applied in the terminal."""
-    command = f"git apply - <<'END_OF_PATCH'\n{patch}\nEND_OF_PATCH"
-    return [{"tools": [{"name": "terminal", "args": {"command": command}}]}, {"say": "The patch is applied."}]
-
-
 def gold_turns(spec: Spec, row: Row, seat: str = "") -> tuple[ScriptedTurn, ...]:
     """Return the policy's turns of the solution for a row, those of this seat where there are several (default: the
     first); none where the spec has no solution."""
@@ -154,13 +148,13 @@ def _turns(spec: Spec, row: Row) -> list[dict[str, Any]]:
     solution = spec.solution
     if solution is None or not has_solution(spec):
         return []
-    turns = solution.turns if solution.turns is not None else patch_turns(str(solution.patch))
-    plain: Any = (
-        turns
-        if is_template(turns)
-        else [turn if isinstance(turn, dict) else turn.model_dump(exclude_none=True) for turn in turns]
-    )
-    rendered: list[dict[str, Any]] = render(plain, row.columns, where="solution.turns", key=row.key)
+    turns: Any = solution.turns
+    if turns is None:  # a patch, which is applied in the terminal
+        command = f"git apply - <<'END_OF_PATCH'\n{solution.patch}\nEND_OF_PATCH"
+        turns = [{"tools": [{"name": "terminal", "args": {"command": command}}]}, {"say": "The patch is applied."}]
+    elif not is_template(turns):
+        turns = [turn.model_dump(exclude_none=True) for turn in turns]
+    rendered: list[dict[str, Any]] = render(turns, row.columns, where="solution.turns", key=row.key)
     return rendered
 
 
@@ -717,7 +711,11 @@ class CompiledSpec:
             identity, port = seat_id(runtime.task_id, name), PORT + len(players)
             toolkit = runtime.toolkit.only(own.tools)
             if order == "call" and not players:
-                others = self._seat_tools(players)
+                others = [  # which ask `players` by the time that they are called
+                    SeatTool(other, described.description or f"Asks {other}.", partial(players.__getitem__, place))
+                    for place, (other, described) in enumerate(self.spec.agents.items())
+                    if place
+                ]
                 schemas = [*toolkit.schemas, *(tool.schema for tool in others)]
                 toolkit = Toolkit([*toolkit.tools, *others], schemas)
             players.append(
@@ -735,25 +733,14 @@ class CompiledSpec:
                     port=port,
                 )
             )
-        return Table(players, self._hears(key.row), self.spec.tool_timeout)
+        return Table(players, partial(self._hears, key.row), self.spec.tool_timeout)
 
-    def _seat_tools(self, players: Sequence[SeatPlayer]) -> list[SeatTool]:
-        """Return the other seats as tools of the first; `players` are filled by the time that they are called."""
-        return [
-            SeatTool(name, own.description or f"Asks {name}.", partial(players.__getitem__, place))
-            for place, (name, own) in enumerate(self.spec.agents.items())
-            if place
-        ]
-
-    def _hears(self, row: Row) -> Callable[[str, str, str], str]:
-        def hears(listener: str, speaker: str, text: str) -> str:
-            values, where = {**row.columns, "seat": speaker, "text": text}, f"agents.{listener}.hears"
-            try:
-                return render_text(self.spec.agents[listener].hears, values, where=where, key=row.key)
-            except TemplateError as error:  # over what another seat has said, so it ends the episode and not the run
-                raise ScheduleError(str(error)) from error
-
-        return hears
+    def _hears(self, row: Row, listener: str, speaker: str, text: str) -> str:
+        values, where = {**row.columns, "seat": speaker, "text": text}, f"agents.{listener}.hears"
+        try:
+            return render_text(self.spec.agents[listener].hears, values, where=where, key=row.key)
+        except TemplateError as error:  # over what another seat has said, so it ends the episode and not the run
+            raise ScheduleError(str(error)) from error
 
     def schedule(self, key: RolloutKey, runtime: ToolRuntime) -> Schedule:
         play = self.spec.play

@@ -250,7 +250,11 @@ class RolloutRunner:
         """
         recalled = await self.store.recall(key)
         if recalled is not None:
-            return self._taken_up(recalled)
+            take_up(self.environment, recalled)
+            if recalled.state is RolloutState.WAITING and not self.environment.has_group_rewards:
+                self._score(recalled)  # the rewards that compared its group are no longer in the spec
+                self._record(recalled)
+            return recalled
         first = self.store.attempts(key)
         for attempt in range(first, first + self.replays + 1):
             await self.slots.acquire()
@@ -273,13 +277,6 @@ class RolloutRunner:
                 self._record(rollout)
             if last:
                 break
-        return rollout
-
-    def _taken_up(self, rollout: Rollout) -> Rollout:
-        take_up(self.environment, rollout)
-        if rollout.state is RolloutState.WAITING and not self.environment.has_group_rewards:
-            self._score(rollout)  # the rewards that compared its group are no longer in the spec
-            self._record(rollout)
         return rollout
 
     def _record(self, *rollouts: Rollout) -> None:

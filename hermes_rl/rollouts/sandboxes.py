@@ -302,7 +302,8 @@ class RewardSandboxes:
 
     @asynccontextmanager
     async def __call__(self, reward: GradedReward) -> AsyncIterator[ToolContext]:
-        await self._give_back()
+        if not self._waiting:
+            await _released(self.runtime.release())
         if not reward.fresh or not _looks(reward):
             if _looks(reward):
                 await self.runtime.settle()  # what another reward has run may have left processes of the agent
@@ -316,10 +317,6 @@ class RewardSandboxes:
         async with _fresh(runtime, own.artifacts, self._only_kept) as context:
             runtime.time_left = own.time_left
             yield context
-
-    async def _give_back(self) -> None:
-        if not self._waiting:
-            await _released(self.runtime.release())
 
 
 class ArtifactSandboxes:

@@ -446,11 +446,7 @@ class AnsweredByFunction:
     """Messages that a function answers: a `Backend`."""
 
     def __init__(self, config: ServerConfig, function: ChatFunction) -> None:
-        self._config, self._function = config, function
-
-    @property
-    def config(self) -> ServerConfig:
-        return self._config
+        self.config, self._function = config, function
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
         """Call the function once; raises `AttemptFailed`."""
@@ -461,8 +457,8 @@ class AnsweredByFunction:
             message=assistant(message),
             finish_reason="tool_calls" if isinstance(message, Mapping) and message.get("tool_calls") else "stop",
             usage={},
-            model=self._config.model,
-            server_type=self._config.type,
+            model=self.config.model,
+            server_type=self.config.type,
             timing=Timing(generating=time.monotonic() - started),
         )
 

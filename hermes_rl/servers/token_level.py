@@ -62,7 +62,7 @@ class TokenServer:
         make_renderer: Callable[[], Renderer] | None = None,
         response: int | None = None,
     ) -> None:
-        self._config = config
+        self.config = config
         self._source = source
         self._make_renderer = make_renderer or self._load_renderer
         self._loaded: Renderer | None = None
@@ -70,10 +70,6 @@ class TokenServer:
         """The loaded one, once the length of the server's context is known too."""
         self._context: int | None = None
         self._response = response
-
-    @property
-    def config(self) -> ServerConfig:
-        return self._config
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
         """Render, sample and parse; a good answer is added to the request's transcript."""
@@ -115,7 +111,7 @@ class TokenServer:
             text = (await self.renderer()).tokenizer.encode(text)
         prompt = ids(text)
         scores, timing = await self._source.score(prompt, top_k, request)
-        config = self._config
+        config = self.config
         return ChatReply({}, None, {}, config.model, config.type, scored=scores, prompt=prompt, timing=timing)
 
     async def _complete(self, renderer: Renderer, transcript: Transcript, request: ChatRequest) -> ChatReply:
@@ -135,9 +131,8 @@ class TokenServer:
         room = self._room(request, prompt, transcript)
         sampling = Sampling.of(request, prompt.ids, room, renderer.stop_ids, lambda: prompt.text)
         reply = await self._source.sample(sampling, request)
-        return Step(
-            prompt.ids, reply.ids, reply.logprobs, reply.finish, WeightVersions(reply.before, reply.after)
-        ), reply
+        weights = WeightVersions(reply.before, reply.after)
+        return Step(prompt.ids, reply.ids, reply.logprobs, reply.finish, weights), reply
 
     async def renderer(self) -> Renderer:
         """Load the renderer once; raises UserError where conversations cannot become exact tokens."""
@@ -178,7 +173,7 @@ class TokenServer:
         await self._source.close()
 
     def _load_renderer(self) -> Renderer:
-        config = self._config
+        config = self.config
         # The model of a scripted server is only a name; without a tokenizer it uses the package's own.
         name = config.tokenizer or (None if config.kind.embedded else config.model)
         if not name and not config.kind.embedded:
@@ -227,8 +222,8 @@ class TokenServer:
             message=message,
             finish_reason="tool_calls" if called else step.finish,
             usage={**counts, "total_tokens": sum(counts.values())},
-            model=generation.model or self._config.model,
-            server_type=self._config.type,
+            model=generation.model or self.config.model,
+            server_type=self.config.type,
             logprobs=None if texts is None else step.logprobs.tolist(),
             tokens=texts,
             sampled=LedgerEntry.of(step),
@@ -275,9 +270,6 @@ def assistant_message(parsed: Parsed, history: Sequence[Message]) -> dict[str, A
 
 def _call(call: ParsedCall, identity: str) -> dict[str, Any]:
     arguments = call.raw if call.arguments is None else json.dumps(call.arguments, ensure_ascii=False)
-    entry: dict[str, Any] = {
-        "id": identity,
-        "type": "function",
-        "function": {"name": call.name, "arguments": arguments},
-    }
-    return entry if call.problem is None else {**entry, "error": call.problem}
+    function = {"name": call.name, "arguments": arguments}
+    problem = {} if call.problem is None else {"error": call.problem}
+    return {"id": identity, "type": "function", "function": function, **problem}

@@ -120,11 +120,9 @@ class _Steps:
     def sequences(self, with_logprobs: bool) -> list[TokenSequence]:
         """Return the merged steps; without log-probabilities where the server did not give all of them."""
         sequences = self._transcript.sequences()
-        return (
-            sequences
-            if with_logprobs and self._logprobs
-            else [replace(sequence, sampled=None) for sequence in sequences]
-        )
+        if with_logprobs and self._logprobs:
+            return sequences
+        return [replace(sequence, sampled=None) for sequence in sequences]
 
 
 @functools.lru_cache(maxsize=8)

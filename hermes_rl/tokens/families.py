@@ -190,7 +190,11 @@ class FamilyRenderer:
                     continue
                 begun = end
                 quotes.begin(end)
-            calls.append(_call(call))
+            status = _STATUS.get(call["status"], Status.MALFORMED)
+            if status is Status.OK:
+                calls.append(made(call["raw"], call["name"], call["arguments"], call["id"]))
+            else:
+                calls.append(ParsedCall(call["raw"], status, call["name"] or "", id=call["id"]))
         content = "\n".join([response["content"], *aside]) if aside else response["content"]
         return Parsed(content, response["reasoning"], calls)
 
@@ -210,13 +214,6 @@ def _response(renderer: Any, sampled: list[int], before: list[int], tools: list[
         for call in response.tool_calls
     ]
     return {"content": response.content or "", "reasoning": response.reasoning_content or None, "calls": calls}
-
-
-def _call(call: dict[str, Any]) -> ParsedCall:
-    status = _STATUS.get(call["status"], Status.MALFORMED)
-    if status is not Status.OK:
-        return ParsedCall(call["raw"], status, call["name"] or "", id=call["id"])
-    return made(call["raw"], call["name"], call["arguments"], call["id"])
 
 
 def _plain(message: Any) -> dict[str, Any]:

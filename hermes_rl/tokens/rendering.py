@@ -402,9 +402,13 @@ class TemplateRenderer:
 
     def _suffix(self, join: Join, new: Messages, tools: Tools | None) -> array[int] | None:
         """Return the tokens from the end of an assistant turn to the beginning of the next, with the new messages."""
-        calls = [message for message in new if message.get("role") == "tool"]
-        anchored: list[dict[str, Any]] = [QUESTION, _anchored(calls) if join.called and calls else said(ANCHOR)]
-        guard = Guard(self.tokenizer, [*anchored, *map(for_template, new)], tools)
+        calls = [
+            call(str(result.get("name") or "toolxq7z"), {"x": ANCHOR}, str(result.get("tool_call_id") or "callxq7z0"))
+            for result in new
+            if result.get("role") == "tool"
+        ]
+        anchored = {**said(""), "tool_calls": calls} if join.called and calls else said(ANCHOR)
+        guard = Guard(self.tokenizer, [QUESTION, anchored, *map(for_template, new)], tools)
         try:
             text = self.tokenizer.render(guard.messages, guard.tools, add_generation_prompt=True)
         except TemplateRefused:
@@ -437,11 +441,3 @@ def _conversation(join: Join) -> list[dict[str, Any]]:
         last["tool_calls"] = [call("toolxq7z", {"x": "v"})]
     messages.append(thinking(last, join.thought))
     return messages
-
-
-def _anchored(results: Messages) -> dict[str, Any]:
-    calls = [
-        call(str(result.get("name") or "toolxq7z"), {"x": ANCHOR}, str(result.get("tool_call_id") or "callxq7z0"))
-        for result in results
-    ]
-    return {"role": "assistant", "content": "", "tool_calls": calls}

@@ -8,6 +8,7 @@ import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -43,15 +44,11 @@ class ScriptedBackend:
     """See `base.Backend`; scripts may be registered before the server runs."""
 
     def __init__(self, config: ServerConfig) -> None:
-        self._config = replace(config, model=config.model or _MODEL)
+        self.config = replace(config, model=config.model or _MODEL)
         self._scripts: dict[str, Script] = {}
         self._running: _Running | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = asyncio.Lock()
-
-    @property
-    def config(self) -> ServerConfig:
-        return self._config
 
     def register(self, rollout_id: str, script: Script) -> None:
         """Play this script for the rollout."""
@@ -94,10 +91,10 @@ class ScriptedBackend:
             return self._running
 
     async def _start(self) -> _Running:
-        tokenizer = await asyncio.to_thread(load_tokenizer, self._config.tokenizer)
-        server = ScriptedServer(self._config.model, tokenizer)
+        tokenizer = await asyncio.to_thread(load_tokenizer, self.config.tokenizer)
+        server = ScriptedServer(self.config.model, tokenizer)
         server.scripts = self._scripts
-        config = replace(self._config, base_url=await server.start(), api_key=None, headers={})
+        config = replace(self.config, base_url=await server.start(), api_key=None, headers={})
         chat = OpenAIServer(config, headers_for=_rollout_header)
         tokens = TokenServer(config, Asker(config, [Completions()], headers_for=_rollout_header))
         try:
@@ -154,8 +151,8 @@ class ScriptedServer:
         """Listen; returns the base URL for clients."""
         app = web.Application(client_max_size=_LARGEST_BODY)
         app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/completions", self._completions)
-        app.router.add_post("/generate", self._generate)
+        app.router.add_post("/v1/completions", partial(self._ids, VLLM))
+        app.router.add_post("/generate", partial(self._ids, None))
         app.router.add_get("/v1/models", self._models)
         self.weights.add_routes(app)
         app.router.add_get("/health", self._health)
@@ -182,13 +179,7 @@ class ScriptedServer:
         script = self.scripts.get(request.headers.get(ROLLOUT_HEADER, ""), Script())
         return web.json_response(completion(script, body, self._model, self._tokenizer))
 
-    async def _completions(self, request: web.Request) -> web.Response:
-        return await self._ids(request, VLLM)
-
-    async def _generate(self, request: web.Request) -> web.Response:
-        return await self._ids(request, None)
-
-    async def _ids(self, request: web.Request, dialect: TokenDialect | None) -> web.Response:
+    async def _ids(self, dialect: TokenDialect | None, request: web.Request) -> web.Response:
         """Answer a request for token ids; without a dialect the body tells which one is meant."""
         try:
             body = json.loads(await request.read())

@@ -77,15 +77,12 @@ class AnswersAgent(Protocol):
     @property
     def opens(self) -> bool:
         """Whether it speaks first."""
-        ...
 
     def begin(self, result: AgentResult, seed: int | None = None) -> None:
         """Take over the conversation so far, which is written into `result` as it goes on; `seed` is the rollout's."""
-        ...
 
     async def speak(self, said: str | None = None) -> UserAnswer:
         """Answer the agent's words, or open the conversation where there are none yet. Raises Failure."""
-        ...
 
 
 class SimulatedUser:

@@ -50,12 +50,10 @@ class Calls(Protocol):
 
     def fix(self) -> None:
         """Give the servers as many calls at a time as they may have, whatever they say."""
-        ...
 
     @property
     def waiting(self) -> int:
         """Calls that wait for a place at a server."""
-        ...
 
 
 class DescriptorShare:

@@ -47,15 +47,12 @@ class Recorded(Protocol):
 
     async def recall(self, key: RolloutKey) -> Rollout | None:
         """Return the recorded rollout of this place, so that it is not played again; it may wait for its group."""
-        ...
 
     def attempts(self, key: RolloutKey) -> int:
         """How many attempts at this place are recorded, so that no id is given twice."""
-        ...
 
     def record(self, *rollouts: Rollout) -> None:
         """Write rollouts down together. A rollout that waits for its group is written again once it has a score."""
-        ...
 
 
 class Elsewhere(Protocol):
@@ -63,11 +60,9 @@ class Elsewhere(Protocol):
 
     async def play(self, key: RolloutKey, split: str) -> Rollout:
         """Play one attempt, with its tokens and the teacher's word; raises what ends the run."""
-        ...
 
     async def compare(self, rollouts: list[Rollout]) -> None:
         """Add the rewards that need the whole group. Raises Failure."""
-        ...
 
 
 class GivesTokens(Protocol):
@@ -76,11 +71,9 @@ class GivesTokens(Protocol):
     @property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of messages; None where it is not known."""
-        ...
 
     async def encode(self, rollout: Rollout) -> None:
         """Set the sequences of a rollout that has none."""
-        ...
 
 
 class DiedElsewhere(RunError):

@@ -103,7 +103,6 @@ class GroupLog(Protocol):
 
     async def group(self, group: Group, written: int | None, lines: Sequence[dict[str, Any]]) -> None:
         """Note a group that has ended; it was the n-th that was `written`, with these lines, or was left out."""
-        ...
 
 
 class WandbLog:

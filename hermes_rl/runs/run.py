@@ -268,12 +268,10 @@ class Demand(Protocol):
 
     def wants(self, running: int) -> bool:
         """Whether another group may begin while so many are running."""
-        ...
 
     @property
     def satisfied(self) -> bool:
         """Whether no further group is to begin; the run ends when those that are running have ended."""
-        ...
 
 
 class Everything:

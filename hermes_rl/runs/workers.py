@@ -69,19 +69,15 @@ class WorkerSource(Protocol):
 
     def handle(self, number: int, heard: Heard) -> WorkerHandle:
         """Return another worker, which has not been started."""
-        ...
 
     async def look(self) -> None:
         """Find out again how many there are to be."""
-        ...
 
     def surplus(self, handles: Sequence[WorkerHandle]) -> Sequence[WorkerHandle]:
         """Return which of the workers are to end, as there is no room for them any more."""
-        ...
 
     def explain(self) -> str:
         """Say why no worker has a place to play at."""
-        ...
 
 
 @dataclass

@@ -245,11 +245,9 @@ class ProcessSet(Protocol):
 
     def processes(self) -> list[int]:
         """Ids of those that still run."""
-        ...
 
     def kill(self) -> None:
         """Kill them all, without waiting."""
-        ...
 
 
 @dataclass

@@ -258,11 +258,9 @@ class ChatServer(Protocol):
 
     async def chat(self, request: ChatRequest) -> ChatReply:
         """Answer; raises `ServerFailure` when every attempt failed, or `ContextLengthExceeded`."""
-        ...
 
     async def close(self) -> None:
         """Release connections and whatever was started; may be called twice."""
-        ...
 
 
 @runtime_checkable
@@ -271,7 +269,6 @@ class TellsContext(Protocol):
 
     async def context_length(self) -> int | None:
         """Return the tokens of the longest conversation; None where it is not known."""
-        ...
 
 
 class Backend(Protocol):
@@ -282,11 +279,9 @@ class Backend(Protocol):
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
         """Send once; raises `retry.AttemptFailed` or `ContextLengthExceeded`."""
-        ...
 
     async def close(self) -> None:
         """Release connections and whatever was started; may be called twice."""
-        ...
 
 
 # -------------------------------------------------------------------------- A chat request and its reply as JSON
@@ -537,11 +532,9 @@ class Dialect(Protocol):
 
     def body(self, sampling: Sampling, config: ServerConfig) -> dict[str, Any]:
         """Write the request's JSON."""
-        ...
 
     def read(self, data: Any) -> Sampled:
         """Read the answer's JSON; raises `Malformed`."""
-        ...
 
 
 @runtime_checkable
@@ -550,11 +543,9 @@ class ScoringDialect(Protocol):
 
     def scoring_body(self, top_k: int, config: ServerConfig) -> dict[str, Any]:
         """Write the request's JSON, with `PROMPT` for the ids."""
-        ...
 
     def read_scores(self, data: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
         """Read the answer's JSON; raises `Malformed`."""
-        ...
 
 
 def scores_of(places: Any, prompt: array[int], top_k: int) -> TokenLogprobs:

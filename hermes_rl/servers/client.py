@@ -555,19 +555,15 @@ class TokenSource(Protocol):
 
     async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:
         """Sample one generation; raises `AttemptFailed` or `ContextLengthExceeded`."""
-        ...
 
     async def weights(self) -> int | None:
         """Return the version of the weights now; None where it is not known."""
-        ...
 
     async def context_length(self) -> int | None:
         """Return the longest conversation in tokens; None where it is not known."""
-        ...
 
     async def close(self) -> None:
         """Release connections; may be called twice."""
-        ...
 
 
 @runtime_checkable
@@ -576,7 +572,6 @@ class ScoresTokens(Protocol):
 
     async def score(self, prompt: array[int], top_k: int, request: ChatRequest) -> tuple[TokenLogprobs, Timing]:
         """Say it; raises `UserError` where this server never can, otherwise as `TokenSource.sample`."""
-        ...
 
 
 class Asker:

@@ -32,7 +32,8 @@ def config_from_spec(
     own.
     """
     settings = {"seed": seed} | {name: value for name in _PLAIN if (value := getattr(server, name, None)) is not None}
-    if hasattr(renderer := getattr(server, "renderer", None), "model_dump"):
+    renderer: Any = settings.get("renderer")
+    if hasattr(renderer, "model_dump"):
         settings["renderer"] = renderer.model_dump(exclude_none=True)
     key_env = getattr(server, "api_key_env", None)
     if api_key is None and key_env is not None:

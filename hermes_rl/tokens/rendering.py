@@ -128,19 +128,15 @@ class Renderer(Protocol):
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """Tokens that end a turn."""
-        ...
 
     def first(self, messages: Messages, tools: Tools | None) -> array[int]:
         """Render the prompt of a conversation with the tokenizer's own template; raises `TemplateRefused`."""
-        ...
 
     def following(self, branch: Branch, new: Messages, tools: Tools | None) -> array[int] | None:
         """Return the tokens to append to a branch so that the model answers `new`; None: the template rewrites it."""
-        ...
 
     async def parse(self, completion: Sequence[int], prompt: Sequence[int], tools: Tools | None) -> Parsed:
         """Parse what the model said; never raises. The end of `prompt` is enough."""
-        ...
 
 
 def next_prompt(renderer: Renderer, transcript: Transcript, messages: Messages, tools: Tools | None) -> RenderedPrompt:

@@ -61,19 +61,15 @@ class ProgramDialect(Protocol):
     def read(self, body: Any) -> ProgramRequest:
         """Read the body of a request. Raises `RefusedRequestError` where it has another form, or asks for what no
         answer of ours can hold."""
-        ...
 
     def written(self, answer: ProgramAnswer, request: ProgramRequest) -> bytes:
         """Write the body of an answer that is not streamed."""
-        ...
 
     def events(self, answer: ProgramAnswer, request: ProgramRequest) -> Iterator[bytes]:
         """Write the events of one that is."""
-        ...
 
     def error(self, message: str, code: str) -> bytes:
         """Write the body of an error; `code` is one of ours, such as ``rollout_over``."""
-        ...
 
 
 def require_object(value: Any, what: str) -> dict[str, Any]:

@@ -273,11 +273,9 @@ class Parser(Protocol):
     @property
     def markers(self) -> tuple[str, ...]:
         """Texts that open or close something. Where a tokenizer has a token for one, only that token counts."""
-        ...
 
     def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
         """Return the text without its calls, and the calls. The text holds no reasoning."""
-        ...
 
 
 def made(raw: str, name: object, arguments: object, identity: str | None = None) -> ParsedCall:

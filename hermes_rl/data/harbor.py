@@ -198,11 +198,8 @@ def read_tasks(
         raise UserError(f"dataset.harbor: {folder} is no folder")
     places = [folder] if (folder / TASK).is_file() else sorted(path.parent for path in folder.glob(f"*/{TASK}"))
     if not places:
-        way = (
-            "; `hermes-rl run terminal-bench` plays folders with a task.yaml"
-            if any(folder.glob("**/task.yaml"))
-            else ""
-        )
+        older = any(folder.glob("**/task.yaml"))
+        way = "; `hermes-rl run terminal-bench` plays folders with a task.yaml" if older else ""
         raise UserError(f"dataset.harbor: {folder} has no {TASK}, and no folder right in it has one{way}")
     tasks, refused, noted = Tasks(), list[Problem](), dict[str, list[str]]()
     for place in places:
@@ -240,40 +237,36 @@ class _Line(NamedTuple):
     rest: str
 
 
+@dataclass
 class _Task:
-    """One task folder."""
+    """One task folder; see `read_tasks`."""
 
-    def __init__(
-        self,
-        folder: Path,
-        top: Path,
-        backend: str,
-        network: bool | Sequence[str],
-        agent_timeout: float | None,
-        steps: str | None,
-        servers: Mapping[str, tuple[str, ...]],
-        keeps_processes: bool,
-        packages: Sequence[str],
-        demo: bool,
-    ) -> None:
-        self.folder, self.backend, self.network, self.agent_timeout = folder, backend, network, agent_timeout
-        self.top = top
-        self.docker = IN_DEMO if demo else DOCKER
+    folder: Path
+    top: Path
+    backend: str
+    network: bool | Sequence[str]
+    agent_timeout: float | None
+    plays_steps: str | None
+    servers: Mapping[str, tuple[str, ...]]
+    keeps_processes: bool
+    packages: Sequence[str]
+    demo: bool
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    workdir: str | None = None
+    base: str | None = None
+    ordered: bool = False
+    """Whether a command of the Dockerfile may find other files once more are copied behind it."""
+    builds: dict[str, str] = field(default_factory=dict)
+    """Folders that images are built of, and a digest of what is in each."""
+    env: dict[str, str] = field(default_factory=dict)
+    files: list[dict[str, Any]] = field(default_factory=list)
+    setup: list[str] = field(default_factory=list)
+    services: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.docker = IN_DEMO if self.demo else DOCKER
         self.build = f"{self.docker} builds it; or name an image that you have built in [environment] docker_image"
-        self.plays_steps, self.servers, self.keeps_processes = steps, servers, keeps_processes
-        self.packages = packages
-        self.problems: list[Problem] = []
-        self.notes: list[str] = []
-        self.workdir: str | None = None
-        self.base: str | None = None
-        self.ordered = False
-        """Whether a command of the Dockerfile may find other files once more are copied behind it."""
-        self.builds: dict[str, str] = {}
-        """Folders that images are built of, and a digest of what is in each."""
-        self.env: dict[str, str] = {}
-        self.files: list[dict[str, Any]] = []
-        self.setup: list[str] = []
-        self.services: dict[str, Any] = {}
 
     @property
     def _takes_images(self) -> bool:
@@ -315,7 +308,10 @@ class _Task:
         steps = [self._step(part, workdir) for part in parts]
         self.setup += self._until_healthy("environment.healthcheck")
         if parts[0].key:
-            self._begin_with(steps[0])
+            # The sandbox begins with what the first step lays down, over what the image has in the same place.
+            places = {posixpath.normpath(each["to"]) for each in steps[0]["files"]}
+            own = [each for each in self.files if posixpath.normpath(each["to"]) not in places]
+            self.files, self.setup = own + steps[0]["files"], self.setup + steps[0]["setup"]
         self._note_time()
         cpus = self._number("environment.cpus")
         return {
@@ -432,12 +428,6 @@ class _Task:
         if self._at(f"{key}.agent.timeout_sec") is not None:
             self.notes.append("`steps.agent.timeout_sec` is of no effect: the agent's time is for all steps together")
 
-    def _begin_with(self, step: Mapping[str, Any]) -> None:
-        """Let the sandbox begin with what the first step lays down, over what the image has in the same place."""
-        places = {posixpath.normpath(each["to"]) for each in step["files"]}
-        own = [each for each in self.files if posixpath.normpath(each["to"]) not in places]
-        self.files, self.setup = own + step["files"], self.setup + step["setup"]
-
     def _step(self, part: _Part, workdir: str | None) -> dict[str, Any]:
         """Return one step: its words, what comes with them, how it is verified and solved."""
         tests = {
@@ -541,8 +531,7 @@ class _Task:
         if isinstance(hosts, list) and all(isinstance(host, str) for host in hosts):
             allowed = {"allowlist": hosts}
         if mode not in allowed:
-            why = "expected no-network, public, or allowlist with a list of `allowed_hosts`"
-            self._refuse_key(key, why)
+            self._refuse_key(key, "expected no-network, public, or allowlist with a list of `allowed_hosts`")
             return
         reach = allowed[mode]
         words = "any host" if reach is True else ", ".join(reach or ()) or "no host"

@@ -186,7 +186,8 @@ def _attribute(module: ModuleType, name: str, place: str) -> Any:
     for part in name.split("."):
         if not hasattr(value, part):
             names = [n for n in vars(value) if not n.startswith("_")] if hasattr(value, "__dict__") else []
-            raise UserError(f"{place}: has no {name!r}{did_you_mean(part, names)}{_there(names)}")
+            there = f" (it has: {', '.join(sorted(names)[:12])})" if names else ""
+            raise UserError(f"{place}: has no {name!r}{did_you_mean(part, names)}{there}")
         value = getattr(value, part)
     return value
 
@@ -197,21 +198,14 @@ LONGEST = 100
 
 def closest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that this one is a misspelling of, if it is like one."""
-    return (
-        next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)
-        if len(name) <= LONGEST
-        else None
-    )
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6) if len(name) <= LONGEST else []
+    return matches[0] if matches else None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``; did you mean `x`?`` where one of the known names is close to this one, else nothing."""
     meant = closest(name, known)
     return f"; did you mean `{meant}`?" if meant else ""
-
-
-def _there(names: list[str]) -> str:
-    return f" (it has: {', '.join(sorted(names)[:12])})" if names else ""
 
 
 def _similar(path: Path) -> str:

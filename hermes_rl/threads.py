@@ -19,7 +19,7 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -53,6 +53,14 @@ def wait_for_loop(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop)
         future.cancel()
         raise
     return future.result()
+
+
+async def end_tasks(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel tasks, and wait until they have ended, whatever they end with."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class LoopGoneError(UserError):

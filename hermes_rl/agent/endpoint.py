@@ -41,7 +41,7 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import HermesRLError
 from hermes_rl.servers.base import ContextLengthExceeded
 from hermes_rl.servers.transport import AttemptFailed
-from hermes_rl.threads import one_at_a_time
+from hermes_rl.threads import end_tasks, one_at_a_time
 from hermes_rl.values import count_of, read_bounded, write_message
 
 log = logging.getLogger(__name__)
@@ -154,8 +154,7 @@ class Endpoint:
 
     async def __aexit__(self, *_: object) -> None:
         if self._accepting is not None:
-            self._accepting.cancel()
-            await asyncio.gather(self._accepting, return_exceptions=True)
+            await end_tasks([self._accepting])
         if self._listener is not None:
             self._listener.close()
         self._closed = True

@@ -37,6 +37,7 @@ from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.servers.base import TellsContext
 from hermes_rl.servers.completion import as_chat_server
 from hermes_rl.spec.templates import TemplateError
+from hermes_rl.threads import end_tasks
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import Transcript
 from hermes_rl.tools.base import Toolkit, ToolRuntime
@@ -301,8 +302,7 @@ class ProgramDriver:
             return (await running if running.done() else None), in_time
         finally:
             if not running.done():
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
+                await end_tasks([running])
 
     def _ending(
         self,

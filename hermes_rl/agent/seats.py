@@ -26,7 +26,7 @@ from hermes_rl.errors import AgentFault, Failure, UserError
 from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
 from hermes_rl.foreign.stand_ins import SeatStandIn, lives_in_runner
 from hermes_rl.plugins import place_of
-from hermes_rl.threads import in_thread
+from hermes_rl.threads import end_tasks, in_thread
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.base import DescribedTool, ToolFailedError, Toolkit, ToolRuntime, arguments, capped, typed
 from hermes_rl.tools.rollout_process import answer_in_json
@@ -281,8 +281,7 @@ class Table:
             for seat in self.seats.values():
                 await seat.leave(problem=problem, now=not whole or self._failure is not None)
             # Behind the seats: what asks them from another process waits for them.
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+            await end_tasks([work])
             if self._failure is not None:
                 raise self._failure
         if problem is not None and not any(seat.result and seat.result.turns_used for seat in self.seats.values()):

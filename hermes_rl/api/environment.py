@@ -45,6 +45,7 @@ from hermes_rl.servers.policy import Policy
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.suggest import did_you_mean
+from hermes_rl.threads import end_tasks
 
 T = TypeVar("T")
 Settings = Mapping[str, Any]
@@ -227,18 +228,13 @@ class Env:
                         stack.callback(self._directory.add, {"ended": moment()})
                 while self._policies:
                     stack.push_async_callback(self._policies.pop().leave)
-                stack.push_async_callback(self._cancel_plays)
+                stack.push_async_callback(end_tasks, self._busy)
                 for groups in self._groups:
                     stack.push_async_callback(groups.close)
                 for session in self._sessions:
                     stack.push_async_callback(session.close)
         finally:
             self.loop = None
-
-    async def _cancel_plays(self) -> None:
-        for task in self._busy:
-            task.cancel()
-        await asyncio.gather(*self._busy, return_exceptions=True)
 
     async def __aenter__(self) -> Self:
         return await self.open()

@@ -14,6 +14,7 @@ from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.run import Run
+from hermes_rl.threads import end_tasks
 
 ENDED = 4
 """Groups whose members have all ended and whose tokens are being made: with so many of them no other group begins."""
@@ -87,8 +88,7 @@ class Groups(AbstractAsyncContextManager["Groups"]):
     async def close(self) -> None:
         """End the iteration and wait until everything in flight is released; may be called twice, also at once."""
         if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+            await end_tasks([self._asking])
         async with self._closing:  # whoever waits for a group closes too, once that wait was cancelled
             await self._playing.aclose()
 
@@ -198,5 +198,4 @@ async def _ahead(playing: AsyncGenerator[Group, None], most: int) -> AsyncGenera
             yield group
         await pumping  # what ended it otherwise is raised here
     finally:
-        pumping.cancel()
-        await asyncio.gather(pumping, return_exceptions=True)
+        await end_tasks([pumping])

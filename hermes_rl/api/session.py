@@ -32,6 +32,7 @@ from hermes_rl.servers.client import Generation, ModelClient, assistant, numbers
 from hermes_rl.servers.token_level import TokenServer
 from hermes_rl.servers.transport import RetryPolicy
 from hermes_rl.spec.model import Spec
+from hermes_rl.threads import end_tasks
 from hermes_rl.tokens.load import renderer_for
 from hermes_rl.tokens.rendering import Renderer, RendererRefused, RendererSettings
 from hermes_rl.tokens.tokenizer import Tokenizer, TokenizerUnavailable
@@ -257,8 +258,7 @@ class Session(AbstractAsyncContextManager["Session"]):
         """End the rollout, if it has not ended, and wait until its sandbox is released; may be called twice."""
         self._closed = True
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_tasks([self._task])
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()

@@ -27,6 +27,7 @@ from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.run import Plan, Run, RunBudget
 from hermes_rl.runs.training import TrainingMetrics
 from hermes_rl.servers.base import ChatServer
+from hermes_rl.threads import end_tasks
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB
 from hermes_rl.trainers.base import GroupRefused
 from hermes_rl.trainers.checks import Checks, completed
@@ -321,9 +322,7 @@ class Collecting:
         try:
             results = await asyncio.gather(*calls)
         finally:
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
+            await end_tasks(calls)
         backlog = [further for _, more in results for further in more]
         items = [scored for scored, _ in results if scored is not None]
         if len(items) < len(results):

@@ -31,7 +31,7 @@ from hermes_rl.servers.base import CALLABLE, ServerConfig
 from hermes_rl.servers.client import ModelClient, metered
 from hermes_rl.servers.policy import Policy, PolicyDescription, WeightsTold
 from hermes_rl.spec.model import Mode, Spec
-from hermes_rl.threads import one_at_a_time
+from hermes_rl.threads import end_tasks, one_at_a_time
 from hermes_rl.tokens.load import as_tokenizer
 from hermes_rl.tokens.transcript import packed
 from hermes_rl.values import write_json
@@ -145,9 +145,7 @@ class Player:
             for acting in self._acting.values():
                 stack.push_async_callback(acting.role.close)
             tasks = list(self._tasks.values())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(tasks)
 
     def _note(self, text: str) -> None:
         self._tell({"note": text})

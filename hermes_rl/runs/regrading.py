@@ -32,7 +32,7 @@ from hermes_rl.scoring.grader import GradedReward, Grader
 from hermes_rl.scoring.value import RewardValue, Weighting, combine, reward_of
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.section import thaw
-from hermes_rl.threads import made_in_thread
+from hermes_rl.threads import end_tasks, made_in_thread
 
 # ------------------------------------------------ What a change of the rewards means for rollouts that are there
 # Every reward's value is recorded, so other weights, a clamp or an ending policy need no new rollouts: what is
@@ -436,6 +436,4 @@ async def _all(works: Iterable[Any]) -> None:
             "kept: the same command goes on"
         ) from failure
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(tasks)

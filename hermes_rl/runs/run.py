@@ -40,7 +40,7 @@ from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.runs.workers import Workers, WorkersUsing
 from hermes_rl.servers.base import ChatServer
-from hermes_rl.threads import in_thread
+from hermes_rl.threads import end_tasks, in_thread
 
 # ------------------------------------------------------------------------------------------ Where rows come from
 # Rows that are all there are taken as they are. A generator, a streamed dataset or an environment's own code may wait
@@ -135,8 +135,7 @@ class Lookahead(Generic[T]):
     async def close(self) -> None:
         """Ask no more."""
         if self._next_item is not None:
-            self._next_item.cancel()
-            await asyncio.gather(self._next_item, return_exceptions=True)
+            await end_tasks([self._next_item])
 
 
 # ----------------------------------------------------------------- What a run may use up: failures, tokens, time
@@ -428,9 +427,7 @@ class Run:
                     yield group
         finally:
             await source.close()
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await end_tasks(running)
 
     def wake(self) -> None:
         """Look at once whether another group may begin: the demand has changed."""

@@ -38,7 +38,7 @@ from hermes_rl.runs.store import Line, rollout_of, rollout_record
 from hermes_rl.scoring.value import reward_of
 from hermes_rl.servers.policy import Policy
 from hermes_rl.spec.model import Spec
-from hermes_rl.threads import one_at_a_time
+from hermes_rl.threads import end_tasks, one_at_a_time
 from hermes_rl.tokens.transcript import packed, unpacked
 from hermes_rl.tools.artifacts import TakenArtifact
 
@@ -196,9 +196,7 @@ class Workers:
         """End them, with what they are playing, and wait until what they held is released."""
         self._closing = True
         beside = [task for task in (self._looking, self._announcing) if task is not None]
-        for task in beside:
-            task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
+        await end_tasks(beside)
         for handle in self._handles.values():
             handle.close()
         lives = list(self._lives.values())
@@ -276,9 +274,7 @@ class Workers:
             return  # a rollout that begins brings what was told along
         # One that does not listen now (its code holds the interpreter) hears it before it makes another call.
         await asyncio.wait(asking, timeout=TAKEN)
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await end_tasks(asking)
 
     async def _announce_again_and_again(self) -> None:
         while True:

@@ -43,7 +43,7 @@ from hermes_rl.sandbox.launcher import BOOT, helper_bundle, memory_file, own_pyt
 from hermes_rl.sandbox.packages import RUNTIME_FOLDER, Layers, runtime_folder, runtime_python
 from hermes_rl.sandbox.proxy import ENVIRONMENT, PORT, Proxy
 from hermes_rl.sandbox.seccomp import filter_program
-from hermes_rl.threads import made_in_thread
+from hermes_rl.threads import end_tasks, made_in_thread
 
 # -------------------------------------------------------------------------------- the container's limits and rights
 # A limit that the engine cannot enforce is an error, unless `best_effort`.
@@ -569,8 +569,7 @@ class Docker(Isolation):
             await trying
             self._starts.say_back(self.engine.name)
         finally:
-            trying.cancel()
-            await asyncio.gather(trying, return_exceptions=True)
+            await end_tasks([trying])
 
     async def _give_up_container(self) -> None:
         """Leave what an earlier try may have made to be removed, and take another name."""

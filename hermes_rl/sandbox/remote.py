@@ -48,6 +48,7 @@ from hermes_rl.sandbox.base import (
     sandbox_gone,
 )
 from hermes_rl.sandbox.helper_files import REFUSED
+from hermes_rl.threads import end_tasks
 
 # -------------------------------------------------------------------------------- scripts
 # Bytes go there and back as base64, so that neither names nor contents meet a shell's quoting or a text encoding. An
@@ -373,8 +374,7 @@ class Link:
             if process.returncode is None:
                 process.kill()
             if self._reader is not None:
-                self._reader.cancel()
-                await asyncio.gather(self._reader, return_exceptions=True)
+                await end_tasks([self._reader])
             shutil.rmtree(self._home, ignore_errors=True)
 
     async def _read(self, lines: asyncio.StreamReader) -> None:

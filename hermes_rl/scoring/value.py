@@ -305,20 +305,16 @@ def combine(
         else:
             parts.append(weighting.weight * value)
     only_gates = not parts and any(weighting.gate for weighting in weightings)
-    score = (1.0 if only_gates else _combined(parts, how)) * gates
+    score = COMBINED[how](parts) if parts else float(only_gates)
+    if not is_number(score):
+        parted = ", ".join(map(str, parts))
+        raise RewardFailure(f"the {how} of the weighted rewards is not finite, or beyond {LARGEST_NUMBER:g}: {parted}")
+    score *= gates
     return min(max(score, clamp[0]), clamp[1]) if clamp else score
 
 
 COMBINED: Mapping[str, Callable[[Sequence[float]], float]] = {"sum": total, "product": math.prod, "minimum": min}
 """What `score.combine` names."""
-
-
-def _combined(parts: Sequence[float], how: str) -> float:
-    score = COMBINED[how](parts) if parts else 0.0
-    if not is_number(score):
-        parted = ", ".join(map(str, parts))
-        raise RewardFailure(f"the {how} of the weighted rewards is not finite, or beyond {LARGEST_NUMBER:g}: {parted}")
-    return score
 
 
 def _known(weighting: Weighting, reward: RewardValue) -> float:

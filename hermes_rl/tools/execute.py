@@ -21,7 +21,7 @@ from typing import Any
 from hermes_rl.errors import HermesRLError, SandboxFailure, ToolError
 from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
 from hermes_rl.plugins import Code, did_you_mean
-from hermes_rl.threads import one_at_a_time
+from hermes_rl.threads import end_tasks, one_at_a_time
 from hermes_rl.tools.base import (
     CALL_TIMEOUT,
     RESULT_LIMIT,
@@ -546,9 +546,7 @@ async def _together(work: Sequence[Coroutine[Any, Any, ToolOutcome]]) -> list[To
         failed = [task for task in tasks if task.done() and task.exception() is not None]
         return [task.result() for task in failed or tasks]
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(tasks)
 
 
 async def _answer(

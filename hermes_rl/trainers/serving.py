@@ -17,7 +17,7 @@ from hermes_rl.runs.deliveries import DeliveryLog, content_of
 from hermes_rl.runs.groups import GroupsFile
 from hermes_rl.runs.left import Quarantine
 from hermes_rl.runs.run import Run
-from hermes_rl.threads import in_thread
+from hermes_rl.threads import end_tasks, in_thread
 from hermes_rl.trainers.base import GroupRefused, Registered, Registration, Trainer, TrainerState
 from hermes_rl.trainers.checks import Checks
 
@@ -138,9 +138,7 @@ class Serving:
             self.together.leave(self)
             if self._evaluation is not None:
                 tasks.append(self._evaluation)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(tasks)
 
     # ------------------------------------------------------------------ what is wanted (`runs.run.Demand`)
 

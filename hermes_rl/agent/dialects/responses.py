@@ -220,9 +220,8 @@ def _input(arguments: str) -> str | None:
         value = read_bounded(arguments)
     except ValueError:
         return None
-    return (
-        value["input"] if isinstance(value, dict) and isinstance(value.get("input"), str) and len(value) == 1 else None
-    )
+    text = value.get("input") if isinstance(value, dict) and len(value) == 1 else None
+    return text if isinstance(text, str) else None
 
 
 def _empty(item: dict[str, Any]) -> dict[str, Any]:

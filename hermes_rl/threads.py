@@ -195,9 +195,9 @@ async def made_in_thread(make: Callable[[], T], unmake: Callable[[T], object]) -
     """
     making = asyncio.get_running_loop().run_in_executor(None, make)
 
-    def end(made: asyncio.Future[T]) -> None:
-        if made.exception() is None:
-            unmake(made.result())
+    def end(future: asyncio.Future[T]) -> None:
+        if future.exception() is None:
+            unmake(future.result())
 
     try:
         return await asyncio.shield(making)
@@ -404,9 +404,9 @@ def in_steps(work: Coroutine[Any, Any, T], seconds: float, longest: float) -> Ge
     where it did not, or one of its steps has held the loop for more than `longest` seconds.
     """
     end, context = time.monotonic() + seconds, contextvars.copy_context()
-    advance, given = work.send, None
+    advance, sent = work.send, None
     while True:
-        step = _Step(advance, given, context)
+        step = _Step(advance, sent, context)
         kind, value = step.begin(longest)
         while kind == "waits":
             try:
@@ -421,14 +421,14 @@ def in_steps(work: Coroutine[Any, Any, T], seconds: float, longest: float) -> Ge
             raise _carried(value)
         if time.monotonic() > end:
             raise OverlongError(f"did not end within {seconds:g} s, nor when it was cancelled")
-        advance, given = work.send, None
+        advance, sent = work.send, None
         try:
             yield value
         except GeneratorExit:  # there is no loop any more
             work.close()
             raise
         except BaseException as error:  # noqa: BLE001 - raised where it awaits
-            advance, given = work.throw, error
+            advance, sent = work.throw, error
 
 
 RARE = (2_000, 5, 1_000)

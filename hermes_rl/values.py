@@ -251,6 +251,6 @@ def too_deep(value: object) -> bool:
     for _ in range(MOST_LEVELS):
         if not level:
             return False
-        held = (each.values() if isinstance(each, dict) else each for each in level)
-        level = [inner for values in held for inner in values if isinstance(inner, _HOLDERS)]
+        holders = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [inner for values in holders for inner in values if isinstance(inner, _HOLDERS)]
     return bool(level)

@@ -199,5 +199,5 @@ def _digest(before: bytes, message: Mapping[str, Any], calls: Sequence[str]) -> 
     content = message.get("content") or ""
     if message["role"] == "assistant":
         content = text_of(content).strip()
-    said = write_message([message["role"], content, calls])
-    return hashlib.blake2b(before + said, digest_size=16).digest()
+    written = write_message([message["role"], content, calls])
+    return hashlib.blake2b(before + written, digest_size=16).digest()

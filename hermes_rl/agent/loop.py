@@ -229,16 +229,16 @@ class HermesAgentLoop:
         await self._act(calls, result, runtime)
         return await self._brought_about(result, runtime)
 
-    async def _hear(self, recorder: PolicyRecorder, said: str | None = None) -> Ending | None:
+    async def _hear(self, recorder: PolicyRecorder, words: str | None = None) -> Ending | None:
         """Append the user's next words, which are no turn of the policy; returns the ending, if they are the last."""
         assert self.user is not None
-        result, answer = recorder.result, await self.user.speak(said)
+        result, answer = recorder.result, await self.user.speak(words)
         recorder.by_agents |= answer.by_agents
         self._answered_at = result.turns_used
         if answer.message is not None:
             result.messages.append(answer.message)
         if answer.error is not None:
-            result.tool_errors.append(ToolError(result.turns_used, "user", said or "", answer.error, ""))
+            result.tool_errors.append(ToolError(result.turns_used, "user", words or "", answer.error, ""))
         if answer.tools is not None:
             self._offered = self.toolkit.only(answer.tools)
         if answer.reward is not None:

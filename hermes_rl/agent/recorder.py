@@ -244,17 +244,14 @@ class PolicyRecorder:
         result.replies.append(reply)
         result.usage.add(reply.usage)
         result.reasoning_per_turn.append(reasoning_of(reply.message))
-        self._took(reply)
-        return PolicyAnswer(result.turns_used - 1, reply, request.max_tokens)
-
-    def _took(self, reply: ChatReply) -> None:
-        """Count the seconds of a call; those that it has shared with others count once."""
-        timings, timing, now = self.result.timings, reply.timing, time.monotonic()
+        # The seconds of a call that it has shared with others count once.
+        timings, timing, now = result.timings, reply.timing, time.monotonic()
         timings.generation += self._generating.add(now, timing.generating)
         queued = timing.queued + timing.retrying + timing.paused
         timings.queue += self._queueing.add(now - timing.generating, queued)
         if not self._under_way:
             self._generating, self._queueing = Stretches(), Stretches()
+        return PolicyAnswer(result.turns_used - 1, reply, request.max_tokens)
 
     @property
     def turns_left(self) -> int:

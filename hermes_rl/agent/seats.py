@@ -98,14 +98,14 @@ class SeatPlayer:
         if self._user is not None:
             self._user.begin(result, seed)
 
-    async def speak(self, said: str | None = None) -> UserAnswer:
+    async def speak(self, words: str | None = None) -> UserAnswer:
         """Hand on what the seat has said, and wait for what it hears next."""
-        if said is not None and self._user is not None:
-            return await self._user.speak(said)
-        if said is None and self._user is not None and self._user.opens:
+        if words is not None and self._user is not None:
+            return await self._user.speak(words)
+        if words is None and self._user is not None and self._user.opens:
             return await self._user.speak()
-        if said is not None and self._answer is not None:
-            self._answer.set_result(said)
+        if words is not None and self._answer is not None:
+            self._answer.set_result(words)
         return await self._heard.get()
 
     # ------------------------------------------------------------------ as a schedule sees it
@@ -320,11 +320,11 @@ def in_turns(rounds: int | None) -> Schedule:
         for _ in range(rounds) if rounds is not None else count():
             for name, seat in table.seats.items():
                 words, unheard[name] = "\n\n".join(unheard[name]) or None, []
-                said = await seat.say(words)
-                if said is None:
+                answer = await seat.say(words)
+                if answer is None:
                     return
                 for other, heard in unheard.items():
-                    heard += [table.hears(other, name, said)] if other != name else []
+                    heard += [table.hears(other, name, answer)] if other != name else []
 
     return alternate
 
@@ -335,11 +335,11 @@ def at_once(rounds: int | None) -> Schedule:
     async def simultaneous(table: Table) -> None:
         words: dict[str, str | None] = dict.fromkeys(table.seats)
         for _ in range(rounds) if rounds is not None else count():
-            said = await together(table, words)
-            if None in said.values():
+            answers = await together(table, words)
+            if None in answers.values():
                 return
             for name in table.seats:
-                heard = [table.hears(name, other, str(text)) for other, text in said.items() if other != name]
+                heard = [table.hears(name, other, str(text)) for other, text in answers.items() if other != name]
                 words[name] = "\n\n".join(heard)
 
     return simultaneous
@@ -362,14 +362,14 @@ def by_state(ask: Callable[[Mapping[str, str | None] | None], Awaitable[Any]]) -
     """
 
     async def stepped(table: Table) -> None:
-        said: Mapping[str, str | None] | None = None
-        while words := await ask(said):
+        answers: Mapping[str, str | None] | None = None
+        while words := await ask(answers):
             if not isinstance(words, dict) or any(not isinstance(text, str | None) for text in words.values()):
                 raise ScheduleError(f"has to answer with texts by seat, or null, not {capped(repr(words), 200)}")
             unknown = [name for name in words if name not in table.seats]
             if unknown:
                 raise ScheduleError(f"lets {unknown[0]!r} speak; the seats are {', '.join(table.seats)}")
-            said = await together(table, words)
+            answers = await together(table, words)
 
     return stepped
 
@@ -445,9 +445,9 @@ class SeatTool(DescribedTool):
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         seat = self._seat()
         try:
-            said = await seat.say(args["task"])
+            answer = await seat.say(args["task"])
         except ScheduleError as error:
             raise ToolFailedError(str(error), str(error)) from error
-        if said is None:
+        if answer is None:
             raise ToolFailedError(f"{self.name} has ended without an answer ({seat.out})", str(seat.out))
-        return said
+        return answer

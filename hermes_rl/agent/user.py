@@ -81,7 +81,7 @@ class AnswersAgent(Protocol):
     def begin(self, result: AgentResult, seed: int | None = None) -> None:
         """Take over the conversation so far, which is written into `result` as it goes on; `seed` is the rollout's."""
 
-    async def speak(self, said: str | None = None) -> UserAnswer:
+    async def speak(self, words: str | None = None) -> UserAnswer:
         """Answer the agent's words, or open the conversation where there are none yet. Raises Failure."""
 
 
@@ -139,10 +139,10 @@ class SimulatedUser:
             role = "assistant" if message["role"] == "user" else "user"
             self._history.append({"role": role, "content": text_of(message.get("content"))})
 
-    async def speak(self, said: str | None = None) -> UserAnswer:
+    async def speak(self, words: str | None = None) -> UserAnswer:
         """Answer the agent's words, or open the conversation where there are none yet. Raises Failure."""
-        if said is not None:
-            self._history.append({"role": "user", "content": said})
+        if words is not None:
+            self._history.append({"role": "user", "content": words})
             self._heard = True
         text = await self._words_or_whose_doing()
         self.turns += 1
@@ -263,14 +263,14 @@ class WithHook:
     def begin(self, result: AgentResult, seed: int | None = None) -> None:
         self._user.begin(result, seed)
 
-    async def speak(self, said: str | None = None) -> UserAnswer:
+    async def speak(self, words: str | None = None) -> UserAnswer:
         """Call the hook, and let the user answer."""
-        if said is not None:
+        if words is not None:
             try:
                 await self._hook()
             except ToolFailedError as error:
                 return UserAnswer(None, Ending.WORLD_FAILED, error=error.detail)
-        return await self._user.speak(said)
+        return await self._user.speak(words)
 
 
 # ------------------------------------------------------------------------------------------------- A user that is code
@@ -306,7 +306,7 @@ class UserOfCode:
     def begin(self, result: AgentResult, seed: int | None = None) -> None:
         """Do nothing: the code knows its row, and hears what the agent says."""
 
-    async def speak(self, said: str | None = None) -> UserAnswer:
+    async def speak(self, words: str | None = None) -> UserAnswer:
         """Answer the agent's words, or open the conversation.
 
         Where the code raises at what the agent has said, that is the end, and the agent's doing. Raises `UserError`
@@ -314,11 +314,11 @@ class UserOfCode:
         """
         self._turns_left -= 1
         try:
-            answer = user_answer(await self._ask(said), self._tools)
-            if said is None and answer.ending is not None:
+            answer = user_answer(await self._ask(words), self._tools)
+            if words is None and answer.ending is not None:
                 raise ToolFailedError("", "is over before the agent has said anything")
         except ToolFailedError as error:
-            if said is None:
+            if words is None:
                 raise UserError(f"{self._where}: {error.detail}") from error
             return UserAnswer(None, Ending.WORLD_FAILED, error=error.detail)
         last = answer.ending is None and self._turns_left <= 0
@@ -382,7 +382,7 @@ class FixedWords:
         """Remember where the conversation is written: the words are there already."""
         self._result = result
 
-    async def speak(self, said: str | None = None) -> UserAnswer:
+    async def speak(self, words: str | None = None) -> UserAnswer:
         """Answer with the next words, or open the conversation with the first. Raises `UserError` where what comes with
         the first words cannot be laid down, `Failure` where a reward failed that looks at the step before."""
         number, self._spoken = self._spoken, self._spoken + 1
@@ -391,7 +391,7 @@ class FixedWords:
         try:
             ending = None if self._before is None else await self._before(self._result, number)
         except ToolFailedError as error:
-            if said is None:
+            if words is None:
                 raise UserError(f"{self._where}.{number}: {error.detail}") from error
             return UserAnswer(None, Ending.WORLD_FAILED, error=error.detail)
         return self._answers[number] if ending is None else UserAnswer(None, ending)

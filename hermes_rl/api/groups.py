@@ -126,13 +126,13 @@ class Groups(AbstractAsyncContextManager["Groups"]):
 
 def _once(make: Callable[[Sequence[Row] | None, int], Awaitable[Run]]) -> Callable[[], Awaitable[Run]]:
     """Return what makes the run with its first call; a closure, so that an iteration that is left is free at once."""
-    making, made = asyncio.Lock(), list[Run]()
+    making, runs = asyncio.Lock(), list[Run]()
 
     async def run() -> Run:
         async with making:
-            if not made:
-                made.append(await make(None, 0))
-            return made[0]
+            if not runs:
+                runs.append(await make(None, 0))
+            return runs[0]
 
     return run
 

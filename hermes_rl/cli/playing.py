@@ -240,10 +240,10 @@ def _cut(text: object) -> str:
 
 def _ended(rollout: Rollout) -> Iterator[RenderableType]:
     yield heading("rewards")
-    made = table("reward", "value", "reason", right=("value",))
+    shown = table("reward", "value", "reason", right=("value",))
     for name, value in rollout.rewards.items():
-        made.add_row(safe(name), "-" if value.value is None else f"{value.value:.4g}", safe(_cut(value.reason or "")))
-    yield made
+        shown.add_row(safe(name), "-" if value.value is None else f"{value.value:.4g}", safe(_cut(value.reason or "")))
+    yield shown
     score = "no score" if rollout.score is None else f"score {rollout.score:.4g}"
     yield safe(f"{score}; ended as {rollout.ending}: {rollout.ending.rule.what}", GOOD if rollout.score else BAD)
     if rollout.error:

@@ -262,10 +262,10 @@ def _fitting(lead: Sequence[_Column], rest: Sequence[_Column]) -> Iterator[Table
         columns = [*lead, waiting.pop(0)]
         while waiting and sum(column.width for column in (*columns, waiting[0])) <= width:
             columns.append(waiting.pop(0))
-        made = table(*(column.name for column in columns), right=[column.name for column in columns if not column.left])
+        part = table(*(column.name for column in columns), right=[column.name for column in columns if not column.left])
         for cells in zip(*(column.cells for column in columns), strict=True):
-            made.add_row(*cells)
-        yield made
+            part.add_row(*cells)
+        yield part
 
 
 def _rank(player: Standing) -> Text:

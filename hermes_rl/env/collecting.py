@@ -71,9 +71,9 @@ def layered(items: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 def _further(item: dict[str, Any], number: int) -> dict[str, Any]:
-    given = item.get(FURTHER) or ()
-    if number < len(given):
-        return {"overrides": {}, **given[number], "layer": number + 1}
+    names = item.get(FURTHER) or ()
+    if number < len(names):
+        return {"overrides": {}, **names[number], "layer": number + 1}
     filler = {"tokens": item["tokens"][:1], "masks": [MASKED], "inference_logprobs": [MASKED_LOGPROB]}
     filler |= {name: [value] for name, value in OF_TEACHER.items() if item.get(name) is not None}
     return {**filler, "scores": item["scores"], "overrides": dict(FILLER_OVERRIDE), "layer": number + 1}

@@ -137,12 +137,12 @@ def _changed(config: Any, changes: dict[str, Any], flag: str) -> Any:
         raise UserError(f"{flag}.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def _servers(given: Any, changes: Any) -> Any:
+def _servers(values: Any, changes: Any) -> Any:
     """Return the servers with `--openai.*` applied to each; a list in the --config file replaces them."""
     if isinstance(changes, list):
         return [_changed(APIServerConfig(), entry, "openai") for entry in changes]
     if not changes:
-        return given
-    listed = given if isinstance(given, list) else [given]
+        return values
+    listed = values if isinstance(values, list) else [values]
     full = [s if isinstance(s, APIServerConfig) else APIServerConfig(**s.model_dump()) for s in listed]
     return [_changed(server, changes, "--openai") for server in full]

@@ -59,7 +59,7 @@ class HermesEnvironment(Environment):
         """Messages that the client knows, its own included."""
         self._state = State()
 
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **given: Any) -> Heard:
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> Heard:
         """Begin the rollout of a row: the one with that `key`, at that `index`, or at the seed; else the next one.
 
         Args:
@@ -72,8 +72,8 @@ class HermesEnvironment(Environment):
             UserError: there is no such row, or something else is asked for.
         """
         self.close()
-        split, group = given.pop("split", "train"), given.pop("group", None)
-        row = self._row(split, seed, **given)
+        split, group = options.pop("split", "train"), options.pop("group", None)
+        row = self._row(split, seed, **options)
         self._state, self._heard = State(episode_id=episode_id, key=row.key), 0
         self._session = self._sync.session(row, split=split, group=group)
         return self._observation(self._session.start())

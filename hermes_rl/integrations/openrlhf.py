@@ -121,6 +121,6 @@ def _policy(
 
 def _ranges(mask: list[int]) -> list[tuple[int, int]]:
     """Return the stretches of ones, as start and end."""
-    starts = [place for place, (one, last) in enumerate(zip(mask, [0, *mask], strict=False)) if one and not last]
-    ends = [place for place, (one, last) in enumerate(zip([*mask, 0], [0, *mask], strict=True)) if last and not one]
+    starts = [place for place, (mark, last) in enumerate(zip(mask, [0, *mask], strict=False)) if mark and not last]
+    ends = [place for place, (mark, last) in enumerate(zip([*mask, 0], [0, *mask], strict=True)) if last and not mark]
     return list(zip(starts, ends, strict=True))

@@ -196,10 +196,10 @@ class Pull:
 
 def own_settings(sampling: Mapping[str, Any] | None, trainer: str, where: str) -> dict[str, Any]:
     """Return settings of `agent` that the user gives a door; refuse those that the trainer sets `where` it says."""
-    given = dict(sampling or {})
-    for name in sorted({"temperature", "top_p"} & given.keys()):
+    settings = dict(sampling or {})
+    for name in sorted({"temperature", "top_p"} & settings.keys()):
         raise UserError(f"{name} is {trainer}'s: set it in {where}, not in `sampling`")
-    return given
+    return settings
 
 
 def row_named(value: Any, problem: str, door: str) -> tuple[str, str]:

@@ -103,11 +103,11 @@ def hidden_tests(record: RunRecord) -> frozenset[str]:
 def reasons_of(record: RunRecord, line: Line, hidden: frozenset[str]) -> list[Reason]:
     """Return why a rollout is suspicious, the weightiest reason first, each once."""
     reasons = [*_of_rewards(line.get("rewards") or {})]
-    left = CHARACTERS
+    room = CHARACTERS
     sources = itertools.chain(_written(line), _other_sources(record, line))
     for number, source in enumerate(sources):
-        left -= len(source.text)
-        if number >= SOURCES or left < 0:
+        room -= len(source.text)
+        if number >= SOURCES or room < 0:
             reasons.append(Reason(1, "it wrote more than is looked at"))
             break
         for sign in signs(source.file, source.text, hidden):

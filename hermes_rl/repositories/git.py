@@ -77,15 +77,15 @@ def _entries(address: Address, at: Sequence[str], listed: bytes) -> Iterator[Rep
         if kind == "blob":  # else a submodule: another repository, which is not ours to fetch
             entries.append((path, permissions, blob, int(length)))
     yield from (RepositoryFile(name, size, link=mode == "120000") for name, mode, _, size in entries)
-    with tempfile.TemporaryFile() as wanted, tempfile.TemporaryFile() as given:
-        wanted.write("".join(f"{blob}\n" for _, _, blob, _ in entries).encode())
-        wanted.seek(0)
-        _git(address, [*at, "cat-file", "--batch"], wanted.fileno(), given.fileno())
-        given.seek(0)
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout:
+        stdin.write("".join(f"{blob}\n" for _, _, blob, _ in entries).encode())
+        stdin.seek(0)
+        _git(address, [*at, "cat-file", "--batch"], stdin.fileno(), stdout.fileno())
+        stdout.seek(0)
         for name, mode, _, size in entries:
-            given.readline()
-            content = given.read(size)
-            given.read(1)
+            stdout.readline()
+            content = stdout.read(size)
+            stdout.read(1)
             if content.startswith(_POINTER) and size < 1024:
                 raise Unfit(
                     f"{visible(name)} is kept by Git LFS, and is not in the repository itself: take it out of LFS"

@@ -788,9 +788,9 @@ class CompiledSpec:
         prior = _answers(self.prompt(key.row, seat.name))
         script, answered = self.script(key, prior, seat), _answers(messages) - prior
         begins = [0, *(number for number, turn in enumerate(script.turns, 1) if not turn.tools)]
-        left = script.turns[begins[answered] :] if answered < len(begins) else ()
+        remaining = script.turns[begins[answered] :] if answered < len(begins) else ()
         # No turns at all would be a script that was never written.
-        return Script(left or (script.turns and (ScriptedTurn(FINISHED),)), prior=None)
+        return Script(remaining or (script.turns and (ScriptedTurn(FINISHED),)), prior=None)
 
     def _register_scripts(self, key: RolloutKey, name: str) -> None:
         for seat in self.seated(key) if self.seats else ():

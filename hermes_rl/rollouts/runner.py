@@ -27,7 +27,6 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, RunError, UserError
 from hermes_rl.rollouts.environment import EndingPolicy, Environment, PlaysSeats
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
-from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.servers.client import HearsVersions, metered
 from hermes_rl.servers.pool import Limiter
@@ -223,7 +222,7 @@ class RolloutRunner:
             if lost and group.dropped is None and len(group.rollouts) - len(lost) < COMPARED:
                 group.dropped, group.detail = lost[0].ending, lost[0].error
             await self._score_together(group)
-            for rollout in [one for one in lost if one.state is RolloutState.FAILED]:
+            for rollout in [member for member in lost if member.state is RolloutState.FAILED]:
                 if group.dropped is None:
                     for seat in rollout.seats:
                         seat.state = RolloutState.LOST
@@ -308,7 +307,14 @@ class RolloutRunner:
         rollout = await self.play(key)
         self._graded = self._graded or rollout.error is None
         if self.teacher is not None and rollout.error is None:
-            await self._teach(rollout, self.teacher)
+            started = time.perf_counter()
+            if self.encoder is not None:
+                await self.encoder.encode(rollout)
+            try:
+                await self.teacher.ask(rollout)
+            except Failure as failure:
+                rollout.fail(failure)
+            rollout.timings["teacher"] = time.perf_counter() - started
         return rollout
 
     async def play(self, key: RolloutKey) -> Rollout:
@@ -350,17 +356,6 @@ class RolloutRunner:
         rollout.fail(
             Failure(str(error), ending=Ending.SANDBOX_FAILURE if rollout.result is None else Ending.REWARD_FAILURE)
         )
-
-    async def _teach(self, rollout: Rollout, teacher: Teacher) -> None:
-        """Ask the teacher about the tokens of a graded rollout; a teacher that fails makes the rollout fail."""
-        started = time.perf_counter()
-        if self.encoder is not None:
-            await self.encoder.encode(rollout)
-        try:
-            await teacher.ask(rollout)
-        except Failure as failure:
-            rollout.fail(failure)
-        rollout.timings["teacher"] = time.perf_counter() - started
 
     async def _converse(self, rollout: Rollout, runtime: ToolRuntime) -> None:
         options = replace(self.options, seed=rollout.seed if self.options.seeded else None)

@@ -284,9 +284,9 @@ def _differences(played: Mapping[str, list[Rollout]]) -> list[str]:
     """Rewards that gave another value to the same answer."""
     names = {
         name
-        for one, again in zip(played["gold"], played["gold again"], strict=True)
-        for name in one.rewards.keys() & again.rewards.keys()
-        if one.rewards[name].value != again.rewards[name].value
+        for first, again in zip(played["gold"], played["gold again"], strict=True)
+        for name in first.rewards.keys() & again.rewards.keys()
+        if first.rewards[name].value != again.rewards[name].value
     }
     return [
         f"reward {name} is not deterministic: it gave different values to the same answer" for name in sorted(names)

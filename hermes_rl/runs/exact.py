@@ -43,7 +43,7 @@ def foreign_teachers(spec: Spec, *, at_hand: bool = False) -> list[Problem]:
     own = tokenizer_of(spec)
     for index, server in enumerate(spec.servers.get(role, ())):
         name = _tokenizer(server)
-        if name == own or (at_hand and not all(one is None or Path(one).is_dir() for one in (name, own))):
+        if name == own or (at_hand and not all(model is None or Path(model).is_dir() for model in (name, own))):
             continue
         path = _server(spec, role, index)
         try:

@@ -122,8 +122,8 @@ class Lookahead(Generic[T]):
             self._next_item.add_done_callback(lambda _: self._wake())
         if not self._next_item.done():
             return None
-        asked, self._next_item = self._next_item, None
-        return self._answered(asked.result())
+        task, self._next_item = self._next_item, None
+        return self._answered(task.result())
 
     async def _next(self) -> T | None:
         return await anext(self._source, None)

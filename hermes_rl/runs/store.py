@@ -190,7 +190,7 @@ def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
             artifacts=dict(line.get("artifacts") or {}),
             image=line.get("image"),
             sequences=sequences,
-            teacher=None if line.get("teacher") is None else [TokenLogprobs.unpacked(one) for one in line["teacher"]],
+            teacher=None if line.get("teacher") is None else [TokenLogprobs.unpacked(row) for row in line["teacher"]],
             seat=seat,
             others=[rollout_of(other, replace(key, seat=other["seat"]["name"])) for other in line.get("others", ())],
         )

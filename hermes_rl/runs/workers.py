@@ -383,7 +383,7 @@ class Workers:
         now = time.monotonic()
         if now - self._passed_on.get(text, -SAME) >= SAME:
             self._note(text)
-        self._passed_on = {words: said for words, said in self._passed_on.items() if now - said < SAME} | {text: now}
+        self._passed_on = {words: when for words, when in self._passed_on.items() if now - when < SAME} | {text: now}
 
     # ------------------------------------------------------------------ asking them, and keeping them alive
 

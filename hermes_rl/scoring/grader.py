@@ -210,7 +210,7 @@ class RewardFunction:
     def needed(self) -> list[str]:
         """Parameters without a default."""
         kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-        return [key for key, one in self.parameters.items() if one.default is one.empty and one.kind in kinds]
+        return [key for key, each in self.parameters.items() if each.default is each.empty and each.kind in kinds]
 
     def require_takes(self, written: Collection[str], roles: Collection[str]) -> None:
         """Refuse, before anything is played or judged, arguments with which the function cannot be called. Raises
@@ -728,7 +728,7 @@ class Grader:
         own = reward.function.own(item)
         offered = {"item": own, "group": [reward.function.own(result) for result in results], **self._roles}
         if seats is not None and "seats" in reward.function.parameters:
-            offered["seats"] = {name: [reward.function.own(one) for one in played] for name, played in seats.items()}
+            offered["seats"] = {name: [reward.function.own(each) for each in played] for name, played in seats.items()}
         returned, seconds = await call_reward(reward.function, self._arguments(reward, own, offered))
         members = _per_member(reward.name, returned, len(results))
         return [
@@ -758,11 +758,11 @@ class Grader:
 
     def _arguments(self, reward: GradedReward, item: Mapping[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
         function = reward.function
-        given = function.arguments(self.render(reward.args, item))
-        missing = [name for name in function.needed if name not in given and name not in offered]
+        passed = function.arguments(self.render(reward.args, item))
+        missing = [name for name in function.needed if name not in passed and name not in offered]
         if missing:
             raise UserError(f"reward {reward.name!r} needs {missing[0]!r}: this context is not offered here")
-        return {**function.wanted(offered), **given}
+        return {**function.wanted(offered), **passed}
 
 
 def _read(reward: GradedReward, returned: object, seconds: float, turns: int) -> RewardValue:

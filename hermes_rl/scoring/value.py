@@ -189,11 +189,11 @@ def _of_score(name: str, score: Score, seconds: float) -> RewardValue:
     return RewardValue(value, reason, metrics, seconds=seconds, overrides=_overrides(name, score.overrides))
 
 
-def _overrides(name: str, given: object) -> dict[str, Any]:
-    if not isinstance(given, Mapping):
-        raise RewardFailure(f"reward {name!r}: overrides must be a mapping, not {type(given).__name__}")
+def _overrides(name: str, overrides: object) -> dict[str, Any]:
+    if not isinstance(overrides, Mapping):
+        raise RewardFailure(f"reward {name!r}: overrides must be a mapping, not {type(overrides).__name__}")
     try:
-        return dict(json.loads(json.dumps(dict(given), allow_nan=False)))
+        return dict(json.loads(json.dumps(dict(overrides), allow_nan=False)))
     except (TypeError, ValueError, RecursionError) as error:
         raise RewardFailure(f"reward {name!r}: its overrides are no JSON: {error}") from error
 

@@ -490,9 +490,9 @@ class Sampling:
 
     def parameters(self, dialect: Dialect) -> dict[str, Any]:
         """Return the parameters under the server's own names: neutral values, and over them those that are set."""
-        given = {theirs: value for ours, theirs in dialect.names.items() if (value := getattr(self, ours)) is not None}
+        own = {theirs: value for ours, theirs in dialect.names.items() if (value := getattr(self, ours)) is not None}
         further = {name: value for name, value in self.further.items() if name in dialect.neutral}
-        return {**dialect.neutral, **given, **further}
+        return {**dialect.neutral, **own, **further}
 
     def policy(self, dialect: Dialect) -> dict[str, Any]:
         """Return the parameters that shape the distribution from which the server samples."""
@@ -590,7 +590,7 @@ def scores_of_prompt(places: Any, prompt: array[int], top_k: int) -> TokenLogpro
     if not _is_list(places):
         raise Malformed("the answer has no prompt_logprobs")
     by_id = [
-        {int(one): value["logprob"] if isinstance(value, Mapping) else value for one, value in place.items()}
+        {int(token): value["logprob"] if isinstance(value, Mapping) else value for token, value in place.items()}
         if isinstance(place, Mapping)
         else None
         for place in places

@@ -611,9 +611,9 @@ class Asker:
         """Sample until the generation is complete; raises `AttemptFailed`."""
         generation = Generation(before=await self._versions.before())
 
-        async def ask(left: Sampling) -> tuple[Sampled, Timing]:
+        async def ask(rest: Sampling) -> tuple[Sampled, Timing]:
             def body(dialect: Dialect) -> bytes:
-                return left.written(dialect.body(left, self._config.current()))
+                return rest.written(dialect.body(rest, self._config.current()))
 
             answer, timing = await self._answer(body, request, generation)
             return self._read(answer, lambda data: self._dialect.read(data)), timing

@@ -54,7 +54,7 @@ def answer(request: RunAsked, group: Group, *, allow_inexact: bool) -> tuple[dic
         # NeMo Gym's rows have a number here; the class keeps it from being counted.
         response = _response(request, group.id, list(_items(rollout)) if rollout is not None else [])
         return {**row, "response": response, "reward": 0.0, FAILURE: cause, "error": detail}, cause
-    rewards = {name: one.value for name, one in rollout.rewards.items() if name not in row}
+    rewards = {name: value.value for name, value in rollout.rewards.items() if name not in row}
     items = list(_items(rollout, _tokens(rollout)))
     return {**row, **rewards, "response": _response(request, rollout.id, items), "reward": rollout.score}, None
 

@@ -60,7 +60,7 @@ def chat_tokens(
     Assistant messages from index `sampled_from` on were sampled; earlier ones belong to the prompt. `turns` has the
     data of the sampled ones in order, and may be left out. What would make a sequence longer than `longest` is cut off.
     """
-    places = [i for i, one in enumerate(messages) if i >= sampled_from and one.get("role") == "assistant"]
+    places = [i for i, message in enumerate(messages) if i >= sampled_from and message.get("role") == "assistant"]
     if not places:
         return ChatTokens(None, "no assistant turn was sampled")
     try:
@@ -137,7 +137,7 @@ def _fitting_logprobs(tokenizer: Tokenizer, completion: list[int], turn: Sampled
     if turn.tokens is None:
         return turn.logprobs
     pairs = zip(completion, turn.tokens, strict=True)
-    return turn.logprobs if all(_same(tokenizer.decode([one]), sent) for one, sent in pairs) else None
+    return turn.logprobs if all(_same(tokenizer.decode([token]), sent) for token, sent in pairs) else None
 
 
 def _same(ours: str, sent: str) -> bool:

@@ -527,8 +527,8 @@ class ToolRuntime:
         """Release the sandbox before the end of the runtime; who asks for it afterwards makes a mistake."""
         self._closed = True
         try:
-            for held in self.held.values():
-                await held.close()
+            for entry in self.held.values():
+                await entry.close()
         finally:
             if self._sandbox is not None:
                 await self._sandbox.close()

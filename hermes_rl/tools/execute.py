@@ -540,7 +540,7 @@ async def _together(work: Sequence[Coroutine[Any, Any, ToolOutcome]]) -> list[To
     """All results in order. The first exception ends the others, and is raised when they have ended."""
     if len(work) == 1:
         return [await work[0]]
-    tasks = [asyncio.create_task(one) for one in work]
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         failed = [task for task in tasks if task.done() and task.exception() is not None]

@@ -114,10 +114,10 @@ class HermesToolsets:
 
     def session(self, runtime: ToolRuntime) -> HermesSession:
         """Return the rollout's own connection."""
-        held = runtime.held.get("hermes-agent")
-        if not isinstance(held, HermesSession):
-            held = runtime.held["hermes-agent"] = HermesSession(self)
-        return held
+        session = runtime.held.get("hermes-agent")
+        if not isinstance(session, HermesSession):
+            session = runtime.held["hermes-agent"] = HermesSession(self)
+        return session
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Return a connection to a process of one rollout's own; raises `ToolServerFailure` where none can be had."""

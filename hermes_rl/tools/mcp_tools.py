@@ -71,10 +71,10 @@ class McpSource:
             if self._shared is None:
                 self._shared = self._make(runtime)
             return self._shared
-        held = runtime.held.get(self.settings.name)
-        if not isinstance(held, McpServer):
-            held = runtime.held[self.settings.name] = self._make(runtime)
-        return held
+        server = runtime.held.get(self.settings.name)
+        if not isinstance(server, McpServer):
+            server = runtime.held[self.settings.name] = self._make(runtime)
+        return server
 
     async def close(self) -> None:
         """End the server that all rollouts share."""

@@ -8,7 +8,6 @@ import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -151,8 +150,8 @@ class ScriptedServer:
         """Listen; returns the base URL for clients."""
         app = web.Application(client_max_size=_LARGEST_BODY)
         app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/completions", partial(self._ids, VLLM))
-        app.router.add_post("/generate", partial(self._ids, None))
+        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/generate", self._generate)
         app.router.add_get("/v1/models", self._models)
         self.weights.add_routes(app)
         app.router.add_get("/health", self._health)
@@ -179,7 +178,13 @@ class ScriptedServer:
         script = self.scripts.get(request.headers.get(ROLLOUT_HEADER, ""), Script())
         return web.json_response(completion(script, body, self._model, self._tokenizer))
 
-    async def _ids(self, dialect: TokenDialect | None, request: web.Request) -> web.Response:
+    async def _completions(self, request: web.Request) -> web.Response:
+        return await self._ids(request, VLLM)
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        return await self._ids(request, None)
+
+    async def _ids(self, request: web.Request, dialect: TokenDialect | None) -> web.Response:
         """Answer a request for token ids; without a dialect the body tells which one is meant."""
         try:
             body = json.loads(await request.read())

@@ -87,7 +87,7 @@ def itself(value: Any) -> Any:
 
 
 def published(group: str, what: str, reserved: Container[str] = ()) -> dict[str, EntryPoint]:
-    """Find what installed packages publish under a group of entry points, by name, without the names that are `taken`.
+    """Find what installed packages publish under a group of entry points, by name, without those that are `reserved`.
     Raises `UserError` where two packages publish one name. `what` says what is published."""
     points: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):

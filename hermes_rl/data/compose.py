@@ -35,7 +35,7 @@ Value = tuple[str, Any]
 
 
 class ComposeFile:
-    """One Compose file; `laid` makes files of a sandbox of (path in it, file or folder here).
+    """One Compose file; `files_of` makes files of a sandbox of (path in it, file or folder here).
 
     `built` names the image that is built of a folder.
     """

@@ -65,7 +65,7 @@ class HermesEnvironment(Environment):
         Args:
             seed: stands for an index, over and over through the rows.
             episode_id: the client's name for the episode.
-            given: `key`, `index`, `split` ("train" or "eval"), and `group`: rollouts of one group have the same tools
+            options: `key`, `index`, `split` ("train" or "eval"), and `group`: rollouts of one group have the same tools
                 where the spec draws them.
 
         Raises:

@@ -321,7 +321,7 @@ class Cluster:
         surplus = [handle for handle in handles if not handle.placed][: max(0, len(handles) - self.number)]
         others = (other for other in self.connection.sharing if other is not self)
         if any(other.placed < self.connection.share(other) for other in others):
-            on_nodes.sort(key=lambda handle: len(handle.requests))
+            on_nodes.sort(key=lambda handle: len(handle.asked))
             surplus += on_nodes[: max(0, self.placed - max(1, self.connection.share(self)))]
         return surplus
 

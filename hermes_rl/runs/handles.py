@@ -77,7 +77,7 @@ class WorkerHandle(ABC):
         self.ready = self.closed = False
         self.error: UserError | RunError | RuntimeError | None = None
         """What it found wrong when it started."""
-        self.requests: dict[int, asyncio.Future[WorkerAnswer]] = {}
+        self.asked: dict[int, asyncio.Future[WorkerAnswer]] = {}
         """Requests without an answer; one that was cancelled is among them until its work has ended."""
         self.finished = 0
         """Requests that it has answered."""
@@ -127,7 +127,7 @@ class WorkerHandle(ABC):
         """Return the answer; where the wait is cancelled, so is the work, and it is released. Raises `DiedError`."""
         number = next(self._numbers)
         answer: asyncio.Future[WorkerAnswer] = asyncio.get_running_loop().create_future()
-        self.requests[number] = answer
+        self.asked[number] = answer
         if kind == "play":
             self._wanted.add(number)
         self.tell(number, kind, *args)
@@ -148,12 +148,12 @@ class WorkerHandle(ABC):
     def fail(self, error: Exception) -> None:
         """Let everybody who waits for an answer have an error."""
         self.lost += len(self._wanted)
-        for answer in self.requests.values():
+        for answer in self.asked.values():
             if not answer.done():
                 answer.set_exception(error)
 
     def _answered(self, number: int, answer: WorkerAnswer) -> None:
-        future = self.requests.pop(number)
+        future = self.asked.pop(number)
         self.finished += 1
         if not future.done():
             future.set_result(answer)

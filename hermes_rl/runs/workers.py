@@ -393,7 +393,7 @@ class Workers:
         for _ in range(deaths):
             while not (ready := self._ready):
                 await self._change()
-            handle = min(ready, key=lambda handle: len(handle.requests))
+            handle = min(ready, key=lambda handle: len(handle.asked))
             if self._error is not None:
                 raise self._error
             try:

@@ -48,10 +48,7 @@ def load_object(ref: str, base: Path | None = None) -> Any:
 
 def load_module(place: str, base: Path | None = None) -> ModuleType:
     """Return the module that a reference names before its colon: a file (see `load_object`), or one that is installed.
-
-    Raises:
-        UserError: it cannot be loaded.
-    """
+    Raises `UserError` where it cannot be loaded."""
     if place.endswith(".py"):
         return load_file((base or Path.cwd()) / Path(place).expanduser())
     return _import(place, place)
@@ -76,11 +73,8 @@ class Code(NamedTuple):
         return cls(load_file(Path(place)).__name__, name, place) if place.endswith(".py") else cls(place, name)
 
     def load(self) -> Any:
-        """Return the object.
-
-        Raises:
-            UserError: it is not there, its module cannot be loaded, or its file has changed since.
-        """
+        """Return the object. Raises `UserError` where it is not there, its module cannot be loaded, or its file has
+        changed since."""
         module = sys.modules.get(self.module)
         if module is None and self.file is not None:
             module = load_file(Path(self.file))
@@ -122,11 +116,8 @@ def _published_in(place: str, changed: int) -> list[tuple[str, EntryPoint]]:
 
 
 def published(group: str, what: str, reserved: Container[str] = ()) -> dict[str, EntryPoint]:
-    """Find what installed packages publish under a group of entry points, by name, without the names that are `taken`.
-
-    Raises:
-        UserError: two packages publish one name. `what` says what is published.
-    """
+    """Find what installed packages publish under a group of entry points, by name, without those that are `reserved`.
+    Raises `UserError` where two packages publish one name. `what` says what is published."""
     points: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
         if point.name in points:
@@ -224,7 +215,8 @@ def _attribute(module: ModuleType, name: str, place: str) -> Any:
     for part in name.split("."):
         if not hasattr(value, part):
             names = [n for n in vars(value) if not n.startswith("_")] if hasattr(value, "__dict__") else []
-            raise UserError(f"{place}: has no {name!r}{did_you_mean(part, names)}{_there(names)}")
+            there = f" (it has: {', '.join(sorted(names)[:12])})" if names else ""
+            raise UserError(f"{place}: has no {name!r}{did_you_mean(part, names)}{there}")
         value = getattr(value, part)
     return value
 
@@ -235,21 +227,14 @@ LONGEST = 100
 
 def closest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that this one is a misspelling of, if it is like one."""
-    return (
-        next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)
-        if len(name) <= LONGEST
-        else None
-    )
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6) if len(name) <= LONGEST else []
+    return matches[0] if matches else None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``; did you mean `x`?`` where one of the known names is close to this one, else nothing."""
     meant = closest(name, known)
     return f"; did you mean `{meant}`?" if meant else ""
-
-
-def _there(names: list[str]) -> str:
-    return f" (it has: {', '.join(sorted(names)[:12])})" if names else ""
 
 
 def _similar(path: Path) -> str:

@@ -77,11 +77,7 @@ _ELSEWHERE = {"trl": "TRL's server is stock vLLM; use `type: vllm`, with /v1 at 
 
 
 def server_type(name: str) -> ServerType:
-    """Return the type of that name.
-
-    Raises:
-        UserError: there is none, or its package cannot be loaded.
-    """
+    """Return the type of that name. Raises `UserError` where there is none, or its package cannot be loaded."""
     if name in TYPES:
         return TYPES[name]
     points = published(SERVERS, "type of server", TYPES)

@@ -19,7 +19,7 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -37,10 +37,8 @@ PATIENCE = 0.5
 def wait_for_loop(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
     """Run `work` on a loop of another thread and wait for its result; the opposite of `in_thread`.
 
-    Whatever ends the wait before the work has ended, such as Ctrl-C, cancels the work.
-
-    Raises:
-        LoopGoneError: the loop has ended; a bare wait for its answer would never end.
+    Whatever ends the wait before the work has ended, such as Ctrl-C, cancels the work. Raises `LoopGoneError` where the
+    loop has ended; a bare wait for its answer would never end.
     """
     step: _Step | None = getattr(_here, "step", None)
     if step is not None and step.loop is loop:
@@ -55,6 +53,14 @@ def wait_for_loop(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop)
         future.cancel()
         raise
     return future.result()
+
+
+async def end_tasks(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel tasks, and wait until they have ended, whatever they end with."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class LoopGoneError(UserError):
@@ -189,9 +195,9 @@ async def made_in_thread(make: Callable[[], T], unmake: Callable[[T], object]) -
     """
     making = asyncio.get_running_loop().run_in_executor(None, make)
 
-    def end(made: asyncio.Future[T]) -> None:
-        if made.exception() is None:
-            unmake(made.result())
+    def end(future: asyncio.Future[T]) -> None:
+        if future.exception() is None:
+            unmake(future.result())
 
     try:
         return await asyncio.shield(making)
@@ -210,7 +216,7 @@ async def done_in_thread(work: Callable[[], T]) -> T:
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, work))
 
 
-async def one_at_a_time(work: Callable[..., T], *given: Any, **more: Any) -> T:
+async def one_at_a_time(work: Callable[..., T], *arguments: Any, **more: Any) -> T:
     """Do work on a large text in a thread, while no other such work is done.
 
     Such work hardly lets go of the interpreter. Several threads of it would be no faster than one, and the event loop,
@@ -218,7 +224,7 @@ async def one_at_a_time(work: Callable[..., T], *given: Any, **more: Any) -> T:
     """
     async with _one.here():
         with _briskly():
-            return await asyncio.to_thread(work, *given, **more)
+            return await asyncio.to_thread(work, *arguments, **more)
 
 
 COMPUTES = 0.02
@@ -322,10 +328,10 @@ stepping: dict[int, int] = {}
 class _Step:
     """What a coroutine does from one await to the next."""
 
-    def __init__(self, advance: Callable[[Any], Any], given: Any, context: contextvars.Context) -> None:
+    def __init__(self, advance: Callable[[Any], Any], value: Any, context: contextvars.Context) -> None:
         self.loop, self.task = asyncio.get_running_loop(), asyncio.current_task()
         self.words, self.answers = queue.SimpleQueue[_Word](), queue.SimpleQueue[_Word]()
-        self._advance, self._given, self._context = advance, given, context
+        self._advance, self._value, self._context = advance, value, context
         self._loop_thread, self._hooks = threading.get_ident(), sys.get_asyncgen_hooks()
         self._left = False
 
@@ -369,7 +375,7 @@ class _Step:
             asyncio.tasks._enter_task(self.loop, self.task)  # type: ignore[arg-type]
         _here.step, stepping[self._loop_thread] = self, threading.get_ident()
         try:
-            word: _Word = ("awaits", self._context.run(self._advance, self._given))
+            word: _Word = ("awaits", self._context.run(self._advance, self._value))
         except StopIteration as end:
             word = ("returned", end.value)
         except BaseException as error:  # noqa: BLE001 - carried to the loop, whatever it is
@@ -394,15 +400,13 @@ def may_wait_for(loop: asyncio.AbstractEventLoop) -> bool:
 def in_steps(work: Coroutine[Any, Any, T], seconds: float, longest: float) -> Generator[Any, Any, T]:
     """Await `work` on the running loop, where it may also wait for this loop without await (`wait_for_loop`).
 
-    Once it has taken `seconds` it has to end when it is cancelled, which is the caller's to do.
-
-    Raises:
-        OverlongError: it did not, or one of its steps has held the loop for more than `longest` seconds.
+    Once it has taken `seconds` it has to end when it is cancelled, which is the caller's to do. Raises `OverlongError`
+    where it did not, or one of its steps has held the loop for more than `longest` seconds.
     """
     end, context = time.monotonic() + seconds, contextvars.copy_context()
-    advance, given = work.send, None
+    advance, sent = work.send, None
     while True:
-        step = _Step(advance, given, context)
+        step = _Step(advance, sent, context)
         kind, value = step.begin(longest)
         while kind == "waits":
             try:
@@ -417,14 +421,14 @@ def in_steps(work: Coroutine[Any, Any, T], seconds: float, longest: float) -> Ge
             raise _carried(value)
         if time.monotonic() > end:
             raise OverlongError(f"did not end within {seconds:g} s, nor when it was cancelled")
-        advance, given = work.send, None
+        advance, sent = work.send, None
         try:
             yield value
         except GeneratorExit:  # there is no loop any more
             work.close()
             raise
         except BaseException as error:  # noqa: BLE001 - raised where it awaits
-            advance, given = work.throw, error
+            advance, sent = work.throw, error
 
 
 RARE = (2_000, 5, 1_000)

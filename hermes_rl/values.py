@@ -80,12 +80,8 @@ class TooDeepError(ValueError):
 
 
 def read_own_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text that a run has written.
-
-    Raises:
-        ValueError: it is none.
-        TypeError: it is no text.
-    """
+    """Return the value of a JSON text that a run has written. Raises `ValueError` where it is none, `TypeError` where
+    it is no text."""
     if not isinstance(text, str | bytes):
         raise TypeError(f"JSON is a text, not a {type(text).__name__}")
     try:
@@ -97,11 +93,7 @@ def read_own_json(text: str | bytes) -> Any:
 
 
 def read_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text.
-
-    Raises:
-        ValueError: it is none, or `TooDeepError`.
-    """
+    """Return the value of a JSON text. Raises `ValueError` where it is none, or `TooDeepError`."""
     value = read_own_json(text)
     openings = ("[", "{") if isinstance(text, str) else (b"[", b"{")
     if sum(map(text.count, openings)) > MOST_LEVELS and too_deep(value):  # type: ignore[arg-type]
@@ -200,11 +192,8 @@ def too_many_values(text: str | bytes) -> bool:
 
 
 def read_bounded(text: str | bytes, largest: int = LARGEST) -> Any:
-    """Return the value of a JSON text; whoever reads it elsewhere may take it for one that can be read.
-
-    Raises:
-        ValueError: it is none, or one that is too large or nested too deeply; the message is a predicate.
-    """
+    """Return the value of a JSON text; whoever reads it elsewhere may take it for one that can be read. Raises
+    `ValueError` where it is none, or one that is too large or nested too deeply; the message is a predicate."""
     if len(text) > largest or too_many_values(text):
         raise ValueError(f"are too large to be read: at most {largest} characters and {MOST_VALUES} values")
     try:
@@ -226,11 +215,8 @@ class UnwantedValueError(ValueError):
 
 
 def read_value(decoder: json.JSONDecoder, text: str, start: int) -> tuple[Any, int]:
-    """Return the value that begins at `start` and its end, like `raw_decode`, in time for what is read alone.
-
-    Raises:
-        ValueError: there is none, or one with too many levels; a `JSONDecodeError` has its place behind `start`.
-    """
+    """Return the value that begins at `start` and its end, like `raw_decode`, in time for what is read alone. Raises
+    `ValueError` where there is none, or one with too many levels; a `JSONDecodeError` has its place behind `start`."""
     size = WINDOW
     while True:
         whole = start + size >= len(text)
@@ -265,6 +251,6 @@ def too_deep(value: object) -> bool:
     for _ in range(MOST_LEVELS):
         if not level:
             return False
-        held = (each.values() if isinstance(each, dict) else each for each in level)
-        level = [inner for values in held for inner in values if isinstance(inner, _HOLDERS)]
+        holders = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [inner for values in holders for inner in values if isinstance(inner, _HOLDERS)]
     return bool(level)

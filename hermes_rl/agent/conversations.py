@@ -93,14 +93,14 @@ class Conversations:
             root = self.calls[origin].root if self.calls[origin].tools or not tools else self.main
         if continues is not None:
             self.calls[continues].continued = True
-        asked = _digest(digests[-2], {"role": "tools", "content": list(tools)}, [])
+        request = _digest(digests[-2], {"role": "tools", "content": list(tools)}, [])
         before = len(self.calls) if before is None else before
         text = text_of(answer.get("content")).strip()
         begins = " ".join((text or ", ".join(calls[-1]))[: 2 * SHOWN].split())[:SHOWN]
-        call = ProgramCall(root, asked, bool(tools), text, continues, before, begins)
+        call = ProgramCall(root, request, bool(tools), text, continues, before, begins)
         self._after.setdefault(digests[-1], []).append(len(self.calls))
-        for made, sampled in zip(answer.get("tool_calls") or (), calls[-1], strict=True):
-            self._minted[made["id"]] = len(self.calls), sampled
+        for minted, sampled in zip(answer.get("tool_calls") or (), calls[-1], strict=True):
+            self._minted[minted["id"]] = len(self.calls), sampled
         self.calls.append(call)
         self._roots[root] += 1
         self._equipped |= {root} if call.tools else set()
@@ -123,7 +123,7 @@ class Conversations:
 
     def _giver(self, digest: bytes, answer: Message) -> int:
         """Return which of the calls that said the same gave an answer: by the ids of its calls, else the last."""
-        ids = [made["id"] for made in answer.get("tool_calls") or ()]
+        ids = [call["id"] for call in answer.get("tool_calls") or ()]
         minted = [self._minted[each][0] for each in ids if each in self._minted]
         return next((number for number in minted if number in self._after[digest]), self._after[digest][-1])
 
@@ -138,12 +138,12 @@ class Conversations:
         """
         origin = None
         for message, texts in zip(messages, calls, strict=False):
-            for made, said in zip(message.get("tool_calls") or (), texts, strict=True):
-                number, sampled = self._minted.get(made["id"], (-1, said))
+            for call_sent, text in zip(message.get("tool_calls") or (), texts, strict=True):
+                number, sampled = self._minted.get(call_sent["id"], (-1, text))
                 if number >= 0:
                     origin = number
                     self.calls[number].returned = True
-                    self.calls[number].changed |= said != sampled
+                    self.calls[number].changed |= text != sampled
         unfinished = [
             (number, call)
             for number, call in enumerate(self.calls)
@@ -199,5 +199,5 @@ def _digest(before: bytes, message: Mapping[str, Any], calls: Sequence[str]) -> 
     content = message.get("content") or ""
     if message["role"] == "assistant":
         content = text_of(content).strip()
-    said = write_message([message["role"], content, calls])
-    return hashlib.blake2b(before + said, digest_size=16).digest()
+    written = write_message([message["role"], content, calls])
+    return hashlib.blake2b(before + written, digest_size=16).digest()

@@ -41,7 +41,7 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import HermesRLError
 from hermes_rl.servers.base import ContextLengthExceeded
 from hermes_rl.servers.transport import AttemptFailed
-from hermes_rl.threads import one_at_a_time
+from hermes_rl.threads import end_tasks, one_at_a_time
 from hermes_rl.values import count_of, read_bounded, write_message
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class Endpoint:
         self.conversations = Conversations()
         self.sampling: dict[str, Any] = {}
         """What was asked for of sampling at last, by name."""
-        self._held = 0
+        self._held_bytes = 0
         self._prompt: list[Message] = []
         self.requests = 0
         self.refused = 0
@@ -154,8 +154,7 @@ class Endpoint:
 
     async def __aexit__(self, *_: object) -> None:
         if self._accepting is not None:
-            self._accepting.cancel()
-            await asyncio.gather(self._accepting, return_exceptions=True)
+            await end_tasks([self._accepting])
         if self._listener is not None:
             self._listener.close()
         self._closed = True
@@ -217,18 +216,18 @@ class Endpoint:
         answered, size = False, 0
         try:
             body, size = await self._body(request)
-            asked = self._read(dialect, body)
+            query = self._read(dialect, body)
             if counting:
                 answered = self.answered
-                return await self._count(dialect, asked, size)
+                return await self._count(dialect, query, size)
             async with self._place():
-                response = await self._answer(request, dialect, asked, size)
+                response = await self._answer(request, dialect, query, size)
             answered = response.status == 200
             return response
         except RefusedRequestError as error:
             return self._refused(dialect, str(error))
         finally:
-            self._held -= size
+            self._held_bytes -= size
             self.answered = answered
 
     def _missing(self, dialect: ProgramDialect, method: str, path: str) -> web.Response:
@@ -246,11 +245,11 @@ class Endpoint:
         return _response(status, dialect.error(problem, kind), close=True)
 
     def _read(self, dialect: ProgramDialect, body: Any) -> ProgramRequest:
-        asked = dialect.read(body)
-        if any(address not in self._addresses for address in addresses_in(asked.messages)):
+        query = dialect.read(body)
+        if any(address not in self._addresses for address in addresses_in(query.messages)):
             # The model's server would fetch it, which is a way out of a sandbox without network.
             raise RefusedRequestError("a picture must be in the request, as a `data:` URL, or one of the prompt's own")
-        return asked
+        return query
 
     async def _serve_tools(self, request: web.BaseRequest, tools: ToolServer) -> web.Response:
         if request.method != "POST":  # there are no streams, and no sessions that could be ended
@@ -268,13 +267,13 @@ class Endpoint:
             self.ended.set()
             return _response(500, CHAT.error("the tools cannot be reached", "server_error"), close=True)
         finally:
-            self._held -= size
+            self._held_bytes -= size
         return _response(202, b"") if answer is None else _response(200, write_message(answer))
 
-    async def _count(self, dialect: ProgramDialect, asked: ProgramRequest, size: int) -> web.Response:
+    async def _count(self, dialect: ProgramDialect, query: ProgramRequest, size: int) -> web.Response:
         """Say how many tokens a request has; nothing of that is recorded."""
         try:
-            count = await self._recorder.count(asked.messages, asked.tools, size)
+            count = await self._recorder.count(query.messages, query.tools, size)
         except AttemptFailed as error:
             raise RefusedRequestError(str(error)) from None
         if count is None:
@@ -311,27 +310,27 @@ class Endpoint:
         try:
             async for piece in request.content.iter_chunked(1 << 16):
                 data += piece
-                self._held += len(piece)
-                if len(data) > LARGEST or self._held > HELD:
+                self._held_bytes += len(piece)
+                if len(data) > LARGEST or self._held_bytes > HELD:
                     raise RefusedRequestError(f"a request may have {LARGEST} bytes, all together {HELD}")
             if len(data) <= IN_LOOP:
                 return read_bounded(bytes(data), LARGEST), len(data)
             return await one_at_a_time(read_bounded, bytes(data), LARGEST), len(data)
         except BaseException as error:
-            self._held -= len(data)
+            self._held_bytes -= len(data)
             if isinstance(error, ValueError):
                 raise RefusedRequestError(f"what was sent {error}") from None
             raise
 
     async def _answer(
-        self, request: web.BaseRequest, dialect: ProgramDialect, asked: ProgramRequest, size: int
+        self, request: web.BaseRequest, dialect: ProgramDialect, query: ProgramRequest, size: int
     ) -> web.StreamResponse:
         if self.failure is not None:
             return _response(500, dialect.error("the model cannot be reached", "server_error"), close=True)
         if self.ending is None:
             try:
-                call, answer = await self._ask(asked, size)
-                return await self._given(request, dialect, asked, call, answer)
+                call, answer = await self._ask(query, size)
+                return await self._send(request, dialect, query, call, answer)
             except ContextLengthExceeded as error:
                 self.too_long += 1
                 if self.too_long < MOST_TOO_LONG:
@@ -345,34 +344,34 @@ class Endpoint:
                 self.failure = error
                 self.ended.set()
                 return _response(500, dialect.error("the model cannot be reached", "server_error"), close=True)
-        said = f"the rollout is over ({self.ending}): no further request is answered"
-        return _response(400, dialect.error(said, "rollout_over"), close=True)
+        reason = f"the rollout is over ({self.ending}): no further request is answered"
+        return _response(400, dialect.error(reason, "rollout_over"), close=True)
 
-    async def _given(
+    async def _send(
         self,
         request: web.BaseRequest,
         dialect: ProgramDialect,
-        asked: ProgramRequest,
+        query: ProgramRequest,
         call: ProgramCall,
         answer: ProgramAnswer,
     ) -> web.StreamResponse:
         """Give the program an answer."""
-        if not asked.stream:
+        if not query.stream:
             call.delivered = request.transport is not None
-            return _response(200, dialect.written(answer, asked))
+            return _response(200, dialect.written(answer, query))
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await stream.prepare(request)
-        await stream.write_eof(b"".join(dialect.events(answer, asked)))  # all of it is there at once
+        await stream.write_eof(b"".join(dialect.events(answer, query)))  # all of it is there at once
         call.delivered = True
         return stream
 
-    async def _ask(self, asked: ProgramRequest, size: int) -> tuple[ProgramCall, ProgramAnswer]:
+    async def _ask(self, query: ProgramRequest, size: int) -> tuple[ProgramCall, ProgramAnswer]:
         recorder, before = self._recorder, self._recorder.result.turns_used
         # What the server answered first tells whether it refuses this conversation alone, or everything. Where an agent
         # may have changed what the program sends, that is the spec's own prompt.
-        first = recorder.result.messages if recorder.by_agents else asked.messages[: first_answer(asked.messages)]
+        first = recorder.result.messages if recorder.by_agents else query.messages[: first_answer(query.messages)]
         prompt = self._prompt or first
-        given = await recorder.ask(asked.messages, asked.tools, prompt=prompt, rollout_id=self._rollout_id, resent=size)
+        given = await recorder.ask(query.messages, query.tools, prompt=prompt, rollout_id=self._rollout_id, resent=size)
         self._prompt, turn, reply = self._prompt or prompt, given.number + 1, given.reply
         message = kept_message(reply.message, turn)
         calls = message.get("tool_calls") or []
@@ -380,7 +379,7 @@ class Endpoint:
             call["id"] = f"c{turn:04d}{number:04d}"  # no other call of the rollout has it
             call.pop("error", None)
         # Whatever becomes of the request: an answer that was sampled is known, in the order in which answers come.
-        note = asyncio.ensure_future(self._note(EndpointCall(asked, given, message), size, before))
+        note = asyncio.ensure_future(self._note(EndpointCall(query, given, message), size, before))
         self._notes.add(note)
         note.add_done_callback(self._notes.discard)
         call = await asyncio.shield(note)

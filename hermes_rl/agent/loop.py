@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
@@ -53,7 +54,8 @@ def kept_message(message: Mapping[str, Any], turn: int) -> Message:
     """
     own = {key: value for key, value in message.items() if value is not None}
     own["role"] = "assistant"
-    own["content"] = _content(message.get("content"))
+    content = message.get("content")
+    own["content"] = content if isinstance(content, str | list | None) else json.dumps(content, ensure_ascii=False)
     calls = message.get("tool_calls")
     if isinstance(calls, list) and calls:
         own["tool_calls"] = _calls(calls, turn)
@@ -70,12 +72,6 @@ def sendable(messages: list[Message]) -> list[Message]:
         else message
         for message in messages
     ]
-
-
-def _content(content: object) -> object:
-    if content is None or isinstance(content, str | list):
-        return content
-    return json.dumps(content, ensure_ascii=False)
 
 
 def _calls(calls: list[Any], turn: int) -> list[dict[str, Any]]:
@@ -108,16 +104,13 @@ def _call(call: Mapping[str, Any], default_id: str, ids: set[str]) -> dict[str, 
 
 def _sendable_call(call: Any) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or _is_object(function.get("arguments")):
+    if not isinstance(function, dict):
         return call
+    arguments = function.get("arguments")
+    with suppress(ValueError):
+        if isinstance(arguments, str) and isinstance(read_bounded(arguments), dict):
+            return call
     return {**call, "function": {**function, "arguments": "{}"}}
-
-
-def _is_object(arguments: object) -> bool:
-    try:
-        return isinstance(arguments, str) and isinstance(read_bounded(arguments), dict)
-    except ValueError:
-        return False
 
 
 # ------------------------------------------------------------------------------------------------------ The loop
@@ -164,17 +157,18 @@ class HermesAgentLoop:
         tokenizer: Tokenizer | None = None,
         request_id: str | None = None,
     ) -> None:
-        given: dict[str, Any] = {
+        changes: dict[str, Any] = {
             "max_turns": max_turns,
             "temperature": temperature,
             "max_tokens": max_tokens,
             "extra_body": extra_body,
             "results": budget_config,
         }
-        changed = {name: value for name, value in given.items() if value is not None}
+        changed = {name: value for name, value in changes.items() if value is not None}
         self.options = replace(options or LoopOptions(), **changed) if changed else options or LoopOptions()
         self.server = as_chat_server(server)
-        self.sandbox = sandbox or _sandbox_of(server)
+        of_server = getattr(server, "sandbox", None)  # of the environment that the server object belongs to
+        self.sandbox = sandbox or (of_server if isinstance(of_server, SandboxConfig) else None)
         self._failed: Callable[[HermesRLError], None] | None = getattr(server, "loop_failed", None)
         self.toolkit = toolkit_of(tool_schemas, valid_tool_names)
         self.task_id, self.request_id = task_id, request_id
@@ -186,11 +180,8 @@ class HermesAgentLoop:
         """Turns that had been played when the user spoke last."""
 
     async def run(self, messages: Sequence[Message]) -> AgentResult:
-        """Play the conversation that begins with `messages`; the list given is not changed.
-
-        Raises:
-            Failure: a model server, the sandbox or a tool's server failed; `.result` is the part played so far.
-        """
+        """Play the conversation that begins with `messages`; the list given is not changed. Raises `Failure` where a
+        model server, the sandbox or a tool's server failed; `.result` is the part played so far."""
         result = AgentResult(
             messages=[dict(message) for message in messages],
             prompt_length=len(messages),
@@ -238,16 +229,16 @@ class HermesAgentLoop:
         await self._act(calls, result, runtime)
         return await self._brought_about(result, runtime)
 
-    async def _hear(self, recorder: PolicyRecorder, said: str | None = None) -> Ending | None:
+    async def _hear(self, recorder: PolicyRecorder, words: str | None = None) -> Ending | None:
         """Append the user's next words, which are no turn of the policy; returns the ending, if they are the last."""
         assert self.user is not None
-        result, answer = recorder.result, await self.user.speak(said)
+        result, answer = recorder.result, await self.user.speak(words)
         recorder.by_agents |= answer.by_agents
         self._answered_at = result.turns_used
         if answer.message is not None:
             result.messages.append(answer.message)
         if answer.error is not None:
-            result.tool_errors.append(ToolError(result.turns_used, "user", said or "", answer.error, ""))
+            result.tool_errors.append(ToolError(result.turns_used, "user", words or "", answer.error, ""))
         if answer.tools is not None:
             self._offered = self.toolkit.only(answer.tools)
         if answer.reward is not None:
@@ -327,12 +318,6 @@ class HermesAgentLoop:
         if (bound := self.options.working_time) is not None:
             bounds.append(max(0.001, bound - result.timings.working))
         return min((seconds for seconds in bounds if seconds is not None), default=None)
-
-
-def _sandbox_of(server: Any) -> SandboxConfig | None:
-    """Return the sandbox of the environment that a server object belongs to, where it names one."""
-    sandbox = getattr(server, "sandbox", None)
-    return sandbox if isinstance(sandbox, SandboxConfig) else None
 
 
 def _record(outcome: ToolOutcome, turn: int) -> ToolCall:

@@ -37,6 +37,7 @@ from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.servers.base import TellsContext
 from hermes_rl.servers.completion import as_chat_server
 from hermes_rl.spec.templates import TemplateError
+from hermes_rl.threads import end_tasks
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import Transcript
 from hermes_rl.tools.base import Toolkit, ToolRuntime
@@ -82,22 +83,21 @@ class AgentFunction:
     takes: tuple[str, ...]
 
     @classmethod
-    def of(cls, reference: str, given: tuple[str, ...] = GIVEN, where: str = "agent.program.python") -> AgentFunction:
-        """Load a function by its absolute reference; `given` are the parameters that it may name.
-
-        Raises:
-            UserError: it cannot be loaded, or wants what is not there; the message begins with `where` it is named.
-        """
+    def of(cls, reference: str, offered: tuple[str, ...] = GIVEN, where: str = "agent.program.python") -> AgentFunction:
+        """Load a function by its absolute reference; `offered` are the parameters that it may name. Raises `UserError`
+        where it cannot be loaded, or wants what is not there; the message begins with `where` it is named."""
         function = load_object(reference)
         if not callable(function):
             raise UserError(f"{where}: {reference} is no function")
         parameters = inspect.signature(function).parameters.values()
         named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-        unknown = [each.name for each in named if each.name not in given and each.default is each.empty]
+        unknown = [each.name for each in named if each.name not in offered and each.default is each.empty]
         if unknown:
-            raise UserError(f"{where}: {reference} wants `{unknown[0]}`; it may name {', '.join(given)} as parameters")
+            raise UserError(
+                f"{where}: {reference} wants `{unknown[0]}`; it may name {', '.join(offered)} as parameters"
+            )
         everything = any(each.kind is each.VAR_KEYWORD for each in parameters)
-        return cls(Code.of(reference), given if everything else tuple(n.name for n in named if n.name in given))
+        return cls(Code.of(reference), offered if everything else tuple(n.name for n in named if n.name in offered))
 
 
 @dataclass(frozen=True)
@@ -157,12 +157,9 @@ class ProgramDriver:
         """The sandbox's port, open from the first run to the end."""
 
     async def run(self, messages: Sequence[Message]) -> AgentResult:
-        """Play the rollout; `messages` are the spec's prompt, which the program's command holds in its own way.
-
-        Raises:
-            Failure: a model server or the sandbox failed; `.result` is the part played so far.
-            UserError: the program cannot be started.
-        """
+        """Play the rollout; `messages` are the spec's prompt, which the program's command holds in its own way. Raises
+        `Failure` where a model server or the sandbox failed; `.result` is the part played so far. Raises `UserError`
+        where the program cannot be started."""
         result = AgentResult(
             messages=[dict(message) for message in messages],
             prompt_length=len(messages),
@@ -182,14 +179,14 @@ class ProgramDriver:
         """Run the program for each turn of its seat; returns the ending of the run, or of the episode, that is its
         last."""
         assert self._user is not None
-        result, said = recorder.result, None
+        result, last_answer = recorder.result, None
         conversation = list(result.messages)
         self._user.begin(result, self.options.seed)
         while True:
-            answer = await self._user.speak(said)
+            answer = await self._user.speak(last_answer)
             recorder.by_agents |= answer.by_agents
             if answer.error is not None:
-                result.tool_errors.append(ToolError(result.turns_used, "user", said or "", answer.error, ""))
+                result.tool_errors.append(ToolError(result.turns_used, "user", last_answer or "", answer.error, ""))
             if answer.ending is not None:
                 return answer.ending
             conversation = hearing(conversation, answer.message)
@@ -203,8 +200,8 @@ class ProgramDriver:
                 return Ending.WORLD_FAILED
             if ending is not Ending.FINISHED:
                 return ending
-            said = result.final_response
-            conversation.append({"role": "assistant", "content": said})
+            last_answer = result.final_response
+            conversation.append({"role": "assistant", "content": last_answer})
 
     async def _play(
         self, recorder: PolicyRecorder, conversation: Sequence[Message], *, by_others: bool = False
@@ -227,7 +224,11 @@ class ProgramDriver:
 
     async def _run(self, recorder: PolicyRecorder, program: AgentProgram) -> Ending:
         secret = secrets.token_urlsafe(24) if program.function is not None else ""
-        listener, run = self._outside(program, secret) if secret else await self._inside(program)
+        if secret:  # a port of this machine, where who knows the path may ask
+            listener = socket.create_server(("127.0.0.1", 0))
+            run = self._called(program, f"http://127.0.0.1:{listener.getsockname()[1]}/r/{secret}", secret)
+        else:
+            listener, run = await self._inside(program)
         endpoint = Endpoint(recorder, self._request_id, secret, self._tools if program.tools else None)
         try:
             async with endpoint:
@@ -260,11 +261,6 @@ class ProgramDriver:
         run = sandbox.run(program.command, env=program.env, timeout=10 * LONGEST, output_limit=OUTPUT)
         return self._listener.dup(), run
 
-    def _outside(self, program: AgentProgram, secret: str) -> tuple[socket.socket, Coroutine[Any, Any, CommandResult]]:
-        """Open a port of this machine; returns it with the function's call. Who knows the path may ask there."""
-        listener = socket.create_server(("127.0.0.1", 0))
-        return listener, self._called(program, f"http://127.0.0.1:{listener.getsockname()[1]}/r/{secret}", secret)
-
     async def _called(self, program: AgentProgram, endpoint: str, token: str) -> CommandResult:
         """Call the function in a process of its own; returns how it ended, as if it were a command."""
         function, runtime = program.function, self.runtime
@@ -272,8 +268,8 @@ class ProgramDriver:
         known = {**program.given, "endpoint": endpoint, "token": token, "ctx": ToolContext(runtime.task_id)}
         process = await POOL.hold(function.code)
         try:
-            given = {name: known[name] for name in function.takes}
-            returned = await process.call(function.code, given, "builtins:repr", 10 * LONGEST)
+            arguments = {name: known[name] for name in function.takes}
+            returned = await process.call(function.code, arguments, "builtins:repr", 10 * LONGEST)
             return CommandResult(0, b"" if returned == "None" else str(returned)[-OUTPUT:].encode())
         except (ForeignError, AgentFault) as error:
             return CommandResult(RAISED, str(error).encode())
@@ -306,8 +302,7 @@ class ProgramDriver:
             return (await running if running.done() else None), in_time
         finally:
             if not running.done():
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
+                await end_tasks([running])
 
     def _ending(
         self,
@@ -416,13 +411,13 @@ def _joined(earlier: Sequence[Message], messages: Sequence[Message]) -> list[Mes
     return [*earlier, *(each for each in messages if each["role"] != "system" or each not in earlier)]
 
 
-def _matched(said: Sequence[ToolCall], run: Sequence[ToolCall]) -> list[ToolCall]:
+def _matched(spoken: Sequence[ToolCall], run: Sequence[ToolCall]) -> list[ToolCall]:
     """Put the calls that the spec's tools have run in the place of those that the main conversation has of them.
 
     A program gives a tool a longer name, such as `mcp__tools__add`. What other conversations have called comes last,
     with a turn of 0.
     """
-    calls, free, further = list(said), dict(enumerate(said)), list[ToolCall]()
+    calls, free, further = list(spoken), dict(enumerate(spoken)), list[ToolCall]()
     for call in run:
         same = (n for n, each in free.items() if each.name.endswith(call.name) and each.arguments == call.arguments)
         place = next(same, None)

@@ -169,11 +169,8 @@ class PolicyRecorder:
         """Of the calls since the last moment in which none was under way."""
 
     async def play(self, drive: Callable[[], Awaitable[Ending]], runtime: ToolRuntime) -> AgentResult:
-        """Let a driver play the rollout, and return the result with its ending.
-
-        Raises:
-            Failure: a model server, the sandbox or a tool's server failed; `.result` is the part played so far.
-        """
+        """Let a driver play the rollout, and return the result with its ending. Raises `Failure` where a model server,
+        the sandbox or a tool's server failed; `.result` is the part played so far."""
         result, bound = self.result, self.options.task_timeout
         runtime.time_left = None if bound is None else TimeLeft(bound)
         try:
@@ -247,17 +244,14 @@ class PolicyRecorder:
         result.replies.append(reply)
         result.usage.add(reply.usage)
         result.reasoning_per_turn.append(reasoning_of(reply.message))
-        self._took(reply)
-        return PolicyAnswer(result.turns_used - 1, reply, request.max_tokens)
-
-    def _took(self, reply: ChatReply) -> None:
-        """Count the seconds of a call; those that it has shared with others count once."""
-        timings, timing, now = self.result.timings, reply.timing, time.monotonic()
+        # The seconds of a call that it has shared with others count once.
+        timings, timing, now = result.timings, reply.timing, time.monotonic()
         timings.generation += self._generating.add(now, timing.generating)
         queued = timing.queued + timing.retrying + timing.paused
         timings.queue += self._queueing.add(now - timing.generating, queued)
         if not self._under_way:
             self._generating, self._queueing = Stretches(), Stretches()
+        return PolicyAnswer(result.turns_used - 1, reply, request.max_tokens)
 
     @property
     def turns_left(self) -> int:
@@ -267,11 +261,8 @@ class PolicyRecorder:
     async def count(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, resent: int
     ) -> int | None:
-        """Return how many tokens a program's conversation has as a prompt; None where there is no tokenizer.
-
-        Raises:
-            AttemptFailed: the template refuses it.
-        """
+        """Return how many tokens a program's conversation has as a prompt; None where there is no tokenizer. Raises
+        `AttemptFailed` where the template refuses it."""
         if isinstance(self.server, CountsTokens):
             transcript = self.result.transcript
             count = await self.server.count(ChatRequest(messages, tools or None, resent=resent, transcript=transcript))

@@ -26,7 +26,7 @@ from hermes_rl.errors import AgentFault, Failure, UserError
 from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
 from hermes_rl.foreign.stand_ins import SeatStandIn, lives_in_runner
 from hermes_rl.plugins import place_of
-from hermes_rl.threads import in_thread
+from hermes_rl.threads import end_tasks, in_thread
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.base import DescribedTool, ToolFailedError, Toolkit, ToolRuntime, arguments, capped, typed
 from hermes_rl.tools.rollout_process import answer_in_json
@@ -98,14 +98,14 @@ class SeatPlayer:
         if self._user is not None:
             self._user.begin(result, seed)
 
-    async def speak(self, said: str | None = None) -> UserAnswer:
+    async def speak(self, words: str | None = None) -> UserAnswer:
         """Hand on what the seat has said, and wait for what it hears next."""
-        if said is not None and self._user is not None:
-            return await self._user.speak(said)
-        if said is None and self._user is not None and self._user.opens:
+        if words is not None and self._user is not None:
+            return await self._user.speak(words)
+        if words is None and self._user is not None and self._user.opens:
             return await self._user.speak()
-        if said is not None and self._answer is not None:
-            self._answer.set_result(said)
+        if words is not None and self._answer is not None:
+            self._answer.set_result(words)
         return await self._heard.get()
 
     # ------------------------------------------------------------------ as a schedule sees it
@@ -266,12 +266,9 @@ class Table:
             seat.beside = self.seats
 
     async def play(self, schedule: Schedule) -> Any:
-        """Let the seats speak as the schedule says, until it is over; returns what the schedule returns.
-
-        Raises:
-            Failure: infrastructure failed; what was played so far is the seats' `result`.
-            UserError: the schedule has failed before any seat had said anything.
-        """
+        """Let the seats speak as the schedule says, until it is over; returns what the schedule returns. Raises
+        `Failure` where infrastructure failed; what was played so far is the seats' `result`. Raises `UserError` where
+        the schedule has failed before any seat had said anything."""
         work = asyncio.ensure_future(schedule(self))
         outcome = problem = None
         whole = False
@@ -284,8 +281,7 @@ class Table:
             for seat in self.seats.values():
                 await seat.leave(problem=problem, now=not whole or self._failure is not None)
             # Behind the seats: what asks them from another process waits for them.
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+            await end_tasks([work])
             if self._failure is not None:
                 raise self._failure
         if problem is not None and not any(seat.result and seat.result.turns_used for seat in self.seats.values()):
@@ -297,19 +293,16 @@ class Table:
         began = time.monotonic()
         while not work.done():
             await asyncio.wait({work}, timeout=GLANCE)
-            if not work.done() and self._silent_since(began) > self.patience:
+            seats = self.seats.values()
+            silent_since = max(began, *(seat.spoke_last for seat in seats))
+            speaks = any(seat.speaking for seat in seats)
+            if not work.done() and not speaks and time.monotonic() - silent_since > self.patience:
                 raise ScheduleError(f"has let nobody speak for {self.patience:g} s")
 
     @property
     def _failure(self) -> Failure | UserError | None:
         """What of infrastructure, or of the spec, has failed one of the seats."""
         return next((seat.failure for seat in self.seats.values() if seat.failure is not None), None)
-
-    def _silent_since(self, began: float) -> float:
-        """Return the seconds for which nobody has spoken."""
-        if any(seat.speaking for seat in self.seats.values()):
-            return 0.0
-        return time.monotonic() - max(began, *(seat.spoke_last for seat in self.seats.values()))
 
 
 Schedule = Callable[[Table], Awaitable[Any]]
@@ -327,11 +320,11 @@ def in_turns(rounds: int | None) -> Schedule:
         for _ in range(rounds) if rounds is not None else count():
             for name, seat in table.seats.items():
                 words, unheard[name] = "\n\n".join(unheard[name]) or None, []
-                said = await seat.say(words)
-                if said is None:
+                answer = await seat.say(words)
+                if answer is None:
                     return
                 for other, heard in unheard.items():
-                    heard += [table.hears(other, name, said)] if other != name else []
+                    heard += [table.hears(other, name, answer)] if other != name else []
 
     return alternate
 
@@ -342,11 +335,11 @@ def at_once(rounds: int | None) -> Schedule:
     async def simultaneous(table: Table) -> None:
         words: dict[str, str | None] = dict.fromkeys(table.seats)
         for _ in range(rounds) if rounds is not None else count():
-            said = await together(table, words)
-            if None in said.values():
+            answers = await together(table, words)
+            if None in answers.values():
                 return
             for name in table.seats:
-                heard = [table.hears(name, other, str(text)) for other, text in said.items() if other != name]
+                heard = [table.hears(name, other, str(text)) for other, text in answers.items() if other != name]
                 words[name] = "\n\n".join(heard)
 
     return simultaneous
@@ -369,14 +362,14 @@ def by_state(ask: Callable[[Mapping[str, str | None] | None], Awaitable[Any]]) -
     """
 
     async def stepped(table: Table) -> None:
-        said: Mapping[str, str | None] | None = None
-        while words := await ask(said):
+        answers: Mapping[str, str | None] | None = None
+        while words := await ask(answers):
             if not isinstance(words, dict) or any(not isinstance(text, str | None) for text in words.values()):
                 raise ScheduleError(f"has to answer with texts by seat, or null, not {capped(repr(words), 200)}")
             unknown = [name for name in words if name not in table.seats]
             if unknown:
                 raise ScheduleError(f"lets {unknown[0]!r} speak; the seats are {', '.join(table.seats)}")
-            said = await together(table, words)
+            answers = await together(table, words)
 
     return stepped
 
@@ -389,13 +382,13 @@ def by_function(function: AgentFunction, row: Mapping[str, Any], state: Any) -> 
     """
 
     async def scheduled(table: Table) -> Any:
-        given = {"seats": table.seats, "row": dict(row)}
+        offered = {"seats": table.seats, "row": dict(row)}
         if "state" in function.takes:
             here = {"seats": {name: _SeatHere(seat) for name, seat in table.seats.items()}, "row": row, "state": state}
             return await in_thread(lambda: _run(function, {name: here[name] for name in function.takes}))
         process = await POOL.hold(function.code)
         try:
-            arguments = {name: given[name] for name in function.takes}
+            arguments = {name: offered[name] for name in function.takes}
             text = await process.call(function.code, arguments, f"{answer_in_json.__module__}:answer_in_json", LONGEST)
             return read_bounded(text)
         except ForeignError as error:
@@ -420,15 +413,15 @@ class _SeatHere(SeatStandIn):
         self._seat, self._loop = seat, asyncio.get_running_loop()
 
     async def _ask_here(self, method: str, *args: Any) -> Any:
-        asked = getattr(self._seat, method)(*args)
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked, self._loop))
+        question = getattr(self._seat, method)(*args)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(question, self._loop))
 
 
-def _run(function: AgentFunction, given: Mapping[str, Any]) -> Any:
+def _run(function: AgentFunction, arguments: Mapping[str, Any]) -> Any:
     """Run a schedule in this thread; returns what it returns as plain values."""
     scheduled = function.code.load()
     try:
-        return read_bounded(answer_in_json(asyncio.run(scheduled(**given))))
+        return read_bounded(answer_in_json(asyncio.run(scheduled(**arguments))))
     except (AgentFault, ValueError) as error:
         raise ScheduleError(str(error)) from error
     except Exception as error:  # the spec's own code: whatever it raises is told with its place
@@ -452,9 +445,9 @@ class SeatTool(DescribedTool):
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         seat = self._seat()
         try:
-            said = await seat.say(args["task"])
+            answer = await seat.say(args["task"])
         except ScheduleError as error:
             raise ToolFailedError(str(error), str(error)) from error
-        if said is None:
+        if answer is None:
             raise ToolFailedError(f"{self.name} has ended without an answer ({seat.out})", str(seat.out))
-        return said
+        return answer

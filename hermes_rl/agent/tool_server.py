@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from hermes_rl.agent.recorder import LoopOptions
@@ -44,28 +45,25 @@ class ToolServer:
         self.calls: list[ToolCall] = []
         """Those that have been run, in the order in which they ended."""
         self.errors: list[ToolError] = []
-        self._kept = 0
+        self._kept_bytes = 0
         self._alone = asyncio.Lock()
 
     async def answer(self, message: Any) -> dict[str, Any] | None:
-        """Answer a message; None where it wants no answer.
-
-        Raises:
-            Failure: what a tool needs has failed, which is not the program's doing.
-        """
+        """Answer a message; None where it wants no answer. Raises `Failure` where what a tool needs has failed, which
+        is not the program's doing."""
         if not isinstance(message, dict) or not isinstance(message.get("method"), str):
             return None if isinstance(message, dict) and "result" in message else _error(None, NO_REQUEST, "no request")
         if "id" not in message:
             return None
         parameters = message.get("params")
-        given = parameters if isinstance(parameters, dict) else {}
+        params = parameters if isinstance(parameters, dict) else {}
         match message["method"]:
             case "initialize":
-                asked = given.get("protocolVersion")
+                version = params.get("protocolVersion")
                 return _result(
                     message,
                     {
-                        "protocolVersion": asked if asked in KNOWN else KNOWN[0],
+                        "protocolVersion": version if version in KNOWN else KNOWN[0],
                         "capabilities": {"tools": {}},
                         "serverInfo": {"name": "hermes-rl", "version": __version__},
                     },
@@ -76,31 +74,26 @@ class ToolServer:
                 functions = [schema["function"] for schema in self._toolkit.schemas]
                 return _result(message, {"tools": [_listed(function) for function in functions]})
             case "tools/call":
-                name, arguments = given.get("name"), given.get("arguments") or {}
+                name, arguments = params.get("name"), params.get("arguments") or {}
                 if not isinstance(name, str) or not isinstance(arguments, dict):
                     return _error(message, WRONG, "a call has a `name`, and `arguments` that are an object")
-                if self._kept >= MOST_KEPT:
+                if self._kept_bytes >= MOST_KEPT:
                     return _error(message, WRONG, f"this rollout's calls have {MOST_KEPT} characters: no more are run")
-                return _result(message, await self._call(name, arguments))
+                tool = self._toolkit.get(name)
+                async with self._alone if tool is not None and not tool.parallel else nullcontext():
+                    return _result(message, await self._run(name, arguments))
         return _error(message, NO_METHOD, f"there is no method {message['method'][:100]!r}")
-
-    async def _call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        tool = self._toolkit.get(name)
-        if tool is not None and not tool.parallel:
-            async with self._alone:
-                return await self._run(name, arguments)
-        return await self._run(name, arguments)
 
     async def _run(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         options, number = self._options, len(self.calls) + 1
         written = json.dumps(arguments)
-        self._kept += len(written)
+        self._kept_bytes += len(written)
         call = {"id": f"mcp-{number}", "function": {"name": name, "arguments": written}}
         seconds = min((each for each in (options.tool_timeout, options.working_time) if each), default=None)
         outcomes = await execute_calls([call], self._toolkit, self._runtime, turn=0, tool_timeout=seconds)
         (outcome,) = outcomes if options.results is None else options.results.apply(outcomes)
         error = outcome.error
-        self._kept += len(outcome.content)
+        self._kept_bytes += len(outcome.content)
         self.calls.append(
             ToolCall(
                 turn=0,

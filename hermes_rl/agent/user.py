@@ -77,15 +77,12 @@ class AnswersAgent(Protocol):
     @property
     def opens(self) -> bool:
         """Whether it speaks first."""
-        ...
 
     def begin(self, result: AgentResult, seed: int | None = None) -> None:
         """Take over the conversation so far, which is written into `result` as it goes on; `seed` is the rollout's."""
-        ...
 
-    async def speak(self, said: str | None = None) -> UserAnswer:
+    async def speak(self, words: str | None = None) -> UserAnswer:
         """Answer the agent's words, or open the conversation where there are none yet. Raises Failure."""
-        ...
 
 
 class SimulatedUser:
@@ -135,17 +132,17 @@ class SimulatedUser:
         `seed` is the rollout's; each call of the user gets a seed drawn from it.
         """
         self._seed = seed
-        said = [message for message in result.messages if message["role"] in ("user", "assistant")]
-        if not said or said[0]["role"] == "user":
+        spoken = [message for message in result.messages if message["role"] in ("user", "assistant")]
+        if not spoken or spoken[0]["role"] == "user":
             self._history.append({"role": "user", "content": GREETING})
-        for message in said:
+        for message in spoken:
             role = "assistant" if message["role"] == "user" else "user"
             self._history.append({"role": role, "content": text_of(message.get("content"))})
 
-    async def speak(self, said: str | None = None) -> UserAnswer:
+    async def speak(self, words: str | None = None) -> UserAnswer:
         """Answer the agent's words, or open the conversation where there are none yet. Raises Failure."""
-        if said is not None:
-            self._history.append({"role": "user", "content": said})
+        if words is not None:
+            self._history.append({"role": "user", "content": words})
             self._heard = True
         text = await self._words_or_whose_doing()
         self.turns += 1
@@ -213,8 +210,8 @@ class SimulatedUser:
 
     async def _ask(self) -> ChatReply:
         """Ask for the next words or calls; what the agent said is cut, with a mark, until all of it fits."""
-        said = [text_of(message.get("content")) for message in self._history if message["role"] == "user"]
-        limit = max(LEAST, *map(len, said)) if said else LEAST
+        texts = [text_of(message.get("content")) for message in self._history if message["role"] == "user"]
+        limit = max(LEAST, *map(len, texts)) if texts else LEAST
         while True:
             try:
                 return await self._answer(self._cut(limit), tools=self._toolkit.schemas or None)
@@ -266,14 +263,14 @@ class WithHook:
     def begin(self, result: AgentResult, seed: int | None = None) -> None:
         self._user.begin(result, seed)
 
-    async def speak(self, said: str | None = None) -> UserAnswer:
+    async def speak(self, words: str | None = None) -> UserAnswer:
         """Call the hook, and let the user answer."""
-        if said is not None:
+        if words is not None:
             try:
                 await self._hook()
             except ToolFailedError as error:
                 return UserAnswer(None, Ending.WORLD_FAILED, error=error.detail)
-        return await self._user.speak(said)
+        return await self._user.speak(words)
 
 
 # ------------------------------------------------------------------------------------------------- A user that is code
@@ -304,38 +301,33 @@ class UserOfCode:
     ) -> None:
         self.opens = opens
         self._ask, self._where, self._tools = ask, where, tools
-        self._left = max_turns
+        self._turns_left = max_turns
 
     def begin(self, result: AgentResult, seed: int | None = None) -> None:
         """Do nothing: the code knows its row, and hears what the agent says."""
 
-    async def speak(self, said: str | None = None) -> UserAnswer:
+    async def speak(self, words: str | None = None) -> UserAnswer:
         """Answer the agent's words, or open the conversation.
 
-        Where the code raises at what the agent has said, that is the end, and the agent's doing.
-
-        Raises:
-            UserError: it raised before the agent had said anything.
+        Where the code raises at what the agent has said, that is the end, and the agent's doing. Raises `UserError`
+        where it raised before the agent had said anything.
         """
-        self._left -= 1
+        self._turns_left -= 1
         try:
-            answer = user_answer(await self._ask(said), self._tools)
-            if said is None and answer.ending is not None:
+            answer = user_answer(await self._ask(words), self._tools)
+            if words is None and answer.ending is not None:
                 raise ToolFailedError("", "is over before the agent has said anything")
         except ToolFailedError as error:
-            if said is None:
+            if words is None:
                 raise UserError(f"{self._where}: {error.detail}") from error
             return UserAnswer(None, Ending.WORLD_FAILED, error=error.detail)
-        last = answer.ending is None and self._left <= 0
+        last = answer.ending is None and self._turns_left <= 0
         return replace(answer, ending=Ending.USER_TURNS) if last else answer
 
 
 def user_answer(value: Any, tools: Collection[str]) -> UserAnswer:
-    """Read what a user by code answers; `tools` are the names that there are. See `UserOfCode`.
-
-    Raises:
-        ToolFailedError: it is nothing of that form; the detail is a predicate.
-    """
+    """Read what a user by code answers; `tools` are the names that there are. See `UserOfCode`. Raises
+    `ToolFailedError` where it is nothing of that form; the detail is a predicate."""
     if value is None or isinstance(value, str):
         value = {"say": value, "over": value is None}
     if not isinstance(value, Mapping) or not value.keys() <= {"say", "over", "tools", "reward"}:
@@ -390,20 +382,16 @@ class FixedWords:
         """Remember where the conversation is written: the words are there already."""
         self._result = result
 
-    async def speak(self, said: str | None = None) -> UserAnswer:
-        """Answer with the next words, or open the conversation with the first.
-
-        Raises:
-            UserError: what comes with the first words cannot be laid down.
-            Failure: a reward failed that looks at the step before.
-        """
+    async def speak(self, words: str | None = None) -> UserAnswer:
+        """Answer with the next words, or open the conversation with the first. Raises `UserError` where what comes with
+        the first words cannot be laid down, `Failure` where a reward failed that looks at the step before."""
         number, self._spoken = self._spoken, self._spoken + 1
         if number >= len(self._answers):
             return UserAnswer(None, Ending.FINISHED)
         try:
             ending = None if self._before is None else await self._before(self._result, number)
         except ToolFailedError as error:
-            if said is None:
+            if words is None:
                 raise UserError(f"{self._where}.{number}: {error.detail}") from error
             return UserAnswer(None, Ending.WORLD_FAILED, error=error.detail)
         return self._answers[number] if ending is None else UserAnswer(None, ending)

@@ -45,6 +45,7 @@ from hermes_rl.servers.policy import Policy
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.suggest import did_you_mean
+from hermes_rl.threads import end_tasks
 
 T = TypeVar("T")
 Settings = Mapping[str, Any]
@@ -227,18 +228,13 @@ class Env:
                         stack.callback(self._directory.add, {"ended": moment()})
                 while self._policies:
                     stack.push_async_callback(self._policies.pop().leave)
-                stack.push_async_callback(self._cancel_plays)
+                stack.push_async_callback(end_tasks, self._busy)
                 for groups in self._groups:
                     stack.push_async_callback(groups.close)
                 for session in self._sessions:
                     stack.push_async_callback(session.close)
         finally:
             self.loop = None
-
-    async def _cancel_plays(self) -> None:
-        for task in self._busy:
-            task.cancel()
-        await asyncio.gather(*self._busy, return_exceptions=True)
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -513,7 +509,7 @@ class Env:
             )
             return Run(
                 runner.environment,
-                again or (self.rows(split) if rows is None else self._given(rows)),
+                again or (self.rows(split) if rows is None else self._named_rows(rows)),
                 plan,
                 store=self._store,
                 encoder=await self._encoder(policy),
@@ -524,15 +520,15 @@ class Env:
                 workers=self._elsewhere(policy, runner.options),
             )
 
-        made = Groups(
+        stream = Groups(
             run,
             ahead=ahead,
             weights=role.weights,
             max_staleness=max_staleness,
             endless=rows is None,
         )
-        self._groups.add(made)
-        return made
+        self._groups.add(stream)
+        return stream
 
     async def session(
         self,
@@ -572,9 +568,9 @@ class Env:
             encoder=stepped,
             replays=0,
         )
-        made = Session(stepped, lambda: self._owned(runner.alone(RolloutKey(row, name, 0, 1, mark=mark))))
-        self._sessions.add(made)
-        return made
+        session = Session(stepped, lambda: self._owned(runner.alone(RolloutKey(row, name, 0, 1, mark=mark))))
+        self._sessions.add(session)
+        return session
 
     # ------------------------------------------------------------------ what a play is made of
 
@@ -629,12 +625,12 @@ class Env:
             known = self._own_encoder if policy is None else self._encoders.get(policy)
             if known is not None:
                 return known
-            made = await encoder_with(policy, self._role(policy).configs[0])
+            encoder = await encoder_with(policy, self._role(policy).configs[0])
             if policy is None:
-                self._own_encoder = made
+                self._own_encoder = encoder
             else:
-                self._encoders[policy] = made
-            return made
+                self._encoders[policy] = encoder
+            return encoder
 
     async def _opened_store(self, size: int) -> RolloutStore | None:
         """Return the record, opened with the first play; None where nothing is recorded."""
@@ -691,7 +687,7 @@ class Env:
         """Held while a member is played, so that the same one asked for again meanwhile is taken from the record."""
         return self._members.setdefault((group, index), asyncio.Lock())
 
-    def _given(self, rows: Iterable[Row | str] | AsyncIterable[Row]) -> Rows | Iterator[Row] | AsyncIterable[Row]:
+    def _named_rows(self, rows: Iterable[Row | str] | AsyncIterable[Row]) -> Rows | Iterator[Row] | AsyncIterable[Row]:
         if isinstance(rows, Rows | AsyncIterable):
             return rows
         return (self._row(row) for row in rows)

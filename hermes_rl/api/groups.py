@@ -14,6 +14,7 @@ from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.run import Run
+from hermes_rl.threads import end_tasks
 
 ENDED = 4
 """Groups whose members have all ended and whose tokens are being made: with so many of them no other group begins."""
@@ -43,9 +44,9 @@ class Groups(AbstractAsyncContextManager["Groups"]):
         self._fresh: set[str] = set()
         """Groups that were played just now, and not taken from a record, until the next one is asked for."""
         self._handed: str = ""
-        self._made = _once(make)
+        self._run = _once(make)
         self._weights, self._max_staleness = weights, max_staleness
-        self._playing = _played(self._made, make, self._again, self._fresh, ahead)
+        self._playing = _played(self._run, make, self._again, self._fresh, ahead)
         self._asking: asyncio.Task[Group | None] | None = None
         self._closing = asyncio.Lock()
 
@@ -55,7 +56,7 @@ class Groups(AbstractAsyncContextManager["Groups"]):
         Raises:
             UserError: what is wrong.
         """
-        await self._made()
+        await self._run()
         return self
 
     def __aiter__(self) -> Self:
@@ -87,8 +88,7 @@ class Groups(AbstractAsyncContextManager["Groups"]):
     async def close(self) -> None:
         """End the iteration and wait until everything in flight is released; may be called twice, also at once."""
         if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+            await end_tasks([self._asking])
         async with self._closing:  # whoever waits for a group closes too, once that wait was cancelled
             await self._playing.aclose()
 
@@ -126,13 +126,13 @@ class Groups(AbstractAsyncContextManager["Groups"]):
 
 def _once(make: Callable[[Sequence[Row] | None, int], Awaitable[Run]]) -> Callable[[], Awaitable[Run]]:
     """Return what makes the run with its first call; a closure, so that an iteration that is left is free at once."""
-    making, made = asyncio.Lock(), list[Run]()
+    making, runs = asyncio.Lock(), list[Run]()
 
     async def run() -> Run:
         async with making:
-            if not made:
-                made.append(await make(None, 0))
-            return made[0]
+            if not runs:
+                runs.append(await make(None, 0))
+            return runs[0]
 
     return run
 
@@ -198,5 +198,4 @@ async def _ahead(playing: AsyncGenerator[Group, None], most: int) -> AsyncGenera
             yield group
         await pumping  # what ended it otherwise is raised here
     finally:
-        pumping.cancel()
-        await asyncio.gather(pumping, return_exceptions=True)
+        await end_tasks([pumping])

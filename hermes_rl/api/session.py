@@ -32,6 +32,7 @@ from hermes_rl.servers.client import Generation, ModelClient, assistant, numbers
 from hermes_rl.servers.token_level import TokenServer
 from hermes_rl.servers.transport import RetryPolicy
 from hermes_rl.spec.model import Spec
+from hermes_rl.threads import end_tasks
 from hermes_rl.tokens.load import renderer_for
 from hermes_rl.tokens.rendering import Renderer, RendererRefused, RendererSettings
 from hermes_rl.tokens.tokenizer import Tokenizer, TokenizerUnavailable
@@ -81,11 +82,11 @@ class Stepped:
     """
 
     def __init__(self, renderer: Renderer | None, context: int | None, *, seats: bool = False) -> None:
-        self._config, self._context = ServerConfig(CALLABLE, model="stepped"), context
+        self.config, self._context = ServerConfig(CALLABLE, model="stepped"), context
         self._encoder = Encoder(
             renderer.tokenizer if renderer is not None else None, "the session has no tokenizer and no token ids"
         )
-        self._tokens = TokenServer(self._config, self, lambda: renderer) if renderer is not None else None
+        self._tokens = TokenServer(self.config, self, lambda: renderer) if renderer is not None else None
         self.role = ModelClient("policy", [self], RetryPolicy(attempts=1))
         self._seats, self._alone = seats, asyncio.Lock()
         self.turns: asyncio.Queue[tuple[SessionTurn, asyncio.Future[_Answer]]] = asyncio.Queue()
@@ -99,21 +100,17 @@ class Stepped:
     ) -> Stepped:
         """With the tokenizer that is given, else with that of the spec's policy where it can be had."""
         settings = RendererSettings.of({"name": renderer} if isinstance(renderer, str) else renderer)
-        made = partial(cls, context=context, seats=bool(spec.agents))
+        new = partial(cls, context=context, seats=bool(spec.agents))
         if tokenizer is not None:
-            return made(await asyncio.to_thread(lambda: renderer_for(tokenizer, settings)))
+            return new(await asyncio.to_thread(lambda: renderer_for(tokenizer, settings)))
         policy = spec.servers.get("policy")
         if not policy or not policy[0].kind.exact:
-            return made(None)
+            return new(None)
         make = (lambda: renderer_of(spec)) if renderer is None else lambda: renderer_for(tokenizer_of(spec), settings)
         try:
-            return made(await asyncio.to_thread(make))
+            return new(await asyncio.to_thread(make))
         except (TokenizerUnavailable, RendererRefused):
-            return made(None)
-
-    @property
-    def config(self) -> ServerConfig:
-        return self._config
+            return new(None)
 
     @property
     def takes_ids(self) -> bool:
@@ -134,8 +131,8 @@ class Stepped:
             message=message,
             finish_reason="tool_calls" if message.get("tool_calls") else "stop",
             usage={},
-            model=self._config.model,
-            server_type=self._config.type,
+            model=self.config.model,
+            server_type=self.config.type,
             timing=Timing(queued=time.monotonic() - started),
         )
 
@@ -246,10 +243,10 @@ class Session(AbstractAsyncContextManager["Session"]):
         if isinstance(answer, Mapping | str):
             if logprobs is not None:
                 raise UserError("log-probabilities belong to token ids, not to a message")
-            given = _Answer(assistant(answer))
+            reply = _Answer(assistant(answer))
         else:
-            given = self._sampled(answer, logprobs, finish, version)
-        waiting.set_result(given)
+            reply = self._sampled(answer, logprobs, finish, version)
+        waiting.set_result(reply)
         return await self._next(self._task)
 
     @property
@@ -261,8 +258,7 @@ class Session(AbstractAsyncContextManager["Session"]):
         """End the rollout, if it has not ended, and wait until its sandbox is released; may be called twice."""
         self._closed = True
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_tasks([self._task])
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
@@ -285,15 +281,15 @@ class Session(AbstractAsyncContextManager["Session"]):
 
     async def _next(self, playing: asyncio.Task[Rollout]) -> SessionTurn | None:
         while True:
-            asked = asyncio.create_task(self._stepped.turns.get())
+            asking = asyncio.create_task(self._stepped.turns.get())
             try:
-                await asyncio.wait({asked, playing}, return_when=asyncio.FIRST_COMPLETED)
-                if not asked.done():
+                await asyncio.wait({asking, playing}, return_when=asyncio.FIRST_COMPLETED)
+                if not asking.done():
                     self.rollout = playing.result()
                     return None
-                turn, answer = asked.result()
+                turn, answer = asking.result()
                 if not answer.cancelled():
                     self._waiting, self._stop_ids, self._most = answer, turn.stop_ids, turn.max_tokens
                     return turn
             finally:
-                asked.cancel()
+                asking.cancel()

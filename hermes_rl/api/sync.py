@@ -15,7 +15,7 @@ from hermes_rl.api.session import Session, SessionTurn
 from hermes_rl.data.rows import Row, Rows
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import Group, Rollout
-from hermes_rl.threads import wait_for_loop
+from hermes_rl.threads import end_tasks, wait_for_loop
 
 T = TypeVar("T")
 
@@ -194,9 +194,7 @@ async def _following(groups: Groups) -> Group | None:
 
 async def _cancel_the_rest() -> None:
     rest = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in rest:
-        task.cancel()
-    await asyncio.gather(*rest, return_exceptions=True)
+    await end_tasks(rest)
     loop = asyncio.get_running_loop()
     await loop.shutdown_asyncgens()
     await loop.shutdown_default_executor()

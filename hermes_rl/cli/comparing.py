@@ -117,15 +117,15 @@ def _parts(runs: RunComparison, a: RunRecord, b: RunRecord, request: CompareRequ
 
 
 def _differences(differences: Sequence[Difference]) -> Table:
-    made = table("mean of", "A", "B", "B - A", "95 % interval", right=("A", "B", "B - A", "95 % interval"))
+    rows = table("mean of", "A", "B", "B - A", "95 % interval", right=("A", "B", "B - A", "95 % interval"))
     for difference in differences:
         interval = "" if difference.low is None else f"{_number(difference.low, True)} to "
         interval += "" if difference.high is None else _number(difference.high, True)
         numbers = (_number(difference.a), _number(difference.b), _number(difference.difference, True))
         same = difference.difference == 0 and not difference.beyond_chance
         mark = " *" if difference.beyond_chance else "  "
-        made.add_row(safe(difference.name), *numbers, interval + mark, style=DIM if same else "")
-    return made
+        rows.add_row(safe(difference.name), *numbers, interval + mark, style=DIM if same else "")
+    return rows
 
 
 def _number(value: float, signed: bool = False) -> str:

@@ -52,9 +52,7 @@ def examine(source: str | None, options: Options, *, sampling: bool = False) -> 
     """Look at the sandbox, and at what a spec with these options needs.
 
     `sampling` draws thousands of tokens from the policy's servers, and compares them with their log-probabilities.
-
-    Raises:
-        UserError: the spec or an option is wrong.
+    Raises `UserError` where the spec or an option is wrong.
     """
     environ = options.environ()
     spec = options.load(source) if source is not None else None
@@ -70,7 +68,7 @@ def examine(source: str | None, options: Options, *, sampling: bool = False) -> 
     checks += _packages("sandbox.python", partial(package_folder, image=image), spec.sandbox.python)
     checks += _packages("sandbox.npm", npm_folder, spec.sandbox.npm)
     checks += _toolsets(spec, environ)
-    return [*checks, *asyncio.run(_asked(spec, environ, sampling))]
+    return [*checks, *asyncio.run(_server_checks(spec, environ, sampling))]
 
 
 def examine_security() -> list[Check]:
@@ -163,23 +161,23 @@ def _tokens(spec: Spec) -> list[Check]:
 async def _exactness(spec: Spec, environ: Mapping[str, str], sampling: bool) -> list[Check]:
     """Return what the token-level servers of the policy show about themselves."""
     checks = []
-    agent, given = spec.agent, spec.servers.get("policy", ())
-    for server in given:
+    agent, servers = spec.agent, spec.servers.get("policy", ())
+    for server in servers:
         if not server.kind.token_level:
             continue
-        asked = token_server(config_from_spec(server, environ, api_key=_key(spec)))
+        examined = token_server(config_from_spec(server, environ, api_key=_key(spec)))
         try:
-            findings = {"exactness": await examine_server(asked, agent.temperature, agent.top_p)}
+            findings = {"exactness": await examine_server(examined, agent.temperature, agent.top_p)}
             if sampling:
                 # With the spec's settings and, where these shape the distribution, without them.
-                findings["sampling"] = await measure(asked, agent.temperature, agent.top_p)
+                findings["sampling"] = await measure(examined, agent.temperature, agent.top_p)
                 if in_words(agent.temperature, agent.top_p):
-                    findings["sampling"] += await measure(asked, 1.0, None)
+                    findings["sampling"] += await measure(examined, 1.0, None)
             for name, listed in findings.items():
                 checks += [Check(f"{name} ({server.type})", each.ok, each.detail, each.remedy) for each in listed]
         finally:
-            await asked.close()
-    if sampling and not any(server.kind.token_level for server in given):
+            await examined.close()
+    if sampling and not any(server.kind.token_level for server in servers):
         detail = "no server of the policy says how probable each token was that it sampled"
         checks.append(Check("sampling", False, detail, "a server of type vllm or sglang does", needed=False))
     return checks
@@ -190,7 +188,7 @@ def _key(spec: Spec) -> str | None:
     return spec.policy_api_key.get_secret_value() if spec.policy_api_key is not None else None
 
 
-async def _asked(spec: Spec, environ: Mapping[str, str], sampling: bool) -> list[Check]:
+async def _server_checks(spec: Spec, environ: Mapping[str, str], sampling: bool) -> list[Check]:
     """Ask all servers for what they have, and those of the policy what they show about themselves."""
     servers = [(role, server) for role, listed in spec.servers.items() for server in listed]
     keys = {"policy": _key(spec)}

@@ -27,8 +27,8 @@ def grade_files(source: str, options: Options, files: Sequence[Path], row: str |
         parts = [
             f"{name} {'none' if value.value is None else f'{value.value:g}'}" for name, value in each.rewards.items()
         ]
-        said = each.error or ", ".join(parts)
-        echo(visible(f"{score}  {each.file} (row {each.row}): {said}"))
+        text = each.error or ", ".join(parts)
+        echo(visible(f"{score}  {each.file} (row {each.row}): {text}"))
     return 0 if all(each.score is not None for each in graded) else 1
 
 

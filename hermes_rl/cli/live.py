@@ -198,16 +198,16 @@ class LivePanel(Progress):
         if len(self._ends) > 1:
             (then, before), (_, now) = self._ends[0], self._ends[-1]
             rate = (now - before) / max(time.monotonic() - then, 0.001)
-        said = [f"{self.done}/{self.total} {self.what}" if self.total else self.text or f"{self.done} {self.what}"]
+        parts = [f"{self.done}/{self.total} {self.what}" if self.total else self.text or f"{self.done} {self.what}"]
         if rate:
-            said.append(f"{rate * 60:.3g} a minute" if rate < 10 else f"{rate:.0f} a second")
-        said.append(duration(elapsed))
+            parts.append(f"{rate * 60:.3g} a minute" if rate < 10 else f"{rate:.0f} a second")
+        parts.append(duration(elapsed))
         if rate and self.total and self.done < self.total:
-            said.append(f"{duration((self.total - self.done) / rate)} left")
+            parts.append(f"{duration((self.total - self.done) / rate)} left")
         if not self.total:
-            return Text(" · ".join(said))
+            return Text(" · ".join(parts))
         way = Table.grid(padding=(0, 1))
-        way.add_row(ProgressBar(self.total, self.done, width=20), Text(" · ".join(said)))
+        way.add_row(ProgressBar(self.total, self.done, width=20), Text(" · ".join(parts)))
         return way
 
     def _flight(self, status: RunStatus) -> Text:
@@ -240,10 +240,10 @@ class LivePanel(Progress):
             yield Text(f"and {len(shown) - NAMES - 1} rewards more", style="dim")
 
     def _troubles(self, status: RunStatus) -> Iterator[RenderableType]:
-        said = [f"{status.tokens:,} tokens"] if status.tokens else []
-        said += [f"{status.cost:.2f} $"] if status.cost else []
-        if said:
-            yield Text(" · ".join(said))
+        parts = [f"{status.tokens:,} tokens"] if status.tokens else []
+        parts += [f"{status.cost:.2f} $"] if status.cost else []
+        if parts:
+            yield Text(" · ".join(parts))
         if status.failures:
             causes = ", ".join(f"{cause} {count}" for cause, count in Counter(status.failures).most_common(5))
             yield Text(f"not graded: {causes}", style="red")

@@ -89,10 +89,8 @@ HELP = """no policy: the spec names no servers.policy, and OPENAI_BASE_URL with 
 def with_policy(load: Callable[..., Spec], environ: Mapping[str, str]) -> Spec:
     """Load the spec with a policy: its own, the environment's, or, on a terminal, the one that the user picks.
 
-    `load` takes it as the text behind a `--set`, and loads the spec as it is without one.
-
-    Raises:
-        UserError: there is none, with the flags for each way to name one.
+    `load` takes it as the text behind a `--set`, and loads the spec as it is without one. Raises `UserError` where
+    there is none, with the flags for each way to name one.
     """
     spec = load()
     if "policy" in spec.servers:
@@ -126,12 +124,12 @@ def _ask(environ: Mapping[str, str]) -> str:
     if not 1 <= picked <= len(_CHOICES):
         return 'servers.policy={"type": "scripted", "deviate": 0.4}'
     choice = _CHOICES[picked - 1]
-    given = choice.key_env is not None and bool(environ.get(choice.key_env))
-    if choice.needs_key and not given:
+    has_key = choice.key_env is not None and bool(environ.get(choice.key_env))
+    if choice.needs_key and not has_key:
         raise UserError(
             f"{choice.name} needs a key: set {choice.key_env}, in the environment or in the file of --env-file, and "
             "start again"
         )
     base_url = typer.prompt("Address", default=choice.base_url, err=True)
     model = typer.prompt("Model", err=True)
-    return _setting(choice.type, base_url, model, choice.key_env if given else None)
+    return _setting(choice.type, base_url, model, choice.key_env if has_key else None)

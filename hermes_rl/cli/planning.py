@@ -73,9 +73,9 @@ def _takes(plan: DryRun) -> Iterator[str]:
         yield f"for each that the run keeps {measured.played:.3g} are played: others fail, or are left out"
     yield f"to play takes about {measured.turns * plan.played:,.0f} calls, {_tokens(policy, plan.played)}"
     yield f"disk: about {measured.bytes * plan.played / 1e6:,.1f} MB; {plan.free / 1e9:,.1f} GB are free"
-    for role, asked in measured.roles.items():
+    for role, usage in measured.roles.items():
         if role != "policy":
-            yield f"{role}: about {_tokens(asked, plan.played)}"
+            yield f"{role}: about {_tokens(usage, plan.played)}"
     known = {role: cost for role, cost in plan.costs.items() if cost is not None}
     if "policy" not in known:
         yield "cost: not known; servers.policy.prices or --prices FILE says what tokens cost"
@@ -85,7 +85,7 @@ def _takes(plan: DryRun) -> Iterator[str]:
         yield f"cost: without the {role}'s, which is not known; servers.{role}.prices says what tokens cost"
 
 
-def _tokens(asked: MeasuredRole, rollouts: float = 1) -> str:
+def _tokens(usage: MeasuredRole, rollouts: float = 1) -> str:
     comma = "," if rollouts != 1 else ""
-    prompt, completion = asked.prompt_tokens * rollouts, asked.completion_tokens * rollouts
+    prompt, completion = usage.prompt_tokens * rollouts, usage.completion_tokens * rollouts
     return f"{prompt:{comma}.0f} prompt and {completion:{comma}.0f} completion tokens"

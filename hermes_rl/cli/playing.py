@@ -172,10 +172,10 @@ class Person:
 def _tool(function: Mapping[str, Any]) -> Iterator[RenderableType]:
     """Yield a tool as a person reads it: its arguments, those that may be left out with ?."""
     schema = function.get("parameters") or {}
-    needed = schema.get("required") or ()
+    required = schema.get("required") or ()
     arguments = ", ".join(
-        f"{name}{'' if name in needed else '?'}: {said.get('type', 'any')}"
-        for name, said in (schema.get("properties") or {}).items()
+        f"{name}{'' if name in required else '?'}: {schema_of.get('type', 'any')}"
+        for name, schema_of in (schema.get("properties") or {}).items()
     )
     yield safe(f"/{function['name']}  {{{arguments}}}", GOOD)
     yield indented(safe(_cut(function.get("description") or "")))
@@ -240,10 +240,10 @@ def _cut(text: object) -> str:
 
 def _ended(rollout: Rollout) -> Iterator[RenderableType]:
     yield heading("rewards")
-    made = table("reward", "value", "reason", right=("value",))
+    shown = table("reward", "value", "reason", right=("value",))
     for name, value in rollout.rewards.items():
-        made.add_row(safe(name), "-" if value.value is None else f"{value.value:.4g}", safe(_cut(value.reason or "")))
-    yield made
+        shown.add_row(safe(name), "-" if value.value is None else f"{value.value:.4g}", safe(_cut(value.reason or "")))
+    yield shown
     score = "no score" if rollout.score is None else f"score {rollout.score:.4g}"
     yield safe(f"{score}; ended as {rollout.ending}: {rollout.ending.rule.what}", GOOD if rollout.score else BAD)
     if rollout.error:

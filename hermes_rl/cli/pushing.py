@@ -40,8 +40,8 @@ def push_run(
         eyes = "public" if public else "private"
         place = f"publish to {dataset} ({eyes})"
     else:
-        for name, given in (("--public", public), ("--token-env", token_env), ("--endpoint", endpoint)):
-            if given:
+        for name, value in (("--public", public), ("--token-env", token_env), ("--endpoint", endpoint)):
+            if value:
                 raise UserError(f"{name} is about a hub, and {address} is a folder of this machine")
         require_folder(local, run)
         dataset, token, place = f"./{local.resolve().name}", environ.get(TOKEN), f"write to {local}"
@@ -50,22 +50,22 @@ def push_run(
             "there is no token for the hub: set HF_TOKEN, name another variable with --token-env, or `hf auth login`"
         )
     with tempfile.TemporaryDirectory(prefix="hermes-rl-push-") as folder:
-        made = prepare(run, dataset, Path(folder), named_secrets(environ, token))
-        files = counted(len(made.files), "file")
-        if made.torn:
-            echo(f"{counted(made.torn, 'line')} of the record cannot be read, and is left out", err=True)
+        prepared = prepare(run, dataset, Path(folder), named_secrets(environ, token))
+        files = counted(len(prepared.files), "file")
+        if prepared.torn:
+            echo(f"{counted(prepared.torn, 'line')} of the record cannot be read, and is left out", err=True)
         if dry:
             echo(f"would {place}:")
-            for name, path in made.files.items():
+            for name, path in prepared.files.items():
                 echo(f"  {name}  {path.stat().st_size:,} bytes")
-            echo(f"\n{made.files[CARD].read_text(encoding='utf-8')}")
+            echo(f"\n{prepared.files[CARD].read_text(encoding='utf-8')}")
             return 0
         if local is None:
             endpoint = endpoint or environ.get("HF_ENDPOINT") or None
-            done = push(made.files, dataset, token=token or "", endpoint=endpoint, public=public)
+            done = push(prepared.files, dataset, token=token or "", endpoint=endpoint, public=public)
             echo(f"published {files} ({eyes}) at {done.url}, commit {done.commit[:10]}")
         else:
-            copy_to_folder(made.files, local)
+            copy_to_folder(prepared.files, local)
             echo(f"wrote {files} to {local}")
     echo(f'load it: datasets.load_dataset("{dataset if local is None else local}", split="train")')
     return 0

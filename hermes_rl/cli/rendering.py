@@ -88,7 +88,7 @@ def _token_parts(rendered: Rendered) -> Iterator[RenderableType]:
         raise UserError(f"there are no tokens: {rendered.missing}")
     sent = "what the server is sent" if rendered.exact else "the server gets messages and may have another template"
     yield safe(f"{len(rendered.ids)} tokens of {rendered.tokenizer}: {sent}", DIM)
-    made = table("place", "id", "token", right=("place", "id"))
+    tokens = table("place", "id", "token", right=("place", "id"))
     for place, (token, piece) in enumerate(zip(rendered.ids, rendered.pieces, strict=True)):
-        made.add_row(str(place), str(token), safe(repr(piece), GOOD))
-    yield made
+        tokens.add_row(str(place), str(token), safe(repr(piece), GOOD))
+    yield tokens

@@ -28,10 +28,8 @@ def at_hand(source: str, *, trust: bool) -> str:
     """Return what a command line names as a spec, a repository as the commit that it means now.
 
     A repository is fetched where it is not here yet. Its files are shown and agreed to before anything of it runs, once
-    for each content; `trust` agrees without asking.
-
-    Raises:
-        UserError: a repository cannot be had, has no spec, or is not agreed to.
+    for each content; `trust` agrees without asking. Raises `UserError` where a repository cannot be had, has no spec,
+    or is not agreed to.
     """
     address = repository_of(source)
     if address is None:

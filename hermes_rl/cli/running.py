@@ -177,16 +177,16 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
     async def guarded() -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        asked = False
+        ending = False
 
         def end() -> None:
-            nonlocal asked
-            if asked:
+            nonlocal ending
+            if ending:
                 restore_terminal()
                 sys.stderr.write("interrupted again; what is complete is kept\n")
                 sys.stderr.flush()
                 os._exit(INTERRUPTED)
-            asked = True
+            ending = True
             task.cancel()
 
         for number in (signal.SIGTERM, signal.SIGINT):

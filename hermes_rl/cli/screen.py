@@ -42,10 +42,10 @@ def short(text: object) -> Text:
 def table(*columns: str, right: Iterable[str] = (), whole: Iterable[str] = ()) -> Table:
     """Return an empty table without frames; columns in `right` hold numbers, and like those in `whole` stay whole."""
     numbers, unbroken = set(right), {*right, *whole}
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=HEAD)
+    new = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=HEAD)
     for name in columns:
-        made.add_column(name, justify="right" if name in numbers else "left", no_wrap=name in unbroken)
-    return made
+        new.add_column(name, justify="right" if name in numbers else "left", no_wrap=name in unbroken)
+    return new
 
 
 def show(parts: Iterable[RenderableType], *, pager: bool = False) -> None:

@@ -86,11 +86,11 @@ def run_set(request: RunRequest) -> int:
             _write(spec_set, folder, runs)
             echo("interrupted; what is complete is kept, and the same command goes on from there", err=True)
             return INTERRUPTED
-        made = _write(spec_set, folder, runs)
+        result = _write(spec_set, folder, runs)
     if request.as_json:
-        echo(json.dumps(asdict(made), indent=2, ensure_ascii=False))
+        echo(json.dumps(asdict(result), indent=2, ensure_ascii=False))
     else:
-        show(_parts(made))
+        show(_parts(result))
         echo(f"set directory: {folder}")
     failed = [run for run in runs if run.problem is not None]
     if failed:
@@ -195,30 +195,30 @@ def _play(run: _Run, title: str, request: RunRequest, environ: Mapping[str, str]
 
 def _write(spec_set: SpecSet, folder: Path, runs: list[_Run]) -> SetTable:
     set_runs = [SetRun(*run.combination.names, run.path, run.problem) for run in runs]
-    made = set_table(spec_set.name, set_runs, spec_set.by)
-    RunDirectory(folder).write_json("set.json", asdict(made))
-    return made
+    result = set_table(spec_set.name, set_runs, spec_set.by)
+    RunDirectory(folder).write_json("set.json", asdict(result))
+    return result
 
 
 # ------------------------------------------------------------------------------------------------- The table
 
 
-def _parts(made: SetTable) -> Iterator[RenderableType]:
-    yield from _tables(made)
-    for column, parts in made.by.items():
+def _parts(result: SetTable) -> Iterator[RenderableType]:
+    yield from _tables(result)
+    for column, parts in result.by.items():
         if parts:
             yield Text()
-            yield from _by(column, parts, made)
-    for note in made.notes:
+            yield from _by(column, parts, result)
+    for note in result.notes:
         yield safe(f"warning: {note}", "yellow")
     yield safe("below a mean: its 95 % interval, and pass@1", DIM)
-    if any(player.rank is not None for player in made.players) and len(made.players) > 1:
+    if any(player.rank is not None for player in result.players) and len(result.players) > 1:
         yield safe("rank: in brackets the ranks that it may have, beyond chance (95 %, rows paired)", DIM)
         yield safe("behind: mean difference to the first; * beyond chance: its interval does not hold 0", DIM)
 
 
-def _tables(made: SetTable) -> Iterator[Table]:
-    players, cells = made.players, [cell for player in made.players for cell in player.cells]
+def _tables(result: SetTable) -> Iterator[Table]:
+    players, cells = result.players, [cell for player in result.players for cell in player.cells]
     lead = [
         _Column("rank", map(_rank, players)),
         _Column("model", (short(player.model) for player in players), left=True),
@@ -226,9 +226,9 @@ def _tables(made: SetTable) -> Iterator[Table]:
     if any(player.setting for player in players):
         lead.append(_Column("setting", (short(player.setting) for player in players), left=True))
     rest = [_Column("behind", (_behind(player.behind) for player in players))]
-    if len(made.specs) > 1:
-        rest.insert(0, _Column("mean", (_told(player.score, player.pass_at_1) for player in players)))
-    for number, spec in enumerate(made.specs):
+    if len(result.specs) > 1:
+        rest.insert(0, _Column("mean", (_figures(player.score, player.pass_at_1) for player in players)))
+    for number, spec in enumerate(result.specs):
         rest.append(_Column(spec, (_cell(player.cells[number]) for player in players)))
 
     def add(name: str, form: str, value: Callable[[Cell], float | None], total: Callable[[list[float]], float]) -> None:
@@ -257,15 +257,15 @@ class _Column:
 def _fitting(lead: Sequence[_Column], rest: Sequence[_Column]) -> Iterator[Table]:
     """Yield a table of the columns, or several that are no wider than the terminal; `lead` begins each of them."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
-    left = list(rest)
-    while left:
-        columns = [*lead, left.pop(0)]
-        while left and sum(column.width for column in (*columns, left[0])) <= width:
-            columns.append(left.pop(0))
-        made = table(*(column.name for column in columns), right=[column.name for column in columns if not column.left])
+    waiting = list(rest)
+    while waiting:
+        columns = [*lead, waiting.pop(0)]
+        while waiting and sum(column.width for column in (*columns, waiting[0])) <= width:
+            columns.append(waiting.pop(0))
+        part = table(*(column.name for column in columns), right=[column.name for column in columns if not column.left])
         for cells in zip(*(column.cells for column in columns), strict=True):
-            made.add_row(*cells)
-        yield made
+            part.add_row(*cells)
+        yield part
 
 
 def _rank(player: Standing) -> Text:
@@ -278,10 +278,10 @@ def _rank(player: Standing) -> Text:
 def _cell(cell: Cell) -> Text:
     if cell.problem is not None:
         return safe(NOT_PLAYED if cell.problem == NOT_PLAYED else "failed", BAD)
-    return _told(cell.score, cell.pass_at_1)
+    return _figures(cell.score, cell.pass_at_1)
 
 
-def _told(score: Estimate | None, passed: float | None) -> Text:
+def _figures(score: Estimate | None, passed: float | None) -> Text:
     """Return the mean, its interval and pass@1, one below the other."""
     if score is None:
         return safe("-", DIM)
@@ -300,12 +300,12 @@ def _behind(gap: Estimate | None) -> Text:
     return safe(f"{gap.value:+.3f}{mark}\n{gap.low:+.3f} to {gap.high:+.3f}")
 
 
-def _by(column: str, parts: Sequence[Breakdown], made: SetTable) -> Iterator[RenderableType]:
+def _by(column: str, parts: Sequence[Breakdown], result: SetTable) -> Iterator[RenderableType]:
     shown = parts[:SHOWN]
-    lead = [_Column("spec", (short(part.spec) for part in shown), left=True)] if len(made.specs) > 1 else []
+    lead = [_Column("spec", (short(part.spec) for part in shown), left=True)] if len(result.specs) > 1 else []
     lead.append(_Column(column, (short(part.value) for part in shown), left=True))
     lead.append(_Column("rows", (safe(part.rows) for part in shown)))
-    scores = [[_told(part.scores[number], None) for part in shown] for number in range(len(made.players))]
-    yield from _fitting(lead, [_Column(player.label, own) for player, own in zip(made.players, scores, strict=True)])
+    scores = [[_figures(part.scores[number], None) for part in shown] for number in range(len(result.players))]
+    yield from _fitting(lead, [_Column(player.label, own) for player, own in zip(result.players, scores, strict=True)])
     if len(parts) > SHOWN:
         yield safe(f"… and {len(parts) - SHOWN} more, in set.json", DIM)

@@ -162,10 +162,10 @@ def _spreads(name: str, spreads: Mapping[str, Spread]) -> Table:
 def _seats(summary: RunSummary) -> Table:
     """Return what each seat has got and done on average."""
     names = [name.removeprefix("reward/").replace("_", " ") for name in next(iter(summary.seats.values()))]
-    made = table("seat", *names, right=names)
+    seats = table("seat", *names, right=names)
     for seat, means in summary.seats.items():
-        made.add_row(safe(seat), *map(_number, means.values()))
-    return made
+        seats.add_row(safe(seat), *map(_number, means.values()))
+    return seats
 
 
 def _row_table(name: str, record: RunRecord, rows: Sequence[RowSummary]) -> Table:
@@ -196,11 +196,11 @@ def _listed(
 
 
 def _table(record: RunRecord, rollouts: Sequence[RolloutSummary], success: float, limit: int) -> Table:
-    made = table(
+    rows = table(
         "#", "score", "ending", "turns", "calls", "tokens", "s", "id", "row", right=_NUMBERS, whole=("ending",)
     )
     for rollout in rollouts[: limit or None]:
-        made.add_row(
+        rows.add_row(
             str(record.number(rollout.id)),
             Text(_number(rollout.score), _style(rollout, success)),
             safe(rollout.ending, "" if Ending(rollout.ending).finished_naturally else NOTE),
@@ -211,7 +211,7 @@ def _table(record: RunRecord, rollouts: Sequence[RolloutSummary], success: float
             short(rollout.id),
             short(record.label(rollout.row_key, 30)),
         )
-    return made
+    return rows
 
 
 _NUMBERS = ("#", "score", "turns", "calls", "tokens", "s")
@@ -330,7 +330,7 @@ class _Rollout:
         refused = f", {played['refused']} refused" if played["refused"] else ""
         yield heading(f"program: {counted(played['requests'], 'request')}{refused}, {status}")
         if played["lines"]:
-            made = table("conversation", "calls", "sampled", "trained", "answers", right=("sampled", "trained"))
+            programs = table("conversation", "calls", "sampled", "trained", "answers", right=("sampled", "trained"))
             for line in played["lines"]:
                 name = f"{'  ' * line['depth']}{line['kind']}"
                 branch = f" (behind {line['from']})" if line["from"] is not None else ""
@@ -338,8 +338,8 @@ class _Rollout:
                 if not self.request.full and (line["kind"] == "main" or len(answers) > ANSWERS):
                     answers = answers[-1:] if line["kind"] == "main" else [*answers[: ANSWERS - 1], "…", answers[-1]]
                 counts = (str(line["tokens"]), str(line["trained"]))
-                made.add_row(safe(name), safe(line["turns"] + branch), *counts, safe("\n".join(answers), DIM))
-            yield made
+                programs.add_row(safe(name), safe(line["turns"] + branch), *counts, safe("\n".join(answers), DIM))
+            yield programs
         if played["refusal"]:
             yield safe(f"refused, at last: {played['refusal']}", BAD)
         if played["sampling"]:
@@ -353,20 +353,20 @@ class _Rollout:
         if not line["rewards"]:
             return
         yield heading("rewards")
-        made = table("reward", "value", "weight", "reason and metrics", right=("value", "weight"))
+        rewards = table("reward", "value", "weight", "reason and metrics", right=("value", "weight"))
         for name, value in line["rewards"].items():
             weight = self.weights.get(name, 1.0)
             number = value["value"]
             more = [f"{key} {_number(metric)}" for key, metric in (value.get("metrics") or {}).items()]
             per_turn = value.get("per_turn")
             more += [f"per turn {', '.join(map(_number, per_turn))}"] if per_turn else []
-            made.add_row(
+            rewards.add_row(
                 safe(name),
                 Text(_number(number), "" if number is None else GOOD if number >= 1 else BAD),
                 "gate" if weight is None else _number(weight),
                 safe(self._short("; ".join([value.get("reason") or "", *more]).strip("; "))),
             )
-        yield made
+        yield rewards
 
     def _facts(self) -> Iterator[RenderableType]:
         line = self.line
@@ -391,10 +391,10 @@ class _Rollout:
             facts[f"artifact {name}"] = json.dumps(artifact, ensure_ascii=False)
         if line.get("image"):
             facts["image"] = str(line["image"])
-        made = _pairs()
+        pairs = _pairs()
         for name, text in facts.items():
-            made.add_row(safe(name), safe(self._short(text), BAD if name == "error" else ""))
-        yield made
+            pairs.add_row(safe(name), safe(self._short(text), BAD if name == "error" else ""))
+        yield pairs
         yield safe("also: --prompt (what the model got), --tokens (what is trained on), --json (everything)", DIM)
 
     def _body(self, text: str, style: str = "") -> RenderableType:
@@ -405,10 +405,10 @@ class _Rollout:
 
 
 def _pairs() -> Table:
-    made = Table(box=None, show_header=False, pad_edge=False)
-    made.add_column(no_wrap=True)
-    made.add_column()
-    return made
+    pairs = Table(box=None, show_header=False, pad_edge=False)
+    pairs.add_column(no_wrap=True)
+    pairs.add_column()
+    return pairs
 
 
 def _arguments(arguments: object) -> str:

@@ -161,10 +161,10 @@ def _require_several(specs: Sequence[str], request: RunRequest) -> None:
         raise UserError("--json is about sets")
 
 
-def _weights(given: Sequence[str]) -> dict[str, str]:
+def _weights(entries: Sequence[str]) -> dict[str, str]:
     """Return what `--weight` says, by the name of the environment."""
     weights: dict[str, str] = {}
-    for word in given:
+    for word in entries:
         name, equals, number = word.partition("=")
         try:
             right = bool(equals) and 0 < float(number) < inf
@@ -182,12 +182,12 @@ def _loaded(specs: Sequence[str], request: RunRequest, weights: Mapping[str, str
     """Return the specs that can be read, with their weights, and what is wrong with the others."""
 
     def load(source: str) -> Spec:
-        asked = replace(request, spec=source)
-        spec = load_for(asked)
+        own_request = replace(request, spec=source)
+        spec = load_for(own_request)
         if (weight := weights.get(spec.name)) is None:
             return spec
         sets = (*request.options.sets, f"env.inference_weight={weight}")
-        return load_for(replace(asked, options=request.options._replace(sets=sets)))
+        return load_for(replace(own_request, options=request.options._replace(sets=sets)))
 
     served, problems = load_each(specs, load)
     names = [named.spec.name for named in served]

@@ -113,5 +113,5 @@ def _blame(path: NodePath, source: Source, error: UserError) -> NodePath:
     if str(error).startswith("dataset.key"):
         return ("dataset", "key")
     keys = ("data_files", "items", "path", "harbor")
-    given: dict[str, Any] = {key: getattr(source, key) for key in keys}
-    return next(((*path, name) for name, value in given.items() if value is not None), path)
+    settings: dict[str, Any] = {key: getattr(source, key) for key in keys}
+    return next(((*path, name) for name, value in settings.items() if value is not None), path)

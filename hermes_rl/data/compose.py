@@ -35,13 +35,13 @@ Value = tuple[str, Any]
 
 
 class ComposeFile:
-    """One Compose file; `laid` makes files of a sandbox of (path in it, file or folder here).
+    """One Compose file; `files_of` makes files of a sandbox of (path in it, file or folder here).
 
     `built` names the image that is built of a folder.
     """
 
     def __init__(
-        self, path: Path, laid: Callable[[str, Path], list[dict[str, str]]], built: Callable[[Path], str]
+        self, path: Path, files_of: Callable[[str, Path], list[dict[str, str]]], built: Callable[[Path], str]
     ) -> None:
         self.env: dict[str, str] = {}
         """Of the sandbox, as are its `files`."""
@@ -51,7 +51,7 @@ class ComposeFile:
         self.problems: list[tuple[int, str]] = []
         """What cannot be played: the line, and why."""
         self.notes: list[str] = []
-        self._folder, self._laid, self._built = path.parent, laid, built
+        self._folder, self._files_of, self._built = path.parent, files_of, built
         self._volumes: dict[str, str] = {}
         """Named volumes, and the service that has each."""
         root, problems = read_file(path, str(path))
@@ -189,7 +189,7 @@ class ComposeFile:
             path = (self._folder / source).resolve()
             if not path.is_relative_to(self._folder.resolve()) or not path.exists():
                 raise ValueError(f"names {source}, which is not in environment/")
-            files += self._laid(target, path)
+            files += self._files_of(target, path)
         return "files", files
 
 

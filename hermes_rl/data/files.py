@@ -28,11 +28,8 @@ _FLOAT = re.compile(r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[
 
 
 def read_files(kind: str, patterns: Sequence[str]) -> list[Record]:
-    """Return the rows of all files, in order.
-
-    Raises:
-        UserError: a file is missing or cannot be read; the message names file and line.
-    """
+    """Return the rows of all files, in order. Raises `UserError` where a file is missing or cannot be read; the message
+    names file and line."""
     read = _read_json if kind == "json" else _read_csv
     rows = [row for pattern in patterns for path in _matching(pattern) for row in read(path)]
     names = dict.fromkeys(name for row in rows for name in row)

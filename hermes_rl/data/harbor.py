@@ -198,11 +198,8 @@ def read_tasks(
         raise UserError(f"dataset.harbor: {folder} is no folder")
     places = [folder] if (folder / TASK).is_file() else sorted(path.parent for path in folder.glob(f"*/{TASK}"))
     if not places:
-        way = (
-            "; `hermes-rl run terminal-bench` plays folders with a task.yaml"
-            if any(folder.glob("**/task.yaml"))
-            else ""
-        )
+        older = any(folder.glob("**/task.yaml"))
+        way = "; `hermes-rl run terminal-bench` plays folders with a task.yaml" if older else ""
         raise UserError(f"dataset.harbor: {folder} has no {TASK}, and no folder right in it has one{way}")
     tasks, refused, noted = Tasks(), list[Problem](), dict[str, list[str]]()
     for place in places:
@@ -240,40 +237,36 @@ class _Line(NamedTuple):
     rest: str
 
 
+@dataclass
 class _Task:
-    """One task folder."""
+    """One task folder; see `read_tasks`."""
 
-    def __init__(
-        self,
-        folder: Path,
-        top: Path,
-        backend: str,
-        network: bool | Sequence[str],
-        agent_timeout: float | None,
-        steps: str | None,
-        servers: Mapping[str, tuple[str, ...]],
-        keeps_processes: bool,
-        packages: Sequence[str],
-        demo: bool,
-    ) -> None:
-        self.folder, self.backend, self.network, self.agent_timeout = folder, backend, network, agent_timeout
-        self.top = top
-        self.docker = IN_DEMO if demo else DOCKER
+    folder: Path
+    top: Path
+    backend: str
+    network: bool | Sequence[str]
+    agent_timeout: float | None
+    plays_steps: str | None
+    servers: Mapping[str, tuple[str, ...]]
+    keeps_processes: bool
+    packages: Sequence[str]
+    demo: bool
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    workdir: str | None = None
+    base: str | None = None
+    ordered: bool = False
+    """Whether a command of the Dockerfile may find other files once more are copied behind it."""
+    builds: dict[str, str] = field(default_factory=dict)
+    """Folders that images are built of, and a digest of what is in each."""
+    env: dict[str, str] = field(default_factory=dict)
+    files: list[dict[str, Any]] = field(default_factory=list)
+    setup: list[str] = field(default_factory=list)
+    services: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.docker = IN_DEMO if self.demo else DOCKER
         self.build = f"{self.docker} builds it; or name an image that you have built in [environment] docker_image"
-        self.plays_steps, self.servers, self.keeps_processes = steps, servers, keeps_processes
-        self.packages = packages
-        self.problems: list[Problem] = []
-        self.notes: list[str] = []
-        self.workdir: str | None = None
-        self.base: str | None = None
-        self.ordered = False
-        """Whether a command of the Dockerfile may find other files once more are copied behind it."""
-        self.builds: dict[str, str] = {}
-        """Folders that images are built of, and a digest of what is in each."""
-        self.env: dict[str, str] = {}
-        self.files: list[dict[str, Any]] = []
-        self.setup: list[str] = []
-        self.services: dict[str, Any] = {}
 
     @property
     def _takes_images(self) -> bool:
@@ -310,12 +303,15 @@ class _Task:
         self._links(parts)
         self._environment(file)
         self.env |= self._variables("environment.env")
-        given = self._at("environment.workdir") or self.workdir
-        workdir = str(given) if given else None if self.backend == "docker" else "/app"  # None: the image's own
+        folder = self._at("environment.workdir") or self.workdir
+        workdir = str(folder) if folder else None if self.backend == "docker" else "/app"  # None: the image's own
         steps = [self._step(part, workdir) for part in parts]
         self.setup += self._until_healthy("environment.healthcheck")
         if parts[0].key:
-            self._begin_with(steps[0])
+            # The sandbox begins with what the first step lays down, over what the image has in the same place.
+            places = {posixpath.normpath(each["to"]) for each in steps[0]["files"]}
+            own = [each for each in self.files if posixpath.normpath(each["to"]) not in places]
+            self.files, self.setup = own + steps[0]["files"], self.setup + steps[0]["setup"]
         self._note_time()
         cpus = self._number("environment.cpus")
         return {
@@ -432,12 +428,6 @@ class _Task:
         if self._at(f"{key}.agent.timeout_sec") is not None:
             self.notes.append("`steps.agent.timeout_sec` is of no effect: the agent's time is for all steps together")
 
-    def _begin_with(self, step: Mapping[str, Any]) -> None:
-        """Let the sandbox begin with what the first step lays down, over what the image has in the same place."""
-        places = {posixpath.normpath(each["to"]) for each in step["files"]}
-        own = [each for each in self.files if posixpath.normpath(each["to"]) not in places]
-        self.files, self.setup = own + step["files"], self.setup + step["setup"]
-
     def _step(self, part: _Part, workdir: str | None) -> dict[str, Any]:
         """Return one step: its words, what comes with them, how it is verified and solved."""
         tests = {
@@ -454,7 +444,7 @@ class _Task:
         return {
             "say": self._instruction(part),
             "files": [
-                _laid(posixpath.join(workdir or "", path.relative_to(part.folder / "workdir")), path)
+                _files_of(posixpath.join(workdir or "", path.relative_to(part.folder / "workdir")), path)
                 for path in (_inside(start) if start else ())
             ],
             "setup": [
@@ -541,8 +531,7 @@ class _Task:
         if isinstance(hosts, list) and all(isinstance(host, str) for host in hosts):
             allowed = {"allowlist": hosts}
         if mode not in allowed:
-            why = "expected no-network, public, or allowlist with a list of `allowed_hosts`"
-            self._refuse_key(key, why)
+            self._refuse_key(key, "expected no-network, public, or allowlist with a list of `allowed_hosts`")
             return
         reach = allowed[mode]
         words = "any host" if reach is True else ", ".join(reach or ()) or "no host"
@@ -559,11 +548,11 @@ class _Task:
             tables |= {f"{part.key}{name}": KEYS[name] for name in ("agent", "verifier")}
             tables |= {f"{part.key}healthcheck": KEYS["environment.healthcheck"]}
         for table, keys in tables.items():
-            given = self._at(table) if table else self._toml
-            if given is not None and not isinstance(given, dict):
-                self._refuse_key(table, f"expected a table, got {given!r}")
+            section = self._at(table) if table else self._toml
+            if section is not None and not isinstance(section, dict):
+                self._refuse_key(table, f"expected a table, got {section!r}")
                 continue
-            for key in sorted((given or {}).keys() - keys):
+            for key in sorted((section or {}).keys() - keys):
                 name = re.sub(r"\.\d+", "", f"{table}.{key}" if table else key)
                 self.notes.append(f"`{name}` is no key of the format, and of no effect{did_you_mean(key, keys)}")
         self.notes += [f"`{key}` {why}" for key, why in UNUSED.items() if self._at(key) not in (None, [])]
@@ -574,11 +563,11 @@ class _Task:
 
     def _variables(self, key: str) -> dict[str, str]:
         """Return variables; those that take a value of this machine are refused, as it may be a secret."""
-        given, variables = self._at(key) or {}, {}
-        if not isinstance(given, dict):
-            self._refuse_key(key, f"expected a table, got {given!r}")
+        section, variables = self._at(key) or {}, {}
+        if not isinstance(section, dict):
+            self._refuse_key(key, f"expected a table, got {section!r}")
             return {}
-        for name, value in given.items():
+        for name, value in section.items():
             variables[str(name)] = defaulted(str(value))
             if "${" in variables[str(name)]:
                 self._refuse_key(f"{key}.{name}", VARIABLES)
@@ -685,7 +674,7 @@ class _Task:
                 line = self._line("environment.docker_image")
                 self._refuse(file, line, f"it needs the image {image}: {self.docker}")
             if self._is_laid_down():
-                self.files += [_laid(str(path.relative_to(folder)), path) for path in _inside(folder)]
+                self.files += [_files_of(str(path.relative_to(folder)), path) for path in _inside(folder)]
         elif self.backend == "docker" and dockerfile.is_file():
             self.base = self._built(folder)
         elif not dockerfile.is_file() and self._takes_images:
@@ -891,7 +880,7 @@ def _inside(folder: Path, top: Path | None = None) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.resolve().is_relative_to(bound))
 
 
-def _laid(to: str, path: Path) -> dict[str, str]:
+def _files_of(to: str, path: Path) -> dict[str, str]:
     """Return a file as a sandbox lays it down."""
     return {"to": to, "base64": base64.b64encode(path.read_bytes()).decode(), "mode": f"0o{_mode(path):03o}"}
 
@@ -899,8 +888,8 @@ def _laid(to: str, path: Path) -> dict[str, str]:
 def _laid_whole(to: str, path: Path, top: Path) -> list[dict[str, str]]:
     """Return a file, or the files in a folder, as a sandbox lays them down; none that lies outside of `top`."""
     if not path.is_dir():
-        return [_laid(to, path)]
-    return [_laid(f"{to}/{inner.relative_to(path)}", inner) for inner in _inside(path, top)]
+        return [_files_of(to, path)]
+    return [_files_of(f"{to}/{inner.relative_to(path)}", inner) for inner in _inside(path, top)]
 
 
 def _text(data: bytes) -> str:

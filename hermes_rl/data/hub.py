@@ -28,19 +28,15 @@ class HubOutOfReachError(UserError):
 
 
 def load_hub(source: Source, split: str) -> Iterable[dict[str, Any]]:
-    """Return the rows of a split; can be iterated again and again.
-
-    Raises:
-        HubOutOfReachError: no answer from the hub.
-        UserError: there is no such dataset, configuration, split or file.
-    """
+    """Return the rows of a split; can be iterated again and again. Raises `HubOutOfReachError` where the hub does not
+    answer; `UserError` where there is no such dataset, configuration, split or file."""
     import datasets
 
     arguments = {"name": source.name, "revision": source.revision, "data_files": thaw(source.data_files)}
-    given = {key: value for key, value in arguments.items() if value is not None}
+    settings = {key: value for key, value in arguments.items() if value is not None}
     try:
         loaded: Iterable[dict[str, Any]] = datasets.load_dataset(
-            source.path, split=split, streaming=source.streaming, **given
+            source.path, split=split, streaming=source.streaming, **settings
         )
     except Exception as error:  # whatever the libraries below raise is sorted here, and always raised again
         raise _sorted(error, source, split) from error

@@ -34,10 +34,7 @@ def shuffled(rows: Iterable[Row], seed: int) -> list[Row]:
 
 def ordered(rows: Iterable[Row], by: str) -> list[Row]:
     """Finite rows by a column, smallest first, or largest first with ``-`` in front; equal ones stay as they were.
-
-    Raises:
-        UserError: a row has no such column, or values that cannot be compared.
-    """
+    Raises `UserError` where a row has no such column, or values that cannot be compared."""
     column, largest_first = by.removeprefix("-"), by.startswith("-")
     rows = list(rows)
     for row in rows:

@@ -31,11 +31,8 @@ from hermes_rl.values import whole_text, write_message
 
 
 def digest(columns: Mapping[str, Any]) -> str:
-    """64 hex digits of a row's content; the order of its columns does not matter.
-
-    Raises:
-        UserError: a value is of a kind that has no stable form.
-    """
+    """64 hex digits of a row's content; the order of its columns does not matter. Raises `UserError` where a value is
+    of a kind that has no stable form."""
     try:
         text = json.dumps(_canonical(columns), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     except (ValueError, RecursionError) as error:  # a whole number of thousands of digits, or levels without end
@@ -195,12 +192,9 @@ class Rows:
 
 
 def derive(spec: Spec, raw: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
-    """Yield the rows that pass the filter, each with its derived columns and its key.
-
-    Raises:
-        SpecError: a column or the filter does not work for a row; the place is the template's.
-        UserError: the key column is missing, empty or not unique.
-    """
+    """Yield the rows that pass the filter, each with its derived columns and its key. Raises `SpecError` where a column
+    or the filter does not work for a row; the place is the template's. Raises `UserError` where the key column is
+    missing, empty or not unique."""
     seen: Counter[str] = Counter()
     for index, source in enumerate(raw):
         content = digest(source)

@@ -38,12 +38,8 @@ def is_on_hub(source: Source) -> bool:
 
 
 def open_source(source: Source, split: str, seed: int) -> Opened:
-    """One split of a source.
-
-    Raises:
-        HubOutOfReachError: no answer from the hub.
-        UserError: the source is wrong.
-    """
+    """One split of a source. Raises `HubOutOfReachError` where the hub does not answer, `UserError` where the source is
+    wrong."""
     if source.items is not None:
         items = [thaw(item) for item in source.items]
         return Opened(lambda: iter(items), finite=True)
@@ -91,11 +87,8 @@ def is_fetched(source: Source) -> bool:
 
 
 def local_files(source: Source, split: str) -> list[str] | None:
-    """Return the files of a split that are read without `datasets`; None where that package has to do it.
-
-    Raises:
-        UserError: the source has no files for that split.
-    """
+    """Return the files of a split that are read without `datasets`; None where that package has to do it. Raises
+    `UserError` where the source has no files for that split."""
     if source.path not in READABLE or source.data_files is None or "[" in split or "+" in split:
         return None
     files: Any = source.data_files

@@ -237,7 +237,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
 
         It renames an existing output, which our loops go on with; and it fails where a hub is out of reach.
         """
-        given = {
+        attributes = {
             "data_path_to_save_groups": config.data_path_to_save_groups,
             "tokenizer_name": config.tokenizer_name,
         }
@@ -247,7 +247,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         super().__init__(config, configs)
         if self._encoder.tokenizer is None:
             self.tokenizer = None  # better none than another model's
-        for name, value in given.items():
+        for name, value in attributes.items():
             setattr(config, name, value)
 
     # ------------------------------------------------------------------ hooks of an environment
@@ -467,14 +467,14 @@ def metrics_by_column(samples: Sequence[Mapping[str, Any]], columns: Sequence[st
     return metrics
 
 
-def _configs(given: ServerBaseline | Sequence[APIServerConfig] | APIServerConfig) -> list[APIServerConfig]:
+def _configs(servers: ServerBaseline | Sequence[APIServerConfig] | APIServerConfig) -> list[APIServerConfig]:
     """Return a list in any case: atroposlib takes anything else for its local ports 9004 to 9007 with the key "x"."""
-    if isinstance(given, APIServerConfig):
-        return [given]
-    if isinstance(given, ServerBaseline):
-        known = given.model_dump()
+    if isinstance(servers, APIServerConfig):
+        return [servers]
+    if isinstance(servers, ServerBaseline):
+        known = servers.model_dump()
         return [APIServerConfig(**known, base_url=f"http://localhost:{port}/v1") for port in range(9004, 9008)]
-    return list(given)
+    return list(servers)
 
 
 def _reasoning(config: HermesAgentEnvConfig) -> ReasoningOptions | None:

@@ -27,6 +27,7 @@ from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.run import Plan, Run, RunBudget
 from hermes_rl.runs.training import TrainingMetrics
 from hermes_rl.servers.base import ChatServer
+from hermes_rl.threads import end_tasks
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB
 from hermes_rl.trainers.base import GroupRefused
 from hermes_rl.trainers.checks import Checks, completed
@@ -70,9 +71,9 @@ def layered(items: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 def _further(item: dict[str, Any], number: int) -> dict[str, Any]:
-    given = item.get(FURTHER) or ()
-    if number < len(given):
-        return {"overrides": {}, **given[number], "layer": number + 1}
+    names = item.get(FURTHER) or ()
+    if number < len(names):
+        return {"overrides": {}, **names[number], "layer": number + 1}
     filler = {"tokens": item["tokens"][:1], "masks": [MASKED], "inference_logprobs": [MASKED_LOGPROB]}
     filler |= {name: [value] for name, value in OF_TEACHER.items() if item.get(name) is not None}
     return {**filler, "scores": item["scores"], "overrides": dict(FILLER_OVERRIDE), "layer": number + 1}
@@ -176,17 +177,17 @@ class WithOwnCode:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._environment, name)
 
-    async def lines(self, group: Group, made: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    async def lines(self, group: Group, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the lines after `postprocess_histories`; none where it gives nothing, or what cannot be used."""
-        given: Any = made if len(made) > 1 else made[0]
-        processed = await call(self._env.postprocess_histories, given)
+        argument: Any = lines if len(lines) > 1 else lines[0]
+        processed = await call(self._env.postprocess_histories, argument)
         named = {"group": group.id, "row_key": group.row.key}
         return [{**line, **named} for line in self._usable(group, self._env.postprocess_histories, processed)]
 
-    def _usable(self, group: Group, method: Callable[..., Any], made: Any) -> list[dict[str, Any]]:
+    def _usable(self, group: Group, method: Callable[..., Any], returned: Any) -> list[dict[str, Any]]:
         """Return what a method has made of a group; where it cannot be used, none, and the group is dropped, or
         `UserError` where the method has never made one that can."""
-        lines = [line for line in (made if isinstance(made, list) else [made]) if line]
+        lines = [line for line in (returned if isinstance(returned, list) else [returned]) if line]
         try:
             usable = self._checks.usable(lines, None)
         except GroupRefused as refused:
@@ -257,9 +258,9 @@ class Collecting:
             policy: another policy than the environment's own.
         """
         env: Any = self
-        given = items_of(env, pauses=False) if rows is None else [row_of(item, n) for n, item in enumerate(rows)]
+        items = items_of(env, pauses=False) if rows is None else [row_of(item, n) for n, item in enumerate(rows)]
         plan = Plan(size=self.config.group_size, repeat=False, concurrency=self._rollouts_in_flight)
-        run = Run(self._core, given, plan, encoder=self._encoder, policy=policy)
+        run = Run(self._core, items, plan, encoder=self._encoder, policy=policy)
         async with aclosing(run.groups()) as playing:
             async for group in playing:
                 yield group
@@ -321,9 +322,7 @@ class Collecting:
         try:
             results = await asyncio.gather(*calls)
         finally:
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
+            await end_tasks(calls)
         backlog = [further for _, more in results for further in more]
         items = [scored for scored, _ in results if scored is not None]
         if len(items) < len(results):

@@ -56,8 +56,8 @@ def configured(cls: Any, flags: list[str]) -> tuple[Any, Any]:
     `UserError` where a flag is unknown, or its value does not fit."""
     with authored(cls.config_init):
         config, servers = cls.config_init()
-    given = _given(flags)
-    return _changed(config, given["env"], "--env"), _servers(servers, given["openai"])
+    settings = _settings(flags)
+    return _changed(config, settings["env"], "--env"), _servers(servers, settings["openai"])
 
 
 def _help(cls: Any) -> str:
@@ -70,7 +70,7 @@ def _help(cls: Any) -> str:
     return "".join(lines)
 
 
-def _given(flags: list[str]) -> dict[str, dict[str, Any]]:
+def _settings(flags: list[str]) -> dict[str, dict[str, Any]]:
     """Return the flags and the --config file as {env: …, openai: …}."""
     values: dict[str, dict[str, Any]] = {"env": {}, "openai": {}}
     later: dict[str, dict[str, Any]] = {"env": {}, "openai": {}}
@@ -137,12 +137,12 @@ def _changed(config: Any, changes: dict[str, Any], flag: str) -> Any:
         raise UserError(f"{flag}.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def _servers(given: Any, changes: Any) -> Any:
+def _servers(values: Any, changes: Any) -> Any:
     """Return the servers with `--openai.*` applied to each; a list in the --config file replaces them."""
     if isinstance(changes, list):
         return [_changed(APIServerConfig(), entry, "openai") for entry in changes]
     if not changes:
-        return given
-    listed = given if isinstance(given, list) else [given]
+        return values
+    listed = values if isinstance(values, list) else [values]
     full = [s if isinstance(s, APIServerConfig) else APIServerConfig(**s.model_dump()) for s in listed]
     return [_changed(server, changes, "--openai") for server in full]

@@ -136,9 +136,9 @@ def _gives_variables(call: ast.Call) -> bool:
         return False
     return any(
         isinstance(key, ast.Constant) and key.value == "env"
-        for given in call.args
-        if isinstance(given, ast.Dict)
-        for key in given.keys
+        for argument in call.args
+        if isinstance(argument, ast.Dict)
+        for key in argument.keys
     )
 
 

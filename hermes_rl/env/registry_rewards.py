@@ -21,7 +21,7 @@ def named(name: str) -> Callable[..., list[float]]:
     from atroposlib.envs.reward_fns import registry
 
     try:
-        made: Any = registry.get(name)
+        entry: Any = registry.get(name)
     except ImportError as error:
         known = sorted(path.stem.removesuffix("_reward") for path in _folder().glob("*_reward.py"))
         if name.removesuffix("_reward") not in known:
@@ -31,11 +31,11 @@ def named(name: str) -> Callable[..., list[float]]:
 
     def reward(group: list[Any], **args: Any) -> list[float]:
         completions = [result.final_response for result in group]
-        if not inspect.isclass(made):
-            return [float(value) for value in made(completions, **args)]
-        own = inspect.signature(made.__init__).parameters
+        if not inspect.isclass(entry):
+            return [float(value) for value in entry(completions, **args)]
+        own = inspect.signature(entry.__init__).parameters
         settings = {key: args.pop(key) for key in list(args) if key in own}
-        judge: Any = made(**settings)
+        judge: Any = entry(**settings)
         return [float(value) for value in judge.compute(completions, **args)]
 
     reward.__name__ = name

@@ -46,7 +46,7 @@ def server_config(config: APIServerConfig, tool_parser: str | None = None) -> Se
 
 def request_of(kwargs: dict[str, Any], reasoning: ReasoningConfig | None) -> ChatRequest:
     """OpenAI-style keyword arguments as a request; what neither side knows goes into the body as it is."""
-    given = {name: kwargs[name] for name in _REQUEST_FIELDS if kwargs.get(name) is not None}
+    fields = {name: kwargs[name] for name in _REQUEST_FIELDS if kwargs.get(name) is not None}
     skip = kwargs.get("skip_reasoning", False)
     thinking = None
     if reasoning is not None and reasoning.is_reasoning_kwargs_active() and not skip:
@@ -54,8 +54,8 @@ def request_of(kwargs: dict[str, Any], reasoning: ReasoningConfig | None) -> Cha
     known = {*_REQUEST_FIELDS, "messages", "n", "model", "split", "skip_reasoning"}
     further = {key: value for key, value in kwargs.items() if key not in known}
     if further:
-        given["extra_body"] = {**further, **(given.get("extra_body") or {})}
-    return ChatRequest(messages=kwargs["messages"], reasoning=thinking, **given)
+        fields["extra_body"] = {**further, **(fields.get("extra_body") or {})}
+    return ChatRequest(messages=kwargs["messages"], reasoning=thinking, **fields)
 
 
 def completion_of(replies: list[ChatReply]) -> ChatCompletion:
@@ -162,11 +162,11 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         if not self._failed_loops:
             return
         wrong = next((loop for loop in self._failed_loops if isinstance(loop, UserError)), None)
-        said = (
+        message = (
             f"{len(self._failed_loops)} agent loops of this evaluation failed, which is nothing that the policy did; "
             f"where its own code caught that, its numbers are too low. First: {wrong or self._failed_loops[0]}"
         )
-        raise UserError(said) if wrong is not None else RunError(said)
+        raise UserError(message) if wrong is not None else RunError(message)
 
     async def chat(self, request: ChatRequest) -> ChatReply:
         """Answer a call of an agent loop."""
@@ -223,10 +223,10 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         self._require_tokens()
         if any(config.type == "scripted" for config in self.role.configs):
             raise NotImplementedError("a scripted server has no model that could tell how likely a text is")
-        given = next((kwargs[name] for name in ("input_ids", "prompt") if kwargs.get(name) is not None), None)
+        prompt = next((kwargs[name] for name in ("input_ids", "prompt") if kwargs.get(name) is not None), None)
         top = max(1, int(kwargs.get("top_k", kwargs.get("top_logprobs", 1))))
-        request = ChatRequest(kwargs.get("messages") or (), kwargs.get("tools"), prompt=given, scored=top)
-        if given is None and not request.messages:
+        request = ChatRequest(kwargs.get("messages") or (), kwargs.get("tools"), prompt=prompt, scored=top)
+        if prompt is None and not request.messages:
             raise UserError("get_logprobs needs input_ids, prompt or messages")
         reply = await self.role.chat(request)
         assert reply.scored is not None
@@ -261,9 +261,9 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
 
     def _bare(self, kwargs: dict[str, Any]) -> ChatRequest:
         self._require_tokens()
-        given = {key: value for key, value in kwargs.items() if key not in ("prompt", "input_ids")}
+        arguments = {key: value for key, value in kwargs.items() if key not in ("prompt", "input_ids")}
         prompt = kwargs["input_ids"] if kwargs.get("input_ids") is not None else kwargs["prompt"]
-        return replace(request_of({**given, "messages": [], "skip_reasoning": True}, None), prompt=prompt)
+        return replace(request_of({**arguments, "messages": [], "skip_reasoning": True}, None), prompt=prompt)
 
     def _require_tokens(self) -> None:
         if not self.token_level:
@@ -341,9 +341,9 @@ class ManagedServer:
         count = _count(kwargs)
         if count == 1 and self._transcripts:
             return self._transcripts[-1:]
-        made = [Transcript() for _ in range(count)]
-        self._transcripts += made
-        return made
+        transcripts = [Transcript() for _ in range(count)]
+        self._transcripts += transcripts
+        return transcripts
 
     def get_state(self) -> dict[str, Any]:
         """``{"nodes": […]}``: every sequence so far, with tokens, masked_tokens and logprobs."""

@@ -16,6 +16,7 @@ from hermes_rl.runs.player import Opening
 from hermes_rl.runs.run import Run
 from hermes_rl.several import ENVIRONMENT
 from hermes_rl.spec.model import Spec
+from hermes_rl.threads import end_tasks
 from hermes_rl.trainers.find import ATROPOS
 from hermes_rl.trainers.serving import Together
 
@@ -87,9 +88,7 @@ async def _served(served: Sequence[tuple[Spec, Launch]]) -> list[Served]:
         _raise(environments)
         return [task.result() for task in tasks]
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(tasks)
         logger.setLevel(level)
 
 

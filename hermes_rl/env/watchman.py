@@ -63,7 +63,7 @@ class Watchman:
 
     def _watch(self, loop: asyncio.AbstractEventLoop, thread: int) -> None:
         while not self._ended.wait(LOOKS):
-            alive, asked = threading.Event(), time.monotonic()
+            alive, since = threading.Event(), time.monotonic()
             try:
                 loop.call_soon_threadsafe(alive.set)
             except RuntimeError:
@@ -76,7 +76,7 @@ class Watchman:
                     if self._ended.is_set():
                         return
                 if place is not None:
-                    self._holdings[place[0]].seconds += time.monotonic() - asked
+                    self._holdings[place[0]].seconds += time.monotonic() - since
 
     def _place(self, thread: int) -> tuple[str, str] | None:
         """Return which method the loop is in the middle of, and where in its file; None where it is in none."""

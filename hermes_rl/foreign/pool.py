@@ -373,30 +373,30 @@ class _Watch:
     def _read_aside(self, message: bytes) -> None:
         """Read a long message in a thread, where it holds up nobody."""
         try:
-            said = from_json(message)
+            content = from_json(message)
         except WireError as error:
-            said = error
+            content = error
         with suppress(RuntimeError):  # the loop is gone
-            self._loop.call_soon_threadsafe(self._heed_later, said)
+            self._loop.call_soon_threadsafe(self._heed_later, content)
 
-    def _heed_later(self, said: Any) -> None:
+    def _heed_later(self, answer: Any) -> None:
         try:
-            self._heed(said)
+            self._heed(answer)
         except WireError as error:
             self._fail(error)
 
-    def _heed(self, said: Any) -> None:
+    def _heed(self, answer: Any) -> None:
         """Do what a message says; raises `WireError` where it has no form that is known."""
-        if isinstance(said, WireError):
-            raise said
-        if not isinstance(said, dict) or len(FORM & said.keys()) != 1:
+        if isinstance(answer, WireError):
+            raise answer
+        if not isinstance(answer, dict) or len(FORM & answer.keys()) != 1:
             raise WireError("neither an answer nor a question")
-        if "ask" in said:
-            self._served.serve(said)
-        elif "log" in said:
-            self._printed.line(said["log"])
+        if "ask" in answer:
+            self._served.serve(answer)
+        elif "log" in answer:
+            self._printed.line(answer["log"])
         elif not self.answer.done():
-            self.answer.set_result(said)
+            self.answer.set_result(answer)
 
     def look(self) -> None:
         self._printed.read()
@@ -411,8 +411,8 @@ class _Watch:
         else:
             # The longer it has taken, the less often it is looked at; a flood of prints is read as soon as it comes.
             self._glance = GLANCE / 20 if self._printed.full else min(1.0, max(self._glance, GLANCE) * 1.2)
-            left = max(self._timeout - self._clock.seconds, GLANCE / 2)
-            self.due = self._loop.time() + min(self._glance, left)
+            remaining = max(self._timeout - self._clock.seconds, GLANCE / 2)
+            self.due = self._loop.time() + min(self._glance, remaining)
 
     def _fail(self, error: BaseException) -> None:
         if not self.answer.done():

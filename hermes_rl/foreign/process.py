@@ -357,9 +357,9 @@ def current_runner() -> Runner:
     return _runner
 
 
-def stand_in(reference: str, number: int, given: Mapping[str, Any]) -> Any:
+def stand_in(reference: str, number: int, arguments: Mapping[str, Any]) -> Any:
     """Make what stands here for an object of the runner; pickled calls name this function."""
-    return load_object(reference)(number, **given)
+    return load_object(reference)(number, **arguments)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class Beside:
         record: str | Path | None = None,
         workers: int | None = None,
     ) -> None:
-        self._given, self._workers = (spec, environ), workers
+        self._opening, self._workers = (spec, environ), workers
         self._record = None if record is None else Path(record) / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         self._chosen = rows if rows is None or isinstance(rows, int) else list(rows)
         self._splits: dict[str, dict[str, Any]] = {}
@@ -62,7 +62,7 @@ class Beside:
     @cached_property
     def env(self) -> Any:
         """The environment, for what runs on its loop."""
-        spec, environ = self._given
+        spec, environ = self._opening
         return hermes_rl.open_env(spec, environ=environ, record=self._record, workers=self._workers)
 
     @cached_property

@@ -156,11 +156,11 @@ async def play_at_endpoint(
 
 def require_carried(rollout: hermes_rl.Rollout, trainer: str) -> hermes_rl.Rollout:
     """Return the rollout; refuse one of which its rewards say more than a score, where a trainer takes no more."""
-    said = ["credit to its turns"] if rollout.credit else []
-    said += [f"overrides ({', '.join(rollout.overrides)})"] if rollout.overrides else []
-    if said:
+    parts = ["credit to its turns"] if rollout.credit else []
+    parts += [f"overrides ({', '.join(rollout.overrides)})"] if rollout.overrides else []
+    if parts:
         raise UserError(
-            f"rewards give rollout {rollout.id} {' and '.join(said)}, and {trainer} takes one score for all of it: "
+            f"rewards give rollout {rollout.id} {' and '.join(parts)}, and {trainer} takes one score for all of it: "
             "leave that out of the rewards, or train through Atropos, the Python API or HTTP (docs/service.md)"
         )
     return rollout

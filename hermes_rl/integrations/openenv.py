@@ -59,24 +59,24 @@ class HermesEnvironment(Environment):
         """Messages that the client knows, its own included."""
         self._state = State()
 
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **given: Any) -> Heard:
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> Heard:
         """Begin the rollout of a row: the one with that `key`, at that `index`, or at the seed; else the next one.
 
         Args:
             seed: stands for an index, over and over through the rows.
             episode_id: the client's name for the episode.
-            given: `key`, `index`, `split` ("train" or "eval"), and `group`: rollouts of one group have the same tools
+            options: `key`, `index`, `split` ("train" or "eval"), and `group`: rollouts of one group have the same tools
                 where the spec draws them.
 
         Raises:
             UserError: there is no such row, or something else is asked for.
         """
         self.close()
-        split, group = given.pop("split", "train"), given.pop("group", None)
-        row = self._row(split, seed, **given)
+        split, group = options.pop("split", "train"), options.pop("group", None)
+        row = self._row(split, seed, **options)
         self._state, self._heard = State(episode_id=episode_id, key=row.key), 0
         self._session = self._sync.session(row, split=split, group=group)
-        return self._told(self._session.start())
+        return self._observation(self._session.start())
 
     def step(self, action: Say, timeout_s: float | None = None, **_: Any) -> Heard:
         """Answer with the model's turn; the times are the spec's, whatever `timeout_s` is."""
@@ -87,7 +87,7 @@ class HermesEnvironment(Environment):
             message["tool_calls"] = action.tool_calls
         turn = self._session.step(message)
         self._state.step_count += 1
-        return self._told(turn)
+        return self._observation(turn)
 
     def close(self) -> None:
         """End the rollout and release its sandbox; OpenEnv calls it when the client has gone."""
@@ -113,7 +113,7 @@ class HermesEnvironment(Environment):
         place = index if index is not None else seed if seed is not None else self._turns()
         return rows[place if rows.length is None else place % rows.length]
 
-    def _told(self, turn: hermes_rl.SessionTurn | None) -> Heard:
+    def _observation(self, turn: hermes_rl.SessionTurn | None) -> Heard:
         if turn is not None:
             new, self._heard = turn.messages[self._heard :], len(turn.messages) + 1
             return Heard(messages=new, tools=turn.tools, max_tokens=turn.max_tokens)

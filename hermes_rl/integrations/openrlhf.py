@@ -78,8 +78,8 @@ def executor(
             pull = self._pull
             require_no_comparing(await pull.open(), "OpenRLHF")
             split, key = row_named(label, "a label names no row", "openrlhf")
-            given = {name: getattr(sampling_params, name) for name in ("temperature", "top_p", "top_k")}
-            settings = pull.sampling(given, None if processed_logprobs or split == "eval" else PROCESSED)
+            sampling = {name: getattr(sampling_params, name) for name in ("temperature", "top_p", "top_k")}
+            settings = pull.sampling(sampling, None if processed_logprobs or split == "eval" else PROCESSED)
             made_of = llm_engine, max_length, sampling_params.max_tokens
             if made_of not in self._policies:
                 self._policies[made_of] = _policy(hf_tokenizer, renderer, sampling_params, *made_of)
@@ -111,16 +111,16 @@ def _policy(
     """Make the policy that asks the vLLM of this process."""
 
     async def sample(ids: list[int], sampling: hermes_rl.Sampling) -> hermes_rl.Sampled:
-        asked = deepcopy(params)
+        settings = deepcopy(params)
         for name, value in {**parameters(sampling, most), "logprobs": 0, "min_tokens": 0}.items():
-            setattr(asked, name, value)
-        return sampled_by_vllm(await engine.generate(ids, asked))
+            setattr(settings, name, value)
+        return sampled_by_vllm(await engine.generate(ids, settings))
 
     return hermes_rl.Policy.sampling(sample, tokenizer, renderer=renderer, context=longest)
 
 
 def _ranges(mask: list[int]) -> list[tuple[int, int]]:
     """Return the stretches of ones, as start and end."""
-    starts = [place for place, (one, last) in enumerate(zip(mask, [0, *mask], strict=False)) if one and not last]
-    ends = [place for place, (one, last) in enumerate(zip([*mask, 0], [0, *mask], strict=True)) if last and not one]
+    starts = [place for place, (mark, last) in enumerate(zip(mask, [0, *mask], strict=False)) if mark and not last]
+    ends = [place for place, (mark, last) in enumerate(zip([*mask, 0], [0, *mask], strict=True)) if last and not mark]
     return list(zip(starts, ends, strict=True))

@@ -99,12 +99,12 @@ class Pull:
         await self.env.close()
 
     def sampling(
-        self, given: Mapping[str, Any], raw: str | None = None, neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL
+        self, parameters: Mapping[str, Any], raw: str | None = None, neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL
     ) -> dict[str, Any]:
         """Return the agent's settings for a play: the user's, and the trainer's temperature and top_p.
 
         Args:
-            given: how the trainer samples, by vLLM's names.
+            parameters: how the trainer samples, by vLLM's names.
             raw: the way out where the engine's log-probabilities, which are trained on, are those before both.
             neutral: what rollouts do not apply, with the values that change nothing.
 
@@ -112,9 +112,9 @@ class Pull:
             UserError: something is not applied to rollouts, or the log-probabilities know nothing of it.
         """
         for name, values in neutral.items():
-            if given.get(name, values[0]) not in values:
-                raise UserError(f"{name}={given[name]} of {self.trainer} is not applied to rollouts: leave it out")
-        settings = {name: float(given[name]) for name in ("temperature", "top_p") if name in given}
+            if parameters.get(name, values[0]) not in values:
+                raise UserError(f"{name}={parameters[name]} of {self.trainer} is not applied to rollouts: leave it out")
+        settings = {name: float(parameters[name]) for name in ("temperature", "top_p") if name in parameters}
         if raw is not None and set(settings.values()) - {1.0}:
             raise UserError(
                 f"{settings}: the engine's log-probabilities know nothing of it, so they are not those that were "
@@ -148,8 +148,8 @@ class Pull:
         seats = trained_seats(self.env)
         if size % seats:
             raise UserError(f"{seats} seats of an episode are trained, so {self.trainer}'s groups are multiples of it")
-        given: dict[str, Any] = {"split": split, "sampling": sampling, "replays": self._replays}
-        played = await self.env.play_group(row, size // seats, self.policy, group, **given)
+        options: dict[str, Any] = {"split": split, "sampling": sampling, "replays": self._replays}
+        played = await self.env.play_group(row, size // seats, self.policy, group, **options)
         return played if seats == 1 or played.dropped is not None else played.compared()[0]
 
     async def play_all(
@@ -196,17 +196,17 @@ class Pull:
 
 def own_settings(sampling: Mapping[str, Any] | None, trainer: str, where: str) -> dict[str, Any]:
     """Return settings of `agent` that the user gives a door; refuse those that the trainer sets `where` it says."""
-    given = dict(sampling or {})
-    for name in sorted({"temperature", "top_p"} & given.keys()):
+    settings = dict(sampling or {})
+    for name in sorted({"temperature", "top_p"} & settings.keys()):
         raise UserError(f"{name} is {trainer}'s: set it in {where}, not in `sampling`")
-    return given
+    return settings
 
 
-def row_named(given: Any, problem: str, door: str) -> tuple[str, str]:
+def row_named(value: Any, problem: str, door: str) -> tuple[str, str]:
     """Return the split and the key of the row that a trainer's data name, in a mapping or as JSON; UserError says the
     `problem`, and which page shows how the data are written."""
     try:
-        row = json.loads(given) if isinstance(given, str) else given
+        row = json.loads(value) if isinstance(value, str) else value
         return str(row["split"]), str(row["key"])
     except (KeyError, TypeError, ValueError):
         raise UserError(f"{problem}: write the data as docs/integrations/{door}.md shows") from None

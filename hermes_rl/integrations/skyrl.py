@@ -63,8 +63,8 @@ class HermesGenerator:
         self._step_wise, self._engine = bool(generator_cfg.step_wise_trajectories), inference_engine_client
         engine = generator_cfg.inference_engine.engine_init_kwargs or {}
         self._raw = engine.get("logprobs_mode") != "processed_logprobs"
-        given = generator_cfg.max_input_length
-        context = None if given is None else given + generator_cfg.sampling_params.max_generate_length
+        limit = generator_cfg.max_input_length
+        context = None if limit is None else limit + generator_cfg.sampling_params.max_generate_length
         self._longest = int(generator_cfg.sampling_params.max_generate_length)
         self._pull = Pull(
             "SkyRL",
@@ -106,7 +106,7 @@ class HermesGenerator:
         await self._pull.close()
 
     async def _sample(self, ids: list[int], sampling: hermes_rl.Sampling) -> hermes_rl.Sampled:
-        asked = {
+        settings = {
             **parameters(sampling, self._longest),
             "top_k": -1,
             "min_p": 0.0,
@@ -119,7 +119,7 @@ class HermesGenerator:
                 "prompts": None,
                 "prompt_token_ids": [ids],
                 "session_ids": [sampling.rollout],
-                "sampling_params": asked,
+                "sampling_params": settings,
                 "mm_features": None,
                 "cache_salt": None,
             }

@@ -57,14 +57,14 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     return _sample(sample, rollout, examples[-1])
 
 
-def _sample(given: Any, rollout: hermes_rl.Rollout, example: hermes_rl.Example) -> Any:
-    filled = copy.copy(given)
+def _sample(sample: Any, rollout: hermes_rl.Rollout, example: hermes_rl.Example) -> Any:
+    filled = copy.copy(sample)
     filled.tokens, filled.response_length = example.prompt_ids + example.response_ids, len(example.response_ids)
     filled.loss_mask, filled.rollout_log_probs = example.mask, example.logprobs
     filled.response = str(rollout.messages[-1].get("content") or "")
-    filled.reward, filled.remove_sample, filled.metadata = rollout.score, False, dict(given.metadata)
+    filled.reward, filled.remove_sample, filled.metadata = rollout.score, False, dict(sample.metadata)
     filled.weight_versions = [str(version) for version in dict.fromkeys(example.weights) if version is not None]
-    filled.status = type(given).Status.TRUNCATED if rollout.ending in CUT else type(given).Status.COMPLETED
+    filled.status = type(sample).Status.TRUNCATED if rollout.ending in CUT else type(sample).Status.COMPLETED
     return filled
 
 
@@ -101,14 +101,14 @@ def rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]
 
 
 def _flat(samples: Sequence[Any]) -> list[Any]:
-    return [sample for given in samples for sample in (_flat(given) if isinstance(given, list) else [given])]
+    return [sample for member in samples for sample in (_flat(member) if isinstance(member, list) else [member])]
 
 
-def _sampling(args: Any, pull: Pull, given: dict[str, Any]) -> dict[str, Any]:
+def _sampling(args: Any, pull: Pull, parameters: dict[str, Any]) -> dict[str, Any]:
     """Return the agent's settings with slime's temperature and lengths; refuse what rollouts do not apply."""
-    settings = pull.sampling(given, neutral={**NEUTRAL, "top_p": (1.0,)})
+    settings = pull.sampling(parameters, neutral={**NEUTRAL, "top_p": (1.0,)})
     bounds = {
-        "max_tokens": given.get("max_new_tokens"),
+        "max_tokens": parameters.get("max_new_tokens"),
         "max_trajectory_tokens": getattr(args, "rollout_max_context_len", None),
     }
     for name, bound in bounds.items():

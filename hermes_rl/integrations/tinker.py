@@ -64,18 +64,18 @@ class HermesEnv(Env):
             RolloutFailed: it has no score.
             UserError: something in the spec does not work for the row.
         """
-        given = self._group
-        self._env, self._sync = await asyncio.to_thread(opened, given.spec)
+        group = self._group
+        self._env, self._sync = await asyncio.to_thread(opened, group.spec)
         require_no_comparing(self._env, "tinker-cookbook")
         require_one_stepped(self._env, "tinker-cookbook")
         self._session = await self._on_loop(
             self._env.session(
-                given.key,
+                group.key,
                 group=self._name,
-                split=given.split,
-                sampling=given.sampling,
-                tokenizer=given.tokenizer,
-                renderer=given.renderer,
+                split=group.split,
+                sampling=group.sampling,
+                tokenizer=group.tokenizer,
+                renderer=group.renderer,
             )
         )
         turn = await self._on_loop(self._session.start())
@@ -153,9 +153,9 @@ class HermesGroup(EnvGroupBuilder):
 
     async def make_envs(self) -> Sequence[HermesEnv]:
         """Return new members; a rollout begins with the first look at one."""
-        made = [HermesEnv(self, self.key) for _ in range(self.size)]
-        self._made += made
-        return made
+        envs = [HermesEnv(self, self.key) for _ in range(self.size)]
+        self._made += envs
+        return envs
 
     async def compute_group_rewards(self, trajectory_group: list[Any], env_group: Sequence[Any]) -> list[Any]:
         """Add nothing to the scores; leave out of the loss what the spec masks. Raises `RolloutFailed` where the
@@ -173,8 +173,8 @@ class HermesGroup(EnvGroupBuilder):
 
     async def cleanup(self) -> None:
         """Release the sandboxes of rollouts that were given up."""
-        made, self._made = self._made, []
-        await asyncio.gather(*(env.close() for env in made))
+        envs, self._made = self._made, []
+        await asyncio.gather(*(env.close() for env in envs))
 
     def logging_tags(self) -> list[str]:
         """Return the names that the cookbook aggregates metrics by."""
@@ -215,5 +215,5 @@ class HermesDatasetBuilder(RLDatasetBuilder):
         tasks = await asyncio.to_thread(tasks_of, self.spec, "train", self.rows, "tinker-cookbook")
         if len(tasks) < self.per_batch:
             raise UserError(f"{len(tasks)} rows make no batch of {self.per_batch}: lower `per_batch`")
-        made = [HermesGroup(self.spec, key, self.tokenizer, self.group_size, self.renderer) for key, _ in tasks]
-        return HermesDataset(made, self.per_batch), None
+        groups = [HermesGroup(self.spec, key, self.tokenizer, self.group_size, self.renderer) for key, _ in tasks]
+        return HermesDataset(groups, self.per_batch), None

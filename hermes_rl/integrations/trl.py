@@ -383,9 +383,9 @@ def generate_with_vllm(trainer: Any, calls: Sequence[Call]) -> list[hermes_rl.Sa
     from vllm import SamplingParams
 
     fixed: dict[str, Any] = {"logprobs": 0, "detokenize": False}
-    asked = [SamplingParams(**parameters(sampling), seed=sampling.seed, **fixed) for _, sampling in calls]
+    params = [SamplingParams(**parameters(sampling), seed=sampling.seed, **fixed) for _, sampling in calls]
     answers = trainer.vllm_generation.llm.generate(
-        [{"prompt_token_ids": ids} for ids, _ in calls], sampling_params=asked, use_tqdm=False
+        [{"prompt_token_ids": ids} for ids, _ in calls], sampling_params=params, use_tqdm=False
     )
     return [sampled_by_vllm(answer) for answer in answers]
 

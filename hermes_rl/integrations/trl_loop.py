@@ -115,8 +115,8 @@ def _method(tool: Mapping[str, Any]) -> Callable[..., str]:
     def call(self: _Stepped, **arguments: Any) -> str:
         return self._call(tool["name"], arguments)
 
-    types = {name: _TYPES.get(given.get("type", ""), str) for name, given in wanted.items()}
-    lines = [f"    {name}: {_one_line(given.get('description') or name)}" for name, given in wanted.items()]
+    types = {name: _TYPES.get(schema.get("type", ""), str) for name, schema in wanted.items()}
+    lines = [f"    {name}: {_one_line(schema.get('description') or name)}" for name, schema in wanted.items()]
     call.__name__ = tool["name"]
     call.__doc__ = "\n".join([_one_line(tool.get("description") or tool["name"]), "", "Args:", *lines])
     call.__annotations__ = {**types, "return": str}

@@ -98,10 +98,10 @@ class VerlAgentLoop:
         ]
         return outputs if several else outputs[0]
 
-    async def _play(self, worker: _Worker, given: Mapping[str, Any], sample: Mapping[str, Any]) -> hermes_rl.Rollout:
+    async def _play(self, worker: _Worker, params: Mapping[str, Any], sample: Mapping[str, Any]) -> hermes_rl.Rollout:
         problem = "a sample has no `split` and `key` in its extra_info"
         split, key = row_named(sample.get("extra_info"), problem, "verl")
-        asked, uid = worker.sampling(given), str(sample["uid"]) if "uid" in sample else None
+        settings, uid = worker.sampling(params), str(sample["uid"]) if "uid" in sample else None
         size = int(self._config.n if split == "train" else self._config.val_kwargs.n)
         compared = worker.env.comparing and size > 1
         if "session_id" not in sample:
@@ -110,11 +110,11 @@ class VerlAgentLoop:
                     f"{', '.join(worker.env.comparing)} compares the members of a group, and verl's older trainer does "
                     "not say which they are: set trainer.use_v1=true"
                 )
-            return await worker.play(BatchPlace(key, uid, 0, 1), split, asked)
+            return await worker.play(BatchPlace(key, uid, 0, 1), split, settings)
         place = BatchPlace(key, uid, int(sample["session_id"]), size)
         if compared:
-            return await worker.together(place, split, asked)
-        return await worker.play(place._replace(size=max(size, place.member + 1)), split, asked)
+            return await worker.together(place, split, settings)
+        return await worker.play(place._replace(size=max(size, place.member + 1)), split, settings)
 
     async def _worker(self) -> _Worker:
         spec, manager, _, renderer = self._made_of
@@ -139,8 +139,8 @@ class _Worker(Pull):
         self, spec: str, manager: Any, tokenizer: Any, renderer: Any, config: Any, settings: Mapping[str, Any]
     ) -> None:
         async def sample(ids: list[int], sampling: hermes_rl.Sampling) -> hermes_rl.Sampled:
-            asked = {**parameters(sampling), "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
-            answer = await manager.generate(sampling.rollout, prompt_ids=ids, sampling_params=asked)
+            settings = {**parameters(sampling), "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+            answer = await manager.generate(sampling.rollout, prompt_ids=ids, sampling_params=settings)
             steps = answer.extra_fields
             cut = len(answer.token_ids) >= sampling.max_tokens and answer.token_ids[-1] not in sampling.stop_ids
             return hermes_rl.Sampled(

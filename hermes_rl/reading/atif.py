@@ -105,14 +105,14 @@ def _agent_step(message: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return a call; arguments that are no JSON object stand beside it as they were written."""
     written = call["function"]["arguments"]
-    made = {"tool_call_id": call.get("id") or "", "function_name": call["function"]["name"]}
+    entry = {"tool_call_id": call.get("id") or "", "function_name": call["function"]["name"]}
     try:
         arguments = read_bounded(written)
     except ValueError:
         arguments = None
     if isinstance(arguments, dict):
-        return {**made, "arguments": arguments}
-    return {**made, "arguments": {}, "extra": {"arguments": written}}
+        return {**entry, "arguments": arguments}
+    return {**entry, "arguments": {}, "extra": {"arguments": written}}
 
 
 def _seen(answers: Sequence[Mapping[str, Any]], calls: Any) -> dict[str, Any] | None:

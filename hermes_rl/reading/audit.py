@@ -76,10 +76,7 @@ class _Source:
 
 def audit(record: RunRecord) -> list[Suspect]:
     """Return the suspicious rollouts of a run that was read, the most suspicious first, those that pass before others.
-
-    Raises:
-        UserError: its files cannot be read.
-    """
+    Raises `UserError` where its files cannot be read."""
     hidden = hidden_tests(record)
     suspects = []
     for rollout in record.counting(every_seat=True):
@@ -106,11 +103,11 @@ def hidden_tests(record: RunRecord) -> frozenset[str]:
 def reasons_of(record: RunRecord, line: Line, hidden: frozenset[str]) -> list[Reason]:
     """Return why a rollout is suspicious, the weightiest reason first, each once."""
     reasons = [*_of_rewards(line.get("rewards") or {})]
-    left = CHARACTERS
-    sources = itertools.chain(_written(line), _kept(record, line))
+    room = CHARACTERS
+    sources = itertools.chain(_written(line), _other_sources(record, line))
     for number, source in enumerate(sources):
-        left -= len(source.text)
-        if number >= SOURCES or left < 0:
+        room -= len(source.text)
+        if number >= SOURCES or room < 0:
             reasons.append(Reason(1, "it wrote more than is looked at"))
             break
         for sign in signs(source.file, source.text, hidden):
@@ -127,9 +124,9 @@ def _of_rewards(rewards: Mapping[str, Any]) -> Iterator[Reason]:
         canaries = (value.get("metrics") or {}).get("canaries") or 0
         if canaries > 0:
             yield Reason(CERTAIN, f"{name}: {canaries:g} changed copies of the tests have passed")
-        said = SAID.search(str(value.get("reason") or "")[:10_000])
-        if said and not canaries:
-            yield Reason(CERTAIN, f"{name}: {said.group()}")
+        match = SAID.search(str(value.get("reason") or "")[:10_000])
+        if match and not canaries:
+            yield Reason(CERTAIN, f"{name}: {match.group()}")
 
 
 # ------------------------------------------------------------------ what the agent wrote
@@ -192,7 +189,7 @@ def _of_patch(turn: int | None, patch: str) -> Iterator[_Source]:
         yield _Source(turn, file, "\n".join(added), first)
 
 
-def _kept(record: RunRecord, line: Line) -> Iterator[_Source]:
+def _other_sources(record: RunRecord, line: Line) -> Iterator[_Source]:
     """Yield the files of artifacts that were kept, and what patches among them add."""
     artifacts = line.get("artifacts") or {}
     for name in artifacts:

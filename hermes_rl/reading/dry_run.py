@@ -132,11 +132,8 @@ class DryRun:
 
 async def dry_run(spec: Spec, launch: Launch, sample: int = 0, prices: Mapping[str, Prices] | None = None) -> DryRun:
     """Find out what a run would do, as far as that is possible without playing; a sample is played if one is asked for.
-
-    Raises:
-        UserError: the run would be refused, for the same reason.
-        RunError: a server of tools cannot be started, or the sample cannot be played.
-    """
+    Raises `UserError` where the run would be refused, for the same reason; `RunError` where a server of tools cannot be
+    started, or the sample cannot be played."""
     compiled = require_runnable(spec, launch)
     split = split_of(launch.mode)
     notes: list[str] = []
@@ -166,10 +163,8 @@ def prices_of(spec: Spec, path: Path | None) -> dict[str, Prices]:
     """Return the price of each role's model: of a JSON file, else of the spec.
 
     The file is ``{"model": {"prompt": 0.5, "completion": 1.5}}``, in US dollars for a million tokens. Where several
-    servers play a role, the first one's price counts.
-
-    Raises:
-        UserError: the file cannot be read, or does not name the policy's model.
+    servers play a role, the first one's price counts. Raises `UserError` where the file cannot be read, or does not
+    name the policy's model.
     """
     form = '{"MODEL": {"prompt": 0.5, "completion": 1.5}}, in US dollars for a million tokens'
     servers = {role: listed[0] for role, listed in spec.servers.items()}
@@ -294,11 +289,11 @@ def _measured(source: str, record: RunRecord, uniform_size: int | None) -> Measu
     left_out = _left_out(counting, uniform_size)
     wanted = sum(rollout.state != RolloutState.FAILED and rollout.group not in left_out for rollout in counting)
     size = sum(path.stat().st_size for path in record.path.rglob("*") if path.is_file())
-    asked: dict[str, list[Mapping[str, float]]] = {"policy": []}
+    usages: dict[str, list[Mapping[str, float]]] = {"policy": []}
     for rollout in rollouts:
-        asked["policy"].append(rollout.policy_usage)
+        usages["policy"].append(rollout.policy_usage)
         for role, counts in rollout.roles.items():
-            asked.setdefault(role, []).append(counts)
+            usages.setdefault(role, []).append(counts)
     return Measured(
         source,
         len(rollouts),
@@ -315,7 +310,7 @@ def _measured(source: str, record: RunRecord, uniform_size: int | None) -> Measu
                 if all("cost" in counts for counts in usage)
                 else None,
             )
-            for role, usage in asked.items()
+            for role, usage in usages.items()
         },
     )
 

@@ -117,10 +117,7 @@ def read_atif(file: Path) -> tuple[AgentResult, Mapping[str, Any]]:
     """Return what rewards see of a trajectory, which counts as finished, and its `extra`.
 
     The steps before the agent's first one that is not copied are the prompt. What was observed without a call is an
-    answer of a tool that nobody has named.
-
-    Raises:
-        UserError: the file cannot be read, or is no trajectory.
+    answer of a tool that nobody has named. Raises `UserError` where the file cannot be read, or is no trajectory.
     """
     try:
         trajectory = _Trajectory.model_validate(read_json(file.read_text("utf-8")))
@@ -133,9 +130,9 @@ def read_atif(file: Path) -> tuple[AgentResult, Mapping[str, Any]]:
     own = [step.source == "agent" and not step.is_copied_context for step in trajectory.steps]
     first_turn = own.index(True) if True in own else len(own)
     prompt = [message for step in trajectory.steps[:first_turn] for message in _messages(step)]
-    said = [message for step in trajectory.steps[first_turn:] for message in _messages(step)]
+    spoken = [message for step in trajectory.steps[first_turn:] for message in _messages(step)]
     totals = trajectory.final_metrics or _Totals()
-    turns = [message for message in said if message["role"] == "assistant"]
+    turns = [message for message in spoken if message["role"] == "assistant"]
     calls = [
         {"turn": turn, "id": call["id"], "name": call["function"]["name"]}
         for turn, message in enumerate(turns, 1)
@@ -143,7 +140,7 @@ def read_atif(file: Path) -> tuple[AgentResult, Mapping[str, Any]]:
     ]
     usage = {"prompt_tokens": totals.total_prompt_tokens or 0, "completion_tokens": totals.total_completion_tokens or 0}
     line = {
-        **{"messages": [*prompt, *said], "prompt_length": len(prompt), "turns": len(turns), "tool_calls": calls},
+        **{"messages": [*prompt, *spoken], "prompt_length": len(prompt), "turns": len(turns), "tool_calls": calls},
         **{"ending": str(Ending.FINISHED), "usage": usage | {"cost": totals.total_cost_usd}},
         "tools": trajectory.agent.tool_definitions,
     }
@@ -215,15 +212,15 @@ async def grade_atif(compiled: CompiledSpec, files: Sequence[Path], row: str | N
     _require_judgeable(compiled)
     spec = compiled.spec
     rows = await asyncio.to_thread(_rows, spec)
-    asked: dict[str, list[Row]] = {}
+    by_question: dict[str, list[Row]] = {}
     for each in rows if row is None else ():
-        asked.setdefault(_question(compiled.prompt(each)), []).append(each)
+        by_question.setdefault(_question(compiled.prompt(each)), []).append(each)
     graded = []
     for file in files:
         result, extra = read_atif(file)
         key = row if row is not None else extra.get("row_key")
         question = _question(result.messages[: result.prompt_length])
-        own = [each for each in rows if each.key == key] if key is not None else asked.get(question, [])
+        own = [each for each in rows if each.key == key] if key is not None else by_question.get(question, [])
         if len(own) != 1:
             what = f"{len(own)} rows" if own else "no row"
             which = f"with the key {key!r}" if key is not None else "whose prompt its user says first"
@@ -250,8 +247,8 @@ async def _graded(compiled: CompiledSpec, file: str, row: Row, result: AgentResu
 
 def _question(messages: Sequence[Message]) -> str:
     """Return the last words of the user in a prompt."""
-    said = [message for message in messages if message["role"] == "user"]
-    return text_of(said[-1]["content"]).strip() if said else ""
+    questions = [message for message in messages if message["role"] == "user"]
+    return text_of(questions[-1]["content"]).strip() if questions else ""
 
 
 def _require_judgeable(compiled: CompiledSpec) -> None:

@@ -127,10 +127,8 @@ def token_of(environ: Mapping[str, str], name: str | None) -> str | None:
 def prepare(path: Path, dataset: str, folder: Path, secrets: Mapping[str, str]) -> Publication:
     """Make the files that are published of a run as `owner/name` in an empty folder.
 
-    `secrets` are values that may be in no file, each with what to call it.
-
-    Raises:
-        UserError: the run is still running, has nothing that was graded, or a file holds a secret.
+    `secrets` are values that may be in no file, each with what to call it. Raises `UserError` where the run is still
+    running, has nothing that was graded, or a file holds a secret.
     """
     record = RunRecord(path)
     if running(record.path):
@@ -222,25 +220,22 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def push(files: Mapping[str, Path], dataset: str, *, token: str, endpoint: str | None, public: bool) -> Published:
-    """Publish files in one commit; the dataset is made where there is none, and other files in it stay.
-
-    Raises:
-        UserError: the hub refuses, or the dataset is seen by others than is asked for.
-        RunError: the hub is out of reach, or failed.
-    """
+    """Publish files in one commit; the dataset is made where there is none, and other files in it stay. Raises
+    `UserError` where the hub refuses, or the dataset is seen by others than is asked for; `RunError` where the hub is
+    out of reach, or failed."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError
 
     bound_answers()
     endpoint = endpoint.rstrip("/") if endpoint else None
     api = HfApi(endpoint=endpoint, token=token, library_name="hermes-rl", library_version=__version__)
-    made = False
+    created = False
     try:
         try:
             known = api.repo_info(dataset, repo_type="dataset", timeout=ANSWER)
         except RepositoryNotFoundError:
             api.create_repo(dataset, repo_type="dataset", private=not public)
-            made, present = True, frozenset[str]()
+            created, present = True, frozenset[str]()
         else:
             if public and known.private:
                 raise UserError(
@@ -254,7 +249,7 @@ def push(files: Mapping[str, Path], dataset: str, *, token: str, endpoint: str |
     except UserError:
         raise
     except Exception as error:  # whatever the libraries below raise is sorted here, and always raised again
-        raise _sorted(error, dataset, str(api.endpoint), token, made=made) from error
+        raise _sorted(error, dataset, str(api.endpoint), token, created=created) from error
     return Published(f"{api.endpoint}/datasets/{dataset}", commit)
 
 
@@ -271,24 +266,24 @@ def _committed(api: Any, dataset: str, files: Mapping[str, Path], present: Colle
     return str(done.oid)
 
 
-def _sorted(error: Exception, dataset: str, hub: str, token: str, *, made: bool) -> HermesRLError:
+def _sorted(error: Exception, dataset: str, hub: str, token: str, *, created: bool) -> HermesRLError:
     """Return what an error of the hub's library means for the user; no token is in it."""
-    left = f"; {dataset} was made, and the same command goes on from there" if made else ""
+    hint = f"; {dataset} was made, and the same command goes on from there" if created else ""
     trouble = hub_trouble(error)
     if trouble is not None:
-        return RunError(_shown(f"{hub} is out of reach or busy ({first_line(trouble)}){left}", token))
+        return RunError(_shown(f"{hub} is out of reach or busy ({first_line(trouble)}){hint}", token))
     refused = next((cause for cause in causes(error) if isinstance(_status(cause), int)), error)
-    said = getattr(refused, "server_message", None) or first_line(refused)
+    reason = getattr(refused, "server_message", None) or first_line(refused)
     match _status(refused):
         case 401:
-            text = f"{hub} does not accept the token ({said}): name a valid one with --token-env, or `hf auth login`"
+            text = f"{hub} does not accept the token ({reason}): name a valid one with --token-env, or `hf auth login`"
         case 403:
-            text = f"the token may not write {dataset} on {hub} ({said}): it needs the right to write there"
+            text = f"the token may not write {dataset} on {hub} ({reason}): it needs the right to write there"
         case 409:
-            text = f"{hub} does not give the name {dataset} ({said}): choose another"
+            text = f"{hub} does not give the name {dataset} ({reason}): choose another"
         case _:
-            return RunError(_shown(f"{hub} did not take {dataset} ({said}){left}", token))
-    return UserError(_shown(text + left, token))
+            return RunError(_shown(f"{hub} did not take {dataset} ({reason}){hint}", token))
+    return UserError(_shown(text + hint, token))
 
 
 def _status(error: BaseException) -> int | None:

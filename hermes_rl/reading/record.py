@@ -121,11 +121,8 @@ class RolloutSummary:
 
 
 class RunRecord:
-    """The run in a directory, or in that of a file; call `refresh` to see what was written since.
-
-    Raises:
-        UserError: there is no run, or its files cannot be read.
-    """
+    """The run in a directory, or in that of a file; call `refresh` to see what was written since. Raises `UserError`
+    where there is no run, or its files cannot be read."""
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
@@ -159,10 +156,10 @@ class RunRecord:
     def described(self) -> dict[str, Any]:
         """What `run.json` says now."""
         try:
-            said = read_own_json((self.path / "run.json").read_bytes())
+            description = read_own_json((self.path / "run.json").read_bytes())
         except (OSError, ValueError) as error:
             raise UserError(f"{self.path / 'run.json'} cannot be read: {error}") from error
-        return said if isinstance(said, dict) else {}
+        return description if isinstance(description, dict) else {}
 
     @property
     def group_size(self) -> float:
@@ -385,15 +382,15 @@ def question_of(row: Mapping[str, Any], prompt: str) -> str:
         for name, value in row.items()
         if isinstance(value, str) and value.strip() and name.lower() not in EXPECTED
     }
-    asked = [value for name, value in texts.items() if name.lower() in ASKED]
+    questions = [value for name, value in texts.items() if name.lower() in ASKED]
     sentences = [value for value in texts.values() if sum(map(str.isalpha, value.split())) > 2]
-    return next(iter((*asked, *sentences)), "") or prompt or max(texts.values(), key=len, default="")
+    return next(iter((*questions, *sentences)), "") or prompt or max(texts.values(), key=len, default="")
 
 
 def prompt_of(messages: Iterable[Any]) -> str:
     """Return what a model was asked first."""
-    asked = (message for message in messages if isinstance(message, dict) and message.get("role") == "user")
-    return text_of(next(asked, {}).get("content"))
+    questions = (message for message in messages if isinstance(message, dict) and message.get("role") == "user")
+    return text_of(next(questions, {}).get("content"))
 
 
 PART = 200
@@ -433,26 +430,26 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
     tokens = rest.rfind(SEQUENCES)
     end = rest.rfind(TURNS, 0, tokens)
     try:
-        said = read_own_json(head + b"}")
+        head_fields = read_own_json(head + b"}")
         behind = read_own_json(b"{" + rest[end + 3 : tokens] + b"}")
         usage, timings = behind["usage"], behind["timings"]
     except (ValueError, KeyError):
-        said = behind = read_own_json(line)
-        usage, timings = said["usage"], said["timings"]
-    if (problem := problem_of({**said, **behind})) is not None:
+        head_fields = behind = read_own_json(line)
+        usage, timings = head_fields["usage"], head_fields["timings"]
+    if (problem := problem_of({**head_fields, **behind})) is not None:
         raise ValueError(problem)
     return RolloutSummary(
-        id=said["id"],
-        row_key=intern(said["row_key"]),
-        group=intern(said["group"]),
-        epoch=said["epoch"],
-        index=said["index"],
-        attempt=said["attempt"],
-        state=intern(said["state"]),
-        score=None if _unpaid(said) else said["score"],
-        rewards={intern(name): record["value"] for name, record in said["rewards"].items()},
-        ending=intern(said["ending"]),
-        error=intern(said["error"]) if said["error"] else None,
+        id=head_fields["id"],
+        row_key=intern(head_fields["row_key"]),
+        group=intern(head_fields["group"]),
+        epoch=head_fields["epoch"],
+        index=head_fields["index"],
+        attempt=head_fields["attempt"],
+        state=intern(head_fields["state"]),
+        score=None if _unpaid(head_fields) else head_fields["score"],
+        rewards={intern(name): record["value"] for name, record in head_fields["rewards"].items()},
+        ending=intern(head_fields["ending"]),
+        error=intern(head_fields["error"]) if head_fields["error"] else None,
         turns=behind["turns"],
         prompt_tokens=usage.get("prompt_tokens") or 0,
         completion_tokens=usage.get("completion_tokens") or 0,
@@ -464,16 +461,16 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
         seconds={intern(name): seconds for name, seconds in timings.items()},
         model=intern(behind["policy"].get("model") or "") or None if behind["policy"] else None,
         row_digest=behind["row_digest"],
-        seat=intern(said["seat"]["name"]) if "seat" in said else "",
-        episode=intern(said["seat"]["of"] if "seat" in said else said["group"]),
+        seat=intern(head_fields["seat"]["name"]) if "seat" in head_fields else "",
+        episode=intern(head_fields["seat"]["of"] if "seat" in head_fields else head_fields["group"]),
         begin=begin,
     )
 
 
-def _unpaid(said: Mapping[str, Any]) -> bool:
+def _unpaid(head: Mapping[str, Any]) -> bool:
     """Say whether no reward pays this seat, such as a judge's: its 0 is no score."""
-    other = "seat" in said and said["seat"]["of"] != said["group"]
-    return other and not said["rewards"] and bool(said["state"] == RolloutState.SCORED)
+    other = "seat" in head and head["seat"]["of"] != head["group"]
+    return other and not head["rewards"] and bool(head["state"] == RolloutState.SCORED)
 
 
 NO_ROLES: Mapping[str, Mapping[str, float]] = {}

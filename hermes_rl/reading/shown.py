@@ -181,21 +181,21 @@ def conversation(line: Mapping[str, Any]) -> list[dict[str, Any]]:
             continue
         sampled = message["role"] == "assistant" and not prompt
         turn += sampled
-        made = []
+        shown_calls = []
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
             name = str(function.get("name"))
-            said = known.get((turn, call.get("id")), {"error": errors.get((turn, name))})
+            record = known.get((turn, call.get("id")), {"error": errors.get((turn, name))})
             entry = {"name": name, "arguments": text_of(function.get("arguments")), "result": None}
             # A program does not say how long its own tools take.
-            made.append(entry | {"seconds": said.get("seconds") or None, "error": said.get("error")})
-            calls[str(call.get("id"))] = made[-1]
+            shown_calls.append(entry | {"seconds": record.get("seconds") or None, "error": record.get("error")})
+            calls[str(call.get("id"))] = shown_calls[-1]
         messages.append(
             {
                 "role": str(message["role"]),
                 "text": text_of(message.get("content")),
                 "reasoning": reasoning_of(message),
-                "calls": made,
+                "calls": shown_calls,
                 "prompt": prompt,
                 "turn": turn if sampled else None,
             }
@@ -213,8 +213,8 @@ def program(line: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     rest = {name: known[name] for name in ("exit_code", "output", "requests", "refused", "left_out")}
     rest["refusal"] = known.get("refusal", "")
-    asked = ", ".join(f"{name} {value}" for name, value in known["sampling"].items())
-    return {**rest, "sampling": asked, "lines": list(program_lines(known["calls"]))}
+    settings = ", ".join(f"{name} {value}" for name, value in known["sampling"].items())
+    return {**rest, "sampling": settings, "lines": list(program_lines(known["calls"]))}
 
 
 def program_lines(calls: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -208,7 +208,7 @@ class _Reader:
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from self._defined(node)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from self._said(node.value)
+            yield from self._signs_in_text(node.value)
         elif isinstance(node, ast.Subscript) and self._full(node.value) == "sys.modules":
             yield from self._of_modules(node.slice)
 
@@ -327,7 +327,7 @@ class _Reader:
         if node.name in EQUALITIES and any(_same_for_all(line, node) for line in _statements(node.body)):
             yield 3, f"{node.name} gives the same for everything"
 
-    def _said(self, text: str) -> Iterator[tuple[int, str]]:
+    def _signs_in_text(self, text: str) -> Iterator[tuple[int, str]]:
         start = text[:200]
         if OF_PROC.search(start):
             yield 3, f"reads {start[:40]}"
@@ -356,10 +356,10 @@ def _same_for_all(line: ast.stmt, of: ast.FunctionDef | ast.AsyncFunctionDef) ->
 
 def _equal_to_all_by_name(node: ast.Assign) -> Iterator[tuple[int, str]]:
     value = node.value
-    given = value.body if isinstance(value, ast.Lambda) else None
+    returned = value.body if isinstance(value, ast.Lambda) else None
     for target in node.targets:
         name = target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else ""
-        if name in EQUALITIES and isinstance(given, ast.Constant) and given.value is EQUALITIES[name]:
+        if name in EQUALITIES and isinstance(returned, ast.Constant) and returned.value is EQUALITIES[name]:
             yield 3, f"{name} gives the same for everything"
 
 

@@ -102,10 +102,8 @@ def shown_tokens(
 ) -> dict[str, Any]:
     """Return tokens of a sequence: the text of each, whether it was sampled, in which turn, and how probable it was.
 
-    They are `most` tokens from `begin` on; without a tokenizer their ids are shown.
-
-    Raises:
-        UserError: there is no such sequence.
+    They are `most` tokens from `begin` on; without a tokenizer their ids are shown. Raises `UserError` where there is
+    no such sequence.
     """
     packed = line.get("sequences") or []
     if not 0 <= sequence < len(packed):

@@ -66,11 +66,8 @@ class Address:
 
 
 def address_of(text: str) -> Address | None:
-    """Return the address that a text is; None for a text that can only mean something on this machine.
-
-    Raises:
-        UserError: it begins like an address, and is none.
-    """
+    """Return the address that a text is; None for a text that can only mean something on this machine. Raises
+    `UserError` where it begins like an address, and is none."""
     rest, _, inside = text.partition("#")
     scheme, colon, behind = rest.partition("://")
     if not colon:

@@ -57,10 +57,7 @@ class Fetched:
 def fetched(address: Address) -> Fetched:
     """Return a repository at the commit that the address means now; only what is not here yet is fetched.
 
-    An address with a commit that is here asks nobody.
-
-    Raises:
-        UserError: it cannot be had, or is no environment.
+    An address with a commit that is here asks nobody. Raises `UserError` where it cannot be had, or is no environment.
     """
     repository = _environments() / _folder_name(address)
     if address.commit is not None:

@@ -41,10 +41,8 @@ class RepositoryFile:
 def write_files(entries: Iterable[RepositoryFile], folder: Path) -> None:
     """Write files into a folder, links last and only if they stay in it; compiled Python is left out.
 
-    All names and sizes have to come before the first content.
-
-    Raises:
-        Unfit: there is too much, or a name or a link that leads out of the folder.
+    All names and sizes have to come before the first content. Raises `Unfit` where there is too much, or a name or a
+    link that leads out of the folder.
     """
     names: set[str] = set()
     links: list[tuple[Path, str]] = []

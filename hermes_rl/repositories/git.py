@@ -41,11 +41,8 @@ class Named(NamedTuple):
 
 
 def git_commit(address: Address) -> Named:
-    """Ask which commit a revision means now.
-
-    Raises:
-        UserError: the repository cannot be reached, or has no such revision.
-    """
+    """Ask which commit a revision means now. Raises `UserError` where the repository cannot be reached, or has no such
+    revision."""
     revision = address.revision
     patterns = ["HEAD"] if revision is None else [f"refs/tags/{revision}", f"refs/tags/{revision}^{{}}",
                                                   f"refs/heads/{revision}"]  # fmt: skip
@@ -62,11 +59,8 @@ def git_commit(address: Address) -> Named:
 
 
 def git_files(address: Address, named: Named, folder: Path) -> tuple[str, Iterator[RepositoryFile]]:
-    """Fetch a commit into an empty folder; returns which one it is, and its files.
-
-    Raises:
-        UserError: it cannot be had, or is too large.
-    """
+    """Fetch a commit into an empty folder; returns which one it is, and its files. Raises `UserError` where it cannot
+    be had, or is too large."""
     _git(address, ["init", "--quiet", "--bare", "--template=", "--", str(folder)])
     at = ["-C", str(folder)]
     _git(address, [*at, "fetch", "--quiet", "--depth=1", "--no-tags", "--", address.url, named.wanted])
@@ -83,15 +77,15 @@ def _entries(address: Address, at: Sequence[str], listed: bytes) -> Iterator[Rep
         if kind == "blob":  # else a submodule: another repository, which is not ours to fetch
             entries.append((path, permissions, blob, int(length)))
     yield from (RepositoryFile(name, size, link=mode == "120000") for name, mode, _, size in entries)
-    with tempfile.TemporaryFile() as wanted, tempfile.TemporaryFile() as given:
-        wanted.write("".join(f"{blob}\n" for _, _, blob, _ in entries).encode())
-        wanted.seek(0)
-        _git(address, [*at, "cat-file", "--batch"], wanted.fileno(), given.fileno())
-        given.seek(0)
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout:
+        stdin.write("".join(f"{blob}\n" for _, _, blob, _ in entries).encode())
+        stdin.seek(0)
+        _git(address, [*at, "cat-file", "--batch"], stdin.fileno(), stdout.fileno())
+        stdout.seek(0)
         for name, mode, _, size in entries:
-            given.readline()
-            content = given.read(size)
-            given.read(1)
+            stdout.readline()
+            content = stdout.read(size)
+            stdout.read(1)
             if content.startswith(_POINTER) and size < 1024:
                 raise Unfit(
                     f"{visible(name)} is kept by Git LFS, and is not in the repository itself: take it out of LFS"
@@ -99,12 +93,9 @@ def _entries(address: Address, at: Sequence[str], listed: bytes) -> Iterator[Rep
             yield RepositoryFile(name, size, link=mode == "120000", executable=mode == "100755", content=content)
 
 
-def _git(address: Address, arguments: Sequence[str], given: int | None = None, into: int | None = None) -> bytes:
-    """Run git, bounded in time and in what it writes into a file; returns what it says.
-
-    Raises:
-        UserError: git is not here, or fails.
-    """
+def _git(address: Address, arguments: Sequence[str], stdin: int | None = None, into: int | None = None) -> bytes:
+    """Run git, bounded in time and in what it writes into a file; returns what it says. Raises `UserError` where git is
+    not here, or fails."""
     scheme = urlsplit(address.url).scheme
     environ = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
     environ |= {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "", "SSH_ASKPASS": "", "GIT_ALLOW_PROTOCOL": scheme}
@@ -112,10 +103,10 @@ def _git(address: Address, arguments: Sequence[str], given: int | None = None, i
     environ.setdefault("GIT_SSH_COMMAND", "ssh -oBatchMode=yes")
     settings = [word for setting in _SETTINGS for word in ("-c", setting)]
     limited = ["sh", "-c", 'ulimit -f "$0" && exec git "$@"', str(2 * MOST_BYTES // _BLOCK), *settings, *arguments]
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as stderr:
         try:
             child = subprocess.Popen(
-                limited, stdin=subprocess.DEVNULL if given is None else given, stderr=said, env=environ,
+                limited, stdin=subprocess.DEVNULL if stdin is None else stdin, stderr=stderr, env=environ,
                 stdout=subprocess.PIPE if into is None else into, start_new_session=True,
                 restore_signals=False,  # as in Python a file that is too large is an error, and no signal
             )  # fmt: skip
@@ -131,8 +122,8 @@ def _git(address: Address, arguments: Sequence[str], given: int | None = None, i
                 child.wait()
         if child.returncode == 0:
             return output or b""
-        said.seek(0)
-        words = " ".join(said.read(4000).decode("utf-8", "replace").split()) or f"status {child.returncode}"
+        stderr.seek(0)
+        words = " ".join(stderr.read(4000).decode("utf-8", "replace").split()) or f"status {child.returncode}"
     if child.returncode == 127:
         raise UserError(f"git is not installed, and {address} needs it")
     if "File too large" in words:

@@ -18,11 +18,8 @@ ANSWER = 60.0
 
 
 def hub_commit(address: Address) -> str:
-    """Ask which commit a revision means now.
-
-    Raises:
-        UserError: the hub cannot be reached, or has no such repository or revision.
-    """
+    """Ask which commit a revision means now. Raises `UserError` where the hub cannot be reached, or has no such
+    repository or revision."""
     try:
         info = _api().repo_info(address.url, repo_type=_type(address), revision=address.revision, timeout=ANSWER)
     except Exception as error:  # whatever the libraries below raise is told, and always raised again
@@ -31,11 +28,7 @@ def hub_commit(address: Address) -> str:
 
 
 def hub_files(address: Address, commit: str) -> Iterator[RepositoryFile]:
-    """Yield the files of a commit, names and sizes first.
-
-    Raises:
-        UserError: they cannot be had.
-    """
+    """Yield the files of a commit, names and sizes first. Raises `UserError` where they cannot be had."""
     try:
         api, kind = _api(), _type(address)
         tree = api.list_repo_tree(address.url, recursive=True, repo_type=kind, revision=commit)
@@ -72,5 +65,5 @@ def _type(address: Address) -> str:
 
 
 def _refused(address: Address, error: Exception) -> UserError:
-    said = getattr(error, "server_message", None) or str(error).strip().split("\n")[0]
-    return UserError(f"{address} cannot be had from the hub: {type(error).__name__}: {visible(said)[:300]}")
+    reason = getattr(error, "server_message", None) or str(error).strip().split("\n")[0]
+    return UserError(f"{address} cannot be had from the hub: {type(error).__name__}: {visible(reason)[:300]}")

@@ -50,12 +50,10 @@ class Calls(Protocol):
 
     def fix(self) -> None:
         """Give the servers as many calls at a time as they may have, whatever they say."""
-        ...
 
     @property
     def waiting(self) -> int:
         """Calls that wait for a place at a server."""
-        ...
 
 
 class DescriptorShare:
@@ -76,7 +74,7 @@ class DescriptorShare:
         self._used, self._clock = used or open_descriptors, clock
         self._surely = (self._limit - self._used()) // DESCRIPTORS
         """Rollouts that are carried even if each takes all that it may take."""
-        self._looked, self._left, self._open = -LOOK, 0, 0
+        self._looked, self._room, self._open = -LOOK, 0, 0
 
     def carry(self, open_rollouts: int) -> bool:
         """More than surely can be are carried as long as half of all descriptors are free: then they take fewer."""
@@ -84,8 +82,8 @@ class DescriptorShare:
             return True
         if self._clock() - self._looked >= LOOK:
             self._looked, self._open = self._clock(), open_rollouts
-            self._left = self._limit - self._used()
-        return self._left - (open_rollouts - self._open) > self._limit // 2
+            self._room = self._limit - self._used()
+        return self._room - (open_rollouts - self._open) > self._limit // 2
 
 
 NEARLY = 0.7

@@ -117,12 +117,6 @@ def has_solution(spec: Spec) -> bool:
     return spec.solution is not None and (spec.solution.turns is not None or spec.solution.patch is not None)
 
 
-def patch_turns(patch: str) -> list[dict[str, Any]]:
-    """Return a solution that is a patch, as turns: it is applied in the terminal."""
-    command = f"git apply - <<'END_OF_PATCH'\n{patch}\nEND_OF_PATCH"
-    return [{"tools": [{"name": "terminal", "args": {"command": command}}]}, {"say": "The patch is applied."}]
-
-
 def gold_turns(spec: Spec, row: Row, seat: str = "") -> tuple[ScriptedTurn, ...]:
     """Return the policy's turns of the solution for a row, those of this seat where there are several (default: the
     first); none where the spec has no solution."""
@@ -154,13 +148,13 @@ def _turns(spec: Spec, row: Row) -> list[dict[str, Any]]:
     solution = spec.solution
     if solution is None or not has_solution(spec):
         return []
-    turns = solution.turns if solution.turns is not None else patch_turns(str(solution.patch))
-    plain: Any = (
-        turns
-        if is_template(turns)
-        else [turn if isinstance(turn, dict) else turn.model_dump(exclude_none=True) for turn in turns]
-    )
-    rendered: list[dict[str, Any]] = render(plain, row.columns, where="solution.turns", key=row.key)
+    turns: Any = solution.turns
+    if turns is None:  # a patch, which is applied in the terminal
+        command = f"git apply - <<'END_OF_PATCH'\n{solution.patch}\nEND_OF_PATCH"
+        turns = [{"tools": [{"name": "terminal", "args": {"command": command}}]}, {"say": "The patch is applied."}]
+    elif not is_template(turns):
+        turns = [turn.model_dump(exclude_none=True) for turn in turns]
+    rendered: list[dict[str, Any]] = render(turns, row.columns, where="solution.turns", key=row.key)
     return rendered
 
 
@@ -168,12 +162,9 @@ def _turns(spec: Spec, row: Row) -> list[dict[str, Any]]:
 
 
 def messages_of(prompt: Prompt, row: Row, folder: Path = Path()) -> list[Message]:
-    """Return the messages, rendered for the row; relative paths of images begin in `folder`.
-
-    Raises:
-        TemplateError: a template does not work for this row.
-        UserError: a file of the prompt cannot be read, or an image is none.
-    """
+    """Return the messages, rendered for the row; relative paths of images begin in `folder`. Raises `TemplateError`
+    where a template does not work for this row; `UserError` where a file of the prompt cannot be read, or an image is
+    none."""
     return _Rendering(row, folder).messages(prompt)
 
 
@@ -218,11 +209,11 @@ def program_of(
     """
     system = next((text_of(message["content"]) for message in messages if message["role"] == "system"), "")
     prompt = text_of(messages[-1]["content"]) if messages else ""
-    said = (prompt, system, endpoint_of(rollout_id, port), rollout_id, context)
-    values = {**row.columns, **dict(zip(PROGRAM_VALUES, said, strict=True))}
+    offered = (prompt, system, endpoint_of(rollout_id, port), rollout_id, context)
+    values = {**row.columns, **dict(zip(PROGRAM_VALUES, offered, strict=True))}
     command = render(program.command, values, where=f"{place}.command", key=row.key)
     env = render(program.env, values, where=f"{place}.env", key=row.key)
-    given = {"row": dict(row.columns), "messages": list(messages), "prompt": prompt, "system": system}
+    arguments = {"row": dict(row.columns), "messages": list(messages), "prompt": prompt, "system": system}
     where = f"{place}.files"
     files = tuple(
         render_section(file, values, where=f"{where}.{index}", key=row.key) for index, file in enumerate(program.files)
@@ -234,7 +225,7 @@ def program_of(
         tuple(program.train),
         program.tools is not None,
         function,
-        {} if function is None else given,
+        {} if function is None else arguments,
         place,
     )
 
@@ -260,12 +251,12 @@ class _Rendering:
 
     def _message(self, message: SpecMessage, where: str) -> Message:
         content = None if message.content is None else self.content(message.content, f"{where}.content")
-        made: Message = {"role": self._text(message.role, f"{where}.role"), "content": content}
+        written: Message = {"role": self._text(message.role, f"{where}.role"), "content": content}
         for key in ("name", "reasoning_content", "tool_calls", "tool_call_id"):
             value = getattr(message, key)
             if value is not None:
-                made[key] = self._value(thaw(value), f"{where}.{key}")
-        return made
+                written[key] = self._value(thaw(value), f"{where}.{key}")
+        return written
 
     def content(self, content: str | TextFile | tuple[Part, ...], where: str) -> str | list[dict[str, Any]]:
         if isinstance(content, TextFile):
@@ -409,11 +400,7 @@ class CompiledSpec:
 
     @property
     def policy(self) -> ModelClient:
-        """The model that acts.
-
-        Raises:
-            UserError: the spec names none.
-        """
+        """The model that acts. Raises `UserError` where the spec names none."""
         if POLICY not in self.roles:
             raise UserError("servers.policy is missing: name the model that acts")
         return self.roles[POLICY]
@@ -431,11 +418,8 @@ class CompiledSpec:
         return other
 
     async def open(self, row: Row) -> None:
-        """Start what the tools of all rollouts need; `row` stands for any. A rollout does it where nobody did.
-
-        Raises:
-            RunError, UserError: they cannot be had; see `Tooling.open`.
-        """
+        """Start what the tools of all rollouts need; `row` stands for any. A rollout does it where nobody did. Raises
+        `RunError` or `UserError` where they cannot be had; see `Tooling.open`."""
         await self._open(self._sandbox_of(row))
 
     async def _open(self, config: SandboxConfig) -> None:
@@ -463,10 +447,7 @@ class CompiledSpec:
 
     def options(self, split: str, sampling: Mapping[str, Any] | None = None) -> LoopOptions:
         """Return the bounds of one rollout; `sampling` are settings of `agent` that take the place of the spec's.
-
-        Raises:
-            UserError: `agent` has no such setting, or its value is wrong.
-        """
+        Raises `UserError` where `agent` has no such setting, or its value is wrong."""
         agent = self.spec.agent_for("evaluate" if split == "eval" else "process")
         if sampling:
             agent = _changed(agent, sampling)
@@ -495,19 +476,19 @@ class CompiledSpec:
         name = free_task_id(key.id)
         self._register_scripts(key, name)
         try:
-            made = ToolRuntime(config, task_id=name, toolkit=toolkit, state=state, factory=self.pool.create, run=True)
-            made.process = process
+            new = ToolRuntime(config, task_id=name, toolkit=toolkit, state=state, factory=self.pool.create, run=True)
+            new.process = process
             self._require_tools(toolkit)
             if self.spec.state is not None and self.spec.state.over is not None:
-                made.is_over = self._asks(self.spec.state.over, made)
-            async with made as runtime, AsyncExitStack() as stack:
+                new.is_over = self._asks(self.spec.state.over, new)
+            async with new as runtime, AsyncExitStack() as stack:
                 for seat, own in self.spec.agents.items():
                     if own.sandbox == "own":
                         apart = ToolRuntime(
                             config, task_id=seat_id(name, seat), toolkit=toolkit, state=state, factory=self.pool.create,
                             run=True,
                         )  # fmt: skip
-                        apart.process, apart.is_over = process, made.is_over
+                        apart.process, apart.is_over = process, new.is_over
                         runtime.apart[seat] = await stack.enter_async_context(apart)
                 try:
                     yield runtime
@@ -678,9 +659,9 @@ class CompiledSpec:
             return UserOfCode(ask, where, names, max_turns=user.max_turns, opens=user.opens)
         if user.says is not None:
             words = self._words(key.row)
-            said = [{"say": each.say, "tools": each.tools} for each in words]
+            lines = [{"say": each.say, "tools": each.tools} for each in words]
             before = BeforeWords(self.spec, self.grader, key.row, runtime, words)
-            return FixedWords(said, "user.says", names, before, opens=user.opens)
+            return FixedWords(lines, "user.says", names, before, opens=user.opens)
         toolkit = self._user_tooling.toolkit(key.group, self._described_by(key.row, runtime.state), key.row)
         return SimulatedUser(
             self.roles[user.server],
@@ -731,7 +712,11 @@ class CompiledSpec:
             identity, port = seat_id(runtime.task_id, name), PORT + len(players)
             toolkit = runtime.toolkit.only(own.tools)
             if order == "call" and not players:
-                others = self._seat_tools(players)
+                others = [  # which ask `players` by the time that they are called
+                    SeatTool(other, described.description or f"Asks {other}.", partial(players.__getitem__, place))
+                    for place, (other, described) in enumerate(self.spec.agents.items())
+                    if place
+                ]
                 schemas = [*toolkit.schemas, *(tool.schema for tool in others)]
                 toolkit = Toolkit([*toolkit.tools, *others], schemas)
             players.append(
@@ -749,25 +734,14 @@ class CompiledSpec:
                     port=port,
                 )
             )
-        return Table(players, self._hears(key.row), self.spec.tool_timeout)
+        return Table(players, partial(self._hears, key.row), self.spec.tool_timeout)
 
-    def _seat_tools(self, players: Sequence[SeatPlayer]) -> list[SeatTool]:
-        """Return the other seats as tools of the first; `players` are filled by the time that they are called."""
-        return [
-            SeatTool(name, own.description or f"Asks {name}.", partial(players.__getitem__, place))
-            for place, (name, own) in enumerate(self.spec.agents.items())
-            if place
-        ]
-
-    def _hears(self, row: Row) -> Callable[[str, str, str], str]:
-        def hears(listener: str, speaker: str, text: str) -> str:
-            values, where = {**row.columns, "seat": speaker, "text": text}, f"agents.{listener}.hears"
-            try:
-                return render_text(self.spec.agents[listener].hears, values, where=where, key=row.key)
-            except TemplateError as error:  # over what another seat has said, so it ends the episode and not the run
-                raise ScheduleError(str(error)) from error
-
-        return hears
+    def _hears(self, row: Row, listener: str, speaker: str, text: str) -> str:
+        values, where = {**row.columns, "seat": speaker, "text": text}, f"agents.{listener}.hears"
+        try:
+            return render_text(self.spec.agents[listener].hears, values, where=where, key=row.key)
+        except TemplateError as error:  # over what another seat has said, so it ends the episode and not the run
+            raise ScheduleError(str(error)) from error
 
     def schedule(self, key: RolloutKey, runtime: ToolRuntime) -> Schedule:
         play = self.spec.play
@@ -815,9 +789,9 @@ class CompiledSpec:
         prior = _answers(self.prompt(key.row, seat.name))
         script, answered = self.script(key, prior, seat), _answers(messages) - prior
         begins = [0, *(number for number, turn in enumerate(script.turns, 1) if not turn.tools)]
-        left = script.turns[begins[answered] :] if answered < len(begins) else ()
+        remaining = script.turns[begins[answered] :] if answered < len(begins) else ()
         # No turns at all would be a script that was never written.
-        return Script(left or (script.turns and (ScriptedTurn(FINISHED),)), prior=None)
+        return Script(remaining or (script.turns and (ScriptedTurn(FINISHED),)), prior=None)
 
     def _register_scripts(self, key: RolloutKey, name: str) -> None:
         for seat in self.seated(key) if self.seats else ():
@@ -868,11 +842,11 @@ def _changed(agent: Agent, sampling: Mapping[str, Any]) -> Agent:
         if name not in Agent.model_fields:
             raise UserError(f"sampling: there is no setting {name!r}{choices(name, Agent.model_fields)}")
     try:
-        given = Agent.model_validate(dict(sampling))
+        changes = Agent.model_validate(dict(sampling))
     except ValidationError as error:
         problems = [f"sampling.{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
         raise UserError("\n".join(problems)) from error
-    return agent.model_copy(update={name: getattr(given, name) for name in sampling})
+    return agent.model_copy(update={name: getattr(changes, name) for name in sampling})
 
 
 def seat_id(rollout: str, seat: str) -> str:
@@ -882,9 +856,9 @@ def seat_id(rollout: str, seat: str) -> str:
 
 def _bounds_of_seat(options: LoopOptions, own: Agent, spec: Spec) -> LoopOptions:
     """Return the options of an episode with what a seat's `agent` says instead."""
-    said = replace(loop_options(own, spec), tool_timeout=own.tool_timeout)  # else it is that of the spec's own agent
+    bounds = replace(loop_options(own, spec), tool_timeout=own.tool_timeout)  # else it is that of the spec's own agent
     changed = {"seeded" if name == "seed" else name for name in own.model_fields_set - {"program"}}
-    return replace(options, **{name: getattr(said, name) for name in changed})
+    return replace(options, **{name: getattr(bounds, name) for name in changed})
 
 
 def _schedule_function(spec: Spec) -> AgentFunction | None:

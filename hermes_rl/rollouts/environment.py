@@ -32,60 +32,47 @@ class Environment(Protocol):
     @property
     def has_group_rewards(self) -> bool:
         """True where some reward compares the members of a group."""
-        ...
 
     @property
     def policy(self) -> ChatServer:
         """The model that acts."""
-        ...
 
     @property
     def teacher(self) -> Teacher | None:
         """Who is asked about the tokens of rollouts that are trained on; None where nobody is."""
-        ...
 
     def options(self, split: str) -> LoopOptions:
         """Return the bounds of one rollout in training (`train`) or evaluation (`eval`)."""
-        ...
 
     def prompt(self, row: Row) -> list[Message]:
         """Return the messages that a rollout begins with."""
-        ...
 
     def runtime(self, key: RolloutKey) -> AbstractAsyncContextManager[ToolRuntime]:
         """Return what the rollout's tools act on, released at the end, also on cancellation."""
-        ...
 
     async def user(self, key: RolloutKey, runtime: ToolRuntime) -> AnswersAgent | None:
         """Who answers the agent's turns without tool calls; None where nobody does."""
-        ...
 
     def program(self, key: RolloutKey, runtime: ToolRuntime, context: Callable[[], Awaitable[int]]) -> ProgramOf | None:
         """Return how the agent program that plays is started; None where the loop plays.
 
         `context` returns the tokens of the longest conversation that it may hold.
         """
-        ...
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
         """Fill `rollout.rewards` while its machine is alive. Raises Failure."""
-        ...
 
     async def grade_group(self, rollouts: list[Rollout]) -> None:
         """Add the rewards that need the whole group. Raises Failure."""
-        ...
 
     def score(self, rollout: Rollout) -> float:
         """Return the score from `rollout.rewards`. Raises Failure."""
-        ...
 
     def credit(self, rollout: Rollout) -> tuple[float, ...] | None:
         """Return what the rewards give to each turn; None where none does."""
-        ...
 
     def ending_policy(self, ending: Ending) -> EndingPolicy:
         """Return what the environment does with an ending of the policy's doing."""
-        ...
 
 
 @runtime_checkable
@@ -98,7 +85,6 @@ class PlaysSeats(Protocol):
 
     def seated(self, key: RolloutKey) -> Sequence[Seat]:
         """Return the seats of an episode, with the role that plays each."""
-        ...
 
     def table(
         self,
@@ -112,8 +98,6 @@ class PlaysSeats(Protocol):
         user: AnswersAgent | None,
     ) -> Table:
         """Return the seats of an episode, ready to be played; `seeds` are by seat, the first one talks to the user."""
-        ...
 
     def schedule(self, key: RolloutKey, runtime: ToolRuntime) -> Schedule:
         """Return who speaks when."""
-        ...

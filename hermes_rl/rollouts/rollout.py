@@ -35,10 +35,10 @@ NEVER_ASKED = "the policy was never asked, so nothing was sampled"
 def never_asked(program: ProgramRun) -> str:
     """Say that nothing was sampled, and what a program did instead: the policy has no hand in that."""
     ended = "was ended" if program.exit_code is None else f"ended with status {program.exit_code}"
-    said = program.output.strip().rpartition("\n")[2][:200]
+    last_line = program.output.strip().rpartition("\n")[2][:200]
     refused = f"{program.refused} refused{program.refusal and f', the last: {program.refusal}'}"
     requests = f"made {counted(program.requests, 'request')} ({refused})"
-    return f"{NEVER_ASKED}: its program {requests} and {ended}{said and f': {said}'}"
+    return f"{NEVER_ASKED}: its program {requests} and {ended}{last_line and f': {last_line}'}"
 
 
 # The proof that a group may be trained on: what is trained is what the server sampled, in the context it saw. The two
@@ -61,19 +61,19 @@ async def certified(group: Group) -> Certificate:
 def certify(group: Group) -> Certificate:
     """Compare the tokens of a group with what its servers sampled. Takes milliseconds: call it in a thread."""
     members = [rollout for rollout in group.rollouts if rollout.state is not RolloutState.LOST and rollout.seat.trained]
-    ledger = [one for rollout in members for one in rollout.ledger]
+    ledger = [generation for rollout in members for generation in rollout.ledger]
     sequences = [sequence for rollout in members for sequence in rollout.sequences or ()]
     sampling: list[dict[str, Any]] = []
-    sampling.extend(one for rollout in members for one in rollout.sampling if one and one not in sampling)
-    known = all(one.weights.before is not None and one.weights.after is not None for one in ledger) and bool(ledger)
+    sampling.extend(entry for rollout in members for entry in rollout.sampling if entry and entry not in sampling)
+    known = all(None not in (each.weights.before, each.weights.after) for each in ledger) and bool(ledger)
     return Certificate(
-        sampled=sum(one.count for one in ledger),
+        sampled=sum(generation.count for generation in ledger),
         trained=sum(sequence.trained_length for sequence in sequences),
         left_out=sum(count for rollout in members for count in rollout.left_out.values()),
         turns=sum(rollout.result.turns_used for rollout in members if rollout.result is not None),
         sequences=len(sequences),
-        oldest=min(one.weights.before or 0 for one in ledger) if known else None,
-        newest=max(one.weights.after or 0 for one in ledger) if known else None,
+        oldest=min(generation.weights.before or 0 for generation in ledger) if known else None,
+        newest=max(generation.weights.after or 0 for generation in ledger) if known else None,
         sampling=tuple(sampling),
         problems=tuple(f"{rollout.id}: {text}" for rollout in members for text in _problems(rollout)),
     )
@@ -110,10 +110,10 @@ def _provenance(rollout: Rollout) -> Iterator[str]:
     """Every assistant message behind the prompt is an answer of a server, in order."""
     assert rollout.result is not None
     result = rollout.result
-    said = [message for message in result.messages[result.prompt_length :] if message.get("role") == "assistant"]
-    if len(said) != len(result.replies):
-        yield f"it has {len(said)} assistant messages of {len(result.replies)} answers"
-    for number, (message, reply) in enumerate(zip(said, result.replies, strict=False)):
+    answers = [message for message in result.messages[result.prompt_length :] if message.get("role") == "assistant"]
+    if len(answers) != len(result.replies):
+        yield f"it has {len(answers)} assistant messages of {len(result.replies)} answers"
+    for number, (message, reply) in enumerate(zip(answers, result.replies, strict=False)):
         if (message.get("content") or "") != (reply.message.get("content") or ""):
             yield f"the assistant message {number} is not what was sampled"
 
@@ -133,7 +133,7 @@ def _turn(sequence: TokenSequence, span: SampledSpan, sampled: LedgerEntry) -> I
 
 def _logprobs(sequence: TokenSequence, span: SampledSpan) -> array[float]:
     assert sequence.sampled is not None
-    before = sum(one.stop - one.start for one in sequence.spans if one.start < span.start)
+    before = sum(other.stop - other.start for other in sequence.spans if other.start < span.start)
     return sequence.sampled[before : before + span.stop - span.start]
 
 
@@ -390,14 +390,14 @@ class Rollout:
     def id(self) -> str:
         return self.key.id
 
-    def use(self, asked: Mapping[str, Mapping[str, float]], *, played: bool) -> None:
+    def use(self, usage: Mapping[str, Mapping[str, float]], *, played: bool) -> None:
         """Take into account what models were asked, by role; `played`: the policy's own turns are among it."""
         own: dict[str, dict[str, float]] = {}
         for seat in self.seats if played else ():
             known = own.setdefault(seat.seat.role, {})
             used = {"calls": seat.turns, **(seat.result.usage.record() if seat.result is not None else {})}
             known |= {name: known.get(name, 0) + count for name, count in used.items()}
-        for role, counts in asked.items():
+        for role, counts in usage.items():
             further = {name: count - own.get(role, {}).get(name, 0) for name, count in counts.items()}
             if further["calls"] > 0:
                 before = self.roles.get(role, {})
@@ -484,10 +484,12 @@ class Rollout:
         """
         if self.result is None or not self.result.replies:
             return {}
-        last, given = self.result.replies[-1], self.sampling
+        last, settings = self.result.replies[-1], self.sampling
         version = last.sampled.weights.after if last.sampled is not None else None
-        told = {"sampling": given[0] if all(one == given[0] for one in given) else given} if any(given) else {}
-        return {"type": last.server_type, "model": last.model, "version": version, **told}
+        policy: dict[str, Any] = {"type": last.server_type, "model": last.model, "version": version}
+        if any(settings):
+            policy["sampling"] = settings[0] if all(each == settings[0] for each in settings) else settings
+        return policy
 
     @property
     def sampling(self) -> list[dict[str, Any]]:

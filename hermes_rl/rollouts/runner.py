@@ -27,7 +27,6 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, RunError, UserError
 from hermes_rl.rollouts.environment import EndingPolicy, Environment, PlaysSeats
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
-from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.servers.client import HearsVersions, metered
 from hermes_rl.servers.pool import Limiter
@@ -47,15 +46,12 @@ class Recorded(Protocol):
 
     async def recall(self, key: RolloutKey) -> Rollout | None:
         """Return the recorded rollout of this place, so that it is not played again; it may wait for its group."""
-        ...
 
     def attempts(self, key: RolloutKey) -> int:
         """How many attempts at this place are recorded, so that no id is given twice."""
-        ...
 
     def record(self, *rollouts: Rollout) -> None:
         """Write rollouts down together. A rollout that waits for its group is written again once it has a score."""
-        ...
 
 
 class Elsewhere(Protocol):
@@ -63,11 +59,9 @@ class Elsewhere(Protocol):
 
     async def play(self, key: RolloutKey, split: str) -> Rollout:
         """Play one attempt, with its tokens and the teacher's word; raises what ends the run."""
-        ...
 
     async def compare(self, rollouts: list[Rollout]) -> None:
         """Add the rewards that need the whole group. Raises Failure."""
-        ...
 
 
 class GivesTokens(Protocol):
@@ -76,11 +70,9 @@ class GivesTokens(Protocol):
     @property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of messages; None where it is not known."""
-        ...
 
     async def encode(self, rollout: Rollout) -> None:
         """Set the sequences of a rollout that has none."""
-        ...
 
 
 class DiedElsewhere(RunError):
@@ -230,7 +222,7 @@ class RolloutRunner:
             if lost and group.dropped is None and len(group.rollouts) - len(lost) < COMPARED:
                 group.dropped, group.detail = lost[0].ending, lost[0].error
             await self._score_together(group)
-            for rollout in [one for one in lost if one.state is RolloutState.FAILED]:
+            for rollout in [member for member in lost if member.state is RolloutState.FAILED]:
                 if group.dropped is None:
                     for seat in rollout.seats:
                         seat.state = RolloutState.LOST
@@ -250,7 +242,11 @@ class RolloutRunner:
         """
         recalled = await self.store.recall(key)
         if recalled is not None:
-            return self._taken_up(recalled)
+            take_up(self.environment, recalled)
+            if recalled.state is RolloutState.WAITING and not self.environment.has_group_rewards:
+                self._score(recalled)  # the rewards that compared its group are no longer in the spec
+                self._record(recalled)
+            return recalled
         first = self.store.attempts(key)
         for attempt in range(first, first + self.replays + 1):
             await self.slots.acquire()
@@ -273,13 +269,6 @@ class RolloutRunner:
                 self._record(rollout)
             if last:
                 break
-        return rollout
-
-    def _taken_up(self, rollout: Rollout) -> Rollout:
-        take_up(self.environment, rollout)
-        if rollout.state is RolloutState.WAITING and not self.environment.has_group_rewards:
-            self._score(rollout)  # the rewards that compared its group are no longer in the spec
-            self._record(rollout)
         return rollout
 
     def _record(self, *rollouts: Rollout) -> None:
@@ -311,14 +300,21 @@ class RolloutRunner:
                 self._fail_alone(rollout, error)
             self._graded = self._graded or rollout.error is None
             take_up(self.environment, rollout)
-            versions = [one.weights.after for one in rollout.ledger if one.weights.after is not None]
+            versions = [each.weights.after for each in rollout.ledger if each.weights.after is not None]
             if versions and isinstance(self.policy, HearsVersions):
                 self.policy.hear(max(versions))  # a server may tell its version in answers alone
             return rollout
         rollout = await self.play(key)
         self._graded = self._graded or rollout.error is None
         if self.teacher is not None and rollout.error is None:
-            await self._teach(rollout, self.teacher)
+            started = time.perf_counter()
+            if self.encoder is not None:
+                await self.encoder.encode(rollout)
+            try:
+                await self.teacher.ask(rollout)
+            except Failure as failure:
+                rollout.fail(failure)
+            rollout.timings["teacher"] = time.perf_counter() - started
         return rollout
 
     async def play(self, key: RolloutKey) -> Rollout:
@@ -360,17 +356,6 @@ class RolloutRunner:
         rollout.fail(
             Failure(str(error), ending=Ending.SANDBOX_FAILURE if rollout.result is None else Ending.REWARD_FAILURE)
         )
-
-    async def _teach(self, rollout: Rollout, teacher: Teacher) -> None:
-        """Ask the teacher about the tokens of a graded rollout; a teacher that fails makes the rollout fail."""
-        started = time.perf_counter()
-        if self.encoder is not None:
-            await self.encoder.encode(rollout)
-        try:
-            await teacher.ask(rollout)
-        except Failure as failure:
-            rollout.fail(failure)
-        rollout.timings["teacher"] = time.perf_counter() - started
 
     async def _converse(self, rollout: Rollout, runtime: ToolRuntime) -> None:
         options = replace(self.options, seed=rollout.seed if self.options.seeded else None)

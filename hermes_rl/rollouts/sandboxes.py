@@ -72,11 +72,8 @@ def _file_name(name: str) -> str:
 
 
 def kept_artifacts(run: Path, record: Mapping[str, Any], names: Iterable[str]) -> dict[str, TakenArtifact]:
-    """Return the artifacts of a rollout from what its record says of them; `run` is the run directory. Blocks.
-
-    Raises:
-        UserError: one was not taken, or is no longer there as it was taken.
-    """
+    """Return the artifacts of a rollout from what its record says of them; `run` is the run directory. Blocks. Raises
+    `UserError` where one was not taken, or is no longer there as it was taken."""
     missing = [name for name in names if name not in record]
     if missing:
         raise UserError(f"the artifact {missing[0]} was not taken when the rollouts were played; use --fresh")
@@ -113,13 +110,13 @@ _NAMES: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
 """How names are written to archives: any bytes, as the agent chose them."""
 
 
-def _kept(run: Path, name: str, said: Mapping[str, Any]) -> TakenArtifact:
-    if "problem" in said:
-        return TakenArtifact(name, "", problem=said["problem"])
-    place = run / said["path"]
+def _kept(run: Path, name: str, record: Mapping[str, Any]) -> TakenArtifact:
+    if "problem" in record:
+        return TakenArtifact(name, "", problem=record["problem"])
+    place = run / record["path"]
     try:
-        if "archive" in said:
-            with tarfile.open(place / said["archive"], "r:", **_NAMES) as archive:
+        if "archive" in record:
+            with tarfile.open(place / record["archive"], "r:", **_NAMES) as archive:
                 files = tuple(_archived(archive, entry) for entry in archive)
         else:  # a file; of earlier versions, a folder as it was
             inside = sorted(path for path in (place, *place.rglob("*")) if path.is_file())
@@ -127,8 +124,8 @@ def _kept(run: Path, name: str, said: Mapping[str, Any]) -> TakenArtifact:
     except (OSError, tarfile.TarError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"the artifact {place} cannot be read: {why}") from error
-    artifact = TakenArtifact(name, said["target"], files)
-    if artifact.digest != said["sha256"]:
+    artifact = TakenArtifact(name, record["target"], files)
+    if artifact.digest != record["sha256"]:
         raise UserError(f"the artifact {place} is no longer what was taken of the rollout")
     return artifact
 
@@ -151,12 +148,9 @@ def _laid_mode(mode: int) -> int:
 
 
 def sandbox_config(spec: Spec, row: Row, environ: Mapping[str, str] | None = None) -> SandboxConfig:
-    """Return the sandbox for a row; `environ` has the addresses and keys of backends on other machines.
-
-    Raises:
-        TemplateError: a template does not work for this row.
-        UserError: a file cannot be read, lies outside of the spec's folder, or is laid down twice.
-    """
+    """Return the sandbox for a row; `environ` has the addresses and keys of backends on other machines. Raises
+    `TemplateError` where a template does not work for this row; `UserError` where a file cannot be read, lies outside
+    of the spec's folder, or is laid down twice."""
     section = render_section(spec.sandbox, row.columns, where="sandbox", key=row.key)
     return SandboxConfig(
         backend=section.backend,
@@ -190,13 +184,10 @@ def _service(name: str, service: ServiceSection, spec: Spec) -> SandboxService:
 
 def reward_args(folder: Path, args: Mapping[str, Any], columns: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the arguments of a reward for a row; files to lay down `from` this machine are found in the spec's folder.
-
-    Raises:
-        TemplateError: a template does not work for this row.
-        UserError: a file lies outside of that folder.
-    """
-    given: Mapping[str, Any] = render(args, columns, where="rewards")
-    return {**given, **{name: _located(given[name], folder) for name in ("files", "reference") if name in given}}
+    Raises `TemplateError` where a template does not work for this row, `UserError` where a file lies outside of that
+    folder."""
+    values: Mapping[str, Any] = render(args, columns, where="rewards")
+    return {**values, **{name: _located(values[name], folder) for name in ("files", "reference") if name in values}}
 
 
 def _located(files: Any, folder: Path) -> Any:
@@ -214,10 +205,8 @@ def _image(image: str | None, backend: str, spec: Spec) -> str | None:
     """Return an image as the backend takes it.
 
     For bubblewrap that is a path, which a template may have made a relative one; for Docker a name, or of `./folder`
-    the path of what is built; for others a name.
-
-    Raises:
-        UserError: a folder that is built is none, or lies outside of that of the spec, or of its tasks.
+    the path of what is built; for others a name. Raises `UserError` where a folder that is built is none, or lies
+    outside of that of the spec, or of its tasks.
     """
     if image is not None and backend == "bubblewrap":
         return str(spec.folder / image)
@@ -315,7 +304,8 @@ class RewardSandboxes:
 
     @asynccontextmanager
     async def __call__(self, reward: GradedReward) -> AsyncIterator[ToolContext]:
-        await self._give_back()
+        if not self._waiting:
+            await _released(self.runtime.release())
         if not reward.fresh or not _looks(reward):
             if _looks(reward):
                 await self.runtime.settle()  # what another reward has run may have left processes of the agent
@@ -329,10 +319,6 @@ class RewardSandboxes:
         async with _fresh(runtime, own.artifacts, self._only_kept) as context:
             runtime.time_left = own.time_left
             yield context
-
-    async def _give_back(self) -> None:
-        if not self._waiting:
-            await _released(self.runtime.release())
 
 
 class ArtifactSandboxes:
@@ -384,8 +370,8 @@ async def _fresh(
         try:
             runtime.artifacts = artifacts
             try:
-                laid = {name: artifact for name, artifact in artifacts.items() if name not in only_kept}
-                await runtime.laid.lay(await runtime.sandbox(), laid)
+                fresh = {name: artifact for name, artifact in artifacts.items() if name not in only_kept}
+                await runtime.laid.lay(await runtime.sandbox(), fresh)
             except OSError as error:
                 runtime.fault = f"artifacts cannot be laid into a fresh sandbox: {error.filename}: {error.strerror}"
             except SandboxFailure as failure:
@@ -418,11 +404,8 @@ Place = tuple[str | int, ...]
 
 
 class Outside:
-    """The tools that reach outside, as the spec wants them: at work, recorded, or replayed.
-
-    Raises:
-        UserError: there is no recording to replay, or none can be made.
-    """
+    """The tools that reach outside, as the spec wants them: at work, recorded, or replayed. Raises `UserError` where
+    there is no recording to replay, or none can be made."""
 
     def __init__(self, spec: Spec, environ: Mapping[str, str]) -> None:
         record, replay = spec.toolsets.record, spec.toolsets.replay
@@ -494,20 +477,17 @@ class Tooling:
         return {name: digest for server in self._servers for name, digest in server.fingerprint.items()}
 
     async def open(self, sandbox: SandboxConfig) -> None:
-        """Start what has to be there before a rollout; does nothing the second time.
-
-        Raises:
-            RunError: a tool server cannot be started, in a sandbox like `sandbox` where it runs in one.
-            UserError: it has not the tools that the spec allows, or a toolset lacks a key or an extra.
-        """
+        """Start what has to be there before a rollout; does nothing the second time. Raises `RunError` where a tool
+        server cannot be started, in a sandbox like `sandbox` where it runs in one; `UserError` where it has not the
+        tools that the spec allows, or a toolset lacks a key or an extra."""
         if self._listed is not None:
             return  # every rollout asks: none waits for the others
         async with self._opening:
             if self._listed is None:
-                taken = {tool.name for tool in (*self._functions, *await in_thread(self._every_toolset))}
+                taken_names = {tool.name for tool in (*self._functions, *await in_thread(self._every_toolset))}
                 listed: list[Tool] = []
                 for server in self._servers:
-                    listed += await server.list_tools(sandbox, taken | {tool.name for tool in listed})
+                    listed += await server.list_tools(sandbox, taken_names | {tool.name for tool in listed})
                 self._listed = tuple(listed)
 
     async def close(self) -> None:
@@ -517,11 +497,8 @@ class Tooling:
             await server.close()
 
     def toolkit(self, group: str, state: Any, row: Row) -> Toolkit:
-        """Return the tools of a rollout: those of its group, and those of its own state object.
-
-        Raises:
-            UserError: the state, or the row, has not what an entry names.
-        """
+        """Return the tools of a rollout: those of its group, and those of its own state object. Raises `UserError`
+        where the state, or the row, has not what an entry names."""
         shared = self.shared(group)
         sources = [state_source(entry) for entry in self._entries if entry.state]
         own = [
@@ -599,10 +576,10 @@ class _McpTools:
         source = self._source
         return {source.settings.name: source.fingerprint} if source is not None and source.fingerprint else {}
 
-    async def list_tools(self, sandbox: SandboxConfig, taken: set[str]) -> tuple[Tool, ...]:
+    async def list_tools(self, sandbox: SandboxConfig, names: set[str]) -> tuple[Tool, ...]:
         if self._source is None:
             return self._replay.tools(self._name) if self._replay is not None else ()
-        tools = await self._source.list_tools(sandbox, taken)
+        tools = await self._source.list_tools(sandbox, names)
         return tools if self._source.settings.in_sandbox else self._outside.recorded(tools, self._name)
 
     async def close(self) -> None:

@@ -37,12 +37,9 @@ class BeforeWords:
         self._spec, self._grader, self._row, self._runtime, self._words = spec, grader, row, runtime, words
 
     async def __call__(self, result: AgentResult, number: int) -> Ending | None:
-        """Grade the step before and lay down what comes with the words; returns the ending where it was too bad.
-
-        Raises:
-            ToolFailedError: a file cannot be laid down, or a command fails; in the sandbox is what the agent has left.
-            Failure: a reward, or the sandbox, failed.
-        """
+        """Grade the step before and lay down what comes with the words; returns the ending where it was too bad. Raises
+        `ToolFailedError` where a file cannot be laid down, or a command fails; in the sandbox is what the agent has
+        left. Raises `Failure` where a reward, or the sandbox, failed."""
         words = self._words[number]
         if result.turns_used and self._grader.of_steps:
             values = await self._graded(result)
@@ -56,15 +53,15 @@ class BeforeWords:
     async def _graded(self, result: AgentResult) -> dict[str, RewardValue]:
         values: dict[str, RewardValue] = {}
         runtime, names, step = self._runtime, [each.name for each in self._grader.of_steps], len(result.steps)
-        runtime.phase, left, worked = "rewards", runtime.time_left, result.timings.working
-        if left is not None:
-            left.seconds -= worked
+        runtime.phase, remaining, worked = "rewards", runtime.time_left, result.timings.working
+        if remaining is not None:
+            remaining.seconds -= worked
         await self._grader.grade_rollout(
             dict(self._row.columns), result.for_rewards(), self._machine, runtime.state, values, names, step
         )
         runtime.phase = "model"
-        if left is not None:  # what the agent has worked is taken from it when the agent has ended
-            left.seconds += worked
+        if remaining is not None:  # what the agent has worked is taken from it when the agent has ended
+            remaining.seconds += worked
         return values
 
     @asynccontextmanager
@@ -97,11 +94,8 @@ async def grade(
     state: Any,
     values: dict[str, RewardValue],
 ) -> None:
-    """Call the rewards of a rollout that has ended, and make one value of those that each has for the steps.
-
-    Raises:
-        Failure: a reward failed; `values` keeps those before it.
-    """
+    """Call the rewards of a rollout that has ended, and make one value of those that each has for the steps. Raises
+    `Failure` where a reward failed; `values` keeps those before it."""
     over = result.ending is Ending.STEP_FAILED  # the last step was graded before its ending was known
     names = [each.name for each in grader.rewards if each.steps is None or not over]
     await grader.grade_rollout(item, result, machines, state, values, names, len(result.steps))

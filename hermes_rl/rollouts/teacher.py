@@ -28,11 +28,8 @@ class Teacher:
         self.role, self.top_k = role, top_k
 
     async def probe(self) -> None:
-        """Ask about two tokens, before anything is played for a teacher that never answers what is asked.
-
-        Raises:
-            RunError: it gives no answer, because it allows fewer most probable tokens for example.
-        """
+        """Ask about two tokens, before anything is played for a teacher that never answers what is asked. Raises
+        `RunError` where it gives no answer, because it allows fewer most probable tokens for example."""
         try:
             await self.role.scored(ids((0, 0)), self.top_k, PROBE)
         except Failure as failure:
@@ -44,12 +41,9 @@ class Teacher:
             self.role.forget(PROBE)
 
     async def ask(self, rollout: Rollout) -> None:
-        """Set `rollout.teacher`, where its tokens are known and nobody has asked yet.
-
-        Raises:
-            ServerFailure: a sequence got no answer after all retries.
-            Failure: one is too long for the teacher. That is the policy's doing, so the rollout is not played again.
-        """
+        """Set `rollout.teacher`, where its tokens are known and nobody has asked yet. Raises `ServerFailure` where a
+        sequence got no answer after all retries; `Failure` where one is too long for the teacher. That is the policy's
+        doing, so the rollout is not played again."""
         if rollout.sequences is None or rollout.teacher is not None:
             return
         self.role.live_here()

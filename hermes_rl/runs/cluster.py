@@ -90,10 +90,8 @@ async def connected(
     """Connect to a cluster, or start one on this machine; leave it, or end it, afterwards.
 
     `openings` are what the workers of each environment that shares the connection are told, and `address` is that of
-    the head of the cluster, as HOST:PORT; `auto` or `local`.
-
-    Raises:
-        UserError: Ray is not installed, or cannot be reached, or does not fit.
+    the head of the cluster, as HOST:PORT; `auto` or `local`. Raises `UserError` where Ray is not installed, or cannot
+    be reached, or does not fit.
     """
     try:
         import ray
@@ -115,14 +113,14 @@ async def connected(
     thread = ThreadPoolExecutor(1, thread_name_prefix="hermes-rl-ray")
     in_it = partial(asyncio.get_running_loop().run_in_executor, thread)
     try:
-        with tempfile.TemporaryDirectory(prefix="hermes-rl-spec-") as made:
+        with tempfile.TemporaryDirectory(prefix="hermes-rl-spec-") as folder:
             folders: tuple[Path, ...] = ()
             if address != LOCAL:
                 await in_it(_require_reachable, address)
                 of_all = frozenset[Path]().union(*(opening.spec.folders for opening in openings))
                 keys = set[bytes]().union(*map(_keys, openings))
-                folders = await asyncio.to_thread(stage, of_all, Path(made), keys, note)
-            await in_it(_connect, ray, address, made if folders else None)  # the head has the files then
+                folders = await asyncio.to_thread(stage, of_all, Path(folder), keys, note)
+            await in_it(_connect, ray, address, folder if folders else None)  # the head has the files then
         yield RayConnection(ray, [opening.spec for opening in openings], address, folders, note)
     finally:
         await in_it(ray.shutdown)
@@ -136,10 +134,8 @@ async def open_cluster(
     """Yield a cluster as where the workers of one environment come from.
 
     `ray` is the address of a cluster (see `connected`), or the connection that the environment shares with others;
-    `number` of workers None means as many as there is room for.
-
-    Raises:
-        UserError: the cluster cannot be had, or has no room.
+    `number` of workers None means as many as there is room for. Raises `UserError` where the cluster cannot be had, or
+    has no room.
     """
     async with AsyncExitStack() as stack:
         if isinstance(ray, str):
@@ -262,12 +258,12 @@ class RayConnection:
 
 def dealt(room: int, wanted: Sequence[int]) -> list[int]:
     """Return how many places each gets where they are dealt out in turns, to each as many as it wants at most."""
-    got = [0] * len(wanted)
-    while room > 0 and (wanting := [place for place, most in enumerate(wanted) if got[place] < most]):
+    shares = [0] * len(wanted)
+    while room > 0 and (wanting := [place for place, most in enumerate(wanted) if shares[place] < most]):
         for place in wanting[:room]:
-            got[place] += 1
+            shares[place] += 1
         room -= len(wanting)
-    return got
+    return shares
 
 
 class Cluster:
@@ -384,7 +380,7 @@ class ActorHandle(WorkerHandle):
         for piece in self._cluster.pieces:
             await within(handles.START, self._actor.take.remote(piece))
         wrong = await within(handles.START, self._actor.open.remote())
-        self._said({"raised": wrong} if wrong is not None else {"ready": True})
+        self._take_news({"raised": wrong} if wrong is not None else {"ready": True})
         return wrong is None
 
     async def _listen(self) -> None:
@@ -398,18 +394,18 @@ class ActorHandle(WorkerHandle):
                 if not heard.done():
                     heard.cancel()
                     return
-                for said in heard.result():
-                    self._said(said)
+                for message in heard.result():
+                    self._take_news(message)
         finally:
             closing.cancel()
 
-    def tell(self, number: int, what: str, *given: Any) -> None:
+    def tell(self, number: int, kind: str, *args: Any) -> None:
         if self.closed or self._actor is None:
             return
         if number == 0:
-            self._actor.hear.remote(what, *given)
+            self._actor.hear.remote(kind, *args)
             return
-        answer, artifacts = self._actor.answer.options(num_returns=2).remote(number, what, *given)
+        answer, artifacts = self._actor.answer.options(num_returns=2).remote(number, kind, *args)
         wait = asyncio.create_task(self._wait(number, answer, artifacts))
         self._waits.add(wait)
         wait.add_done_callback(self._waits.discard)
@@ -523,14 +519,14 @@ class _Actor:
         wrong: list[str] | None = await self._there(self._player.open)
         return wrong
 
-    async def answer(self, number: int, what: Any, *given: Any) -> tuple[bytes, Mapping[str, TakenArtifact] | None]:
+    async def answer(self, number: int, kind: Any, *args: Any) -> tuple[bytes, Mapping[str, TakenArtifact] | None]:
         """Return the answer to a request, and the artifacts of the rollout."""
-        answer = await self._there(lambda: self._player.answer(number, what, *given))
-        return answer, self.artifacts.pop(given[0].id, None) if what == "play" else None
+        answer = await self._there(lambda: self._player.answer(number, kind, *args))
+        return answer, self.artifacts.pop(args[0].id, None) if kind == "play" else None
 
-    async def hear(self, what: Any, *given: int) -> None:
+    async def hear(self, method: Any, *arguments: int) -> None:
         """Do what needs no answer."""
-        await self._there(lambda: self._player.hear(what, *given))
+        await self._there(lambda: self._player.hear(method, *arguments))
 
     async def condition(self, seconds: float) -> list[Mapping[str, Any]]:
         """Wait that long; return how this worker does, and what it has to say."""

@@ -68,10 +68,8 @@ class DeepReport:
 async def examine(spec: Spec, keep: Path | None = None) -> DeepReport:
     """Play and judge a spec that was loaded for a demo.
 
-    Where something is wrong, what was played is put into the folder `keep`, in the place of what is there.
-
-    Raises:
-        UserError: the rows cannot be had, or the environment cannot be started.
+    Where something is wrong, what was played is put into the folder `keep`, in the place of what is there. Raises
+    `UserError` where the rows cannot be had, or the environment cannot be started.
     """
     split: Split = "eval" if spec.dataset.eval is not None and spec.dataset.eval.only else "train"
     rows = await asyncio.to_thread(load_rows, spec, split, notify=lambda _: None)
@@ -100,18 +98,18 @@ async def examine(spec: Spec, keep: Path | None = None) -> DeepReport:
 def _why(rollout: Rollout) -> str:
     """Return what each reward said, and what came out last."""
     score = "is not graded" if rollout.score is None else f"scores {rollout.score:g}"
-    said = [f"the solution of row {rollout.key.row.key} {score} (it ended with {rollout.ending})"]
+    parts = [f"the solution of row {rollout.key.row.key} {score} (it ended with {rollout.ending})"]
     if rollout.result is not None and rollout.result.program is not None and not rollout.turns:
-        said.append(never_asked(rollout.result.program))
+        parts.append(never_asked(rollout.result.program))
     for name, reward in rollout.rewards.items():
         value = "no value" if reward.value is None else f"{reward.value:g}"
-        said.append(f"{name} {value}" + (f": {reward.reason}" if reward.reason else ""))
+        parts.append(f"{name} {value}" + (f": {reward.reason}" if reward.reason else ""))
     messages = rollout.result.messages[rollout.result.prompt_length :] if rollout.result is not None else []
     for role, what in (("tool", "the last output of a tool"), ("assistant", "the last answer")):
         last = next((message for message in reversed(messages) if message.get("role") == role), None)
         text = text_of(last.get("content")).strip() if last is not None else ""
-        said += [f"{what}: {text if len(text) <= SHOWN else '…' + text[-SHOWN:]!r}"] if text else []
-    return "; ".join(said)
+        parts += [f"{what}: {text if len(text) <= SHOWN else '…' + text[-SHOWN:]!r}"] if text else []
+    return "; ".join(parts)
 
 
 def _keep(groups: list[Group], played: Path, keep: Path) -> Path:
@@ -286,9 +284,9 @@ def _differences(played: Mapping[str, list[Rollout]]) -> list[str]:
     """Rewards that gave another value to the same answer."""
     names = {
         name
-        for one, again in zip(played["gold"], played["gold again"], strict=True)
-        for name in one.rewards.keys() & again.rewards.keys()
-        if one.rewards[name].value != again.rewards[name].value
+        for first, again in zip(played["gold"], played["gold again"], strict=True)
+        for name in first.rewards.keys() & again.rewards.keys()
+        if first.rewards[name].value != again.rewards[name].value
     }
     return [
         f"reward {name} is not deterministic: it gave different values to the same answer" for name in sorted(names)

@@ -43,27 +43,25 @@ class RunDirectory:
     def choose(cls, spec: Spec, mode: Mode, out: Path | None, *, fresh: bool = False) -> RunDirectory:
         """Return this run's directory: `out`, or outputs/<name>/<mode>-<model>-<fingerprint>; `fresh`: one beside it.
 
-        What a run that failed before its first rollout has left may be used by the corrected spec.
-
-        Raises:
-            UserError: `out` holds results of another run, or files of somebody else that a run would overwrite.
+        What a run that failed before its first rollout has left may be used by the corrected spec. Raises `UserError`
+        where `out` holds results of another run, or files of somebody else that a run would overwrite.
         """
-        what = fingerprint(spec, mode)
-        path = out or Path("outputs") / spec.name / f"{mode}-{model_name(spec)}-{what}"
+        current = fingerprint(spec, mode)
+        path = out or Path("outputs") / spec.name / f"{mode}-{model_name(spec)}-{current}"
         if fresh:
             path = beside(path)
-        directory = cls(path, what)
-        held = directory.described()
+        directory = cls(path, current)
+        content = directory.described()
         for name in ("run.json", "spec.yaml"):
-            if "fingerprint" not in held and (path / name).exists() and not directory.has_rollouts:
+            if "fingerprint" not in content and (path / name).exists() and not directory.has_rollouts:
                 raise UserError(f"{path / name} is there, and no run has written it: choose another --out")
         # A run that failed before its first rollout leaves nothing that could be mixed up.
         directory.require_format()
-        if held and held.get("fingerprint") != what and directory.has_rollouts:
-            changed = ", ".join(changed_parts(held, spec, mode))
+        if content and content.get("fingerprint") != current and directory.has_rollouts:
+            changed = ", ".join(changed_parts(content, spec, mode))
             raise UserError(
-                f"{path} holds a run of something else ({held.get('name')}, {held.get('fingerprint')}; this one is "
-                f"{spec.name}, {what}{f'; changed: {changed}' if changed else ''}): nothing was touched. "
+                f"{path} holds a run of something else ({content.get('name')}, {content.get('fingerprint')}; this one "
+                f"is {spec.name}, {current}{f'; changed: {changed}' if changed else ''}): nothing was touched. "
                 "Choose another --out, or --fresh to start beside it"
             )
         return directory

@@ -142,12 +142,8 @@ class Evaluation:
 
 
 async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirectory]:
-    """Evaluate mode of a spec, into its run directory.
-
-    Raises:
-        UserError: the spec, or what lies in the directory, does not allow it.
-        RunError: nothing could be graded, or too many rows failed.
-    """
+    """Evaluate mode of a spec, into its run directory. Raises `UserError` where the spec, or what lies in the
+    directory, does not allow it; `RunError` where nothing could be graded, or too many rows failed."""
     async with open_run(spec, launch) as opened:
         launch.progress.note(sampling_line(spec))
         evaluation = await evaluate(opened.run, EvaluatePlan.of(spec))
@@ -186,11 +182,8 @@ def write_evaluation(evaluation: Evaluation, directory: RunDirectory) -> None:
 
 
 async def evaluate(run: Run, plan: EvaluatePlan) -> Evaluation:
-    """Play every row `plan.rollouts` times, but for the rollouts that are in the run's store already.
-
-    Raises:
-        RunError: there are no rows, nothing could be graded, or too many rows failed.
-    """
+    """Play every row `plan.rollouts` times, but for the rollouts that are in the run's store already. Raises `RunError`
+    where there are no rows, nothing could be graded, or too many rows failed."""
     return await _Evaluating(run, plan).play()
 
 
@@ -241,10 +234,8 @@ class _Evaluating:
 def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: Mapping[str, tuple[str, ...]]) -> Evaluation:
     """Return what the rollouts of these rows show, as far as all of a row were played.
 
-    `groups` are those of the rows in their order, each with `plan.values` of its row.
-
-    Raises:
-        RunError: nothing was graded.
+    `groups` are those of the rows in their order, each with `plan.values` of its row. Raises `RunError` where nothing
+    was graded.
     """
     whole = [group for group in groups if store.played(group)]
     lines = list(store.lines(whole))

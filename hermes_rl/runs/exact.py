@@ -43,7 +43,7 @@ def foreign_teachers(spec: Spec, *, at_hand: bool = False) -> list[Problem]:
     own = tokenizer_of(spec)
     for index, server in enumerate(spec.servers.get(role, ())):
         name = _tokenizer(server)
-        if name == own or (at_hand and not all(one is None or Path(one).is_dir() for one in (name, own))):
+        if name == own or (at_hand and not all(model is None or Path(model).is_dir() for model in (name, own))):
             continue
         path = _server(spec, role, index)
         try:
@@ -74,12 +74,9 @@ def _server(spec: Spec, role: str, index: int) -> NodePath:
 
 
 def renderer_of(spec: Spec) -> Renderer:
-    """Return the renderer of the spec's policy. Slow: call it in a thread.
-
-    Raises:
-        TokenizerUnavailable: the tokenizer cannot be had.
-        RendererRefused: its template does not allow exact tokens, or leaves out the spec's tools.
-    """
+    """Return the renderer of the spec's policy. Slow: call it in a thread. Raises `TokenizerUnavailable` where the
+    tokenizer cannot be had; `RendererRefused` where its template does not allow exact tokens, or leaves out the spec's
+    tools."""
     from hermes_rl.tokens.load import load_renderer
     from hermes_rl.tokens.rendering import RendererSettings, require_tools
 
@@ -125,11 +122,11 @@ def unknown_renderers(spec: Spec) -> list[Problem]:
             from hermes_rl.tokens.families import require_family
             from hermes_rl.tokens.parsers import load_parser
 
-            asked = (
+            renderers = (
                 ("tool_parser", server.renderer.tool_parser, load_parser),
                 ("name", server.renderer.name, require_family),
             )
-            for key, name, require in asked:
+            for key, name, require in renderers:
                 try:
                     if name is not None and name not in ("auto", "template"):
                         require(name)
@@ -140,10 +137,7 @@ def unknown_renderers(spec: Spec) -> list[Problem]:
 
 def foretold(spec: Spec) -> str | None:
     """Return what can be told about a rollout's sequences without a network; None where the tokenizer is not at hand.
-
-    Raises:
-        UserError: the policy is a token-level server, and no run with this renderer can begin.
-    """
+    Raises `UserError` where the policy is a token-level server, and no run with this renderer can begin."""
     policy = spec.servers.get("policy")
     if not policy or not policy[0].kind.exact:
         return None

@@ -40,11 +40,8 @@ class GroupEntry:
 
 
 class GroupIndex(Mapping[str, GroupEntry]):
-    """The entries by the id of the group. An entry that is changed has to be `put` again.
-
-    Raises:
-        RunError: the temporary file cannot be written.
-    """
+    """The entries by the id of the group. An entry that is changed has to be `put` again. Raises `RunError` where the
+    temporary file cannot be written."""
 
     def __init__(self) -> None:
         self.open: dict[str, GroupEntry] = {}

@@ -67,9 +67,9 @@ def dpo_rows(group: Group) -> Iterator[dict[str, Any]]:
             "chosen": _messages(best)[prompt:],
             "rejected": _messages(worst)[prompt:],
             "tools": _tools(best),
-            **_told(best, worst),
-            **{f"{side}_input_ids": one.tokens if known and one else None for side, one in sequences.items()},
-            **{f"{side}_labels": one.masks if known and one else None for side, one in sequences.items()},
+            **_pair_fields(best, worst),
+            **{f"{side}_input_ids": seq.tokens if known and seq else None for side, seq in sequences.items()},
+            **{f"{side}_labels": seq.masks if known and seq else None for side, seq in sequences.items()},
         }
 
 
@@ -83,7 +83,7 @@ def dpo_text_rows(group: Group, tokenizer: Tokenizer | None) -> Iterator[dict[st
         if tokenizer is None or chosen is None or rejected is None or chosen[0] != rejected[0]:
             continue
         texts = map(tokenizer.decode, (*chosen, rejected[1]))
-        yield {**dict(zip(("prompt", "chosen", "rejected"), texts, strict=True)), **_told(best, worst)}
+        yield {**dict(zip(("prompt", "chosen", "rejected"), texts, strict=True)), **_pair_fields(best, worst)}
 
 
 def write_format(
@@ -130,12 +130,12 @@ def write_format(
             )
     else:
         makers = [dpo_rows, partial(dpo_text_rows, tokenizer=tokenizer)]
-    said = []
+    notes = []
     for file, make in zip(FILES[kind], makers, strict=True):
         path = directory.path / file
         count = _write(path, (row for group in written() for row in make(group)))
-        said.append(f"{count} rows for {kind} in {path}{mixed}")
-    return said
+        notes.append(f"{count} rows for {kind} in {path}{mixed}")
+    return notes
 
 
 def _write(path: Path, rows: Iterable[dict[str, Any]]) -> int:
@@ -218,7 +218,7 @@ def _pair(group: Group) -> Iterator[tuple[Rollout, Rollout]]:
             yield best, worst
 
 
-def _told(best: Rollout, worst: Rollout) -> dict[str, Any]:
+def _pair_fields(best: Rollout, worst: Rollout) -> dict[str, Any]:
     scores = {"chosen_score": best.score, "rejected_score": worst.score}
     return {**scores, "group": best.key.group, **of_row(best.key.row)}
 
@@ -353,8 +353,8 @@ def _taught(rollouts: Sequence[Rollout], number: int) -> Mapping[str, list[Any] 
     """Return what the teacher says of each entry, with one list per token; its part that was not asked for is None."""
     if any(rollout.teacher is None and not _lost(rollout) for rollout in rollouts):
         return _UNTAUGHT
-    said = [[] if _lost(rollout) else rollout.teacher or [] for rollout in rollouts]
-    entries = [entry[number] if number < len(entry) else _OF_A_FILLER for entry in said]
+    teachers = [[] if _lost(rollout) else rollout.teacher or [] for rollout in rollouts]
+    entries = [entry[number] if number < len(entry) else _OF_A_FILLER for entry in teachers]
     top = any(entry.top_k for entry in entries)
     return {
         "ref_logprobs": [entry.reference for entry in entries],
@@ -463,9 +463,7 @@ class GroupsFile:
         """Return the groups that are written as their rollouts are; the others, and those `changed`, are taken out.
 
         Without `compare` scores may be others than those of the rollouts: an environment's own code has made them.
-
-        Raises:
-            UserError: a file elsewhere holds groups whose rollouts are not here.
+        Raises `UserError` where a file elsewhere holds groups whose rollouts are not here.
         """
         layers: dict[str, set[int]] = {}
         totals: dict[str, int] = {}

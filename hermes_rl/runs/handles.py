@@ -106,7 +106,7 @@ class WorkerHandle(ABC):
         """Start the worker and listen to it until it ends, however it does."""
 
     @abstractmethod
-    def tell(self, number: int, what: str, *given: Any) -> None:
+    def tell(self, number: int, kind: str, *args: Any) -> None:
         """Send it a request of that number (`Player.answer`), or, with 0, what needs no answer (`Player.hear`)."""
 
     @abstractmethod
@@ -123,19 +123,19 @@ class WorkerHandle(ABC):
         self.fail(DiedError())
         self.close()
 
-    async def ask(self, what: str, *given: Any) -> WorkerAnswer:
+    async def ask(self, kind: str, *args: Any) -> WorkerAnswer:
         """Return the answer; where the wait is cancelled, so is the work, and it is released. Raises `DiedError`."""
         number = next(self._numbers)
         answer: asyncio.Future[WorkerAnswer] = asyncio.get_running_loop().create_future()
         self.asked[number] = answer
-        if what == "play":
+        if kind == "play":
             self._wanted.add(number)
-        self.tell(number, what, *given)
+        self.tell(number, kind, *args)
         try:
             await asyncio.wait((answer,))
         except asyncio.CancelledError:
             self._wanted.discard(number)
-            if what != "told":  # which holds nothing
+            if kind != "told":  # which holds nothing
                 self.tell(0, "cancel", number)
                 await asyncio.wait((answer,), timeout=RELEASE)
             raise
@@ -153,19 +153,19 @@ class WorkerHandle(ABC):
                 answer.set_exception(error)
 
     def _answered(self, number: int, answer: WorkerAnswer) -> None:
-        asked = self.asked.pop(number)
+        future = self.asked.pop(number)
         self.finished += 1
-        if not asked.done():
-            asked.set_result(answer)
+        if not future.done():
+            future.set_result(answer)
 
-    def _said(self, said: Mapping[str, Any]) -> None:
-        self.waiting, self.phases = Counter(said.get("waiting", self.waiting)), Counter(said.get("phases", self.phases))
-        self.descriptors = said.get("descriptors", self.descriptors)
-        self.seconds, self.free = said.get("cpu", self.seconds), said.get("free", self.free)
-        self.ready = self.ready or "ready" in said
-        if "raised" in said:
-            self.error = error_of(*said["raised"])
-        self._heard(self, said)
+    def _take_news(self, news: Mapping[str, Any]) -> None:
+        self.waiting, self.phases = Counter(news.get("waiting", self.waiting)), Counter(news.get("phases", self.phases))
+        self.descriptors = news.get("descriptors", self.descriptors)
+        self.seconds, self.free = news.get("cpu", self.seconds), news.get("free", self.free)
+        self.ready = self.ready or "ready" in news
+        if "raised" in news:
+            self.error = error_of(*news["raised"])
+        self._heard(self, news)
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:
@@ -208,8 +208,8 @@ class ProcessHandle(WorkerHandle):
             await self._end()
             self.fail(DiedError())
 
-    def tell(self, number: int, what: str, *given: Any) -> None:
-        self._write((number, what, *given))
+    def tell(self, number: int, kind: str, *args: Any) -> None:
+        self._write((number, kind, *args))
 
     def close(self) -> None:
         if self.ready and self._writer is not None and not self._writer.is_closing():
@@ -233,7 +233,7 @@ class ProcessHandle(WorkerHandle):
         if message.startswith(ANSWER):
             self._answered(int(message[len(ANSWER) : message.index(b",")]), WorkerAnswer(message))
         else:
-            self._said(json.loads(message))
+            self._take_news(json.loads(message))
 
     async def _end(self) -> None:
         """See to it that the process is gone, and find out how it ended."""

@@ -21,9 +21,7 @@ class Journal:
 
     It is locked while open: a file outside of the run directory may be named by two runs. Opening changes nothing in
     it, since it may be somebody else's: what a crash has torn is not read, and is cut off before the first write.
-
-    Raises:
-        UserError: another process has it open.
+    Raises `UserError` where another process has it open.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,12 +37,9 @@ class Journal:
         self._mended = False
 
     def append(self, record: dict[str, Any]) -> int:
-        """Write one line and hand it to the system; returns where it begins.
-
-        Raises:
-            RunError: the file cannot be written (disk full, permission); it ends with the line before.
-            UserError: it ends with a line that no run has written.
-        """
+        """Write one line and hand it to the system; returns where it begins. Raises `RunError` where the file cannot be
+        written (disk full, permission); it ends with the line before. Raises `UserError` where it ends with a line that
+        no run has written."""
         return self._write(write_message(record) + b"\n")
 
     def append_all(self, records: Iterable[dict[str, Any]]) -> list[int]:
@@ -150,11 +145,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Give where a file is written that then takes the place of another in one step, unless something is raised.
-
-    Raises:
-        RunError: it cannot be written.
-    """
+    """Give where a file is written that then takes the place of another in one step, unless something is raised. Raises
+    `RunError` where it cannot be written."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     with cannot_write(path):
         path.parent.mkdir(parents=True, exist_ok=True)

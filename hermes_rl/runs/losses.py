@@ -57,7 +57,7 @@ class Losses:
         """Of rows that lost any; `_played` has the attempts of the others."""
         self.by_policy: dict[str, Attempts] = {}
         self._played: Counter[str] = Counter()
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self.members = 0
         """Members of groups that were played to an end."""
         self.given_up: Counter[str] = Counter()
@@ -99,9 +99,9 @@ class Losses:
 
     def _word(self, row: str) -> str | None:
         own = self.by_row[row]
-        if row in self._told or own.played < ENOUGH or own.rate < OFTEN or own.rate < 2 * self._others(own):
+        if row in self._warned or own.played < ENOUGH or own.rate < OFTEN or own.rate < 2 * self._others(own):
             return None
-        self._told.add(row)
+        self._warned.add(row)
         why = "what its agent does may keep them from being graded"
         if own.causes[WORKER_DIED] > own.causes.total() / 2:
             why = (

@@ -157,9 +157,9 @@ def metrics_by_seat(
                 seats.setdefault(members[0]["seat"]["name"], []).append(list(members))
     for seat, lines in seats.items():
         paid = any(line["rewards"] for own in lines for line in own)
-        told = (*_TOLD_BY, "eval/pass", "eval/ending") if paid else ("eval/rows", "eval/ending")
+        prefixes = (*_TOLD_BY, "eval/pass", "eval/ending") if paid else ("eval/rows", "eval/ending")
         for name, number in metrics_of([*map(row_of, lines)], rollouts_per_row, success, (0.0, 1.0)).items():
-            if name.startswith(told) and not name.endswith(("_lower", "_upper")):
+            if name.startswith(prefixes) and not name.endswith(("_lower", "_upper")):
                 metrics[f"{BY_SEAT}{seat}/{name.removeprefix('eval/')}"] = number
     return metrics
 
@@ -180,13 +180,13 @@ def ratings(rows: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
         for other in line.get("others", ()):
             if other["seat"]["role"] != line["seat"]["role"]:
                 scores.setdefault(other["seat"]["role"], []).append(min(max(line["score"], 0.0), 1.0))
-    made: dict[str, float] = {}
+    rated: dict[str, float] = {}
     for role, own in scores.items() if len(scores) > 1 else ():
         low, high = share_interval(fmean(own), len(own))
         for end, share in (("", fmean(own)), ("/low", low), ("/high", high)):
             share = min(max(share, 0.001), 0.999)
-            made[f"{RATING}{role}{end}"] = 400 * log10(share / (1 - share))
-    return made
+            rated[f"{RATING}{role}{end}"] = 400 * log10(share / (1 - share))
+    return rated
 
 
 def scores_of(row: Row) -> list[float]:

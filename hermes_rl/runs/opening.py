@@ -210,11 +210,8 @@ def require_machine(compiled: CompiledSpec, note: Callable[[str], None]) -> Comp
 
 @asynccontextmanager
 async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> AsyncIterator[SpecRun]:
-    """Open the run; what it has found out is in `run.json` when it closes.
-
-    Raises:
-        UserError: the spec cannot run here, its rows cannot be had, or another run lies in the directory.
-    """
+    """Open the run; what it has found out is in `run.json` when it closes. Raises `UserError` where the spec cannot run
+    here, its rows cannot be had, or another run lies in the directory."""
     compiled = require_runnable(spec, launch, own.compiled if own is not None else None)
     split = split_of(launch.mode)
     count = workers_of(spec, launch.mode, launch.ray)
@@ -300,12 +297,9 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
 async def open_records(
     directory: RunDirectory, compiled: CompiledSpec, rows: Rows, mode: Mode, size: int, progress: Progress
 ) -> AsyncIterator[Records]:
-    """Open the store and the file of groups, with every rollout brought to the spec's rewards and scoring.
-
-    Raises:
-        UserError: what is there is of another run, or cannot be graded again; nothing was touched.
-        RunError: a judge could not be asked; nothing was changed.
-    """
+    """Open the store and the file of groups, with every rollout brought to the spec's rewards and scoring. Raises
+    `UserError` where what is there is of another run, or cannot be graded again; nothing was touched. Raises `RunError`
+    where a judge could not be asked; nothing was changed."""
     spec = compiled.spec
     grading = Grading.of(spec, compiled.grader, size)
     with ExitStack() as stack:
@@ -430,8 +424,8 @@ def require_effect(flags: Sequence[str], mode: Mode) -> None:
 def generation_params(spec: Spec, mode: Mode) -> dict[str, Any]:
     """How the policy sampled, for trainers and records."""
     agent = spec.agent_for(mode)
-    given = {"temperature": agent.temperature, "top_p": agent.top_p, "max_tokens": agent.max_tokens}
-    return {name: value for name, value in given.items() if value is not None}
+    params = {"temperature": agent.temperature, "top_p": agent.top_p, "max_tokens": agent.max_tokens}
+    return {name: value for name, value in params.items() if value is not None}
 
 
 def what_is_new(directory: RunDirectory, spec: Spec, launch: Launch) -> str:

@@ -25,10 +25,7 @@ BATCH = 256
 def write_table(path: Path, groups: Iterable[Group], rewards: Sequence[str]) -> int:
     """Write the rollouts of groups into a file, which is there once it is complete; returns the number of rows.
 
-    Each of the `rewards` becomes the column `reward/<name>`.
-
-    Raises:
-        RunError: it cannot be written.
+    Each of the `rewards` becomes the column `reward/<name>`. Raises `RunError` where it cannot be written.
     """
     import pyarrow
     from pyarrow import parquet
@@ -109,11 +106,11 @@ def _double(value: float | None) -> float | None:
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
     calls = message.get("tool_calls")
-    made = {
+    message_row = {
         "role": message["role"],
         "content": text_of(message.get("content")),
         "reasoning": reasoning_of(message),
         "tool_calls": json.dumps(calls, ensure_ascii=False) if calls else None,
         "tool_call_id": message.get("tool_call_id"),
     }
-    return {name: None if text is None else whole_text(text) for name, text in made.items()}
+    return {name: None if text is None else whole_text(text) for name, text in message_row.items()}

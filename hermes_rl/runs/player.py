@@ -31,7 +31,7 @@ from hermes_rl.servers.base import CALLABLE, ServerConfig
 from hermes_rl.servers.client import ModelClient, metered
 from hermes_rl.servers.policy import Policy, PolicyDescription, WeightsTold
 from hermes_rl.spec.model import Mode, Spec
-from hermes_rl.threads import one_at_a_time
+from hermes_rl.threads import end_tasks, one_at_a_time
 from hermes_rl.tokens.load import as_tokenizer
 from hermes_rl.tokens.transcript import packed
 from hermes_rl.values import write_json
@@ -145,23 +145,21 @@ class Player:
             for acting in self._acting.values():
                 stack.push_async_callback(acting.role.close)
             tasks = list(self._tasks.values())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(tasks)
 
     def _note(self, text: str) -> None:
         self._tell({"note": text})
 
     # ------------------------------------------------------------------ what the run asks for, and says
 
-    def answer(self, number: int, what: Literal["play", "compare", "told"], *given: Any) -> Coroutine[Any, Any, bytes]:
+    def answer(self, number: int, kind: Literal["play", "compare", "told"], *args: Any) -> Coroutine[Any, Any, bytes]:
         """Begin what is asked for; returns what waits for the answer: JSON that begins with the request's number."""
-        asked: Mapping[str, Callable[..., Coroutine[Any, Any, dict[str, Any]]]] = {
+        methods: Mapping[str, Callable[..., Coroutine[Any, Any, dict[str, Any]]]] = {
             "play": self._play,
             "compare": self._compare,
-            "told": self._told,
+            "told": self._take_weights,
         }
-        work = asked[what](*given)
+        work = methods[kind](*args)
         self._tasks[number] = asyncio.ensure_future(work)  # before anything else, so that it can be cancelled
         return self._answer(number, self._tasks[number])
 
@@ -181,21 +179,21 @@ class Player:
         except (TypeError, ValueError) as error:  # it cannot be written as JSON
             return write_json({"id": number, **condition, "raised": raised_of(error)})
 
-    def hear(self, what: Literal["fix", "share", "cancel", "told"], *given: Any) -> None:
+    def hear(self, kind: Literal["fix", "share", "cancel", "told"], *args: Any) -> None:
         """Do what the run says and needs no answer to."""
-        if what == "cancel":
-            if given[0] in self._tasks:
-                self._tasks[given[0]].cancel()
-        elif what == "told":
-            self._take(given[0])
-        elif what == "fix":
-            self._fixed.add(given[0])
-            for role in self._roles_of(given[0]):
+        if kind == "cancel":
+            if args[0] in self._tasks:
+                self._tasks[args[0]].cancel()
+        elif kind == "told":
+            self._take(args[0])
+        elif kind == "fix":
+            self._fixed.add(args[0])
+            for role in self._roles_of(args[0]):
                 role.fix()
         else:
-            self._shared = given[0], given[1]
+            self._shared = args[0], args[1]
             for role in self._roles:
-                role.share(*given)
+                role.share(*args)
 
     @property
     def _roles(self) -> list[ModelClient]:
@@ -233,7 +231,7 @@ class Player:
 
     async def _play_with(self, settings: PlaySettings, key: RolloutKey, split: str) -> Rollout:
         number = OWN if settings.policy is None else settings.policy.number
-        acting = self._acting.pop(number, None) or self._made(settings.policy)
+        acting = self._acting.pop(number, None) or self._acting_policy(settings.policy)
         self._acting[number] = acting
         if settings.told is not None and acting.policy is not None:
             acting.policy.take(settings.told)
@@ -247,7 +245,7 @@ class Player:
             acting.playing.remove(runner)
             await self._let_go()
 
-    def _made(self, description: PolicyDescription | None) -> _ActingPolicy:
+    def _acting_policy(self, description: PolicyDescription | None) -> _ActingPolicy:
         """Make what acts by the description of a policy."""
         if description is None:
             return _ActingPolicy(self._compiled, None)
@@ -277,7 +275,7 @@ class Player:
             if acting is not None and acting.policy is not None:
                 acting.policy.take(news)
 
-    async def _told(self, news: Mapping[int, WeightsTold]) -> dict[str, Any]:
+    async def _take_weights(self, news: Mapping[int, WeightsTold]) -> dict[str, Any]:
         self._take(news)
         return {}
 

@@ -63,12 +63,8 @@ class ProcessSummary:
 
 
 async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDirectory]:
-    """Process mode of a spec, into its run directory.
-
-    Raises:
-        UserError: the spec, or what lies in the directory, does not allow it.
-        RunError: too many groups failed, or nothing more can be written.
-    """
+    """Process mode of a spec, into its run directory. Raises `UserError` where the spec, or what lies in the directory,
+    does not allow it; `RunError` where too many groups failed, or nothing more can be written."""
     async with open_run(spec, launch) as opened:
         assert opened.records.groups_file is not None
         work = Processing(opened.run, opened.records.groups_file, spec.process.groups, opened.log)
@@ -98,12 +94,9 @@ class Processing:
         """What is to be written of groups that have ended, by their id: the lines, and their JSON."""
 
     async def play(self, changed: Set[str] = frozenset()) -> ProcessSummary:
-        """Write the groups that are missing; those `changed` since they were written are written again.
-
-        Raises:
-            RunError: too many groups failed, there are no rows, or nothing more can be written.
-            UserError: what the file holds cannot be gone on with.
-        """
+        """Write the groups that are missing; those `changed` since they were written are written again. Raises
+        `RunError` where too many groups failed, there are no rows, or nothing more can be written; `UserError` where
+        what the file holds cannot be gone on with."""
         started, run, summary = time.monotonic(), self.run, self.summary
         unfinished = self._take_up(changed)
         run.progress.begin(self.target, self.complete, further=unfinished)

@@ -34,11 +34,8 @@ _PRIVATE = {"console": "off", "save_code": False, "disable_git": True, "x_disabl
 
 
 class Tracker:
-    """One wandb run.
-
-    Raises:
-        UserError: wandb cannot begin a run: no account on this machine, a project that cannot be written to.
-    """
+    """One wandb run. Raises `UserError` where wandb cannot begin a run: no account on this machine, a project that
+    cannot be written to."""
 
     def __init__(
         self,
@@ -106,7 +103,6 @@ class GroupLog(Protocol):
 
     async def group(self, group: Group, written: int | None, lines: Sequence[dict[str, Any]]) -> None:
         """Note a group that has ended; it was the n-th that was `written`, with these lines, or was left out."""
-        ...
 
 
 class WandbLog:
@@ -147,10 +143,10 @@ class WandbLog:
 @contextmanager
 def wandb_log(spec: Spec, folder: Path) -> Iterator[WandbLog]:
     """Open the log that the spec's `wandb` asks for, with its files below `folder`; raises UserError as `Tracker`."""
-    asked, tracker = spec.wandb, None
-    if asked is not None and asked.mode != "disabled":
-        names = asked.project or spec.name, asked.name or spec.name
-        tracker = Tracker(*names, mode=mode_of(asked), config=spec.resolved(), folder=folder)
+    settings, tracker = spec.wandb, None
+    if settings is not None and settings.mode != "disabled":
+        names = settings.project or spec.name, settings.name or spec.name
+        tracker = Tracker(*names, mode=mode_of(settings), config=spec.resolved(), folder=folder)
     most = spec.env.get("num_rollouts_to_keep", KEPT)
     log = WandbLog(tracker, most, spec.env.get("num_rollouts_per_group_for_logging", PER_GROUP))
     try:
@@ -159,9 +155,9 @@ def wandb_log(spec: Spec, folder: Path) -> Iterator[WandbLog]:
         log.close()
 
 
-def mode_of(asked: Wandb) -> Literal["online", "offline", "disabled"] | None:
+def mode_of(settings: Wandb) -> Literal["online", "offline", "disabled"] | None:
     """Return the mode that a spec names; None where it names none, so that wandb looks at WANDB_MODE itself."""
-    return asked.mode if "mode" in asked.model_fields_set else None
+    return settings.mode if "mode" in settings.model_fields_set else None
 
 
 # -------------------------------------------------------------------------------------------------- The terminal

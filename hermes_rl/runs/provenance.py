@@ -78,11 +78,11 @@ def moment() -> str:
 def _sampling(server: Server, agent: Agent) -> dict[str, Any]:
     """Return what the server is asked for: its parameters in its own terms, and whether calls have a seed."""
     if server.kind.token_level:
-        asked = Sampling(ids(), 1, (), agent.temperature, agent.top_p).policy(code_of(server.kind.dialects[0])())
+        sampling = Sampling(ids(), 1, (), agent.temperature, agent.top_p).policy(code_of(server.kind.dialects[0])())
     else:  # Other fields of extra_body may be secrets.
         more = {name: value for name, value in agent.extra_body.items() if name in Completions.neutral}
-        asked = {"temperature": agent.temperature, "top_p": agent.top_p, **more}
-    return {**{name: value for name, value in asked.items() if value is not None}, "seed": agent.seed}
+        sampling = {"temperature": agent.temperature, "top_p": agent.top_p, **more}
+    return {**{name: value for name, value in sampling.items() if value is not None}, "seed": agent.seed}
 
 
 def tokenizer_hashes(tokenizer: Tokenizer) -> dict[str, str | None]:

@@ -42,11 +42,8 @@ async def regrade(
 ) -> Regraded:
     """Score, and where its rewards have changed judge, the rollouts in a run directory anew; nothing is played.
 
-    `overrides` change the run's spec.
-
-    Raises:
-        UserError: no run is there, the change is one of what is played, or a reward needs what was not kept.
-        RunError: a judge could not be asked; nothing was changed.
+    `overrides` change the run's spec. Raises `UserError` where no run is there, the change is one of what is played, or
+    a reward needs what was not kept; `RunError` where a judge could not be asked; nothing was changed.
     """
     directory, described = _open(path)
     mode: Mode = described["mode"]
@@ -83,8 +80,8 @@ def compiled_to_grade(spec: Spec, environ: Mapping[str, str] | None) -> Compiled
     """Return a spec whose rollouts are not played: the policy's key need not be at hand, unless a reward asks it."""
     others = {role: servers for role, servers in spec.servers.items() if role != POLICY}
     compiled = CompiledSpec(spec.model_copy(update={"servers": others}), environ)
-    asked = any(POLICY in reward.function.parameters for reward in compiled.grader.rewards)
-    return CompiledSpec(spec, environ) if asked else compiled
+    asks_policy = any(POLICY in reward.function.parameters for reward in compiled.grader.rewards)
+    return CompiledSpec(spec, environ) if asks_policy else compiled
 
 
 def _concluded(records: Records, spec: Spec, rows: Rows) -> Evaluation:

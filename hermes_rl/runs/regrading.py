@@ -32,7 +32,7 @@ from hermes_rl.scoring.grader import GradedReward, Grader
 from hermes_rl.scoring.value import RewardValue, Weighting, combine, reward_of
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.section import thaw
-from hermes_rl.threads import made_in_thread
+from hermes_rl.threads import end_tasks, made_in_thread
 
 # ------------------------------------------------ What a change of the rewards means for rollouts that are there
 # Every reward's value is recorded, so other weights, a clamp or an ending policy need no new rollouts: what is
@@ -157,11 +157,9 @@ async def bring_up_to_date(
 ) -> set[str]:
     """Score the rollouts of the store as `grading` says now; repeating it after a crash does no harm.
 
-    Returns the groups that have another score, or are trained on otherwise, than before.
-
-    Raises:
-        UserError: what is there cannot be scored again, and the way out.
-        RunError: a judge could not be asked; nothing was changed.
+    Returns the groups that have another score, or are trained on otherwise, than before. Raises `UserError` where what
+    is there cannot be scored again; it says the way out. Raises `RunError` where a judge could not be asked; nothing
+    was changed.
     """
     if store.empty:
         return set()
@@ -270,12 +268,9 @@ class Rejudging:
         return self.compiled.grader
 
     async def judge(self, store: RolloutStore, changed: set[str]) -> None:
-        """Fill `values` and `failed`.
-
-        Raises:
-            UserError: a reward cannot judge what was kept, or a row is no longer there.
-            RunError: a judge could not be asked, or most rollouts cannot be judged; nothing was changed.
-        """
+        """Fill `values` and `failed`. Raises `UserError` where a reward cannot judge what was kept, or a row is no
+        longer there; `RunError` where a judge could not be asked, or most rollouts cannot be judged; nothing was
+        changed."""
         require_judgeable(self.grader, changed)
 
         def read() -> tuple[dict[str, set[str]], set[str]]:
@@ -441,6 +436,4 @@ async def _all(works: Iterable[Any]) -> None:
             "kept: the same command goes on"
         ) from failure
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(tasks)

@@ -40,7 +40,7 @@ from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.runs.workers import Workers, WorkersUsing
 from hermes_rl.servers.base import ChatServer
-from hermes_rl.threads import in_thread
+from hermes_rl.threads import end_tasks, in_thread
 
 # ------------------------------------------------------------------------------------------ Where rows come from
 # Rows that are all there are taken as they are. A generator, a streamed dataset or an environment's own code may wait
@@ -110,20 +110,20 @@ class Lookahead(Generic[T]):
 
     def __init__(self, source: AsyncIterator[T], *, slow: bool, wake: Callable[[], None]) -> None:
         self._source, self._slow, self._wake = source, slow, wake
-        self._asked: asyncio.Task[T | None] | None = None
+        self._next_item: asyncio.Task[T | None] | None = None
         self.exhausted = False
 
     async def take(self) -> T | None:
         """Return the next item; None where it is not there yet, or there is no other (`exhausted`)."""
         if not self._slow:
             return self._answered(await self._next())
-        if self._asked is None:
-            self._asked = asyncio.create_task(self._next())
-            self._asked.add_done_callback(lambda _: self._wake())
-        if not self._asked.done():
+        if self._next_item is None:
+            self._next_item = asyncio.create_task(self._next())
+            self._next_item.add_done_callback(lambda _: self._wake())
+        if not self._next_item.done():
             return None
-        asked, self._asked = self._asked, None
-        return self._answered(asked.result())
+        task, self._next_item = self._next_item, None
+        return self._answered(task.result())
 
     async def _next(self) -> T | None:
         return await anext(self._source, None)
@@ -134,9 +134,8 @@ class Lookahead(Generic[T]):
 
     async def close(self) -> None:
         """Ask no more."""
-        if self._asked is not None:
-            self._asked.cancel()
-            await asyncio.gather(self._asked, return_exceptions=True)
+        if self._next_item is not None:
+            await end_tasks([self._next_item])
 
 
 # ----------------------------------------------------------------- What a run may use up: failures, tokens, time
@@ -268,12 +267,10 @@ class Demand(Protocol):
 
     def wants(self, running: int) -> bool:
         """Whether another group may begin while so many are running."""
-        ...
 
     @property
     def satisfied(self) -> bool:
         """Whether no further group is to begin; the run ends when those that are running have ended."""
-        ...
 
 
 class Everything:
@@ -296,7 +293,7 @@ class PlaysGroups(Protocol):
 class MakesLines(Protocol):
     """An environment that makes, or changes, the lines of a group by its own code."""
 
-    async def lines(self, group: Group, made: list[dict[str, Any]]) -> list[dict[str, Any]]: ...
+    async def lines(self, group: Group, lines: list[dict[str, Any]]) -> list[dict[str, Any]]: ...
 
 
 class Run:
@@ -430,9 +427,7 @@ class Run:
                     yield group
         finally:
             await source.close()
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await end_tasks(running)
 
     def wake(self) -> None:
         """Look at once whether another group may begin: the demand has changed."""
@@ -451,22 +446,22 @@ class Run:
 
     async def lines(self, group: Group) -> list[dict[str, Any]]:
         """Return the lines of a group for a file or a trainer; see `hermes_rl.runs.groups`."""
-        made = group.parts
-        if made is None:
-            made = await self._lines(group)
-        return await self.environment.lines(group, made) if isinstance(self.environment, MakesLines) else made
+        lines = group.parts
+        if lines is None:
+            lines = await self._lines(group)
+        return await self.environment.lines(group, lines) if isinstance(self.environment, MakesLines) else lines
 
     async def _lines(self, group: Group) -> list[dict[str, Any]]:
         compared = group.compared()
         if compared[0] is group:
             return group_lines(group, self.plan.generation_params, self.plan.fingerprint)
-        made = []
+        lines = []
         for part in compared:
             if not (self.plan.drop_uniform and part.uniform):
                 part.certificate = await certified(part)
-                made += group_lines(part, self.plan.generation_params, self.plan.fingerprint, of=group.id)
+                lines += group_lines(part, self.plan.generation_params, self.plan.fingerprint, of=group.id)
         # Together they are the group of the run, whose lines are written and sent as one.
-        return [{**line, "layer": number, "layers": len(made)} for number, line in enumerate(made)]
+        return [{**line, "layer": number, "layers": len(lines)} for number, line in enumerate(lines)]
 
     def left_out(self, group: Group) -> bool:
         """Whether a group is not for a trainer or a file: it was dropped, or all of its scores are equal."""

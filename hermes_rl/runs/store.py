@@ -129,11 +129,11 @@ def _calls(result: AgentResult) -> list[dict[str, Any]]:
     for call in result.tool_calls:
         record = {"turn": call.turn, "id": call.id, "name": call.name, "seconds": round(call.seconds, 6)}
         record |= {"repaired": call.repaired} if call.repaired else {}
-        said = written.get((call.turn, call.id))
-        if said is None or call.arguments != said.arguments:
+        call_written = written.get((call.turn, call.id))
+        if call_written is None or call.arguments != call_written.arguments:
             # As text: what a tool was given may hold numbers that JSON does not have.
             record["arguments"] = json.dumps(call.arguments, ensure_ascii=False, default=str)
-        if said is None and call.result:
+        if call_written is None and call.result:
             record["result"] = call.result  # it stands in no message
         records.append(record if call.error is None else {**record, "error": call.error})
     return records
@@ -166,18 +166,15 @@ def written_calls(messages: Sequence[Mapping[str, Any]]) -> dict[tuple[int, str]
 
 def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
     """Return the rollout at a place, as its line has it; its seed, and whether it is masked, are up to the environment.
-
-    Raises:
-        UserError: the line lacks something.
-    """
+    Raises `UserError` where the line lacks something."""
     try:
         sequences = None if line.get("sequences") is None else [unpacked(sequence) for sequence in line["sequences"]]
         result = None if line.get("played", "") is None else result_of(line)
         if result is not None and sequences is not None and line.get("sampled"):
             result.managed_state = ManagedState(lambda: sequences)
         seat = ALONE
-        if (said := line.get("seat")) is not None:
-            seat = Seat(**{name: value for name, value in said.items() if name != "of"})
+        if (seat_record := line.get("seat")) is not None:
+            seat = Seat(**{name: value for name, value in seat_record.items() if name != "of"})
         key = replace(key, attempt=line["attempt"], epoch=line["epoch"])
         return Rollout(
             key,
@@ -193,7 +190,7 @@ def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
             artifacts=dict(line.get("artifacts") or {}),
             image=line.get("image"),
             sequences=sequences,
-            teacher=None if line.get("teacher") is None else [TokenLogprobs.unpacked(one) for one in line["teacher"]],
+            teacher=None if line.get("teacher") is None else [TokenLogprobs.unpacked(row) for row in line["teacher"]],
             seat=seat,
             others=[rollout_of(other, replace(key, seat=other["seat"]["name"])) for other in line.get("others", ())],
         )
@@ -204,8 +201,8 @@ def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
 def result_of(line: Mapping[str, Any]) -> AgentResult:
     """Return what rewards see of a rollout; of the server's replies, what its record says of the policy."""
     messages = list(line["messages"])
-    said = messages[line.get("prompt_length", 0) :]
-    written = written_calls(said)
+    spoken = messages[line.get("prompt_length", 0) :]
+    written = written_calls(spoken)
     policy = line.get("policy") or {}
     # A rollout that a reward or its server failed had ended before, and so its rewards see it.
     ending = Ending(line.get("played") or line["ending"])
@@ -213,13 +210,13 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
         messages=messages,
         turns_used=line.get("turns", 0),
         finished_naturally=ending.finished_naturally,
-        reasoning_per_turn=[reasoning_of(message) for message in said if message["role"] == "assistant"],
+        reasoning_per_turn=[reasoning_of(message) for message in spoken if message["role"] == "assistant"],
         tool_errors=[ToolError(**error) for error in line.get("tool_errors") or ()],
         ending=ending,
         tool_calls=list(_recorded_calls(line, written)),
         usage=Usage(**(line.get("usage") or {})),
         timings=Timings(**{k: v for k, v in (line.get("timings") or {}).items() if k in _TIMINGS}),
-        replies=list(_replies(line, said)) if policy else [],
+        replies=list(_replies(line, spoken)) if policy else [],
         prompt_length=line.get("prompt_length", 0),
         tool_schemas=list(line.get("tools") or ()),
         world_rewards=[(turn, reward) for turn, reward in line.get("world_rewards") or ()],
@@ -230,17 +227,17 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
     )
 
 
-def _replies(line: Mapping[str, Any], said: list[dict[str, Any]]) -> Iterator[ChatReply]:
+def _replies(line: Mapping[str, Any], spoken: list[dict[str, Any]]) -> Iterator[ChatReply]:
     """Yield the server's answers as far as they are recorded: what was sampled, else only who answered."""
     model, kind = line["policy"].get("model") or "", line["policy"].get("type") or ""
-    given = line["policy"].get("sampling")
+    settings = line["policy"].get("sampling")
     if not line.get("sampled"):
-        yield ChatReply({}, None, {}, model, kind, sampling=given)
+        yield ChatReply({}, None, {}, model, kind, sampling=settings)
         return
     answers = len(line["sampled"])
     # A program has had answers that do not stand in its main conversation.
-    messages = [{}] * answers if "program" in line else [each for each in said if each["role"] == "assistant"]
-    each = given if isinstance(given, list) else [given] * answers
+    messages = [{}] * answers if "program" in line else [each for each in spoken if each["role"] == "assistant"]
+    each = settings if isinstance(settings, list) else [settings] * answers
     for message, (count, digest, prompt, check, before, after), sampling in zip(
         messages, line["sampled"], each, strict=True
     ):
@@ -280,11 +277,11 @@ class _UsageCount:
             self._add(role, counts, -1)
         own = {"calls": line.get("turns") or 0, **(line.get("usage") or {})}
         played = (line.get("seat") or {}).get("role", ALONE.role)
-        said = [(played, own), *(line.get("roles") or {}).items()]
-        for role, counts in said:
+        counts_by_role = [(played, own), *(line.get("roles") or {}).items()]
+        for role, counts in counts_by_role:
             self._add(role, counts, 1)
         if line["state"] == RolloutState.WAITING:
-            self._waiting[line["id"]] = said
+            self._waiting[line["id"]] = counts_by_role
 
     def _add(self, role: str, counts: Mapping[str, float], sign: int) -> None:
         total = self.roles.setdefault(role, {})

@@ -77,8 +77,8 @@ def _files(top: Path) -> Iterator[Path]:
 
 def _is_left(folder: Path) -> bool:
     """Whether a folder is a run directory, an environment of Python, or a link to a folder that it is in itself."""
-    made = any((folder / mark).exists() for mark in ("run.json", "rollouts.jsonl", "pyvenv.cfg"))
-    return made or folder.parent.resolve().is_relative_to(folder.resolve())
+    is_ours = any((folder / mark).exists() for mark in ("run.json", "rollouts.jsonl", "pyvenv.cfg"))
+    return is_ours or folder.parent.resolve().is_relative_to(folder.resolve())
 
 
 def pack(value: Any, folders: Sequence[Path]) -> bytes:

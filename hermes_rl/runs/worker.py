@@ -98,13 +98,13 @@ class _Worker:
         telling = asyncio.create_task(self._tell_how_it_does(player, silent))
         try:
             while (message := await received(self._reader)) is not None:
-                number, what, *given = pickle.loads(message)
+                number, kind, *args = pickle.loads(message)
                 if number:
-                    answer = asyncio.create_task(self._answer(number, player.answer(number, what, *given)))
+                    answer = asyncio.create_task(self._answer(number, player.answer(number, kind, *args)))
                     self._answers.add(answer)
                     answer.add_done_callback(self._answers.discard)
                 else:
-                    player.hear(what, *given)
+                    player.hear(kind, *args)
         finally:
             telling.cancel()
             await player.close()

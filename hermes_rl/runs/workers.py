@@ -38,7 +38,7 @@ from hermes_rl.runs.store import Line, rollout_of, rollout_record
 from hermes_rl.scoring.value import reward_of
 from hermes_rl.servers.policy import Policy
 from hermes_rl.spec.model import Spec
-from hermes_rl.threads import one_at_a_time
+from hermes_rl.threads import end_tasks, one_at_a_time
 from hermes_rl.tokens.transcript import packed, unpacked
 from hermes_rl.tools.artifacts import TakenArtifact
 
@@ -69,19 +69,15 @@ class WorkerSource(Protocol):
 
     def handle(self, number: int, heard: Heard) -> WorkerHandle:
         """Return another worker, which has not been started."""
-        ...
 
     async def look(self) -> None:
         """Find out again how many there are to be."""
-        ...
 
     def surplus(self, handles: Sequence[WorkerHandle]) -> Sequence[WorkerHandle]:
         """Return which of the workers are to end, as there is no room for them any more."""
-        ...
 
     def explain(self) -> str:
         """Say why no worker has a place to play at."""
-        ...
 
 
 @dataclass
@@ -180,7 +176,7 @@ class Workers:
         """Workers that died, and rollouts that were played again because of it."""
         self._seconds_of_dead = 0.0
         self._retries_of_dead: Counter[str] = Counter()
-        self._said: dict[str, float] = {}
+        self._passed_on: dict[str, float] = {}
         self._acting: Counter[Policy] = Counter()
         """How many rollouts are being played with each policy that the spec does not name."""
         self._announced: dict[int, int] = {}
@@ -200,9 +196,7 @@ class Workers:
         """End them, with what they are playing, and wait until what they held is released."""
         self._closing = True
         beside = [task for task in (self._looking, self._announcing) if task is not None]
-        for task in beside:
-            task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
+        await end_tasks(beside)
         for handle in self._handles.values():
             handle.close()
         lives = list(self._lives.values())
@@ -229,25 +223,25 @@ class Workers:
         Raises:
             UserError, RunError: what ends a run that plays by itself too, or so many workers have died with it.
         """
-        said, size = await self._answered(f"rollout {key.id}", deaths, "play", key, split, settings)
-        rollout = await _off_the_loop(size, lambda: rollout_of(said["line"], key))
-        rollout.line, rollout.no_tokens = said["line"], said.get("no_tokens")
-        for other, line in zip(rollout.others, said["line"].get("others", ()), strict=True):
+        answer, size = await self._answered(f"rollout {key.id}", deaths, "play", key, split, settings)
+        rollout = await _off_the_loop(size, lambda: rollout_of(answer["line"], key))
+        rollout.line, rollout.no_tokens = answer["line"], answer.get("no_tokens")
+        for other, line in zip(rollout.others, answer["line"].get("others", ()), strict=True):
             other.line = line
-        if "tokens" in said and rollout.result is not None:
-            sequences = [unpacked(sequence) for sequence in said["tokens"]]
+        if "tokens" in answer and rollout.result is not None:
+            sequences = [unpacked(sequence) for sequence in answer["tokens"]]
             rollout.result.managed_state = ManagedState(lambda: sequences)
         return rollout
 
     async def compare(self, rollouts: list[Rollout]) -> None:
         """Add the rewards that need the whole group. Raises Failure."""
         members = await one_at_a_time(lambda: pickle.dumps([(rollout.key, _told_of(rollout)) for rollout in rollouts]))
-        said, _ = await self._answered(f"the comparison of group {rollouts[0].key.group}", DEATHS, "compare", members)
-        for rollout, values in zip(rollouts, said["rewards"], strict=True):
+        answer, _ = await self._answered(f"the comparison of group {rollouts[0].key.group}", DEATHS, "compare", members)
+        for rollout, values in zip(rollouts, answer["rewards"], strict=True):
             rollout.rewards.update({name: reward_of(value) for name, value in values.items()})
-        rollouts[0].use(said["asked"], played=False)
-        if "failed" in said:
-            ending, detail = said["failed"]
+        rollouts[0].use(answer["asked"], played=False)
+        if "failed" in answer:
+            ending, detail = answer["failed"]
             raise Failure(detail, ending=Ending(ending))
 
     def using(self, policy: Policy | None, options: LoopOptions) -> WorkersUsing:
@@ -280,9 +274,7 @@ class Workers:
             return  # a rollout that begins brings what was told along
         # One that does not listen now (its code holds the interpreter) hears it before it makes another call.
         await asyncio.wait(asking, timeout=TAKEN)
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await end_tasks(asking)
 
     async def _announce_again_and_again(self) -> None:
         while True:
@@ -294,9 +286,9 @@ class Workers:
                 log.exception("the version of the weights, or the model's name, cannot be told")
                 await asyncio.sleep(SAME)
                 continue
-            news = {number: one for number, one in current.items() if self._announced.get(number) != one.order}
+            news = {number: told for number, told in current.items() if self._announced.get(number) != told.order}
             if news:
-                self._announced |= {number: one.order for number, one in news.items()}
+                self._announced |= {number: announced.order for number, announced in news.items()}
                 for handle in self._ready:
                     handle.tell(0, "told", news)
 
@@ -367,13 +359,13 @@ class Workers:
         """How many can play now."""
         return len(self._ready)
 
-    def _heard(self, handle: WorkerHandle, said: Mapping[str, Any]) -> None:
-        if "log" in said:
-            name, level, text = said["log"]
+    def _heard(self, handle: WorkerHandle, news: Mapping[str, Any]) -> None:
+        if "log" in news:
+            name, level, text = news["log"]
             logging.getLogger(name).log(level, "%s: %s", handle.name, text)
-        elif "note" in said:
-            self._pass_on(said["note"])
-        elif "ready" in said:
+        elif "note" in news:
+            self._pass_on(news["note"])
+        elif "ready" in news:
             self._share()
             self._announced.clear()
             for number in self._fixed:
@@ -389,9 +381,9 @@ class Workers:
     def _pass_on(self, text: str) -> None:
         """Tell the user what a worker said; all of them find out that a server is down."""
         now = time.monotonic()
-        if now - self._said.get(text, -SAME) >= SAME:
+        if now - self._passed_on.get(text, -SAME) >= SAME:
             self._note(text)
-        self._said = {words: said for words, said in self._said.items() if now - said < SAME} | {text: now}
+        self._passed_on = {words: when for words, when in self._passed_on.items() if now - when < SAME} | {text: now}
 
     # ------------------------------------------------------------------ asking them, and keeping them alive
 
@@ -406,17 +398,17 @@ class Workers:
                 raise self._error
             try:
                 answer = await handle.ask(*request)
-                said = await _off_the_loop(len(answer.message), partial(json.loads, answer.message))
-                if answer.artifacts is not None and "line" in said:
-                    await one_at_a_time(self._keep_artifacts, said["line"], answer.artifacts)
+                content = await _off_the_loop(len(answer.message), partial(json.loads, answer.message))
+                if answer.artifacts is not None and "line" in content:
+                    await one_at_a_time(self._keep_artifacts, content["line"], answer.artifacts)
             except DiedError:
                 continue
-            handle.retries = Counter(said["retries"])
-            for name, digests in said.get("images", {}).items():
+            handle.retries = Counter(content["retries"])
+            for name, digests in content.get("images", {}).items():
                 self._compiled.images.setdefault(name, set()).update(digests)
-            if "raised" in said:
-                raise error_of(*said["raised"])
-            return said, len(answer.message)
+            if "raised" in content:
+                raise error_of(*content["raised"])
+            return content, len(answer.message)
         assert handle is not None
         several = f"{deaths} workers died one after the other while they had"
         died = "a worker died while it had" if deaths == 1 else several

@@ -20,6 +20,7 @@ from hermes_rl.sandbox.base import BACKENDS, Sandbox, SandboxConfig
 from hermes_rl.sandbox.bubblewrap import Bubblewrap
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.remote import NAMES as REMOTE
+from hermes_rl.threads import end_tasks
 
 
 def create_sandbox(config: SandboxConfig) -> Sandbox:
@@ -103,9 +104,7 @@ class Pool:
     async def close(self) -> None:
         """End all sandboxes that wait; those that were given away are closed by whoever has them."""
         self._closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         spares = [spare for waiting in self._spares.values() for spare in waiting]
         self._spares.clear()
         ended = await asyncio.gather(*(spare.close() for spare in spares), return_exceptions=True)

@@ -764,13 +764,13 @@ def _filter() -> bytes:
 
 def _limits(config: SandboxConfig, layout: Layout | None) -> dict[str, int]:
     """Return the limits in force: what is asked for, else the defaults; raises `UserError` where that cannot be."""
-    asked = config.limits
-    if asked.cpu is not None and not asked.best_effort and (layout is None or "cpu" not in layout.parents):
+    requested = config.limits
+    if requested.cpu is not None and not requested.best_effort and (layout is None or "cpu" not in layout.parents):
         raise UserError(
             "sandbox.limits.cpu needs control groups, which cannot be made here: leave it out, set limits.best_effort: "
             f"true, or {DELEGATE}"
         )
-    limits = {name: getattr(asked, name) or default for name, default in DEFAULTS.items()}
+    limits = {name: getattr(requested, name) or default for name, default in DEFAULTS.items()}
     for name, least in SMALLEST.items():
         if limits[name] < least:
             raise UserError(f"sandbox.limits.{name} is {limits[name]}; a sandbox needs at least {least}")

@@ -239,12 +239,12 @@ def make_sum(layout: Layout) -> None:
     """
     for controller in layout.parents:
         shared, top = layout.shared(controller), layout.top(controller)
-        held = layout.parents if layout.version == 2 else (controller,)
+        controllers = layout.parents if layout.version == 2 else (controller,)
         while not top.is_dir():
             shared.mkdir(exist_ok=True)
-            if "memory" in held:
+            if "memory" in controllers:
                 _limit_sum(layout, shared)
-            if "cpu" in held:  # the runner's event loop goes first; a machine that is idle is all theirs
+            if "cpu" in controllers:  # the runner's event loop goes first; a machine that is idle is all theirs
                 name, half = ("cpu.weight", "50") if layout.version == 2 else ("cpu.shares", "512")
                 (shared / name).write_text(half)
             if layout.version == 2:

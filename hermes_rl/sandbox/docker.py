@@ -43,7 +43,7 @@ from hermes_rl.sandbox.launcher import BOOT, helper_bundle, memory_file, own_pyt
 from hermes_rl.sandbox.packages import RUNTIME_FOLDER, Layers, runtime_folder, runtime_python
 from hermes_rl.sandbox.proxy import ENVIRONMENT, PORT, Proxy
 from hermes_rl.sandbox.seccomp import filter_program
-from hermes_rl.threads import made_in_thread
+from hermes_rl.threads import end_tasks, made_in_thread
 
 # -------------------------------------------------------------------------------- the container's limits and rights
 # A limit that the engine cannot enforce is an error, unless `best_effort`.
@@ -84,8 +84,8 @@ class Container:
     def enforced(self) -> dict[str, str]:
         """Return the limits in force, each with how."""
         bounds = {"memory": "per container", "processes": "per container", "open_files": "per process"}
-        asked = self.config.limits.requested()
-        bounds |= {name: "per container" for name in ("cpu", "disk") if name in asked}
+        requested = self.config.limits.requested()
+        bounds |= {name: "per container" for name in ("cpu", "disk") if name in requested}
         return {name: how for name, how in bounds.items() if name not in self._unenforced}
 
     async def start(self, command: list[str], *folders: dict[str, Any]) -> None:
@@ -191,7 +191,7 @@ class Container:
 
     def _host(self, network: str, capabilities: Sequence[str]) -> dict[str, Any]:
         """Return what a container of the sandbox may use."""
-        limits, asked = self.limits, self.config.limits
+        limits, requested = self.limits, self.config.limits
         host: dict[str, Any] = {
             "NetworkMode": network,
             "Memory": limits["memory"],
@@ -207,8 +207,8 @@ class Container:
             ],
             "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
         }
-        if asked.cpu is not None:
-            host["NanoCpus"] = int(asked.cpu * 1_000_000_000)
+        if requested.cpu is not None:
+            host["NanoCpus"] = int(requested.cpu * 1_000_000_000)
         return host
 
     def _body(self, command: list[str], folders: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -494,7 +494,7 @@ class Docker(Isolation):
         self._shown: list[dict[str, Any]] = []
         """The folders of its packages, as the engine is told of them."""
         self._pid = 0
-        self._asked = 0.0
+        self._started_at = 0.0
         """Since when this start waits for its turn, on the loop's clock."""
 
     @property
@@ -529,7 +529,7 @@ class Docker(Isolation):
         ]
         until: float | None = None
         while True:
-            self._asked = loop.time()
+            self._started_at = loop.time()
             try:
                 await self._try_and_watch(sandbox, code, runtime)
                 return
@@ -569,8 +569,7 @@ class Docker(Isolation):
             await trying
             self._starts.say_back(self.engine.name)
         finally:
-            trying.cancel()
-            await asyncio.gather(trying, return_exceptions=True)
+            await end_tasks([trying])
 
     async def _give_up_container(self) -> None:
         """Leave what an earlier try may have made to be removed, and take another name."""
@@ -640,8 +639,8 @@ class Docker(Isolation):
             image = await self._known(name)
             if image is not None:
                 return image
-            when, why = starts.unpulled.get(name, (self._asked, None))
-            if why is not None and when > self._asked:
+            when, why = starts.unpulled.get(name, (self._started_at, None))
+            if why is not None and when > self._started_at:
                 raise type(why)(why.detail)
             try:
                 if name in starts.built:

@@ -105,12 +105,8 @@ class Engine:
         return await self._json_or_none(f"/images/{quote(name)}/json")
 
     async def pull(self, name: str) -> None:
-        """Get an image; tried again after a pause where that may help.
-
-        Raises:
-            RegistryAway: the reason may pass.
-            SandboxFailure: the registry does not have the image, or does not give it to us.
-        """
+        """Get an image; tried again after a pause where that may help. Raises `RegistryAway` where the reason may pass;
+        `SandboxFailure` where the registry does not have the image, or does not give it to us."""
         for pause in (*PULL_PAUSES, None):
             try:
                 await self._pull(name)
@@ -125,14 +121,14 @@ class Engine:
 
     async def build(self, name: str, context: bytes) -> None:
         """Make an image of a build context, a tar archive with a Dockerfile; raises `SandboxFailure` where it fails."""
-        said: deque[str] = deque(maxlen=LOG_LINES)
-        asked = {"t": name, "rm": "1", "forcerm": "1"}
+        log: deque[str] = deque(maxlen=LOG_LINES)
+        query = {"t": name, "rm": "1", "forcerm": "1"}
         try:
-            async with self._request("POST", "/build", asked, context, None, BUILD_SILENCE_SECONDS) as answer:
+            async with self._request("POST", "/build", query, context, None, BUILD_SILENCE_SECONDS) as answer:
                 async for step in _progress(answer):
-                    said.append(str(step.get("stream") or ""))
+                    log.append(str(step.get("stream") or ""))
         except EngineError as error:
-            last = "".join(said).strip()[-SAID_OF_BUILD:]
+            last = "".join(log).strip()[-SAID_OF_BUILD:]
             raise SandboxFailure(f"{error.message}\n{last}".strip()) from error
 
     async def create(self, name: str, container: Mapping[str, Any]) -> list[str]:
@@ -160,8 +156,8 @@ class Engine:
 
     async def logs(self, name: str) -> str:
         """Return the last lines that its first process wrote."""
-        asked = {"stdout": "1", "stderr": "1", "tail": str(LOG_LINES)}
-        return joined(await self._call("GET", f"/containers/{name}/logs", asked)).decode("utf-8", "replace").strip()
+        query = {"stdout": "1", "stderr": "1", "tail": str(LOG_LINES)}
+        return joined(await self._call("GET", f"/containers/{name}/logs", query)).decode("utf-8", "replace").strip()
 
     async def remove(self, name: str) -> None:
         """Kill and remove it; one that is not there, or being removed already, is no error."""
@@ -178,31 +174,31 @@ class Engine:
         """
         filters = {"container": [name], "event": actions, "type": ["container"]}
         # Without an end that lies in the past the answer goes on for ever.
-        asked = {"since": "0", "until": f"{time.time():.9f}", "filters": json.dumps(filters)}
-        lines = (await self._call("GET", "/events", asked)).splitlines()
+        query = {"since": "0", "until": f"{time.time():.9f}", "filters": json.dumps(filters)}
+        lines = (await self._call("GET", "/events", query)).splitlines()
         events = [json.loads(line) for line in lines if line.strip()]
         return [(event["Action"], event["timeNano"] / 1e9) for event in events]
 
     async def containers(self, label: str) -> list[dict[str, Any]]:
         """Return what the engine lists of each container with this label, running or not (`Id`, `State`, `Created`,
         `Labels`)."""
-        asked = {"all": "1", "filters": json.dumps({"label": [label]})}
-        containers: list[dict[str, Any]] = json.loads(await self._call("GET", "/containers/json", asked))
+        query = {"all": "1", "filters": json.dumps({"label": [label]})}
+        containers: list[dict[str, Any]] = json.loads(await self._call("GET", "/containers/json", query))
         return containers
 
     # ------------------------------------------------------------------ requests
 
     async def _pull(self, name: str) -> None:
         # Without a tag the engine would get every tag of the repository.
-        asked = {"fromImage": name if _tagged(name) else f"{name}:latest"}
-        async with self._request("POST", "/images/create", asked, None, None, PULL_SILENCE_SECONDS) as answer:
+        query = {"fromImage": name if _tagged(name) else f"{name}:latest"}
+        async with self._request("POST", "/images/create", query, None, None, PULL_SILENCE_SECONDS) as answer:
             async for _ in _progress(answer):
                 pass
 
     async def _json(
-        self, method: str, path: str, asked: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
+        self, method: str, path: str, query: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(await self._call(method, path, asked, body))
+        answer: dict[str, Any] = json.loads(await self._call(method, path, query, body))
         return answer
 
     async def _json_or_none(self, path: str) -> dict[str, Any] | None:
@@ -214,9 +210,9 @@ class Engine:
             raise
 
     async def _call(
-        self, method: str, path: str, asked: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
+        self, method: str, path: str, query: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
     ) -> bytes:
-        async with self._request(method, path, asked, body, REQUEST_SECONDS) as answer:
+        async with self._request(method, path, query, body, REQUEST_SECONDS) as answer:
             return await answer.read()
 
     @asynccontextmanager
@@ -224,7 +220,7 @@ class Engine:
         self,
         method: str,
         path: str,
-        asked: Mapping[str, str] | None,
+        query: Mapping[str, str] | None,
         body: Mapping[str, Any] | bytes | None,
         seconds: float | None,
         silence: float | None = None,
@@ -235,7 +231,7 @@ class Engine:
         try:
             async with (
                 aiohttp.ClientSession(connector=aiohttp.UnixConnector(self.socket), timeout=limits) as session,
-                session.request(method, f"http://docker{path}", params=asked, **sent) as answer,
+                session.request(method, f"http://docker{path}", params=query, **sent) as answer,
             ):
                 if answer.status >= 400:
                     raise EngineError(answer.status, _message(await answer.read()))
@@ -277,8 +273,8 @@ NOT_GIVEN = ("unauthorized", "no basic auth credentials", "authentication requir
 
 def _is_refusal(error: EngineError) -> bool:
     """Whether a pull would be refused again. Engines say so with a status, or with a line of an answer."""
-    said = error.message.lower()
-    return error.status in (400, 401, 403, 404) or any(words in said for words in NOT_HAD + NOT_GIVEN)
+    message = error.message.lower()
+    return error.status in (400, 401, 403, 404) or any(words in message for words in NOT_HAD + NOT_GIVEN)
 
 
 def _advice(error: EngineError) -> str:

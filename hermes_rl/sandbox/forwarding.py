@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox.base import Conversation, Sandbox
+from hermes_rl.threads import end_tasks
 
 FORWARDED = 4 << 30
 
@@ -32,9 +33,7 @@ async def forwarded(
         try:
             yield
         finally:
-            for copy in copies:
-                copy.cancel()
-            await asyncio.gather(*copies, return_exceptions=True)
+            await end_tasks(copies)
             await there.close()
     finally:
         await here.close()
@@ -53,11 +52,11 @@ async def _begun(sandbox: Sandbox, command: Sequence[str]) -> Conversation | Non
 
 
 async def _copied(source: Conversation, target: Conversation) -> None:
-    left = FORWARDED
+    remaining = FORWARDED
     try:
         while data := await source.read():
-            left -= len(data)
-            if left < 0:
+            remaining -= len(data)
+            if remaining < 0:
                 break
             await target.write(data)
     except (OSError, SandboxFailure):

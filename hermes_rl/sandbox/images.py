@@ -35,11 +35,8 @@ ZSTANDARD = b"\x28\xb5\x2f\xfd"
 
 
 def cache_folder() -> Path:
-    """Where unpacked images and the like are kept between runs; see `cache_home`.
-
-    Raises:
-        UserError: we are root, and the user whom its sandboxes run as may not enter the folder.
-    """
+    """Where unpacked images and the like are kept between runs; see `cache_home`. Raises `UserError` where we are root,
+    and the user whom its sandboxes run as may not enter the folder."""
     folder = cache_home()
     closed = [above for above in folder.parents if above.exists() and not above.stat().st_mode & 0o001]
     if os.geteuid() == 0 and closed:
@@ -58,11 +55,8 @@ def _lock_of(source: str) -> threading.Lock:
 
 
 def ready_image(source: str) -> Image:
-    """Return an image with its folder ready to lie below a sandbox; blocks while it is unpacked.
-
-    Raises:
-        UserError: there is no such folder or archive, or the archive cannot be used.
-    """
+    """Return an image with its folder ready to lie below a sandbox; blocks while it is unpacked. Raises `UserError`
+    where there is no such folder or archive, or the archive cannot be used."""
     path = Path(source)
     try:
         stamp = path.stat()

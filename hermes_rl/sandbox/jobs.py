@@ -365,10 +365,10 @@ class Processes:
         self._jobs.pop(job.number, None)
         if job.ended.done() and self._connection.alive:
             # Closed, they would end by a signal what goes on to write there.
-            left = [reader for reader in self._left if reader.open] + job.left()
-            for reader in left[:-LEFT_PIPES]:
+            readers = [reader for reader in self._left if reader.open] + job.left()
+            for reader in readers[:-LEFT_PIPES]:
                 reader.close()
-            self._left = left[-LEFT_PIPES:]
+            self._left = readers[-LEFT_PIPES:]
             return
         if not job.ended.done():
             self.signal(job.number, 9)

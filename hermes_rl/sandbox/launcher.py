@@ -171,11 +171,11 @@ def helper_bundle(python: str) -> bytes:
     return python_output(python, _COMPILE, "compile the sandbox helper", repr(sources).encode())
 
 
-def python_output(python: str, code: str, purpose: str, given: bytes = b"") -> bytes:
+def python_output(python: str, code: str, purpose: str, stdin: bytes = b"") -> bytes:
     """Return what a program prints under an interpreter of this machine; raises `SandboxFailure` where that fails."""
     command = [*isolated(python), "-X", "utf8", "-c", code]
     try:
-        done = subprocess.run(command, input=given, capture_output=True, env={}, timeout=60, check=True)
+        done = subprocess.run(command, input=stdin, capture_output=True, env={}, timeout=60, check=True)
     except subprocess.CalledProcessError as error:
         tail = error.stderr.decode("utf-8", "replace")[-500:]
         raise SandboxFailure(f"{python} cannot {purpose}: {tail}") from error
@@ -245,11 +245,9 @@ class ProcessSet(Protocol):
 
     def processes(self) -> list[int]:
         """Ids of those that still run."""
-        ...
 
     def kill(self) -> None:
         """Kill them all, without waiting."""
-        ...
 
 
 @dataclass
@@ -300,11 +298,11 @@ class _Ending:
             self.child.send_signal(signal.SIGKILL)
 
     def _give_up(self, code: int | None) -> None:
-        left = sorted({*self._left(), *(descendants(self.child.pid) if code is None else [])}) or [self.child.pid]
+        alive = sorted({*self._left(), *(descendants(self.child.pid) if code is None else [])}) or [self.child.pid]
         if code is None:
             self.child.send_signal(signal.SIGKILL)
-        some = ", ".join(map(str, left[:5]))
-        message = f"{len(left)} processes of a closed sandbox cannot be killed and still run ({some})"
+        some = ", ".join(map(str, alive[:5]))
+        message = f"{len(alive)} processes of a closed sandbox cannot be killed and still run ({some})"
         log.error(message)
         self.reaped.set_exception(SandboxFailure(message))
 

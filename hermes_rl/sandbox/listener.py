@@ -34,7 +34,7 @@ class ReportListener:
         self.messages: list[Message] = []
         self.overflow = False
         """More was said than is heard."""
-        self._left = SIZE_LIMIT
+        self._bytes_left = SIZE_LIMIT
         self._ours, self.theirs = socket_pair(socket.SOCK_SEQPACKET)
         self._ours.setblocking(False)
         self._ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -71,8 +71,8 @@ class ReportListener:
                 return False
             except OSError:
                 data, rest = b"", []
-            self._left -= len(data)
-            if self._left < 0 or len(self.messages) == COUNT_LIMIT:
+            self._bytes_left -= len(data)
+            if self._bytes_left < 0 or len(self.messages) == COUNT_LIMIT:
                 self.overflow, data = True, b""
             if not data:
                 self._end()

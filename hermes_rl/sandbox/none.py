@@ -70,8 +70,8 @@ class NoIsolation(LocalIsolation):
     async def start(self, sandbox: HelperSandbox) -> None:
         _warn_once()
         limits = self.config.limits
-        asked = {"RLIMIT_CORE": NO_CORE, "RLIMIT_DATA": limits.memory, "RLIMIT_NOFILE": limits.open_files}
-        rlimits = {name: value for name, value in asked.items() if value is not None}
+        requested = {"RLIMIT_CORE": NO_CORE, "RLIMIT_DATA": limits.memory, "RLIMIT_NOFILE": limits.open_files}
+        rlimits = {name: value for name, value in requested.items() if value is not None}
         await asyncio.to_thread(helper_bundle, own_python())
         # The helper makes the folder, since it also removes it where this process is killed, at whatever moment.
         self._folder = Path(tempfile.gettempdir(), f"hermes-rl-{self.id}")

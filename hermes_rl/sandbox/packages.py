@@ -134,9 +134,9 @@ def package_folder(packages: tuple[str, ...], image: bool = False) -> Path:
     that is none of the sandbox's own, as in an `image`, it brings its interpreter along. Raises `UserError` with the
     end of what pip printed where it cannot be made.
     """
-    asked = [_INTERPRETER.fullmatch(package.strip()) for package in packages]
-    least = max(((3, int(match[1] or 0)) for match in asked if match is not None), default=(3, 0))
-    names = [package for package, match in zip(packages, asked, strict=True) if match is None]
+    interpreters = [_INTERPRETER.fullmatch(package.strip()) for package in packages]
+    least = max(((3, int(match[1] or 0)) for match in interpreters if match is not None), default=(3, 0))
+    names = [package for package, match in zip(packages, interpreters, strict=True) if match is None]
     python = _suitable(least)
     version = _run([python, "-I", "-c", "import sys, sysconfig; print(sys.version, sysconfig.get_platform())"])
     alone = image or python != (system_python() or own_python())

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from hermes_rl.sandbox.hosts import HostList, RefusedError, public_address
+from hermes_rl.threads import end_tasks
 
 PORT = 3128
 ADDRESS = f"http://127.0.0.1:{PORT}"
@@ -66,9 +67,7 @@ class Proxy:
     async def close(self) -> None:
         """End it and every connection."""
         tasks = [task for task in (self._accepting, *self._tasks) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(tasks)
         if self._listener is not None:
             self._listener.close()
 

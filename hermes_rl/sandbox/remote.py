@@ -48,6 +48,7 @@ from hermes_rl.sandbox.base import (
     sandbox_gone,
 )
 from hermes_rl.sandbox.helper_files import REFUSED
+from hermes_rl.threads import end_tasks
 
 # -------------------------------------------------------------------------------- scripts
 # Bytes go there and back as base64, so that neither names nor contents meet a shell's quoting or a text encoding. An
@@ -334,10 +335,10 @@ class Link:
         if not self.open or self._process is None or self._process.stdin is None:
             raise SandboxFailure("the sandbox is gone")
         number, seconds = next(self._numbers), int(timeout + SPARE_SECONDS)
-        asked = {"id": number, "command": command, "stdin": stdin, "timeout": seconds, "most": most}
+        request = {"id": number, "command": command, "stdin": stdin, "timeout": seconds, "most": most}
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
             async with asyncio.timeout(seconds + SPARE_SECONDS):
                 await self._process.stdin.drain()
                 answer = await future
@@ -373,8 +374,7 @@ class Link:
             if process.returncode is None:
                 process.kill()
             if self._reader is not None:
-                self._reader.cancel()
-                await asyncio.gather(self._reader, return_exceptions=True)
+                await end_tasks([self._reader])
             shutil.rmtree(self._home, ignore_errors=True)
 
     async def _read(self, lines: asyncio.StreamReader) -> None:
@@ -521,8 +521,8 @@ class RemoteSandbox(Sandbox):
 
     @property
     def enforced(self) -> Mapping[str, str]:
-        asked = self.config.limits.requested()
-        return {name: "by the machine" for name in asked if name in ABLE[self.config.backend]}
+        requested = self.config.limits.requested()
+        return {name: "by the machine" for name in requested if name in ABLE[self.config.backend]}
 
     @property
     def alive(self) -> bool:
@@ -590,10 +590,10 @@ class RemoteSandbox(Sandbox):
     ) -> CommandResult:
         began, seconds = time.perf_counter(), self.config.timeout if timeout is None else timeout
         job = str(next(self._jobs))
-        given = "/dev/null"
+        stdin_path = "/dev/null"
         if stdin is not None:
-            given = f"{self._box}/{job}.i"
-            await self.write_file(given, stdin)
+            stdin_path = f"{self._box}/{job}.i"
+            await self.write_file(stdin_path, stdin)
         self._running += 1
         try:
             words = await self._ask(
@@ -602,7 +602,7 @@ class RemoteSandbox(Sandbox):
                 seconds,
                 2 * encoded(output_limit),
                 **await self._values(job, command, cwd, env, output_limit),
-                input=given,
+                input=stdin_path,
                 seconds=str(seconds),
                 apart="" if merge_stderr else "1",
             )
@@ -724,9 +724,9 @@ class RemoteSandbox(Sandbox):
         **values: str | list[str],
     ) -> list[str]:
         text, mark = command(script, **values)
-        given = None if data is None else (await asyncio.to_thread(base64.b64encode, data)).decode()
+        stdin = None if data is None else (await asyncio.to_thread(base64.b64encode, data)).decode()
         try:
-            output = await self._link.execute(text, given, seconds_to_wait, most)
+            output = await self._link.execute(text, stdin, seconds_to_wait, most)
         except SandboxFailure as failure:
             raise sandbox_gone(self._over, by_agent=self.killed_by_agent) if self._over else failure from None
         try:

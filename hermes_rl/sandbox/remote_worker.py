@@ -85,19 +85,19 @@ def serve(machine: Any, out: IO[str]) -> None:
     pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _answer(machine: Any, asked: dict[str, Any], out: IO[str], answering: threading.Lock) -> None:
-    _asked.most, _asked.collector = asked["most"], None
+def _answer(machine: Any, request: dict[str, Any], out: IO[str], answering: threading.Lock) -> None:
+    _asked.most, _asked.collector = request["most"], None
     try:
         # Each command stands for itself: the folder in which one ended is none of the next one's business.
-        done = machine.execute(asked["command"], cwd="/", timeout=asked["timeout"], stdin_data=asked["stdin"])
+        done = machine.execute(request["command"], cwd="/", timeout=request["timeout"], stdin_data=request["stdin"])
         answer = {"output": done["output"], "code": done["returncode"]}
-        if max(len(done["output"]), _asked.collector.total_chars if _asked.collector else 0) > asked["most"]:
-            answer = {"error": f"it answered with more than the {asked['most']} characters that were asked for"}
+        if max(len(done["output"]), _asked.collector.total_chars if _asked.collector else 0) > request["most"]:
+            answer = {"error": f"it answered with more than the {request['most']} characters that were asked for"}
     except Exception as error:  # noqa: BLE001 (as above)
         answer = {"error": f"{type(error).__name__}: {error}"}
     # The other side may be gone: then nobody waits for the answer.
     with answering, contextlib.suppress(OSError, ValueError):
-        _say(out, {"id": asked["id"], **answer})
+        _say(out, {"id": request["id"], **answer})
 
 
 def _say(out: IO[str], answer: dict[str, Any]) -> None:

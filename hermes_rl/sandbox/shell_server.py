@@ -368,4 +368,4 @@ class WaitingShell:
         self._interrupt(server.number)
         self._processes.signal(server.number, 9)
         server.retire()
-        self._retired = {left for left in (*self._retired, server) if not left.released}
+        self._retired = {retired for retired in (*self._retired, server) if not retired.released}

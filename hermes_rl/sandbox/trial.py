@@ -150,12 +150,12 @@ async def _outlive(config: SandboxConfig) -> Trial:
             async with create_sandbox(config) as sandbox:
                 await sandbox.run(command)
                 inside = descendants(sandbox.pid) if isinstance(sandbox, HelperSandbox) else []
-            left = await _still_there(inside)
+            processes = await _still_there(inside)
     except TimeoutError:
         return Trial(name, False, f"it did not end within {SECONDS:g} s")
     except HermesRLError as error:
         return Trial(name, False, f"could not be tried: {error}")
-    return Trial(name, bool(inside) and not left, f"{len(left)} of {len(inside)} processes are left")
+    return Trial(name, bool(inside) and not processes, f"{len(processes)} of {len(inside)} processes are left")
 
 
 async def _still_there(pids: list[int]) -> list[int]:

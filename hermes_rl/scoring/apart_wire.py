@@ -87,9 +87,9 @@ class Meta(type):
     _peer: Any
     _number: int
 
-    def __new__(cls, name: str, bases: Any, body: Any, **given: Any) -> Any:
+    def __new__(cls, name: str, bases: Any, body: Any, **keywords: Any) -> Any:
         """Make a stand-in; a class of the tests cannot derive from one."""
-        if bases and "_made" not in given:
+        if bases and "_made" not in keywords:
             raise TypeError(f"{name} derives from a class of the code under test, which is not possible apart")
         return super().__new__(cls, name, bases, body)
 
@@ -276,10 +276,10 @@ class Peer:
             value = self.mine.pop(number, None)
             self.numbers.pop(id(value), None)
         self.apply(changes)
-        given = [self.decode(arg) for arg in args]
+        arguments = [self.decode(arg) for arg in args]
         self.depth += 1
         try:
-            kind, value = "v", self.perform(operation, *given)
+            kind, value = "v", self.perform(operation, *arguments)
         except GoneError:
             raise
         except BaseException as error:  # noqa: BLE001 - the other end is who asked
@@ -487,12 +487,12 @@ class Peer:
         return self.mine[number]
 
     def decode_awaitable(self, number: int) -> Any:
-        held = self.known(number)
-        if held is None:
-            held = self.stand_in(number, self.base)
+        awaitable = self.known(number)
+        if awaitable is None:
+            awaitable = self.stand_in(number, self.base)
 
         async def awaited() -> Any:
-            return self.ask("await", held)
+            return self.ask("await", awaitable)
 
         return awaited()
 
@@ -529,19 +529,19 @@ class Peer:
 
     def stand_in(self, number: int, kind: Any, value: Any = None) -> Any:
         plain: Any = next((base for base in PLAIN if issubclass(kind, base)), None)
-        made = object.__new__(kind) if plain is None else plain.__new__(kind, value)
-        vars(made)["_number"] = number
+        instance = object.__new__(kind) if plain is None else plain.__new__(kind, value)
+        vars(instance)["_number"] = number
         try:
-            self.theirs[number] = made
+            self.theirs[number] = instance
         except TypeError:  # integers and tuples have no weak references
-            self.classes[number] = made
-        return made
+            self.classes[number] = instance
+        return instance
 
     def decode_object(self, number: int, kind: Any, carried: Any) -> Any:
-        made = self.known(number)
-        if made is None:
-            made = self.stand_in(number, self.require_class(self.decode(kind)), self.decode(carried))
-        return made
+        known = self.known(number)
+        if known is None:
+            known = self.stand_in(number, self.require_class(self.decode(kind)), self.decode(carried))
+        return known
 
     def require_class(self, kind: Any) -> Any:
         if not isinstance(kind, Meta):

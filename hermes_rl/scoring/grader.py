@@ -39,10 +39,8 @@ from hermes_rl.values import own_copy
 def find_reward(name: str, fn: str | None, others: Collection[str] = ()) -> RewardFunction:
     """Load the reward that the spec calls `name`; without `fn` the name itself is looked up.
 
-    `others` are names of the spec's other rewards, one of which an option may have meant.
-
-    Raises:
-        UserError: there is no such reward, or its code cannot be loaded.
+    `others` are names of the spec's other rewards, one of which an option may have meant. Raises `UserError` where
+    there is no such reward, or its code cannot be loaded.
     """
     reference = fn or name
     if reference.startswith("atropos:"):
@@ -149,11 +147,8 @@ class RewardFunction:
 
     @classmethod
     def of(cls, name: str, function: Callable[..., Any], code: Code | None = None) -> RewardFunction:
-        """Read the signature of `function`, which other processes find as `code`.
-
-        Raises:
-            UserError: it is not callable.
-        """
+        """Read the signature of `function`, which other processes find as `code`. Raises `UserError` where it is not
+        callable."""
         try:
             parameters = inspect.signature(function).parameters
         except (TypeError, ValueError) as error:
@@ -215,34 +210,28 @@ class RewardFunction:
     def needed(self) -> list[str]:
         """Parameters without a default."""
         kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-        return [key for key, one in self.parameters.items() if one.default is one.empty and one.kind in kinds]
+        return [key for key, each in self.parameters.items() if each.default is each.empty and each.kind in kinds]
 
-    def require_takes(self, given: Collection[str], roles: Collection[str]) -> None:
-        """Refuse, before anything is played or judged, arguments with which the function cannot be called.
-
-        Raises:
-            UserError: the function does not take an argument, or needs another one.
-        """
-        for key in given:
+    def require_takes(self, written: Collection[str], roles: Collection[str]) -> None:
+        """Refuse, before anything is played or judged, arguments with which the function cannot be called. Raises
+        `UserError` where the function does not take an argument, or needs another one."""
+        for key in written:
             if key in INJECTED or (key not in self.parameters and not self.open):
                 known = ", ".join(name for name in self.parameters if name not in INJECTED) or "none"
                 raise UserError(f"reward {self.name!r} takes no argument {key!r}; its arguments: {known}")
         for key in self.needed:
-            if key not in given and key not in INJECTED and key not in roles:
+            if key not in written and key not in INJECTED and key not in roles:
                 raise UserError(
                     f"reward {self.name!r} needs {key!r}: give it under args (--set rewards.{self.name}.args.{key}=…; "
                     "with another fn, the args of before are gone)"
                 )
 
-    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the spec's arguments, already rendered, coerced to the annotations.
-
-        Raises:
-            UserError: a value does not fit.
-        """
+    def arguments(self, written: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the spec's arguments, already rendered, coerced to the annotations. Raises `UserError` where a value
+        does not fit."""
         from hermes_rl.spec.templates import coerce
 
-        return {key: coerce(value, self.hints[key]) if key in self.hints else value for key, value in given.items()}
+        return {key: coerce(value, self.hints[key]) if key in self.hints else value for key, value in written.items()}
 
 
 def _hints(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
@@ -269,13 +258,13 @@ async def call_reward(
             killed its sandbox, it left what no reward can read) is no failure but the value 0.
         UserError: the reward says that the user's input is wrong.
     """
-    started, given = time.perf_counter(), dict(arguments)
-    seconds = reward.seconds(given)
+    started, passed = time.perf_counter(), dict(arguments)
+    seconds = reward.seconds(passed)
     async with _places.here():
         # A state in a process of its own is nowhere else, whatever the states of another spec were.
-        if reward.code is not None and (reward.apart or isinstance(given.get("state"), RolloutProcess)):
+        if reward.code is not None and (reward.apart or isinstance(passed.get("state"), RolloutProcess)):
             try:
-                returned = await _apart(reward, reward.code, given, seconds, after)
+                returned = await _apart(reward, reward.code, passed, seconds, after)
                 return returned, time.perf_counter() - started
             except NotCarriedError as error:
                 _not_carried.add(reward.code)
@@ -283,13 +272,13 @@ async def call_reward(
                     "reward %r runs in the runner, as what it is given cannot be carried to another process: %s",
                     *(reward.name, error),
                 )
-                given = {
-                    name: reward.own(value) if name in ("item", "result") else value for name, value in given.items()
+                passed = {
+                    name: reward.own(value) if name in ("item", "result") else value for name, value in passed.items()
                 }
         try:
             # A thread that does not outlive the program: a reward that hangs must not hold up its end.
-            here = partial(_here, reward, given, seconds, after)
-            job = _on_loop(reward, given, seconds) if reward.on_loop else reward.turns.call(here)
+            here = partial(_here, reward, passed, seconds, after)
+            job = _on_loop(reward, passed, seconds) if reward.on_loop else reward.turns.call(here)
             # Not `wait_for`, which can lose a cancellation that comes in the moment in which the reward returns.
             async with asyncio.timeout(seconds):
                 returned = await job
@@ -558,10 +547,8 @@ class Grader:
         """Call the per-rollout rewards in order, each value put into `values` as soon as it is known.
 
         `machines` is None where the sandbox is gone and no reward that is called looks into it; `only` are their names,
-        None is all. Those that look at steps find the number of the present one, from 0, as `step` in their row.
-
-        Raises:
-            Failure: a reward failed; `values` keeps those before it.
+        None is all. Those that look at steps find the number of the present one, from 0, as `step` in their row. Raises
+        `Failure` where a reward failed; `values` keeps those before it.
         """
         for reward in self.ordered:
             if reward.group_level or (only is not None and reward.name not in only):
@@ -574,17 +561,14 @@ class Grader:
         """Call the per-rollout rewards in order, each for the seats that it pays.
 
         They are offered `seats`, the results by seat, and `paid`, what earlier rewards have given: by seat, then by
-        name.
-
-        Raises:
-            Failure: a reward failed; the seats' values keep those before it.
+        name. Raises `Failure` where a reward failed; the seats' values keep those before it.
         """
         results = {seat.name: seat.result for seat in seats}
         for reward in self.ordered:
             if reward.group_level:
                 continue
             for seat in (seat for seat in seats if reward.is_called_for(seat.name)):
-                paid = {each.name: {name: one.value for name, one in each.values.items()} for each in seats}
+                paid = {each.name: {name: value_of.value for name, value_of in each.values.items()} for each in seats}
                 offered = {"state": state, "seats": results, "paid": paid}
                 async with seat.machines(reward) as ctx:
                     value = await self._graded(reward, item, seat.result, ctx, offered)
@@ -672,8 +656,8 @@ class Grader:
         own = reward.function.own(item)
         offered = {"item": own, "result": reward.function.own(result), "ctx": ctx, **also, **self._roles}
         if "seats" in reward.function.parameters and "seats" in also:
-            seats = {name: one if answer is None else one.answering(answer) for name, one in also["seats"].items()}
-            offered["seats"] = {name: reward.function.own(one) for name, one in seats.items()}
+            seats = {name: seat if answer is None else seat.answering(answer) for name, seat in also["seats"].items()}
+            offered["seats"] = {name: reward.function.own(seat) for name, seat in seats.items()}
         offered |= {"group": [offered["result"]]} if reward.function.group_level else {}
         # What it laid down goes away in the same thread: ToolContext waits for this loop.
         restore = ctx.restore if reward.function.uses_context and ctx is not None else None
@@ -692,10 +676,8 @@ class Grader:
     ) -> None:
         """Call the group-level rewards (those named `only`); `values[i]` receives those of rollout *i*.
 
-        `seats` are the results of all seats by name, where the rollouts are one seat's of several.
-
-        Raises:
-            Failure: a reward failed, or did not return one value per rollout.
+        `seats` are the results of all seats by name, where the rollouts are one seat's of several. Raises `Failure`
+        where a reward failed, or did not return one value per rollout.
         """
         for reward in self.ordered:
             if not reward.group_level or (only is not None and reward.name not in only):
@@ -746,7 +728,7 @@ class Grader:
         own = reward.function.own(item)
         offered = {"item": own, "group": [reward.function.own(result) for result in results], **self._roles}
         if seats is not None and "seats" in reward.function.parameters:
-            offered["seats"] = {name: [reward.function.own(one) for one in played] for name, played in seats.items()}
+            offered["seats"] = {name: [reward.function.own(each) for each in played] for name, played in seats.items()}
         returned, seconds = await call_reward(reward.function, self._arguments(reward, own, offered))
         members = _per_member(reward.name, returned, len(results))
         return [
@@ -762,12 +744,12 @@ class Grader:
         """Return the weighted sum of what rewards give to each turn; None where none does, or the score is no sum."""
         if self.combine != "sum":
             return None
-        given = [
+        weighed = [
             [reward.weighting.weight * turn for turn in value.per_turn]
             for reward in self.rewards
             if not reward.weighting.gate and (value := values.get(reward.name)) is not None and value.per_turn
         ]
-        return tuple(map(total, zip(*given, strict=True))) if given else None
+        return tuple(map(total, zip(*weighed, strict=True))) if weighed else None
 
     @property
     def _roles(self) -> dict[str, Any]:
@@ -776,11 +758,11 @@ class Grader:
 
     def _arguments(self, reward: GradedReward, item: Mapping[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
         function = reward.function
-        given = function.arguments(self.render(reward.args, item))
-        missing = [name for name in function.needed if name not in given and name not in offered]
+        passed = function.arguments(self.render(reward.args, item))
+        missing = [name for name in function.needed if name not in passed and name not in offered]
         if missing:
             raise UserError(f"reward {reward.name!r} needs {missing[0]!r}: this context is not offered here")
-        return {**function.wanted(offered), **given}
+        return {**function.wanted(offered), **passed}
 
 
 def _read(reward: GradedReward, returned: object, seconds: float, turns: int) -> RewardValue:

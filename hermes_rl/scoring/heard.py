@@ -62,16 +62,14 @@ class _Process:
         elif kind == "session" and self.runner in ("pytest", "script"):
             (self.status,) = fields[:1] or [""]
             return None if self.status in ENDED else INTERRUPTED
-        elif kind == "finish" and self._may_finish():
+        elif kind == "finish" and (
+            self.status is not None or self.runner == "unittest" or (self.runner == "pytest" and not self.names)
+        ):
             self.finished, self.changed = True, [name for name in fields if name]
             return f"{self.changed[0]} was replaced" if self.runner == "script" and self.changed else None
         else:
             return LEFT if self.runner == "script" and kind == "finish" else DISORDER
         return None
-
-    def _may_finish(self) -> bool:
-        ended = self.status is not None
-        return ended or self.runner == "unittest" or (self.runner == "pytest" and not self.names)
 
     def _next(self, fields: list[str]) -> int | None:
         """Return which test starts, where it was announced and has not run."""
@@ -109,5 +107,5 @@ def understood(messages: Iterable[tuple[int, str]] | None) -> Reported:
         heard.problem = heard.problem or FAILED
     for process in over:
         tampered = f"with {', '.join(process.changed)}" if process.changed else None
-        heard.outcomes += [(process.names[number], tampered or said) for number, said in process.outcomes.items()]
+        heard.outcomes += [(process.names[number], tampered or outcome) for number, outcome in process.outcomes.items()]
     return heard

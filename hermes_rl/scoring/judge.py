@@ -38,17 +38,13 @@ _measured: dict[tuple[str, str, str], float] = {}
 async def require_agreement(
     judge: str, file: str, least: float, score: Callable[[Mapping[str, Any]], Awaitable[float]]
 ) -> float:
-    """Return the share of the cases of `file` in which `score` agrees with the label.
-
-    Raises:
-        UserError: the file cannot be used, or the share is below `least`.
-        JudgeFailure: the judge failed.
-    """
+    """Return the share of the cases of `file` in which `score` agrees with the label. Raises `UserError` where the file
+    cannot be used, or the share is below `least`; `JudgeFailure` where the judge failed."""
     cases, digest = await asyncio.to_thread(_cases, file)
     key = (judge, file, digest)
     if key not in _measured:
-        given = await asyncio.gather(*(score(case) for case in cases))
-        agreeing = sum(abs(value - case["score"]) <= NEAR for value, case in zip(given, cases, strict=True))
+        scores = await asyncio.gather(*(score(case) for case in cases))
+        agreeing = sum(abs(value - case["score"]) <= NEAR for value, case in zip(scores, cases, strict=True))
         _measured[key] = agreeing / len(cases)
     if _measured[key] < least:
         raise UserError(
@@ -134,22 +130,20 @@ async def verdict(
 
     `read` raises `ValueError` with what is wrong for an object that it cannot use. A question is asked once: whoever
     asks the same meanwhile or later gets the same verdict, and pays nothing. A failure is not kept. What is too long
-    for the judge is cut, with a line that says how much is missing.
-
-    Raises:
-        JudgeFailure: the server failed, or no answer could be read.
-        AgentFault: it gives a verdict where a plain text stands in the place of the agent's, and none on these.
+    for the judge is cut, with a line that says how much is missing. Raises `JudgeFailure` where the server failed, or
+    no answer could be read; `AgentFault` where it gives a verdict where a plain text stands in the place of the
+    agent's, and none on these.
     """
     whole = question if isinstance(question, str) else question(_readable)
     key = hashlib.sha256(json.dumps([RULES, whole, schema], sort_keys=True).encode()).hexdigest()
     while True:
-        mine: Future[Mapping[str, Any]] = Future()
-        mine.set_running_or_notify_cancel()  # so that nobody who waits for it can cancel it for the others
-        asked = judge.verdicts.setdefault(key, mine)  # one operation, hence one asker among all threads
-        if asked is mine:
-            return read(await _answered(judge, key, mine, _Asking(judge, schema, read, bill).decided(question)))
+        own_verdict: Future[Mapping[str, Any]] = Future()
+        own_verdict.set_running_or_notify_cancel()  # so that nobody who waits for it can cancel it for the others
+        verdict_future = judge.verdicts.setdefault(key, own_verdict)  # one operation, hence one asker among all threads
+        if verdict_future is own_verdict:
+            return read(await _answered(judge, key, own_verdict, _Asking(judge, schema, read, bill).decided(question)))
         try:
-            return read(await asyncio.wrap_future(asked))
+            return read(await asyncio.wrap_future(verdict_future))
         except _GivenUp:
             continue
 
@@ -271,15 +265,15 @@ def _readable(text: str) -> str:
 def json_object(text: str) -> dict[str, Any]:
     """Return the last JSON object in a text; raises `ValueError` where there is none."""
     decoder, last, start = json.JSONDecoder(), None, text.find("{")
-    left = LOOKED_AT
+    remaining = LOOKED_AT
     while start >= 0:
         try:
             value, end = read_value(decoder, text, start)
         except ValueError as error:
             ended = isinstance(error, json.JSONDecodeError) and not error.msg.startswith("Unterminated")
-            left -= ATTEMPT + (error.pos if ended else len(text) - start)  # type: ignore[attr-defined]
+            remaining -= ATTEMPT + (error.pos if ended else len(text) - start)  # type: ignore[attr-defined]
             end = start + 1
-            if left < 0:
+            if remaining < 0:
                 raise ValueError("there is too much in it that is no JSON") from None
         else:
             last = value if isinstance(value, dict) else last

@@ -26,9 +26,7 @@ def equal(answer: str, target: str) -> tuple[bool, str | None]:
     """Whether the last expression of `answer` equals `target`, and the reason if not.
 
     The last ``\\boxed{…}`` of the answer counts, else what stands behind its last ``####``, else its last expression.
-
-    Raises:
-        RewardFailure: the target is no expression.
+    Raises `RewardFailure` where the target is no expression.
     """
     boxed = last_boxed(answer)
     stated = _after_hashes(answer) if boxed is None else boxed

@@ -66,7 +66,8 @@ def last_command(command: str) -> str | None:
 
     One before it that may run tests decides too: where they fail, nothing behind ``&&`` is run.
     """
-    parts = [part for part in _parts(command.replace("\\\n", " ").replace("\n", "\n;")) if part]
+    chains = _chains(command.replace("\\\n", " ").replace("\n", "\n;"))
+    parts = [part for chain in chains for part in chain if part]
     operators = re.sub(r"\d?>(&\d|\s*[\w./-]+)", "", command).replace("&&", "")
     if not parts or parts[-1][0] == "!" or any(each in operators for each in ("|", "&", "(", ")", "`", "<<")):
         return None
@@ -98,11 +99,6 @@ def _complaints(status: int, output: str) -> Iterator[tuple[str, str]]:
 
 def _last_word(line: str) -> str:
     return line.rpartition(": ")[2].strip(QUOTES)
-
-
-def _parts(command: str) -> list[list[str]]:
-    """Return the words of a command's simple commands."""
-    return [part for chain in _chains(command) for part in chain]
 
 
 def _chains(command: str) -> list[list[list[str]]]:

@@ -299,10 +299,10 @@ class _Plugin:
         self.tests.end("failed" if outcome.excinfo is not None else self.judged(item))
 
     def judged(self, item: Any) -> str:
-        said = [word for when, word in self.reports if when == "call" or word != "passed"]
-        if not said or set(said) - {"passed", "skipped"}:
+        outcomes = [word for when, word in self.reports if when == "call" or word != "passed"]
+        if not outcomes or set(outcomes) - {"passed", "skipped"}:
             return "failed"
-        if "skipped" in said:
+        if "skipped" in outcomes:
             marked = _marked(getattr(item, "cls", None), getattr(item, "obj", None))
             return SKIPPED if marked or id(item) in self.skips else SKIPPED_ITSELF
         kind = getattr(item, "cls", None)

@@ -158,11 +158,8 @@ def of_plain(name: str, value: Any) -> object:
 
 
 def interpret(name: str, returned: object, seconds: float, turns: int | None = None) -> RewardValue:
-    """Read what the reward `name` returned for one rollout of `turns` model calls (None: not checked).
-
-    Raises:
-        RewardFailure: it is no number, not finite, or a list without one value per turn.
-    """
+    """Read what the reward `name` returned for one rollout of `turns` model calls (None: not checked). Raises
+    `RewardFailure` where it is no number, not finite, or a list without one value per turn."""
     if isinstance(returned, Score):
         return _of_score(name, returned, seconds)
     if returned is None:
@@ -192,11 +189,11 @@ def _of_score(name: str, score: Score, seconds: float) -> RewardValue:
     return RewardValue(value, reason, metrics, seconds=seconds, overrides=_overrides(name, score.overrides))
 
 
-def _overrides(name: str, given: object) -> dict[str, Any]:
-    if not isinstance(given, Mapping):
-        raise RewardFailure(f"reward {name!r}: overrides must be a mapping, not {type(given).__name__}")
+def _overrides(name: str, overrides: object) -> dict[str, Any]:
+    if not isinstance(overrides, Mapping):
+        raise RewardFailure(f"reward {name!r}: overrides must be a mapping, not {type(overrides).__name__}")
     try:
-        return dict(json.loads(json.dumps(dict(given), allow_nan=False)))
+        return dict(json.loads(json.dumps(dict(overrides), allow_nan=False)))
     except (TypeError, ValueError, RecursionError) as error:
         raise RewardFailure(f"reward {name!r}: its overrides are no JSON: {error}") from error
 
@@ -295,11 +292,8 @@ def combine(
     clamp: tuple[float, float] | None = None,
     how: str = "sum",
 ) -> float:
-    """Return the score of a rollout; `how` is a key of `COMBINED`.
-
-    Raises:
-        RewardFailure: a reward that counts could not tell, a gate lies outside [0, 1], or the result is not finite.
-    """
+    """Return the score of a rollout; `how` is a key of `COMBINED`. Raises `RewardFailure` where a reward that counts
+    could not tell, a gate lies outside [0, 1], or the result is not finite."""
     parts: list[float] = []
     gates = 1.0
     for weighting in weightings:
@@ -311,20 +305,16 @@ def combine(
         else:
             parts.append(weighting.weight * value)
     only_gates = not parts and any(weighting.gate for weighting in weightings)
-    score = (1.0 if only_gates else _combined(parts, how)) * gates
+    score = COMBINED[how](parts) if parts else float(only_gates)
+    if not is_number(score):
+        parted = ", ".join(map(str, parts))
+        raise RewardFailure(f"the {how} of the weighted rewards is not finite, or beyond {LARGEST_NUMBER:g}: {parted}")
+    score *= gates
     return min(max(score, clamp[0]), clamp[1]) if clamp else score
 
 
 COMBINED: Mapping[str, Callable[[Sequence[float]], float]] = {"sum": total, "product": math.prod, "minimum": min}
 """What `score.combine` names."""
-
-
-def _combined(parts: Sequence[float], how: str) -> float:
-    score = COMBINED[how](parts) if parts else 0.0
-    if not is_number(score):
-        parted = ", ".join(map(str, parts))
-        raise RewardFailure(f"the {how} of the weighted rewards is not finite, or beyond {LARGEST_NUMBER:g}: {parted}")
-    return score
 
 
 def _known(weighting: Weighting, reward: RewardValue) -> float:

@@ -59,10 +59,10 @@ class LegacyGenerate:
         if not isinstance(data, dict):
             raise Malformed("the answer is not a JSON object")
         positions = _first(data.get("logprobs"), "logprobs")
-        given = data.get("token_ids")
-        ids = (
-            [int(_entry(position, None)[0]) for position in positions] if given is None else _first(given, "token_ids")
-        )
+        if data.get("token_ids") is None:
+            ids = [int(_entry(position, None)[0]) for position in positions]
+        else:
+            ids = _first(data["token_ids"], "token_ids")
         if not isinstance(positions, list) or len(positions) != len(ids):
             raise Malformed(f"the answer has {len(ids)} tokens and {len(positions)} log-probabilities")
         values = [_entry(one, token)[1] for one, token in zip(positions, ids, strict=True)]

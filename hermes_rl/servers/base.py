@@ -258,11 +258,9 @@ class ChatServer(Protocol):
 
     async def chat(self, request: ChatRequest) -> ChatReply:
         """Answer; raises `ServerFailure` when every attempt failed, or `ContextLengthExceeded`."""
-        ...
 
     async def close(self) -> None:
         """Release connections and whatever was started; may be called twice."""
-        ...
 
 
 @runtime_checkable
@@ -271,7 +269,6 @@ class TellsContext(Protocol):
 
     async def context_length(self) -> int | None:
         """Return the tokens of the longest conversation; None where it is not known."""
-        ...
 
 
 class Backend(Protocol):
@@ -282,11 +279,9 @@ class Backend(Protocol):
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
         """Send once; raises `retry.AttemptFailed` or `ContextLengthExceeded`."""
-        ...
 
     async def close(self) -> None:
         """Release connections and whatever was started; may be called twice."""
-        ...
 
 
 # -------------------------------------------------------------------------- A chat request and its reply as JSON
@@ -474,8 +469,8 @@ class Sampling:
         stop_ids: tuple[int, ...],
         text: Callable[[], tuple[bytes, ...]] | None = None,
     ) -> Sampling:
-        asked = request.temperature, request.top_p, request.seed, request.extra_body or {}
-        return cls(prompt, max_tokens, stop_ids, *asked, text, request.rollout_id)
+        settings = request.temperature, request.top_p, request.seed, request.extra_body or {}
+        return cls(prompt, max_tokens, stop_ids, *settings, text, request.rollout_id)
 
     def after(self, ids: array[int]) -> Sampling:
         """Make the request for the rest, when some tokens are there already; it has a seed of its own."""
@@ -495,9 +490,9 @@ class Sampling:
 
     def parameters(self, dialect: Dialect) -> dict[str, Any]:
         """Return the parameters under the server's own names: neutral values, and over them those that are set."""
-        given = {theirs: value for ours, theirs in dialect.names.items() if (value := getattr(self, ours)) is not None}
+        own = {theirs: value for ours, theirs in dialect.names.items() if (value := getattr(self, ours)) is not None}
         further = {name: value for name, value in self.further.items() if name in dialect.neutral}
-        return {**dialect.neutral, **given, **further}
+        return {**dialect.neutral, **own, **further}
 
     def policy(self, dialect: Dialect) -> dict[str, Any]:
         """Return the parameters that shape the distribution from which the server samples."""
@@ -537,11 +532,9 @@ class Dialect(Protocol):
 
     def body(self, sampling: Sampling, config: ServerConfig) -> dict[str, Any]:
         """Write the request's JSON."""
-        ...
 
     def read(self, data: Any) -> Sampled:
         """Read the answer's JSON; raises `Malformed`."""
-        ...
 
 
 @runtime_checkable
@@ -550,11 +543,9 @@ class ScoringDialect(Protocol):
 
     def scoring_body(self, top_k: int, config: ServerConfig) -> dict[str, Any]:
         """Write the request's JSON, with `PROMPT` for the ids."""
-        ...
 
     def read_scores(self, data: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
         """Read the answer's JSON; raises `Malformed`."""
-        ...
 
 
 def scores_of(places: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
@@ -599,7 +590,7 @@ def scores_of_prompt(places: Any, prompt: array[int], top_k: int) -> TokenLogpro
     if not _is_list(places):
         raise Malformed("the answer has no prompt_logprobs")
     by_id = [
-        {int(one): value["logprob"] if isinstance(value, Mapping) else value for one, value in place.items()}
+        {int(token): value["logprob"] if isinstance(value, Mapping) else value for token, value in place.items()}
         if isinstance(place, Mapping)
         else None
         for place in places
@@ -608,12 +599,8 @@ def scores_of_prompt(places: Any, prompt: array[int], top_k: int) -> TokenLogpro
 
 
 def generated(ids: Any, logprobs: Any, finish: Any, version: Any = None, model: Any = None) -> Sampled:
-    """Check an answer and make a `Sampled` of it.
-
-    Raises:
-        Malformed: lengths differ, a value is no number, a log-probability is None, positive or a sentinel, or the
-            server ended the answer for a reason of its own.
-    """
+    """Check an answer and make a `Sampled` of it. Raises `Malformed` where lengths differ, a value is no number, a
+    log-probability is None, positive or a sentinel, or the server ended the answer for a reason of its own."""
     if not _is_list(ids) or not set(map(type, ids)) <= {int} or (ids and not 0 <= min(ids) <= max(ids) <= LARGEST_ID):
         raise Malformed("the answer has no list of token ids")
     if not _is_list(logprobs) or len(logprobs) != len(ids):

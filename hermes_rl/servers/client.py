@@ -171,11 +171,8 @@ class ModelClient:
         return reply
 
     async def count(self, request: ChatRequest) -> int | None:
-        """Return the tokens of a request's prompt; None where no server renders conversations here.
-
-        Raises:
-            AttemptFailed: the template refuses the conversation.
-        """
+        """Return the tokens of a request's prompt; None where no server renders conversations here. Raises
+        `AttemptFailed` where the template refuses the conversation."""
         counting = next((backend for backend in self._backends if isinstance(backend, CountsTokens)), None)
         return None if counting is None else await self._on_own_loop(counting.count(request))
 
@@ -381,8 +378,8 @@ class SampledByFunction:
     async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:
         """Call the function, and again where it broke off for new weights; raises `AttemptFailed`."""
         generation = Generation(before=self._now())
-        given = {"temperature": sampling.temperature, "top_p": sampling.top_p, **sampling.further}
-        generation.sampling = {name: value for name, value in given.items() if value is not None}
+        settings = {"temperature": sampling.temperature, "top_p": sampling.top_p, **sampling.further}
+        generation.sampling = {name: value for name, value in settings.items() if value is not None}
 
         async def note(piece: Sampled) -> None:
             self._note(piece.version, piece.oldest, generation)
@@ -449,11 +446,7 @@ class AnsweredByFunction:
     """Messages that a function answers: a `Backend`."""
 
     def __init__(self, config: ServerConfig, function: ChatFunction) -> None:
-        self._config, self._function = config, function
-
-    @property
-    def config(self) -> ServerConfig:
-        return self._config
+        self.config, self._function = config, function
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
         """Call the function once; raises `AttemptFailed`."""
@@ -464,8 +457,8 @@ class AnsweredByFunction:
             message=assistant(message),
             finish_reason="tool_calls" if isinstance(message, Mapping) and message.get("tool_calls") else "stop",
             usage={},
-            model=self._config.model,
-            server_type=self._config.type,
+            model=self.config.model,
+            server_type=self.config.type,
             timing=Timing(generating=time.monotonic() - started),
         )
 
@@ -473,17 +466,17 @@ class AnsweredByFunction:
         """There is nothing to close."""
 
 
-def assistant(given: Mapping[str, Any] | str) -> dict[str, Any]:
+def assistant(answer: Mapping[str, Any] | str) -> dict[str, Any]:
     """Make an assistant message from a message or from its text; raises UserError where it is given neither."""
-    if isinstance(given, str):
-        return {"role": "assistant", "content": given}
-    known = isinstance(given, Mapping) and given.get("role", "assistant") == "assistant"
-    if not known or not {"content", "tool_calls"} & given.keys():
+    if isinstance(answer, str):
+        return {"role": "assistant", "content": answer}
+    known = isinstance(answer, Mapping) and answer.get("role", "assistant") == "assistant"
+    if not known or not {"content", "tool_calls"} & answer.keys():
         raise UserError(
             'an answer is a text, or an assistant message such as {"content": "…", "tool_calls": […]}, not '
-            f"{given!r:.200}"
+            f"{answer!r:.200}"
         )
-    return {"role": "assistant", "content": None, **given}
+    return {"role": "assistant", "content": None, **answer}
 
 
 async def _called(function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
@@ -562,19 +555,15 @@ class TokenSource(Protocol):
 
     async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:
         """Sample one generation; raises `AttemptFailed` or `ContextLengthExceeded`."""
-        ...
 
     async def weights(self) -> int | None:
         """Return the version of the weights now; None where it is not known."""
-        ...
 
     async def context_length(self) -> int | None:
         """Return the longest conversation in tokens; None where it is not known."""
-        ...
 
     async def close(self) -> None:
         """Release connections; may be called twice."""
-        ...
 
 
 @runtime_checkable
@@ -583,7 +572,6 @@ class ScoresTokens(Protocol):
 
     async def score(self, prompt: array[int], top_k: int, request: ChatRequest) -> tuple[TokenLogprobs, Timing]:
         """Say it; raises `UserError` where this server never can, otherwise as `TokenSource.sample`."""
-        ...
 
 
 class Asker:
@@ -623,9 +611,9 @@ class Asker:
         """Sample until the generation is complete; raises `AttemptFailed`."""
         generation = Generation(before=await self._versions.before())
 
-        async def ask(left: Sampling) -> tuple[Sampled, Timing]:
+        async def ask(rest: Sampling) -> tuple[Sampled, Timing]:
             def body(dialect: Dialect) -> bytes:
-                return left.written(dialect.body(left, self._config.current()))
+                return rest.written(dialect.body(rest, self._config.current()))
 
             answer, timing = await self._answer(body, request, generation)
             return self._read(answer, lambda data: self._dialect.read(data)), timing
@@ -642,10 +630,10 @@ class Asker:
 
     async def score(self, prompt: array[int], top_k: int, request: ChatRequest) -> tuple[TokenLogprobs, Timing]:
         """Ask how probable each token of the prompt is; raises `AttemptFailed`."""
-        given = Sampling(prompt, 1, ())
+        sampling = Sampling(prompt, 1, ())
 
         def body(dialect: Dialect) -> bytes:
-            return given.written(_scoring(dialect, self._config).scoring_body(top_k, self._config.current()))
+            return sampling.written(_scoring(dialect, self._config).scoring_body(top_k, self._config.current()))
 
         waited = Generation()
         answer, timing = await self._answer(body, request, waited)

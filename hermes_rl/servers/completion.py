@@ -74,14 +74,14 @@ class CompletionAdapter:
 def arguments(request: ChatRequest) -> dict[str, Any]:
     """Return the request as keyword arguments of an OpenAI client, without those that are not set."""
     names = ("tools", "temperature", "top_p", "max_tokens", "seed", "stop")
-    given = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
+    fields = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
     if request.logprobs:
-        given["logprobs"] = True
+        fields["logprobs"] = True
     extra = chat_body(ChatRequest((), extra_body=request.extra_body, reasoning=request.reasoning), ServerConfig(""))
     del extra["messages"]
     if extra:
-        given["extra_body"] = extra
-    return {"messages": list(request.messages), "n": 1, **given}
+        fields["extra_body"] = extra
+    return {"messages": list(request.messages), "n": 1, **fields}
 
 
 def _plain(value: Any) -> Any:

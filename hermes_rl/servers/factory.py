@@ -31,13 +31,16 @@ def config_from_spec(
     `api_key` comes from the command line and wins over `api_key_env`; `seed` is the spec's, for a server without its
     own.
     """
-    given = {"seed": seed} | {name: value for name in _PLAIN if (value := getattr(server, name, None)) is not None}
+    settings = {"seed": seed} | {name: value for name in _PLAIN if (value := getattr(server, name, None)) is not None}
+    renderer: Any = settings.get("renderer")
+    if hasattr(renderer, "model_dump"):
+        settings["renderer"] = renderer.model_dump(exclude_none=True)
     key_env = getattr(server, "api_key_env", None)
     if api_key is None and key_env is not None:
         api_key = _variable(environ, key_env, "api_key_env")
     headers = getattr(server, "headers_env", None) or {}
     return ServerConfig(
-        **{name: _plain(value) for name, value in given.items()},
+        **settings,
         api_key=Secret(api_key) if api_key is not None else None,
         headers={
             header: Secret(_variable(environ, variable, f"headers_env.{header}"))
@@ -71,8 +74,3 @@ def _variable(environ: Mapping[str, str], variable: str, key: str) -> str:
     if any(character in value for character in "\r\n\0"):
         raise UserError(f"the value of {variable} has a line break in it and cannot be sent as a header")
     return value
-
-
-def _plain(value: Any) -> Any:
-    """Turn the renderer's settings into plain data where they come as a model of the spec."""
-    return value.model_dump(exclude_none=True) if hasattr(value, "model_dump") else value

@@ -154,7 +154,7 @@ def _independent(first: Sequence[Sampled], second: Sequence[Sampled]) -> list[Fi
 
 def _by_chance(what: str, pairs: Sequence[tuple[int, int]], alike: float) -> Finding:
     """Judge a count of equal pairs; `alike` is the chance that two independent draws are equal."""
-    equal = sum(one == other for one, other in pairs)
+    equal = sum(a == b for a, b in pairs)
     sigma = math.sqrt(len(pairs) * alike * (1 - alike))
     if sigma < 1:
         return Finding(True, f"{what}: this model is too certain to show whether their draws are independent")

@@ -23,24 +23,20 @@ class OpenAIServer:
     """One chat-completions server; used from one event loop at a time."""
 
     def __init__(self, config: ServerConfig, headers_for: HeadersFor | None = None) -> None:
-        self._config = config
+        self.config = config
         self._transport = Transport(config)
         self._headers_for = headers_for
 
-    @property
-    def config(self) -> ServerConfig:
-        return self._config
-
     async def attempt(self, request: ChatRequest) -> ChatReply:
         """Wait for a free place, send once, and read the answer."""
-        payload = encode(chat_body(request, self._config.current()))
+        payload = encode(chat_body(request, self.config.current()))
         headers = self._headers_for(request) if self._headers_for is not None else None
         answer = await self._transport.post(PATH, payload, headers)
         if answer.status != 200:
             raise self._transport.refused(PATH, answer)
         timing = Timing(queued=answer.sent - answer.asked, generating=answer.received - answer.sent)
         try:
-            return read_reply(answer.raw, self._config, timing)
+            return read_reply(answer.raw, self.config, timing)
         except Malformed as error:
             if isinstance(error, ErrorBody) and error.status is not None:
                 raise self._transport.refused(PATH, answer, error.status) from None

@@ -287,10 +287,10 @@ class Policy:
     def of_description(cls, description: PolicyDescription) -> Policy:
         """Make the policy that another process has described; `take` tells it of new weights."""
         source = VersionSource(None)
-        made: list[Policy] = []
+        policies: list[Policy] = []
 
         def name(place: int) -> str:
-            return made[0]._news.models[place]
+            return policies[0]._news.models[place]
 
         configs = [
             ServerConfig(
@@ -305,9 +305,9 @@ class Policy:
             for place, settings in enumerate(description.servers)
         ]
         retry = AT_ENDPOINT if description.captured else None
-        made.append(cls(create_client(ROLE, configs, retry), source, captured=description.captured))
-        made[0].take(WeightsTold(models=tuple(config.model for config in configs)))
-        return made[0]
+        policies.append(cls(create_client(ROLE, configs, retry), source, captured=description.captured))
+        policies[0].take(WeightsTold(models=tuple(config.model for config in configs)))
+        return policies[0]
 
     def take(self, news: WeightsTold) -> None:
         """Take up what was told where the policy comes from; what is older than what is known says nothing."""

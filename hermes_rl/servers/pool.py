@@ -318,12 +318,12 @@ class ServerPool:
 
     async def attempt(self, server: PooledServer, request: ChatRequest) -> ChatReply:
         """Make one attempt on a server; it counts as that server's load while it lasts."""
-        asked = self.clock()
+        began = self.clock()
         server.in_flight += 1
         try:
             await server.limiter.acquire()
             try:
-                return await self._placed(server, request, self.clock() - asked)
+                return await self._placed(server, request, self.clock() - began)
             finally:
                 server.limiter.release()
         finally:

@@ -20,12 +20,8 @@ class RewardModel:
     path: str
 
     def __init__(self, config: ServerConfig) -> None:
-        self._config = config
+        self.config = config
         self._transport = Transport(config)
-
-    @property
-    def config(self) -> ServerConfig:
-        return self._config
 
     def body(self, messages: Sequence[Message]) -> dict[str, Any]:
         """Return what is sent beside the model's name."""
@@ -37,7 +33,7 @@ class RewardModel:
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
         """Wait for a free place, send once, and read the numbers; raises as `hermes_rl.servers.base.Backend`."""
-        config = self._config.current()
+        config = self.config.current()
         answer = await self._transport.post(self.path, encode({"model": config.model, **self.body(request.messages)}))
         if answer.status != 200:
             raise self._transport.refused(self.path, answer)

@@ -62,7 +62,7 @@ class TokenServer:
         make_renderer: Callable[[], Renderer] | None = None,
         response: int | None = None,
     ) -> None:
-        self._config = config
+        self.config = config
         self._source = source
         self._make_renderer = make_renderer or self._load_renderer
         self._loaded: Renderer | None = None
@@ -70,10 +70,6 @@ class TokenServer:
         """The loaded one, once the length of the server's context is known too."""
         self._context: int | None = None
         self._response = response
-
-    @property
-    def config(self) -> ServerConfig:
-        return self._config
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
         """Render, sample and parse; a good answer is added to the request's transcript."""
@@ -98,11 +94,8 @@ class TokenServer:
         return self._reply(step, generation, message, texts)
 
     async def count(self, request: ChatRequest) -> int:
-        """Return the tokens that the request's prompt has behind what its transcript holds of it.
-
-        Raises:
-            CannotRender: the template refuses the conversation.
-        """
+        """Return the tokens that the request's prompt has behind what its transcript holds of it. Raises `CannotRender`
+        where the template refuses the conversation."""
         transcript = request.transcript if request.transcript is not None else Transcript()
         async with transcript.lock:
             return len((await self._prompt(await self.renderer(), transcript, request)).ids)
@@ -111,21 +104,21 @@ class TokenServer:
         """Say how probable the tokens of the request are: ids, a text, or messages as the template has them."""
         if not isinstance(self._source, ScoresTokens):
             raise UserError("a function that samples does not say how probable given tokens are; name a server")
-        given = request.prompt
-        if given is None:
-            given = (await self._prompt(await self.renderer(), Transcript(), request)).ids
-        elif isinstance(given, str):
-            given = (await self.renderer()).tokenizer.encode(given)
-        prompt = ids(given)
+        text = request.prompt
+        if text is None:
+            text = (await self._prompt(await self.renderer(), Transcript(), request)).ids
+        elif isinstance(text, str):
+            text = (await self.renderer()).tokenizer.encode(text)
+        prompt = ids(text)
         scores, timing = await self._source.score(prompt, top_k, request)
-        config = self._config
+        config = self.config
         return ChatReply({}, None, {}, config.model, config.type, scored=scores, prompt=prompt, timing=timing)
 
     async def _complete(self, renderer: Renderer, transcript: Transcript, request: ChatRequest) -> ChatReply:
         """Go on with a text or with token ids as they are, without rendering and parsing."""
         assert request.prompt is not None
-        given = renderer.tokenizer.encode(request.prompt) if isinstance(request.prompt, str) else request.prompt
-        prompt = RenderedPrompt(ids(given))
+        tokens = renderer.tokenizer.encode(request.prompt) if isinstance(request.prompt, str) else request.prompt
+        prompt = RenderedPrompt(ids(tokens))
         step, generation = await self._sampled(renderer, prompt, transcript, request)
         async with transcript.lock:
             transcript.add(step)
@@ -137,8 +130,9 @@ class TokenServer:
     ) -> tuple[Step, Generation]:
         room = self._room(request, prompt, transcript)
         sampling = Sampling.of(request, prompt.ids, room, renderer.stop_ids, lambda: prompt.text)
-        got = await self._source.sample(sampling, request)
-        return Step(prompt.ids, got.ids, got.logprobs, got.finish, WeightVersions(got.before, got.after)), got
+        reply = await self._source.sample(sampling, request)
+        weights = WeightVersions(reply.before, reply.after)
+        return Step(prompt.ids, reply.ids, reply.logprobs, reply.finish, weights), reply
 
     async def renderer(self) -> Renderer:
         """Load the renderer once; raises UserError where conversations cannot become exact tokens."""
@@ -159,8 +153,8 @@ class TokenServer:
 
     async def sample(self, sampling: Sampling) -> Sampled:
         """Send one bare request; raises as `attempt`."""
-        got = await self._source.sample(sampling, ChatRequest(()))
-        return Sampled(got.ids.tolist(), got.logprobs.tolist(), got.finish, got.after, got.model)
+        sampled = await self._source.sample(sampling, ChatRequest(()))
+        return Sampled(sampled.ids.tolist(), sampled.logprobs.tolist(), sampled.finish, sampled.after, sampled.model)
 
     async def weights(self) -> int | None:
         """Return the version of the server's weights now; None where it does not tell."""
@@ -179,7 +173,7 @@ class TokenServer:
         await self._source.close()
 
     def _load_renderer(self) -> Renderer:
-        config = self._config
+        config = self.config
         # The model of a scripted server is only a name; without a tokenizer it uses the package's own.
         name = config.tokenizer or (None if config.kind.embedded else config.model)
         if not name and not config.kind.embedded:
@@ -228,8 +222,8 @@ class TokenServer:
             message=message,
             finish_reason="tool_calls" if called else step.finish,
             usage={**counts, "total_tokens": sum(counts.values())},
-            model=generation.model or self._config.model,
-            server_type=self._config.type,
+            model=generation.model or self.config.model,
+            server_type=self.config.type,
             logprobs=None if texts is None else step.logprobs.tolist(),
             tokens=texts,
             sampled=LedgerEntry.of(step),
@@ -276,9 +270,6 @@ def assistant_message(parsed: Parsed, history: Sequence[Message]) -> dict[str, A
 
 def _call(call: ParsedCall, identity: str) -> dict[str, Any]:
     arguments = call.raw if call.arguments is None else json.dumps(call.arguments, ensure_ascii=False)
-    made: dict[str, Any] = {
-        "id": identity,
-        "type": "function",
-        "function": {"name": call.name, "arguments": arguments},
-    }
-    return made if call.problem is None else {**made, "error": call.problem}
+    function = {"name": call.name, "arguments": arguments}
+    problem = {} if call.problem is None else {"error": call.problem}
+    return {"id": identity, "type": "function", "function": function, **problem}

@@ -155,9 +155,7 @@ async def with_retries(
     """Attempt a call until it is answered; returns the answer and the number of attempts.
 
     `elsewhere` returns whether the next attempt reaches a server that has not failed this call: then there is no pause.
-
-    Raises:
-        ServerFailure: no attempt brought an answer.
+    Raises `ServerFailure` where no attempt brought an answer.
     """
     failures: list[AttemptFailed] = []
     started, paused = clock(), 0.0
@@ -246,11 +244,11 @@ class Transport:
     async def post(self, path: str, payload: bytes, headers: Mapping[str, str] | None = None) -> HttpAnswer:
         """Wait for a free place and send once; raises `AttemptFailed` where no answer came."""
         session = await self._connected()
-        asked = time.monotonic()
+        began = time.monotonic()
         async with self._places:
             sent = time.monotonic()
             status, received, raw = await self._send(session, path, payload, headers)
-        answer = HttpAnswer(status, received, raw, asked, sent, time.monotonic())
+        answer = HttpAnswer(status, received, raw, began, sent, time.monotonic())
         await self._turnstile.pass_through()
         return answer
 
@@ -384,7 +382,7 @@ class Turnstile:
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._left = AT_ONCE
+        self._remaining = AT_ONCE
         self._turning = False
 
     async def pass_through(self) -> None:
@@ -393,21 +391,21 @@ class Turnstile:
         if not self._turning:
             self._turning = True
             loop.call_soon(self._turn, loop)
-        if self._left > 0:
-            self._left -= 1
+        if self._remaining > 0:
+            self._remaining -= 1
             return
         place = loop.create_future()
         self._waiting.append(place)
         await place
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._left = AT_ONCE
-        while self._waiting and self._left > 0:
+        self._remaining = AT_ONCE
+        while self._waiting and self._remaining > 0:
             place = self._waiting.popleft()
             if not place.done():  # else its task was cancelled
                 place.set_result(None)
-                self._left -= 1
-        self._turning = self._left < AT_ONCE or bool(self._waiting)
+                self._remaining -= 1
+        self._turning = self._remaining < AT_ONCE or bool(self._waiting)
         if self._turning:
             loop.call_soon(self._turn, loop)
 

@@ -50,7 +50,7 @@ class Versions:
         return self.known
 
     async def after(self, answered: int | None = None) -> int | None:
-        """Return the version that the server has now; `told` is the one in its answer, where it has one."""
+        """Return the version that the server has now; `answered` is the one in its answer, where it has one."""
         if (pushed := self._pushed()) is not None:
             return pushed
         if answered is not None:

@@ -141,7 +141,7 @@ def make_app(service: Service, sessions: Sessions, *, token: bool, below: str = 
     @app.post("/v1/rollouts", response_class=Response, responses={200: streamed})
     async def rollouts(asked: RolloutsAsked) -> Response:
         """Play a batch of groups; each is a line as it ends. A reader that goes away ends it."""
-        return Lines(await Batch.asked(service, asked), service)
+        return Lines(await Batch.requested(service, asked), service)
 
     @app.put("/v1/policy", status_code=204, response_class=Response)
     async def policy(news: PolicyTold) -> Response:
@@ -253,24 +253,24 @@ def _describe(app: FastAPI, *, token: bool) -> None:
 
     def described() -> dict[str, Any]:
         if app.openapi_schema is None:
-            made = get_openapi(
+            document = get_openapi(
                 title=app.title,
                 version=app.version,
                 description=app.description,
                 servers=app.servers or None,
                 routes=app.routes,
             )
-            schemas = made["components"]["schemas"]
-            for model in (GroupTold, EndTold) if "/v1/rollouts" in made["paths"] else ():
+            schemas = document["components"]["schemas"]
+            for model in (GroupTold, EndTold) if "/v1/rollouts" in document["paths"] else ():
                 schema = model.model_json_schema(ref_template="#/components/schemas/{model}", mode="serialization")
                 schemas |= schema.pop("$defs", {})
                 schemas[model.__name__] = schema
             content = {"application/json": {"schema": {"type": "object"}}}
-            made["paths"]["/aggregate_metrics"]["post"]["requestBody"] = {"required": True, "content": content}
+            document["paths"]["/aggregate_metrics"]["post"]["requestBody"] = {"required": True, "content": content}
             if token:
-                made["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-                made["security"] = [{"token": []}]
-            app.openapi_schema = made
+                document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+                document["security"] = [{"token": []}]
+            app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = described  # type: ignore[method-assign]

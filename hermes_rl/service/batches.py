@@ -34,34 +34,34 @@ logger = logging.getLogger(__name__)
 
 
 class Batch:
-    """One batch that is asked for. Make it with `asked`; closing `lines` releases all of it."""
+    """One batch that is asked for. Make it with `requested`; closing `lines` releases all of it."""
 
-    def __init__(self, service: Service, asked: RolloutsAsked, policy: Policy, place: Place) -> None:
-        self._service, self._asked, self.policy, self._place = service, asked, policy, place
+    def __init__(self, service: Service, request: RolloutsAsked, policy: Policy, place: Place) -> None:
+        self._service, self._request, self.policy, self._place = service, request, policy, place
         self.version: int | None = None
         """Of the weights when it was asked for."""
-        rows = service.require_rows(asked.rows, asked.split)
-        members = asked.n or service.env.spec.serve.group_size
+        rows = service.require_rows(request.rows, request.split)
+        members = request.n or service.env.spec.serve.group_size
         place.take(len(rows) * members)
         self._groups = service.env.groups(
             members,
             policy,
             rows=(row for row in rows if not service.draining.is_set()),
             concurrency=service.env.spec.serve.concurrency,
-            split=asked.split,
-            sampling=asked.sampling,
-            batch=asked.batch or uuid.uuid4().hex,
+            split=request.split,
+            sampling=request.sampling,
+            batch=request.batch or uuid.uuid4().hex,
         )
 
     @classmethod
-    async def asked(cls, service: Service, asked: RolloutsAsked) -> Batch:
+    async def requested(cls, service: Service, request: RolloutsAsked) -> Batch:
         """Return the batch, once all is known that can be wrong with it; Refused says what is, or that there is no
         room."""
-        policy = await service.policy(asked.policy)
+        policy = await service.policy(request.policy)
         where = "sampling"
         with service.place() as place:
             try:
-                batch = cls(service, asked, policy, place)
+                batch = cls(service, request, policy, place)
                 where = "n"  # the record of a spec that compares members has groups of one size
                 await batch._open()
             except UserError as error:
@@ -71,10 +71,10 @@ class Batch:
     async def _open(self) -> None:
         await self._groups.open()
         others = self._service.env.spec.other_policies
-        if self._asked.max_staleness is not None and others:
+        if self._request.max_staleness is not None and others:
             why = f"{others} is trained too, whose versions this bound does not know; each rollout says its `weights`"
             raise wrong("several_policies", "max_staleness", why)
-        if self._asked.max_staleness is not None and await self._now() is None:
+        if self._request.max_staleness is not None and await self._now() is None:
             raise wrong(
                 "no_version",
                 "max_staleness",
@@ -105,7 +105,7 @@ class Batch:
             logger.warning("a batch ended early: %s", error)
             end = {"cut": str(error)}
         await self.close()
-        if not end and groups < len(self._asked.rows):
+        if not end and groups < len(self._request.rows):
             why = "the service is ending" if self._service.draining.is_set() else "a budget of the spec is used up"
             end = {"cut": f"{why}: ask the same batch again"}
         yield write_json({"end": True, "groups": groups, "dropped": dropped, **end}, ascii_only=True) + b"\n"
@@ -140,12 +140,12 @@ class Batch:
         certificate, problem = group.certificate, unproven(group)
         if problem is not None and not self._service.env.spec.serve.allow_inexact:
             return INEXACT, problem
-        if self._asked.max_staleness is None:
+        if self._request.max_staleness is None:
             return None, None
         now, oldest = await self._now(), certificate.oldest if certificate is not None else None
         if now is None or oldest is None:
             return STALE, "the version of its weights is not known"
-        if now - oldest > self._asked.max_staleness:
+        if now - oldest > self._request.max_staleness:
             return STALE, f"its oldest weights are version {oldest}, and the policy's are {now}"
         return None, None
 

@@ -50,7 +50,7 @@ class Gate:
             response.headers["connection"] = "close"
             await response(scope, receive, send)
             return
-        await self._app(scope, _given(body, receive), send)
+        await self._app(scope, _replayed(body, receive), send)
 
     async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -67,11 +67,11 @@ class Gate:
         headers = scope["headers"]
         if len(headers) > HEADERS:
             raise Refused(431, "too_many_headers", f"a request has at most {HEADERS} headers")
-        given = dict(headers)
+        named = dict(headers)
         if self._token is None:
-            _require_local(given)
+            _require_local(named)
         else:
-            scheme, _, token = given.get(b"authorization", b"").partition(b" ")
+            scheme, _, token = named.get(b"authorization", b"").partition(b" ")
             same = hmac.compare_digest(token.strip(), self._token)
             if scheme.lower() != b"bearer" or not same:
                 raise Refused(401, "unauthorized", "send the service's token: `Authorization: Bearer …`")
@@ -131,12 +131,12 @@ def _too_large(most: int) -> Refused:
     return Refused(413, "too_large", f"a request has at most {most // 2**20} MiB: ask in several parts")
 
 
-def _given(body: bytes, receive: Receive) -> Receive:
+def _replayed(body: bytes, receive: Receive) -> Receive:
     """Hand out a body that was read already, and then what else comes."""
-    left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def following() -> Message:
-        return left.pop() if left else await receive()
+        return messages.pop() if messages else await receive()
 
     return following
 

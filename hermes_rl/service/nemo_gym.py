@@ -26,37 +26,37 @@ _SETTINGS = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens"
 """What a row's `responses_create_params` may say, and the setting of `agent` that it is here."""
 
 
-async def played(service: Service, asked: RunAsked, policy: Policy) -> Group:
+async def played(service: Service, request: RunAsked, policy: Policy) -> Group:
     """Play the rollout that a request names; raises Refused where something in it is wrong."""
     spec = service.env.spec
     if spec.agents and (len(spec.trained_seats) != 1 or spec.other_policies):
         why = "a row here is one rollout of `policy`, and other seats are trained, or none: POST /v1/rollouts has all"
         raise wrong("several_agents", "agents", why)
-    key, split = asked.verifier_metadata.get("row_key"), asked.verifier_metadata.get("split", "train")
+    key, split = request.verifier_metadata.get("row_key"), request.verifier_metadata.get("split", "train")
     if not isinstance(key, str) or split not in ("train", "eval"):
         raise wrong("row", "verifier_metadata", "`row_key` is a key of GET /v1/rows, and `split` train or eval")
     (row,) = service.require_rows([key], split, "verifier_metadata.row_key")
-    given = asked.responses_create_params
-    sampling = {ours: given[theirs] for theirs, ours in _SETTINGS.items() if given.get(theirs) is not None}
+    params = request.responses_create_params
+    sampling = {ours: params[theirs] for theirs, ours in _SETTINGS.items() if params.get(theirs) is not None}
     try:
         return await service.env.play_group(row, 1, policy, split=split, sampling=sampling)
     except UserError as error:
         raise wrong("request", "responses_create_params", str(error)) from error
 
 
-def answer(asked: RunAsked, group: Group, *, allow_inexact: bool) -> tuple[dict[str, Any], str | None]:
+def answer(request: RunAsked, group: Group, *, allow_inexact: bool) -> tuple[dict[str, Any], str | None]:
     """Return the row with what came of it, as `/run` answers, and why it may not be trained on, where it may not."""
     rollout = group.rollouts[0] if group.rollouts else None
     failure = _failure(group, rollout, allow_inexact=allow_inexact)
-    row = asked.model_dump()
+    row = request.model_dump()
     if rollout is None or failure is not None:
         cause, detail = failure or ("no_rollout", group.detail)
         # NeMo Gym's rows have a number here; the class keeps it from being counted.
-        response = _response(asked, group.id, list(_items(rollout)) if rollout is not None else [])
+        response = _response(request, group.id, list(_items(rollout)) if rollout is not None else [])
         return {**row, "response": response, "reward": 0.0, FAILURE: cause, "error": detail}, cause
-    rewards = {name: one.value for name, one in rollout.rewards.items() if name not in row}
+    rewards = {name: value.value for name, value in rollout.rewards.items() if name not in row}
     items = list(_items(rollout, _tokens(rollout)))
-    return {**row, **rewards, "response": _response(asked, rollout.id, items), "reward": rollout.score}, None
+    return {**row, **rewards, "response": _response(request, rollout.id, items), "reward": rollout.score}, None
 
 
 def _failure(group: Group, rollout: Rollout | None, *, allow_inexact: bool) -> tuple[str, str | None] | None:
@@ -106,7 +106,7 @@ def _items(rollout: Rollout, tokens: list[dict[str, Any]] | None = None) -> Iter
     turn = 0
     for message in rollout.messages[start:]:
         if message["role"] == "assistant":
-            items = list(_said(message, turn))
+            items = list(_output_items(message, turn))
             if tokens is not None and turn < len(tokens):
                 items[-1] |= tokens[turn]
             turn += 1
@@ -122,7 +122,7 @@ def _items(rollout: Rollout, tokens: list[dict[str, Any]] | None = None) -> Iter
             yield {"type": "message", "role": message["role"], "content": _text(message.get("content"))}
 
 
-def _said(message: Mapping[str, Any], turn: int) -> Iterator[dict[str, Any]]:
+def _output_items(message: Mapping[str, Any], turn: int) -> Iterator[dict[str, Any]]:
     calls = message.get("tool_calls") or ()
     if thought := message.get("reasoning_content"):
         summary = [{"type": "summary_text", "text": _text(thought)}]
@@ -148,16 +148,16 @@ def _text(content: Any) -> str:
     return "" if content is None else str(content)
 
 
-def _response(asked: RunAsked, rollout: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+def _response(request: RunAsked, rollout: str, output: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "id": f"resp_{rollout}",
         "created_at": time.time(),
-        "model": str(asked.responses_create_params.get("model") or "policy"),
+        "model": str(request.responses_create_params.get("model") or "policy"),
         "object": "response",
         "output": output,
         "parallel_tool_calls": True,
         "tool_choice": "auto",
-        "tools": asked.responses_create_params.get("tools") or [],
+        "tools": request.responses_create_params.get("tools") or [],
     }
 
 

@@ -79,28 +79,28 @@ class Policies:
                 "service anew",
             )
 
-    def named(self, asked: PolicyAsked | None, playing: Collection[Policy] = ()) -> Policy:
+    def named(self, request: PolicyAsked | None, playing: Collection[Policy] = ()) -> Policy:
         """Return the policy that a request names, the same object for the same server; Refused where its key may not be
         used.
 
         A new one takes the place of the one that was named longest ago, where there are many; `playing` ones stay.
         """
-        if asked is None:
+        if request is None:
             return self._own()
-        if asked.version is not None and asked.weights_path is not None:
+        if request.version is not None and request.weights_path is not None:
             raise wrong(
                 "policy", "policy.weights_path", "give `version` or `weights_path`: either you tell it or the server"
             )
-        renamed = asked.tokenizer is not None
-        identity = asked.model_copy(update={"version": None, **({"model": None} if renamed else {})})
+        renamed = request.tokenizer is not None
+        identity = request.model_copy(update={"version": None, **({"model": None} if renamed else {})})
         known = self._known.pop(identity, None)
         if known is None:
             weights = replace(self._last)
-            known = self._made(asked, weights), weights
+            known = self._policy_of(request, weights), weights
             self._make_room(playing)
         self._known[identity] = known
         policy, weights = known
-        weights.tell(asked.version, asked.model if renamed else None)
+        weights.tell(request.version, request.model if renamed else None)
         return policy
 
     def _make_room(self, playing: Collection[Policy]) -> None:
@@ -131,38 +131,38 @@ class Policies:
             self._known[None] = policy, weights
         return self._known[None][0]
 
-    def _made(self, asked: PolicyAsked, weights: Weights) -> Policy:
-        name = asked.model or ""
+    def _policy_of(self, request: PolicyAsked, weights: Weights) -> Policy:
+        name = request.model or ""
         try:
             return Policy.server(
-                asked.type,
-                asked.base_url,
-                (lambda: weights.model or name) if asked.tokenizer is not None and name else name,
-                api_key=self._key(asked),
-                tokenizer=asked.tokenizer,
-                version=None if asked.weights_path is not None else lambda: weights.version,
-                weights_path=asked.weights_path,
+                request.type,
+                request.base_url,
+                (lambda: weights.model or name) if request.tokenizer is not None and name else name,
+                api_key=self._key(request),
+                tokenizer=request.tokenizer,
+                version=None if request.weights_path is not None else lambda: weights.version,
+                weights_path=request.weights_path,
             )
         except UserError as error:
             raise wrong("policy", "policy", str(error)) from error
 
-    def _key(self, asked: PolicyAsked) -> str | None:
+    def _key(self, request: PolicyAsked) -> str | None:
         """Return the value of the variable, where this address may have it."""
-        if asked.api_key_env is None:
+        if request.api_key_env is None:
             return None
         own = {
             (server.api_key_env, _origin(server.base_url))
             for servers in self._spec.servers.values()
             for server in servers
         }
-        if asked.api_key_env not in self._keys and (asked.api_key_env, _origin(asked.base_url)) not in own:
+        if request.api_key_env not in self._keys and (request.api_key_env, _origin(request.base_url)) not in own:
             raise wrong(
                 "key_not_allowed",
                 "policy.api_key_env",
                 "a request may name a variable that the spec names for the same address, or one that the service was "
                 "started with: hermes-rl rollouts … --key-env NAME",
             )
-        value = self._environ.get(asked.api_key_env, "").strip()
+        value = self._environ.get(request.api_key_env, "").strip()
         if not value or any(character in value for character in "\r\n\0"):
             raise wrong("key_not_set", "policy.api_key_env", "the variable is not set where the service runs")
         return value

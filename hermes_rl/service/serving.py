@@ -88,12 +88,8 @@ async def serve(
     specs: Sequence[ToServe], options: ServiceOptions, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> int:
     """Serve one spec at the top of the address, or several below their names, until told to end; return the exit
-    status.
-
-    Raises:
-        UserError: the address, the token, the record or the spec is wrong.
-        RunError: nothing can be played any more, as its workers die again and again.
-    """
+    status. Raises `UserError` where the address, the token, the record or the spec is wrong; `RunError` where nothing
+    can be played any more, as its workers die again and again."""
     token = _token(options.token_env, environ)
     with contextlib.closing(listening(options.listen, token)) as listener:
         async with AsyncExitStack() as stack:
@@ -308,17 +304,17 @@ def listening(listen: str, token: str | None) -> socket.socket:
             f"--listen {listen}: without a token everybody who reaches this address could run commands through the "
             "service. Set a variable to a long random value and name it: --token-env NAME"
         )
-    made = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # A reader that is gone without a word is noticed within minutes. Connections take these from their listener.
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
-        made.bind(address)
-        made.listen(1024)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+        listener.bind(address)
+        listener.listen(1024)
     except OSError as error:
-        made.close()
+        listener.close()
         raise UserError(f"--listen {listen}: {error.strerror}; choose another address") from error
-    return made
+    return listener

@@ -33,33 +33,33 @@ class HeldSession:
     async def start(self) -> dict[str, Any]:
         """Return the first turn."""
         try:
-            return self._told(await self._session.start())
+            return self._turn_fields(await self._session.start())
         finally:
             self.stepping = False
             self.used = time.monotonic()
 
-    async def step(self, asked: StepAsked) -> dict[str, Any]:
+    async def step(self, request: StepAsked) -> dict[str, Any]:
         """Answer the turn that waits, and return the next one, or how the rollout has ended. Refused: the step is
         wrong, or another one is being answered."""
         if self.stepping:
             raise Refused(409, "busy", "the step before is still being answered; wait for it")
-        if (asked.message is None) == (asked.ids is None):
+        if (request.message is None) == (request.ids is None):
             raise wrong("step", "message", "a step has a `message` or `ids`")
         if self.answer.get("done"):
             raise wrong("ended", "session", "the rollout has ended; begin another session")
         self.stepping = True
-        given = {"logprobs": asked.logprobs, "finish": asked.finish, "version": asked.version}
+        details = {"logprobs": request.logprobs, "finish": request.finish, "version": request.version}
         try:
-            if asked.ids is not None:
-                return self._told(await self._session.step(asked.ids, **given))  # type: ignore[arg-type]
-            if any(value is not None for value in given.values()):
+            if request.ids is not None:
+                return self._turn_fields(await self._session.step(request.ids, **details))  # type: ignore[arg-type]
+            if any(value is not None for value in details.values()):
                 raise wrong("step", "logprobs", "`logprobs`, `finish` and `version` belong to `ids`")
-            said = asked.message
-            assert said is not None
-            message = said if isinstance(said, str) else said.model_dump(exclude_none=True)
-            return self._told(await self._session.step(message))
+            sent = request.message
+            assert sent is not None
+            message = sent if isinstance(sent, str) else sent.model_dump(exclude_none=True)
+            return self._turn_fields(await self._session.step(message))
         except UserError as error:
-            raise wrong("step", "ids" if asked.ids is not None else "message", str(error)) from error
+            raise wrong("step", "ids" if request.ids is not None else "message", str(error)) from error
         finally:
             self.stepping = False
             self.used = time.monotonic()
@@ -69,7 +69,7 @@ class HeldSession:
         await self._session.close()
         self._place.leave()
 
-    def _told(self, turn: SessionTurn | None) -> dict[str, Any]:
+    def _turn_fields(self, turn: SessionTurn | None) -> dict[str, Any]:
         if turn is not None:
             self.answer = {
                 "id": self.id,
@@ -105,61 +105,61 @@ class Sessions:
 
     def __init__(self, service: Service, idle: float = IDLE) -> None:
         self._service, self._idle = service, idle
-        self._held: dict[str, HeldSession] = {}
+        self._sessions: dict[str, HeldSession] = {}
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._sessions)
 
-    async def begin(self, asked: SessionAsked) -> dict[str, Any]:
+    async def begin(self, request: SessionAsked) -> dict[str, Any]:
         """Begin a session, and return its first turn; Refused where there is no room, or something is wrong."""
         service = self._service
-        (row,) = service.require_rows([asked.row], asked.split, "row")
-        if len(self._held) >= MOST:
+        (row,) = service.require_rows([request.row], request.split, "row")
+        if len(self._sessions) >= MOST:
             raise Refused(429, "too_many", f"{MOST} sessions are held: delete those that have ended")
-        given = {"split": asked.split, "sampling": asked.sampling, "tokenizer": asked.tokenizer}
+        options = {"split": request.split, "sampling": request.sampling, "tokenizer": request.tokenizer}
         with service.place() as place:
             place.take(1)
             try:
-                session = await service.env.session(row, **given)  # type: ignore[arg-type]
+                session = await service.env.session(row, **options)  # type: ignore[arg-type]
             except UserError as error:
-                where = "tokenizer" if asked.tokenizer is not None else "sampling" if asked.sampling else "row"
+                where = "tokenizer" if request.tokenizer is not None else "sampling" if request.sampling else "row"
                 raise wrong("session", where, str(error)) from error
-        held = HeldSession(session, place)
-        self._held[held.id] = held
+        entry = HeldSession(session, place)
+        self._sessions[entry.id] = entry
         try:
-            return await held.start()
+            return await entry.start()
         except BaseException as error:
-            self._held.pop(held.id, None)
-            await held.close()
+            self._sessions.pop(entry.id, None)
+            await entry.close()
             if isinstance(error, UserError):
                 raise wrong("session", "row", str(error)) from error
             raise
 
     def of(self, session_id: str) -> HeldSession:
         """Return a session by its id; raises Refused where there is none."""
-        if session_id not in self._held:
+        if session_id not in self._sessions:
             raise Refused(
                 404,
                 "no_session",
                 f"there is no such session: it was ended, or not stepped for {self._idle:.0f} seconds",
             )
-        return self._held[session_id]
+        return self._sessions[session_id]
 
-    async def step(self, session_id: str, asked: StepAsked) -> dict[str, Any]:
+    async def step(self, session_id: str, request: StepAsked) -> dict[str, Any]:
         """See `HeldSession.step`."""
-        held = self.of(session_id)
+        session = self.of(session_id)
         try:
-            return await held.step(asked)
+            return await session.step(request)
         except asyncio.CancelledError:
-            if session_id in self._held:
+            if session_id in self._sessions:
                 raise
             raise Refused(404, "no_session", "the session was ended while it was stepped") from None
 
     async def end(self, session_id: str) -> None:
         """End a session; raises Refused where there is none."""
-        held = self.of(session_id)
-        del self._held[session_id]
-        await held.close()
+        session = self.of(session_id)
+        del self._sessions[session_id]
+        await session.close()
 
     async def end_idle(self) -> None:
         """End the sessions that nobody steps, for as long as this runs."""
@@ -167,12 +167,12 @@ class Sessions:
             await asyncio.sleep(min(self._idle / 4, 5.0))
             late = time.monotonic() - self._idle
             for session_id in [
-                session.id for session in self._held.values() if session.used < late and not session.stepping
+                session.id for session in self._sessions.values() if session.used < late and not session.stepping
             ]:
-                if session_id in self._held:
+                if session_id in self._sessions:
                     await self.end(session_id)
 
     async def close(self) -> None:
         """End all of them."""
-        for session_id in list(self._held):
+        for session_id in list(self._sessions):
             await self.end(session_id)

@@ -13,6 +13,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.service.bodies import PolicyAsked
 from hermes_rl.service.policies import Policies
 from hermes_rl.service.refusals import Refused, ending, wrong
+from hermes_rl.threads import end_tasks
 
 SEARCHED = 10_000
 """Rows of an endless dataset that can be asked for."""
@@ -133,9 +134,9 @@ class Service:
             raise wrong("unknown_row", place, detail, rows=unknown[:SHOWN])
         return [self._rows[split][places[key]] for key in keys]
 
-    async def policy(self, asked: PolicyAsked | None) -> Policy:
+    async def policy(self, request: PolicyAsked | None) -> Policy:
         """Return the policy that a request names, ready to play; Refused says what is wrong with it."""
-        policy = self.policies.named(asked, {batch.policy for batch in self.batches})
+        policy = self.policies.named(request, {batch.policy for batch in self.batches})
         while self.policies.forgotten:
             await self.env.forget(self.policies.forgotten.pop())
         if not policy.exact and not self.env.spec.serve.allow_inexact:
@@ -162,9 +163,7 @@ async def first_of(*work: Coroutine[Any, Any, Any]) -> list[asyncio.Task[Any]]:
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(tasks)
     return tasks
 
 

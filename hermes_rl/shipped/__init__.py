@@ -19,11 +19,8 @@ _CHECKOUT = _HERE.parent.parent
 
 
 def shipped_dir(kind: Literal["specs", "rewards", "starters", "agents"]) -> Path:
-    """Return the folder of the shipped specs, rewards, files to start from, or recipes of agent programs.
-
-    Raises:
-        FileNotFoundError: the installation is incomplete.
-    """
+    """Return the folder of the shipped specs, rewards, files to start from, or recipes of agent programs. Raises
+    `FileNotFoundError` where the installation is incomplete."""
     for folder in (_HERE / kind, _CHECKOUT / kind):
         if folder.is_dir():
             return folder

@@ -70,14 +70,14 @@ def check_state_tools(spec: Spec, findings: Findings) -> None:
 def _named(spec: Spec) -> Iterator[tuple[NodePath, str, bool]]:
     """Yield each name of something that the state has, its place, and whether its signature is what a model calls."""
     user, state = spec.user, spec.state
-    asked: list[tuple[NodePath, str | None]] = []
-    asked += [(("user", key), getattr(user, key)) for key in ("state", "edit") if user is not None]
-    asked += [(("state", key), getattr(state, key)) for key in ("over", "between", "close")]
+    references: list[tuple[NodePath, str | None]] = []
+    references += [(("user", key), getattr(user, key)) for key in ("state", "edit") if user is not None]
+    references += [(("state", key), getattr(state, key)) for key in ("over", "between", "close")]
     for name, reward in spec.rewards.items():
         compared = reward.args.get("compare") if reward.fn == "state_matches" else None
         listed = compared if isinstance(compared, tuple) else ()
-        asked += [(("rewards", name, "args", "compare", n), each) for n, each in enumerate(listed)]
-    yield from ((path, name, False) for path, name in asked if isinstance(name, str) and not is_template(name))
+        references += [(("rewards", name, "args", "compare", n), each) for n, each in enumerate(listed)]
+    yield from ((path, name, False) for path, name in references if isinstance(name, str) and not is_template(name))
     for path, tool in spec.all_tools.items():
         if tool.state is not None:
             yield (*path, "state"), tool.state, tool.schemas is None
@@ -192,12 +192,12 @@ def uncallable(node: ast.FunctionDef | ast.AsyncFunctionDef, *, bound: bool = Fa
     """Why a model cannot call a function or method; `bound` leaves out self."""
     if node.decorator_list:
         return None  # it may have other parameters than it shows
-    given = node.args
-    unnamed = [f"*{argument.arg}" for argument in (given.vararg, given.kwarg) if argument is not None]
-    unnamed += [argument.arg for argument in given.posonlyargs][1 if bound else 0 :]
+    arguments = node.args
+    unnamed = [f"*{argument.arg}" for argument in (arguments.vararg, arguments.kwarg) if argument is not None]
+    unnamed += [argument.arg for argument in arguments.posonlyargs][1 if bound else 0 :]
     if unnamed:
         return f"has a parameter that a model cannot give ({unnamed[0]}); name it and type it"
-    named = [*given.args[1 if bound and not given.posonlyargs else 0 :], *given.kwonlyargs]
+    named = [*arguments.args[1 if bound and not arguments.posonlyargs else 0 :], *arguments.kwonlyargs]
     untyped = [argument.arg for argument in named if argument.annotation is None]
     return f"has a parameter without a type: `{untyped[0]}`; the model is told its type" if untyped else None
 
@@ -214,9 +214,9 @@ def check_generator(path: NodePath, reference: str, findings: Findings) -> None:
     file, name, node = _definition(reference)
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.decorator_list:
         return
-    given = node.args
-    named = {argument.arg for argument in (*given.args, *given.kwonlyargs)}
-    lacking = [f"`{wanted}`" for wanted in GENERATOR if wanted not in named and given.kwarg is None]
+    arguments = node.args
+    named = {argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)}
+    lacking = [f"`{wanted}`" for wanted in GENERATOR if wanted not in named and arguments.kwarg is None]
     signature = function(file, name)
     parameters = signature.parameters if signature is not None else ()
     further = [each.name for each in parameters if each.required and each.name not in GENERATOR]
@@ -244,13 +244,15 @@ def check_constructor(path: NodePath, reference: str, findings: Findings) -> Non
         return
     if not isinstance(init, ast.FunctionDef) or init.decorator_list:
         return
-    given = init.args
-    positional = [*given.posonlyargs, *given.args][1:]
+    arguments = init.args
+    positional = [*arguments.posonlyargs, *arguments.args][1:]
     named = [
-        argument.arg for argument, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None
+        argument.arg
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        if default is None
     ]
-    takes_one = bool(positional) or given.vararg is not None
-    if not takes_one or len(positional) - len(given.defaults) > 1 or named:
+    takes_one = bool(positional) or arguments.vararg is not None
+    if not takes_one or len(positional) - len(arguments.defaults) > 1 or named:
         findings.problem(path, f"`{name}` cannot be made of the {what} alone; it is called as {name}({what})")
 
 
@@ -284,8 +286,8 @@ def check_rewards(spec: Spec, findings: Findings) -> None:
 
 def _exists(name: str, reward: Reward, findings: Findings) -> bool:
     # The function's name stands at `fn`, or it is the reward's own name.
-    given = findings.spec.is_written(("rewards", name, "fn"))
-    path: NodePath = ("rewards", name, "fn") if given else ("rewards", name)
+    names_function = findings.spec.is_written(("rewards", name, "fn"))
+    path: NodePath = ("rewards", name, "fn") if names_function else ("rewards", name)
     fn = reward.fn
     if fn.startswith("atropos:"):
         return True  # the registry is atroposlib's, and importing that takes seconds
@@ -297,12 +299,12 @@ def _exists(name: str, reward: Reward, findings: Findings) -> bool:
     published = [point.name for point in published_rewards()]
     if published.count(fn) > 1:
         message = f"several installed packages publish a reward `{fn}`; name the one that is meant: package.module:{fn}"
-        findings.problem(path, message, at="value" if given else "key")
+        findings.problem(path, message, at="value" if names_function else "key")
     elif not published.count(fn):
         others = [other for other in findings.spec.rewards if other != name]
         known = [*shipped, *published]
         message = f"there is no reward `{fn}`{did_you_mean(fn, [*others, *known]) or choices(fn, known)}"
-        findings.problem(path, message, at="value" if given else "key")
+        findings.problem(path, message, at="value" if names_function else "key")
     return published.count(fn) == 1
 
 
@@ -311,8 +313,8 @@ def _check_arguments(spec: Spec, name: str, reward: Reward, signature: Function,
     path: NodePath = ("rewards", name, "args")
     unknown = [argument for argument in reward.args if argument not in known and not signature.open]
     meant = {alike for argument in unknown if (alike := closest(argument, known))}
-    given = {*reward.args, *spec.servers, *meant}
-    missing = [argument.name for argument in signature.arguments() if argument.required and argument.name not in given]
+    passed = {*reward.args, *spec.servers, *meant}
+    missing = [argument.name for argument in signature.arguments() if argument.required and argument.name not in passed]
     needs, hint = _missing(missing, spec, own=":" in reward.fn) if missing else ("", "")
     for argument in unknown:
         message = f"`{signature.name}` has no argument `{argument}`"

@@ -128,12 +128,9 @@ def _tree_of(spec: Found) -> tuple[MappingNode | None, list[Problem]]:
 
 
 def find_spec(source: str | Path) -> Found:
-    """Return the file of a spec; a repository is fetched where it is not here yet.
-
-    Raises:
-        UserError: there is no such file, folder or shipped spec; a folder has no spec or several; or a repository
-            cannot be had, or its content is not trusted yet.
-    """
+    """Return the file of a spec; a repository is fetched where it is not here yet. Raises `UserError` where there is no
+    such file, folder or shipped spec; a folder has no spec or several; or a repository cannot be had, or its content is
+    not trusted yet."""
     if str(source).startswith(TASKS):
         tasks = Path(str(source).removeprefix(TASKS)).expanduser().absolute()
         if not tasks.is_dir():

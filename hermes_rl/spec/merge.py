@@ -126,10 +126,7 @@ def expand_shorthand(node: Node, path: NodePath) -> Node:
 def read_spec_file(path: Path, name: str, within: Path | None = None) -> tuple[MappingNode | None, list[Problem]]:
     """Return the tree of a file with its parents merged in, and every problem of reading them.
 
-    `within` is a folder that all parents have to lie in.
-
-    Raises:
-        OSError: the file itself cannot be read.
+    `within` is a folder that all parents have to lie in. Raises `OSError` where the file itself cannot be read.
     """
     root, problems = read_file(path, name)
     tree = _as_mapping(root, SourceText(name, path.resolve().parent), problems)

@@ -95,12 +95,12 @@ def exactly_one(value: Any, path: NodePath, names: tuple[str, ...], what: str) -
     """Yield a fault where none or several of the keys are there."""
     if not isinstance(value, dict):
         return
-    given = [name for name in value if name in names]
+    named = [name for name in value if name in names]
     wanted = f"{', '.join(names[:-1])} or {names[-1]}"
-    if not given:
+    if not named:
         yield Fault(path, f"{what} needs one of {wanted}", at="key")
-    for name in given[1:]:
-        yield Fault((*path, name), f"{what} takes one of {wanted}; `{given[0]}` is there already", at="key")
+    for name in named[1:]:
+        yield Fault((*path, name), f"{what} takes one of {wanted}; `{named[0]}` is there already", at="key")
 
 
 # ------------------------------------------------------------------------------------------------------- Secrets

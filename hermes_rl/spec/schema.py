@@ -135,8 +135,8 @@ def _finish_section(name: str, section: dict[str, Any]) -> None:
 
 
 def _with_choice(field: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any]:
-    kept: dict[str, Any] = {key: field.pop(key) for key in ("description", "default") if key in field}
-    return {"anyOf": [*(field.pop("anyOf", None) or [field]), choice], **kept}
+    description: dict[str, Any] = {key: field.pop(key) for key in ("description", "default") if key in field}
+    return {"anyOf": [*(field.pop("anyOf", None) or [field]), choice], **description}
 
 
 def _with_variable(field: dict[str, Any]) -> dict[str, Any]:

@@ -238,11 +238,12 @@ class _Reading:
         for (a, spec), (b, model), (c, setting) in product(enumerate(specs), enumerate(models), enumerate(settings)):
             mark, source = locate(self.tree, ("set", "models", b))[2].mark, sources[a]
             overrides = changes[2][c].over(changes[1][b].over(changes[0][a]))
-            made = Combination(spec, model, setting, "" if source is None else source.name, overrides, mark)
-            other = folders.setdefault(str(made.folder), made.label)
-            if other != made.label and len(set(models)) == len(models) and len(set(settings)) == len(settings):
-                self.problems.append(mark.problem(f"{other} and {made.label} would both lie in {made.folder}"))
-            yield made
+            combination = Combination(spec, model, setting, "" if source is None else source.name, overrides, mark)
+            other = folders.setdefault(str(combination.folder), combination.label)
+            if other != combination.label and len(set(models)) == len(models) and len(set(settings)) == len(settings):
+                problem = f"{other} and {combination.label} would both lie in {combination.folder}"
+                self.problems.append(mark.problem(problem))
+            yield combination
 
     def _source(self, number: int, written: str) -> Found | None:
         """Return the spec that is meant, as messages call it; None where there is none."""
@@ -259,12 +260,12 @@ class _Reading:
         node = find(self.tree, ("set", kind, number, "set"))
         if not isinstance(node, MappingNode):
             return Overrides()
-        made = []
+        assignments = []
         for key, entry in node.entries.items():
             steps = key.split(".")
             if not all(steps):
                 self.problems.append(entry.key.problem(f"`{key}` is no key of a spec, such as agent.max_turns"))
                 continue
             path = tuple(int(step) if step.isdigit() else step for step in steps)
-            made.append(Assignment(key, path, entry.value, written=entry.key))
-        return Overrides(tuple(made))
+            assignments.append(Assignment(key, path, entry.value, written=entry.key))
+        return Overrides(tuple(assignments))

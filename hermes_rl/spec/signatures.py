@@ -97,8 +97,8 @@ def function(path: Path, name: str) -> Function | None:
     helps = _argument_help(text)
     arguments = node.args
     names = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    given = [*arguments.defaults, *arguments.kw_defaults]
-    defaults = [*[None] * (len(names) - len(given)), *given]
+    values = [*arguments.defaults, *arguments.kw_defaults]
+    defaults = [*[None] * (len(names) - len(values)), *values]
     parameters = tuple(_parameter(*pair, helps) for pair in zip(names, defaults, strict=True))
     return Function(name, text.partition("\n")[0], parameters, arguments.kwarg is not None)
 

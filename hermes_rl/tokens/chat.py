@@ -60,7 +60,7 @@ def chat_tokens(
     Assistant messages from index `sampled_from` on were sampled; earlier ones belong to the prompt. `turns` has the
     data of the sampled ones in order, and may be left out. What would make a sequence longer than `longest` is cut off.
     """
-    places = [i for i, one in enumerate(messages) if i >= sampled_from and one.get("role") == "assistant"]
+    places = [i for i, message in enumerate(messages) if i >= sampled_from and message.get("role") == "assistant"]
     if not places:
         return ChatTokens(None, "no assistant turn was sampled")
     try:
@@ -120,11 +120,9 @@ class _Steps:
     def sequences(self, with_logprobs: bool) -> list[TokenSequence]:
         """Return the merged steps; without log-probabilities where the server did not give all of them."""
         sequences = self._transcript.sequences()
-        return (
-            sequences
-            if with_logprobs and self._logprobs
-            else [replace(sequence, sampled=None) for sequence in sequences]
-        )
+        if with_logprobs and self._logprobs:
+            return sequences
+        return [replace(sequence, sampled=None) for sequence in sequences]
 
 
 @functools.lru_cache(maxsize=8)
@@ -139,7 +137,7 @@ def _fitting_logprobs(tokenizer: Tokenizer, completion: list[int], turn: Sampled
     if turn.tokens is None:
         return turn.logprobs
     pairs = zip(completion, turn.tokens, strict=True)
-    return turn.logprobs if all(_same(tokenizer.decode([one]), sent) for one, sent in pairs) else None
+    return turn.logprobs if all(_same(tokenizer.decode([token]), sent) for token, sent in pairs) else None
 
 
 def _same(ours: str, sent: str) -> bool:

@@ -83,7 +83,7 @@ def require_family(name: str) -> str:
     return wanted
 
 
-def _made(family: str, tokenizer: Any, retention: str | None) -> Any:
+def _family_renderer(family: str, tokenizer: Any, retention: str | None) -> Any:
     from renderers import config_from_name, create_renderer
 
     config = config_from_name(family)
@@ -99,7 +99,7 @@ class FamilyRenderer:
         self._adapter = _FamilyTokenizer(tokenizer)
         self._retention = settings.thinking_retention
         try:
-            self._renderer = _made(family, self._adapter, self._retention)
+            self._renderer = _family_renderer(family, self._adapter, self._retention)
             stops = self._renderer.get_stop_token_ids()
         except (AssertionError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise RendererRefused(
@@ -122,14 +122,14 @@ class FamilyRenderer:
         guard = Guard(self.tokenizer, [_plain(message) for message in new], tools)
         last = branch.spans[-1]
         before = branch.tokens[max(0, last.start - _TAIL) : last.start].tolist()
-        said = branch.tokens[last.start :].tolist()
+        sampled = branch.tokens[last.start :].tolist()
         with self._adapter.guarded(guard):
             try:
-                bridged = self._renderer.bridge_to_next_turn(before, said, guard.messages, tools=guard.tools)
+                bridged = self._renderer.bridge_to_next_turn(before, sampled, guard.messages, tools=guard.tools)
             except (ValueError, TypeError, KeyError, LookupError, AttributeError):
                 return None
-        size = len(before) + len(said)
-        if bridged is None or bridged.token_ids[:size] != before + said:
+        size = len(before) + len(sampled)
+        if bridged is None or bridged.token_ids[:size] != before + sampled:
             return None
         return ids(bridged.token_ids[size:])
 
@@ -137,27 +137,27 @@ class FamilyRenderer:
         if self._parser is not None:
             work = partial(parse_ids, self._parser, self.tokenizer, completion, prompt, self.stop_ids, tools)
             return await read_aside(work, len(completion))
-        said, before = list(completion), list(prompt[-_TAIL:])
-        text = await read_aside(partial(self.tokenizer.decode, said), len(said))
+        sampled, before = list(completion), list(prompt[-_TAIL:])
+        text = await read_aside(partial(self.tokenizer.decode, sampled), len(sampled))
         listed = list(tools) if tools else None
-        few = len(said) <= FEW_TOKENS and len(text) <= FEW_CHARACTERS
+        few = len(sampled) <= FEW_TOKENS and len(text) <= FEW_CHARACTERS
         try:
             if few or MARK not in text:
-                response = await read_aside(partial(_response, self._renderer, said, before, listed), len(said))
+                response = await read_aside(partial(_response, self._renderer, sampled, before, listed), len(sampled))
             else:
-                response = await self._apart(said, before, listed)
+                response = await self._apart(sampled, before, listed)
         except (
             *(ValueError, TypeError, KeyError, LookupError, AttributeError, RecursionError),
             *(EndedError, ForeignError),
         ) as error:
             log.info("a turn is text alone, the renderer %s cannot read it: %s", self.name, error)
             return Parsed(text)
-        return await read_aside(partial(self._read, response, said), len(said))
+        return await read_aside(partial(self._read, response, sampled), len(sampled))
 
-    async def _apart(self, said: list[int], before: list[int], tools: list[Any] | None) -> dict[str, Any]:
+    async def _apart(self, sampled: list[int], before: list[int], tools: list[Any] | None) -> dict[str, Any]:
         """Let a process read a turn: what the package does may take the square of its length."""
-        tokens, texts = await read_aside(partial(self._adapter.by_token, [*before, *said]), len(said))
-        given = {
+        tokens, texts = await read_aside(partial(self._adapter.by_token, [*before, *sampled]), len(sampled))
+        arguments = {
             "family": self.name,
             "retention": self._retention,
             "tokenizer": self._adapter,
@@ -166,14 +166,14 @@ class FamilyRenderer:
             "before": tokens[: len(before)],
             "tools": tools,
         }
-        return dict(await POOL.call(_RESPONSE, given, "hermes_rl.plugins:itself", PARSE_SECONDS))
+        return dict(await POOL.call(_RESPONSE, arguments, "hermes_rl.plugins:itself", PARSE_SECONDS))
 
-    def _read(self, response: dict[str, Any], said: list[int]) -> Parsed:
+    def _read(self, response: dict[str, Any], sampled: list[int]) -> Parsed:
         calls: list[ParsedCall] = []
         aside: list[str] = []
         spans = [call["span"] for call in response["calls"] if call["span"]]
-        cuts = sorted({0, len(said), *(place for span in spans for place in span)})
-        pieces = {place: self.tokenizer.decode(said[place:end]) for place, end in pairwise(cuts)}
+        cuts = sorted({0, len(sampled), *(place for span in spans for place in span)})
+        pieces = {place: self.tokenizer.decode(sampled[place:end]) for place, end in pairwise(cuts)}
         places = dict(zip(cuts, accumulate(map(len, pieces.values()), initial=0), strict=True))
         text, begun = "".join(pieces.values()), 0
         quotes = Quotes(text)
@@ -190,14 +190,18 @@ class FamilyRenderer:
                     continue
                 begun = end
                 quotes.begin(end)
-            calls.append(_call(call))
+            status = _STATUS.get(call["status"], Status.MALFORMED)
+            if status is Status.OK:
+                calls.append(made(call["raw"], call["name"], call["arguments"], call["id"]))
+            else:
+                calls.append(ParsedCall(call["raw"], status, call["name"] or "", id=call["id"]))
         content = "\n".join([response["content"], *aside]) if aside else response["content"]
         return Parsed(content, response["reasoning"], calls)
 
 
-def _response(renderer: Any, said: list[int], before: list[int], tools: list[Any] | None) -> dict[str, Any]:
+def _response(renderer: Any, sampled: list[int], before: list[int], tools: list[Any] | None) -> dict[str, Any]:
     """Return what the package reads in a turn, as plain values."""
-    response = renderer.parse_response(said, tools=tools, prompt_ids=before)
+    response = renderer.parse_response(sampled, tools=tools, prompt_ids=before)
     calls = [
         {
             "raw": call.raw,
@@ -210,13 +214,6 @@ def _response(renderer: Any, said: list[int], before: list[int], tools: list[Any
         for call in response.tool_calls
     ]
     return {"content": response.content or "", "reasoning": response.reasoning_content or None, "calls": calls}
-
-
-def _call(call: dict[str, Any]) -> ParsedCall:
-    status = _STATUS.get(call["status"], Status.MALFORMED)
-    if status is not Status.OK:
-        return ParsedCall(call["raw"], status, call["name"] or "", id=call["id"])
-    return made(call["raw"], call["name"], call["arguments"], call["id"])
 
 
 def _plain(message: Any) -> dict[str, Any]:
@@ -319,7 +316,7 @@ def parse_response(
 ) -> dict[str, Any]:
     """Read a turn in a process of foreign code."""
     tokenizer.texts = texts
-    return _response(_made(family, tokenizer, retention), said, before, tools)
+    return _response(_family_renderer(family, tokenizer, retention), said, before, tools)
 
 
 parse_response.imports = ("renderers",)  # type: ignore[attr-defined]

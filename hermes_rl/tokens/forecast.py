@@ -44,7 +44,8 @@ def _played(renderer: Renderer, system: bool, tools: bool, user: bool, *, though
     messages.append(QUESTION)
     transcript = Transcript()
     for number in range(2 if tools else 0):
-        _turn(renderer, transcript, messages, tools, _calling(number, thought))
+        calling = {**said(""), "tool_calls": [call("toolxq7z", {"x": "v"}, f"callxq7z{number}")]}
+        _turn(renderer, transcript, messages, tools, thinking(calling, thought))
         messages.append({"role": "tool", "tool_call_id": f"callxq7z{number}", "name": "toolxq7z", "content": "r"})
     for number in range(2 if user else 1):
         _turn(renderer, transcript, messages, tools, thinking(said("said"), thought))
@@ -56,16 +57,12 @@ def _played(renderer: Renderer, system: bool, tools: bool, user: bool, *, though
 def _turn(
     renderer: Renderer, transcript: Transcript, messages: list[dict[str, Any]], tools: bool, answer: dict[str, Any]
 ) -> None:
-    given = [TOOL] if tools else None
-    prompt = next_prompt(renderer, transcript, messages, given)
+    offered = [TOOL] if tools else None
+    prompt = next_prompt(renderer, transcript, messages, offered)
     try:
-        ids = turn_ids(renderer.tokenizer, [QUESTION], given, answer)[1]
+        ids = turn_ids(renderer.tokenizer, [QUESTION], offered, answer)[1]
     except TemplateRefused:
         # The words of a model are not known here; only the token that ends its turn counts.
         ids = [*renderer.tokenizer.encode("said"), renderer.stop_ids[-1 if answer.get("tool_calls") else 0]]
     messages.append(answer)
     transcript.add(Step.of(prompt.ids, ids, numbers([0.0] * len(ids))), messages, prompt)
-
-
-def _calling(number: int, thought: bool) -> dict[str, Any]:
-    return thinking({**said(""), "tool_calls": [call("toolxq7z", {"x": "v"}, f"callxq7z{number}")]}, thought)

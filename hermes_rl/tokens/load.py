@@ -44,27 +44,24 @@ def load_tokenizer(name_or_path: str | None = None, *, local: bool = False) -> T
     return HubTokenizer(name_or_path, local=local)
 
 
-def as_tokenizer(given: Any) -> Tokenizer:
+def as_tokenizer(source: Any) -> Tokenizer:
     """Load a tokenizer by its hub name or folder, or the small one (None), or wrap one of `transformers`; UserError
     where it is none of these, TokenizerUnavailable where it cannot be had or has no chat template."""
-    if given is None or isinstance(given, str | Path):
-        return load_tokenizer(None if given is None else str(given))
-    if hasattr(given, "apply_chat_template"):
-        return wrapped(given)
-    if all(hasattr(given, name) for name in ("encode", "decode", "render", "control", "markup")):
-        return given  # type: ignore[no-any-return]
+    if source is None or isinstance(source, str | Path):
+        return load_tokenizer(None if source is None else str(source))
+    if hasattr(source, "apply_chat_template"):
+        return wrapped(source)
+    if all(hasattr(source, name) for name in ("encode", "decode", "render", "control", "markup")):
+        return source  # type: ignore[no-any-return]
     raise UserError(
-        f"a tokenizer is a hub name, a folder, or a tokenizer object of transformers, not {type(given).__name__}"
+        f"a tokenizer is a hub name, a folder, or a tokenizer object of transformers, not {type(source).__name__}"
     )
 
 
 def make_renderer(tokenizer: Tokenizer, settings: RendererSettings | None = None) -> Renderer:
-    """Make the renderer that the settings ask for. It takes a moment: call it once and in a thread.
-
-    Raises:
-        RendererRefused: the template does not allow exact tokens, or the family does not fit the tokenizer.
-        UserError: there is no renderer or no parser of that name.
-    """
+    """Make the renderer that the settings ask for. It takes a moment: call it once and in a thread. Raises
+    `RendererRefused` where the template does not allow exact tokens, or the family does not fit the tokenizer;
+    `UserError` where there is no renderer or no parser of that name."""
     settings = settings or RendererSettings()
     name = settings.name
     if name == AUTO:

@@ -95,14 +95,14 @@ class RendererSettings:
     stop: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, given: Mapping[str, Any] | None) -> RendererSettings:
+    def of(cls, written: Mapping[str, Any] | None) -> RendererSettings:
         """Read the mapping that a server's configuration holds."""
-        given = given or {}
+        written = written or {}
         return cls(
-            name=given.get("name", AUTO),
-            tool_parser=given.get("tool_parser"),
-            thinking_retention=given.get("thinking_retention"),
-            stop=tuple(given.get("stop") or ()),
+            name=written.get("name", AUTO),
+            tool_parser=written.get("tool_parser"),
+            thinking_retention=written.get("thinking_retention"),
+            stop=tuple(written.get("stop") or ()),
         )
 
 
@@ -128,19 +128,15 @@ class Renderer(Protocol):
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """Tokens that end a turn."""
-        ...
 
     def first(self, messages: Messages, tools: Tools | None) -> array[int]:
         """Render the prompt of a conversation with the tokenizer's own template; raises `TemplateRefused`."""
-        ...
 
     def following(self, branch: Branch, new: Messages, tools: Tools | None) -> array[int] | None:
         """Return the tokens to append to a branch so that the model answers `new`; None: the template rewrites it."""
-        ...
 
     async def parse(self, completion: Sequence[int], prompt: Sequence[int], tools: Tools | None) -> Parsed:
         """Parse what the model said; never raises. The end of `prompt` is enough."""
-        ...
 
 
 def next_prompt(renderer: Renderer, transcript: Transcript, messages: Messages, tools: Tools | None) -> RenderedPrompt:
@@ -198,14 +194,11 @@ def thinking(message: dict[str, Any], thought: bool) -> dict[str, Any]:
 
 
 def require_tools(tokenizer: Tokenizer) -> None:
-    """Refuse a template that leaves out tools, calls or their results, because the model would not see them.
-
-    Raises:
-        RendererRefused: the template leaves something out; the message names it.
-    """
-    asked = call("toolxq7z", {"x": "argxq7z"})
-    messages: list[dict[str, Any]] = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [asked]}]
-    messages.append({"role": "tool", "tool_call_id": asked["id"], "name": "toolxq7z", "content": "resultxq7z"})
+    """Refuse a template that leaves out tools, calls or their results, because the model would not see them. Raises
+    `RendererRefused` where the template leaves something out; the message names it."""
+    tool_call = call("toolxq7z", {"x": "argxq7z"})
+    messages: list[dict[str, Any]] = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [tool_call]}]
+    messages.append({"role": "tool", "tool_call_id": tool_call["id"], "name": "toolxq7z", "content": "resultxq7z"})
     try:
         prompt = tokenizer.render([QUESTION], [TOOL], add_generation_prompt=True)
         text = tokenizer.render(messages, [TOOL], add_generation_prompt=True)
@@ -222,9 +215,9 @@ def require_tools(tokenizer: Tokenizer) -> None:
 
 def closers(tokenizer: Tokenizer) -> list[str]:
     """Find the control tokens that end an assistant turn: after text, before another message, after calls."""
-    asked = call("toolxq7z", {"x": ANCHOR})
-    called = {"role": "assistant", "content": "", "tool_calls": [asked]}
-    result = {"role": "tool", "tool_call_id": asked["id"], "name": "toolxq7z", "content": RESULT}
+    tool_call = call("toolxq7z", {"x": ANCHOR})
+    called = {"role": "assistant", "content": "", "tool_calls": [tool_call]}
+    result = {"role": "tool", "tool_call_id": tool_call["id"], "name": "toolxq7z", "content": RESULT}
     shapes: list[tuple[list[dict[str, Any]], Tools | None]] = [
         ([QUESTION, said(ANCHOR)], None),
         ([QUESTION, said(ANCHOR), QUESTION], None),
@@ -353,7 +346,7 @@ class TemplateRenderer:
             ended = self.tokenizer.render(before, tools, add_generation_prompt=False)
             whole = self.tokenizer.render([*before, *after], tools, add_generation_prompt=True)
             opening = self.tokenizer.render(before[:-1], tools, add_generation_prompt=True)
-            with_tools, without = (self._suffix(join, after, given) for given in (tools, None))
+            with_tools, without = (self._suffix(join, after, offered) for offered in (tools, None))
         except TemplateRefused:
             return False
         self._needs_tools[join] = with_tools != without
@@ -405,9 +398,13 @@ class TemplateRenderer:
 
     def _suffix(self, join: Join, new: Messages, tools: Tools | None) -> array[int] | None:
         """Return the tokens from the end of an assistant turn to the beginning of the next, with the new messages."""
-        calls = [message for message in new if message.get("role") == "tool"]
-        anchored: list[dict[str, Any]] = [QUESTION, _anchored(calls) if join.called and calls else said(ANCHOR)]
-        guard = Guard(self.tokenizer, [*anchored, *map(for_template, new)], tools)
+        calls = [
+            call(str(result.get("name") or "toolxq7z"), {"x": ANCHOR}, str(result.get("tool_call_id") or "callxq7z0"))
+            for result in new
+            if result.get("role") == "tool"
+        ]
+        anchored = {**said(""), "tool_calls": calls} if join.called and calls else said(ANCHOR)
+        guard = Guard(self.tokenizer, [QUESTION, anchored, *map(for_template, new)], tools)
         try:
             text = self.tokenizer.render(guard.messages, guard.tools, add_generation_prompt=True)
         except TemplateRefused:
@@ -440,11 +437,3 @@ def _conversation(join: Join) -> list[dict[str, Any]]:
         last["tool_calls"] = [call("toolxq7z", {"x": "v"})]
     messages.append(thinking(last, join.thought))
     return messages
-
-
-def _anchored(results: Messages) -> dict[str, Any]:
-    calls = [
-        call(str(result.get("name") or "toolxq7z"), {"x": ANCHOR}, str(result.get("tool_call_id") or "callxq7z0"))
-        for result in results
-    ]
-    return {"role": "assistant", "content": "", "tool_calls": calls}

@@ -44,34 +44,27 @@ class Tokenizer(Protocol):
     @property
     def name(self) -> str:
         """Hub name or path, for records."""
-        ...
 
     @property
     def control(self) -> frozenset[str]:
         """Tokens that only a template or the end of a turn may make, such as ``<|im_end|>``."""
-        ...
 
     @property
     def markup(self) -> frozenset[str]:
         """Further tokens of one piece that a model may write itself, such as ``<tool_call>``."""
-        ...
 
     @property
     def vocabulary(self) -> Mapping[str, int]:
         """The id of every token."""
-        ...
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text; control and markup strings in it become their ids. Nothing is added."""
-        ...
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of the ids, control tokens included."""
-        ...
 
     def render(self, messages: Messages, tools: Tools | None, *, add_generation_prompt: bool) -> str:
         """Return the chat template's text; raises `TemplateRefused`."""
-        ...
 
 
 # ------------------------------------------------------------------------------------------- The small tokenizer

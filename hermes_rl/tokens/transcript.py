@@ -455,11 +455,6 @@ def _canonical_arguments(arguments: Any) -> str:
     return _canonical_written(arguments)
 
 
-@functools.lru_cache(maxsize=1024)
-def _canonical_short(arguments: str) -> str:
-    return _canonical_written(arguments)
-
-
 def _canonical_written(arguments: Any) -> str:
     """Write arguments in one form. JSON with a name twice is left as it is: readers differ in what it means."""
     try:
@@ -468,6 +463,9 @@ def _canonical_written(arguments: Any) -> str:
         return json.dumps(parsed, sort_keys=True)  # NaN and null are not the same
     except (ValueError, RecursionError):
         return str(arguments)
+
+
+_canonical_short = functools.lru_cache(maxsize=1024)(_canonical_written)
 
 
 def _number(text: str) -> float:
@@ -545,10 +543,6 @@ class Branch:
     """The first tokens as parts of a JSON list; they are kept because each request of the rollout repeats them."""
     listed: int = 0
     """How many tokens `text` holds."""
-
-    def is_prefix_of(self, prompt: array[int]) -> bool:
-        size = len(self.tokens)
-        return size <= len(prompt) and prompt[:size].tobytes() == self.tokens.tobytes()
 
     def until(self, answer: int) -> Branch:
         """Return this branch as it was when an answer had come."""
@@ -675,12 +669,12 @@ class Transcript:
     def _place(self, ids: array[int], prompt: RenderedPrompt | None) -> int | None:
         """Return the place of the branch that a prompt extends; None where it opens one."""
         if prompt is None or prompt.onto is None:
-            return self._longest_prefix(ids)
+            for place in sorted(range(len(self.branches)), key=lambda place: -len(self.branches[place].tokens)):
+                tokens = self.branches[place].tokens
+                if len(tokens) <= len(ids) and ids[: len(tokens)].tobytes() == tokens.tobytes():
+                    return place
+            return None
         return self.branches.index(prompt.onto) if prompt.onto in self.branches and not prompt.outgrown else None
-
-    def _longest_prefix(self, prompt: array[int]) -> int | None:
-        by_length = sorted(range(len(self.branches)), key=lambda place: -len(self.branches[place].tokens))
-        return next((place for place in by_length if self.branches[place].is_prefix_of(prompt)), None)
 
 
 def merge(steps: Iterable[Step]) -> list[TokenSequence]:

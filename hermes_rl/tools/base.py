@@ -527,8 +527,8 @@ class ToolRuntime:
         """Release the sandbox before the end of the runtime; who asks for it afterwards makes a mistake."""
         self._closed = True
         try:
-            for held in self.held.values():
-                await held.close()
+            for entry in self.held.values():
+                await entry.close()
         finally:
             if self._sandbox is not None:
                 await self._sandbox.close()
@@ -626,14 +626,15 @@ def clear_task_env_overrides(task_id: str) -> None:
 
 
 def _overridden(task_id: str | None, sandbox: SandboxConfig | None) -> SandboxConfig | None:
-    given = _OVERRIDES.get(task_id or "")
-    if not given:
+    overrides = _OVERRIDES.get(task_id or "")
+    if not overrides:
         return sandbox
     own = sandbox or SandboxConfig()
-    backend = given.get("env_type") or (own.backend if sandbox is not None else None)
+    backend = overrides.get("env_type") or (own.backend if sandbox is not None else None)
     backend = "bubblewrap" if backend == "local" else backend
-    named = f"{backend}_image" if f"{backend}_image" in given else next((n for n in _IMAGES if given.get(n)), None)
-    image = given[named] if named is not None else None
+    own_image = f"{backend}_image"
+    named = own_image if own_image in overrides else next((n for n in _IMAGES if overrides.get(n)), None)
+    image = overrides[named] if named is not None else None
     if backend is None and named is not None:
         backend = named.removesuffix("_image")
     if image is not None:
@@ -642,8 +643,8 @@ def _overridden(task_id: str | None, sandbox: SandboxConfig | None) -> SandboxCo
         own,
         backend=backend or own.backend,
         image=image or own.image,
-        workdir=given.get("cwd", own.workdir),
-        env={**own.env, **given.get("env", {})},
+        workdir=overrides.get("cwd", own.workdir),
+        env={**own.env, **overrides.get("env", {})},
         network=own.network or (backend in CLOUD and (sandbox is None or backend != own.backend)),
     )
 

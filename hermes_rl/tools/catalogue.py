@@ -109,7 +109,7 @@ def _loaded(point: EntryPoint) -> Toolset:
 
 def toolsets() -> dict[str, Toolset]:
     """Load all toolsets that need no hermes-agent, by name: ours, and those of other packages."""
-    return {name: _own(name) for name in own_names()} | {name: _loaded(one) for name, one in _published().items()}
+    return {name: _own(name) for name in own_names()} | {name: _loaded(point) for name, point in _published().items()}
 
 
 def known_toolsets() -> tuple[str, ...]:

@@ -160,15 +160,15 @@ class ToolContext:
         run: Callable[[Sandbox, float], Awaitable[T]],
         answer: Callable[[T], dict[str, Any]],
     ) -> dict[str, Any]:
-        left = self.runtime.time_left
-        if left is not None and left.seconds <= 0:
+        time_left = self.runtime.time_left
+        if time_left is not None and time_left.seconds <= 0:
             return {"exit_code": TIMEOUT_EXIT_CODE, "output": "agent.task_timeout is used up", "timed_out": True}
 
         async def work(sandbox: Sandbox) -> dict[str, Any]:
-            if left is None:
+            if time_left is None:
                 return answer(await run(sandbox, timeout))
-            with left.spent():
-                return answer(await run(sandbox, min(timeout, left.seconds)))
+            with time_left.spent():
+                return answer(await run(sandbox, min(timeout, time_left.seconds)))
 
         try:
             return self._on_sandbox(work)
@@ -261,9 +261,9 @@ class ToolContext:
 
     def _description(self) -> str:
         config = self.runtime.config
-        said = config.backend, config.image, config.workdir, config.packages, sorted(config.env.items()), config.setup
+        parts = config.backend, config.image, config.workdir, config.packages, sorted(config.env.items()), config.setup
         files = [(file.to, hashlib.sha256(file.data).hexdigest()) for file in config.files]
-        return hashlib.sha256(repr((said, files, config.services)).encode("utf-8", "surrogatepass")).hexdigest()
+        return hashlib.sha256(repr((parts, files, config.services)).encode("utf-8", "surrogatepass")).hexdigest()
 
     def search(self, query: str, path: str = ".") -> dict[str, Any]:
         """Lines that match a regular expression, as the tool `search_files` answers."""
@@ -352,7 +352,7 @@ class ToolContext:
         done: list[dict[str, Any]] = []
 
         async def work(sandbox: Sandbox) -> None:
-            left, pending = limit, [(sandbox.resolve(remote), Path(local))]
+            remaining, pending = limit, [(sandbox.resolve(remote), Path(local))]
             while pending:
                 folder, into = pending.pop()
                 entries = await sandbox.list_dir(folder)
@@ -362,8 +362,8 @@ class ToolContext:
                     if info.kind == "directory":
                         pending.append((source, into / info.name))
                     elif info.kind == "file":
-                        data = await sandbox.read_file(source, limit=left)
-                        left -= len(data)
+                        data = await sandbox.read_file(source, limit=remaining)
+                        remaining -= len(data)
                         await asyncio.to_thread((into / info.name).write_bytes, data)
                         done.append({"success": True, "bytes": len(data), "path": source})
 

@@ -255,12 +255,12 @@ class LenientSearch:
     """Looks for lines that were not copied to the letter, as long as that does not take too long in all."""
 
     def __init__(self) -> None:
-        self._left = LENIENT_WORK
+        self._remaining = LENIENT_WORK
 
     def places(self, text: str, old: str) -> list[LooseMatch]:
         """Return where the lines are; nothing where too much has been looked through already."""
-        self._left -= len(text) + LINE_WORK * text.count("\n")
-        return find_lines(text, old) if self._left >= 0 else []
+        self._remaining -= len(text) + LINE_WORK * text.count("\n")
+        return find_lines(text, old) if self._remaining >= 0 else []
 
 
 def added(change: Change) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 from hermes_rl.errors import HermesRLError, SandboxFailure, ToolError
 from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
 from hermes_rl.plugins import Code, did_you_mean
-from hermes_rl.threads import one_at_a_time
+from hermes_rl.threads import end_tasks, one_at_a_time
 from hermes_rl.tools.base import (
     CALL_TIMEOUT,
     RESULT_LIMIT,
@@ -133,16 +133,16 @@ def check_arguments(
 
 async def _checked_apart(raw: str, schema: Schema, repair: bool) -> tuple[dict[str, Any], int]:
     """Check arguments in a process that can be ended: a regular expression holds all threads of its own."""
-    given = {"raw": raw, "schema": schema, "repair": repair}
+    arguments = {"raw": raw, "schema": schema, "repair": repair}
     try:
-        said = await POOL.call(
-            Code.of(f"{__name__}:answer_checked"), given, "hermes_rl.plugins:itself", PATTERN_SECONDS
+        answer = await POOL.call(
+            Code.of(f"{__name__}:answer_checked"), arguments, "hermes_rl.plugins:itself", PATTERN_SECONDS
         )
     except (EndedError, ForeignError) as error:
         raise ToolInputError(f"the arguments cannot be checked against the tool's schema: {error}") from error
-    if "problem" in said:
-        raise ToolInputError(said["problem"])
-    checked, repaired = json.loads(said["checked"])
+    if "problem" in answer:
+        raise ToolInputError(answer["problem"])
+    checked, repaired = json.loads(answer["checked"])
     return checked, repaired
 
 
@@ -540,15 +540,13 @@ async def _together(work: Sequence[Coroutine[Any, Any, ToolOutcome]]) -> list[To
     """All results in order. The first exception ends the others, and is raised when they have ended."""
     if len(work) == 1:
         return [await work[0]]
-    tasks = [asyncio.create_task(one) for one in work]
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         failed = [task for task in tasks if task.done() and task.exception() is not None]
         return [task.result() for task in failed or tasks]
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(tasks)
 
 
 async def _answer(

@@ -114,10 +114,10 @@ class HermesToolsets:
 
     def session(self, runtime: ToolRuntime) -> HermesSession:
         """Return the rollout's own connection."""
-        held = runtime.held.get("hermes-agent")
-        if not isinstance(held, HermesSession):
-            held = runtime.held["hermes-agent"] = HermesSession(self)
-        return held
+        session = runtime.held.get("hermes-agent")
+        if not isinstance(session, HermesSession):
+            session = runtime.held["hermes-agent"] = HermesSession(self)
+        return session
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Return a connection to a process of one rollout's own; raises `ToolServerFailure` where none can be had."""
@@ -156,8 +156,8 @@ class HermesToolsets:
             await process.close()
             raise
         await process.close()
-        said = process.errors().decode("utf-8", "replace").strip()[-1000:]
-        raise ToolServerFailure(f"hermes-agent's process does not start: {said or 'no message'}")
+        message = process.errors().decode("utf-8", "replace").strip()[-1000:]
+        raise ToolServerFailure(f"hermes-agent's process does not start: {message or 'no message'}")
 
     def _describe(self, toolset: str) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="hermes-rl-agent-") as folder:
@@ -170,8 +170,8 @@ class HermesToolsets:
                 check=False,
             )
         if ended.returncode != 0:
-            said = ended.stderr.decode("utf-8", "replace").strip()[-1000:]
-            raise UserError(f"toolset {toolset}: hermes-agent cannot be asked what it offers: {said}")
+            message = ended.stderr.decode("utf-8", "replace").strip()[-1000:]
+            raise UserError(f"toolset {toolset}: hermes-agent cannot be asked what it offers: {message}")
         described: dict[str, Any] = json.loads(ended.stdout)
         return described
 
@@ -192,12 +192,8 @@ class HermesSession:
         self._reading: asyncio.Task[None] | None = None
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Return what the tool answers.
-
-        Raises:
-            ToolInputError: the process, which is this rollout's own, ended during the call; the next one gets another.
-            ToolServerFailure: there is none to be had.
-        """
+        """Return what the tool answers. Raises `ToolInputError` where the process, which is this rollout's own, ended
+        during the call; the next one gets another. Raises `ToolServerFailure` where there is none to be had."""
         async with self._connecting:
             if self._writer is None or (self._reading is not None and self._reading.done()):
                 if self._writer is not None:
@@ -223,9 +219,9 @@ class HermesSession:
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while line := await reader.readline():
-                said = read_json(line)
-                if said["id"] in self._waiting:
-                    self._waiting[said["id"]].set_result(said["answer"])
+                message = read_json(line)
+                if message["id"] in self._waiting:
+                    self._waiting[message["id"]].set_result(message["answer"])
         except (OSError, ValueError):
             pass  # broken off in the middle of a line: the same as its end
         for waiting in self._waiting.values():
@@ -245,8 +241,8 @@ def _remedy(toolset: str, missing: Mapping[str, Sequence[str]]) -> str:
 def _error_in(answer: str) -> str | None:
     """Return the message of an answer that is an error; None for any other."""
     try:
-        said = read_json(answer)
+        parsed = read_json(answer)
     except ValueError:
         return None
-    error = said.get("error") if isinstance(said, dict) else None
+    error = parsed.get("error") if isinstance(parsed, dict) else None
     return str(error) if error else None

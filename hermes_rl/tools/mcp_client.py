@@ -172,10 +172,10 @@ class McpSession:
             return
         if result.structured_content is None:
             raise RuntimeError("it has no structured content")
-        given = {"content": result.structured_content, "schema": schema}
+        arguments = {"content": result.structured_content, "schema": schema}
         try:
             problem = await POOL.call(
-                Code.of(f"{__name__}:problem_of"), given, "hermes_rl.plugins:itself", CHECK_SECONDS
+                Code.of(f"{__name__}:problem_of"), arguments, "hermes_rl.plugins:itself", CHECK_SECONDS
             )
         except EndedError as error:
             raise RuntimeError(f"checking it {error}") from None

@@ -124,8 +124,8 @@ class McpServer(ABC):
                 raise McpLostError("it lists other tools than when the run began")
             return session
         except (McpLostError, OSError) as error:
-            said = self._process.errors().decode("utf-8", "replace").strip()[-1000:] if self._process else ""
-            detail = f"MCP server {self.settings.name} cannot be started: {error}" + (f"\n{said}" if said else "")
+            message = self._process.errors().decode("utf-8", "replace").strip()[-1000:] if self._process else ""
+            detail = f"MCP server {self.settings.name} cannot be started: {error}" + (f"\n{message}" if message else "")
             if (self._worked or self._expected is not None) and self.blames_agent():
                 raise ToolInputError(f"the tool server {self.settings.name} cannot be started here any more") from None
             raise ToolServerFailure(detail) from None

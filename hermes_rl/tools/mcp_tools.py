@@ -51,12 +51,9 @@ class McpSource:
         self._listing = asyncio.Lock()
 
     async def list_tools(self, config: SandboxConfig, reserved: Collection[str] = ()) -> tuple[McpTool, ...]:
-        """Start the server once and take its tools; a name in `reserved` gets the server's name in front.
-
-        Raises:
-            RunError: it cannot be started, in a sandbox of `config` where it runs in one.
-            UserError: `allow` names a tool that it does not have, or a tool cannot be offered to a model.
-        """
+        """Start the server once and take its tools; a name in `reserved` gets the server's name in front. Raises
+        `RunError` where it cannot be started, in a sandbox of `config` where it runs in one; `UserError` where `allow`
+        names a tool that it does not have, or a tool cannot be offered to a model."""
         async with self._listing:
             if self.fingerprint is None:
                 try:
@@ -74,10 +71,10 @@ class McpSource:
             if self._shared is None:
                 self._shared = self._make(runtime)
             return self._shared
-        held = runtime.held.get(self.settings.name)
-        if not isinstance(held, McpServer):
-            held = runtime.held[self.settings.name] = self._make(runtime)
-        return held
+        server = runtime.held.get(self.settings.name)
+        if not isinstance(server, McpServer):
+            server = runtime.held[self.settings.name] = self._make(runtime)
+        return server
 
     async def close(self) -> None:
         """End the server that all rollouts share."""

@@ -233,11 +233,8 @@ Schemas = str | Mapping[str, str] | Sequence[Mapping[str, Any]]
 
 
 def described_tools(state: object, method: str, schemas: Schemas, choice: Choice) -> tuple[Tool, ...]:
-    """Return the chosen tools of those that `schemas` describes, and the method `method` of a state answers.
-
-    Raises:
-        UserError: there is no such attribute, file or method, or it describes no tools.
-    """
+    """Return the chosen tools of those that `schemas` describes, and the method `method` of a state answers. Raises
+    `UserError` where there is no such attribute, file or method, or it describes no tools."""
     turns = _turns_of(_method(state, method))
     where = f"{schemas!r} of the state {type(state).__name__}" if isinstance(schemas, str) else "what `schemas` gives"
     described: Any = _attribute(state, schemas) if isinstance(schemas, str) else schemas

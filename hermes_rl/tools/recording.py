@@ -78,8 +78,8 @@ class Replay:
         try:
             self._tools: dict[str, dict[str, Tool]] = defaultdict(dict)
             for line in _lines(folder / TOOLS):
-                name, said = line["function"]["name"], str(line["function"]["description"])
-                tool = _Outside(name, said, line["function"]["parameters"], partial(self.answer, name))
+                name, description = line["function"]["name"], str(line["function"]["description"])
+                tool = _Outside(name, description, line["function"]["parameters"], partial(self.answer, name))
                 self._tools[line["source"]][name] = tool
             self._answers: dict[str, list[tuple[str, bool]]] = defaultdict(list)
             for line in _lines(folder / ANSWERS):
@@ -100,10 +100,10 @@ class Replay:
         if key not in self._answers:
             log.warning("%s has no answer to %s; record it with toolsets.record", self.folder, visible(key[:500]))
             raise ToolInputError("this call has no recorded answer, and nothing is asked of the world now")
-        given = runtime.held.setdefault("replay", _Given())
-        assert isinstance(given, _Given)
-        number = given.counts[key]
-        given.counts[key] += 1
+        answers = runtime.held.setdefault("replay", _Given())
+        assert isinstance(answers, _Given)
+        number = answers.counts[key]
+        answers.counts[key] += 1
         answer, error = self._answers[key][min(number, len(self._answers[key]) - 1)]
         if error:
             raise ToolInputError(answer)

@@ -69,14 +69,14 @@ class RolloutProcess:
     async def answer(self, name: str, function: str, **arguments: Any) -> str:
         """Return what a tool of this name answers, as `Tool.call` does."""
         try:
-            said = await self.call(function, **arguments)
+            answer = await self.call(function, **arguments)
         except EndedError as error:
             raise ToolFailedError(f"tool {name!r} failed: its process {error}", f"its process {error}") from error
-        if "input" in said:
-            raise ToolInputError(said["input"])
-        if "failed" in said:
-            raise ToolFailedError(f"tool {name!r} failed: {said['failed']}", said["detail"])
-        return str(said["text"])
+        if "input" in answer:
+            raise ToolInputError(answer["input"])
+        if "failed" in answer:
+            raise ToolFailedError(f"tool {name!r} failed: {answer['failed']}", answer["detail"])
+        return str(answer["text"])
 
     async def close(self) -> None:
         """End the process and all that it has started."""
@@ -86,10 +86,10 @@ class RolloutProcess:
 class RolloutTool(DescribedTool):
     """A function of the spec, or a method of its state, that is called in the rollout's process."""
 
-    def __init__(self, tool: Tool, function: str, **given: Any) -> None:
+    def __init__(self, tool: Tool, function: str, **arguments: Any) -> None:
         super().__init__(tool.name, tool.description, tool.parameters)
         self.parallel, self.arguments = tool.parallel, tool.arguments
-        self._function, self._given = function, given
+        self._function, self._arguments = function, arguments
 
     @classmethod
     def of_function(cls, reference: str, arguments: ArgumentRule | None) -> RolloutTool:
@@ -100,13 +100,13 @@ class RolloutTool(DescribedTool):
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         process: RolloutProcess = runtime.process
-        return await process.answer(self.name, self._function, args=args, **self._given)
+        return await process.answer(self.name, self._function, args=args, **self._arguments)
 
 
-def process_tools(state: object, name: str, **given: Any) -> tuple[Tool, ...]:
+def process_tools(state: object, name: str, **args: Any) -> tuple[Tool, ...]:
     """Return the tools of an entry for a state of this class, called on that of the rollout's process."""
-    own, arguments = tools_of_state(state, name, **given), given["arguments"]
-    if given["schemas"] is not None:
+    own, arguments = tools_of_state(state, name, **args), args["arguments"]
+    if args["schemas"] is not None:
         return tuple(RolloutTool(tool, "call_described", member=name, called=tool.name) for tool in own)
     return tuple(RolloutTool(tool, "call_method", method=tool.name, source=name, arguments=arguments) for tool in own)
 

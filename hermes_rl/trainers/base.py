@@ -93,11 +93,9 @@ class Trainer(Protocol):
         Raises:
             RunError: the trainer cannot be reached.
         """
-        ...
 
     async def state(self) -> TrainerState:
         """Where the trainer is; asked several times a second. Raises RunError where it is lost."""
-        ...
 
     async def send(self, group: Group, lines: list[dict[str, Any]]) -> None:
         """Hand over a whole group.
@@ -111,8 +109,6 @@ class Trainer(Protocol):
             GroupRefused: the trainer will never take it.
             RunError: the trainer is lost; whether it has the group is found out at the next registration.
         """
-        ...
 
     async def close(self) -> None:
         """Release what is held; may be called twice."""
-        ...

@@ -140,33 +140,33 @@ class Checks:
 
 def completed(line: dict[str, Any]) -> dict[str, Any]:
     """Return a copy with what trajectory APIs and trainers take for granted, `content` in every message included."""
-    made = {
+    group = {
         **line,
         "group_overrides": line.get("group_overrides") or {},
         "inference_logprobs": line.get("inference_logprobs") or [],
     }
-    if made.get("messages"):
-        made["messages"] = [
+    if group.get("messages"):
+        group["messages"] = [
             [{**message, "content": message.get("content")} for message in conversation]
-            for conversation in made["messages"]
+            for conversation in group["messages"]
         ]
-    return made
+    return group
 
 
 def _require_shape(group: Mapping[str, Any], size: int, *, tokens: bool) -> None:
     """Raise GroupRefused where a group is none, whoever takes it."""
-    given = {name: group[name] for name in PER_MEMBER if group.get(name) is not None}
-    known = {"tokens", "masks"} & set(given)
+    columns = {name: group[name] for name in PER_MEMBER if group.get(name) is not None}
+    known = {"tokens", "masks"} & set(columns)
     if tokens and not known:
         raise GroupRefused("no_tokens", "the tokens of its rollouts cannot be known")
     required = {"scores", "tokens", "masks"} if known else {"scores"}
-    if missing := sorted(required - set(given)):
+    if missing := sorted(required - set(columns)):
         raise GroupRefused("malformed", f"it has {', '.join(sorted(required - set(missing)))}, and no {missing[0]}")
-    for name, value in given.items():
+    for name, value in columns.items():
         if not isinstance(value, Sized) or isinstance(value, str):
             raise GroupRefused("malformed", f"its {name} are a {type(value).__name__}")
-    _require_lengths(given, {name: len(given[name]) for name in sorted(required, reverse=True)}, size)
-    for score in given["scores"]:
+    _require_lengths(columns, {name: len(columns[name]) for name in sorted(required, reverse=True)}, size)
+    for score in columns["scores"]:
         try:
             finite = math.isfinite(score)
         except (TypeError, ValueError, ArithmeticError, RuntimeError):  # a text, a tensor of several values, 10**400
@@ -175,14 +175,14 @@ def _require_shape(group: Mapping[str, Any], size: int, *, tokens: bool) -> None
             raise GroupRefused("not_finite", f"its scores are {group['scores']}")
 
 
-def _require_lengths(given: Mapping[str, Any], members: Mapping[str, int], size: int) -> None:
+def _require_lengths(columns: Mapping[str, Any], members: Mapping[str, int], size: int) -> None:
     """Raise GroupRefused where a list has not one entry for each member, or not one value for each token."""
     if set(members.values()) != {size}:
         raise GroupRefused("wrong_size", f"it has {dict(members)} instead of {size} members")
-    for name, entries in given.items():
+    for name, entries in columns.items():
         if len(entries) not in (0, size):
             raise GroupRefused("wrong_size", f"its {name} are {len(entries)} instead of {size}")
         for place, entry in enumerate(entries if name in PER_TOKEN and "tokens" in members else ()):
-            length = len(given["tokens"][place])
+            length = len(columns["tokens"][place])
             if isinstance(entry, Sized) and len(entry) != length:
                 raise GroupRefused("malformed", f"entry {place} of {name} has {len(entry)} values for {length} tokens")

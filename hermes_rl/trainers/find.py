@@ -21,11 +21,11 @@ def own_trainer(spec: Spec) -> Trainer | None:
     reference = spec.serve.trainer
     if reference == ATROPOS:
         return None
-    made = _load(reference)(spec)
-    lacking = [name for name in ("name", "register", "state", "send", "close") if not hasattr(made, name)]
+    trainer = _load(reference)(spec)
+    lacking = [name for name in ("name", "register", "state", "send", "close") if not hasattr(trainer, name)]
     if lacking:
         raise UserError(f"serve.trainer: {reference} gives no trainer: it has no {lacking[0]!r} (see docs/trainers.md)")
-    return cast(Trainer, made)
+    return cast(Trainer, trainer)
 
 
 def _load(reference: str) -> type:

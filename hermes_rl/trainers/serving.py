@@ -17,7 +17,7 @@ from hermes_rl.runs.deliveries import DeliveryLog, content_of
 from hermes_rl.runs.groups import GroupsFile
 from hermes_rl.runs.left import Quarantine
 from hermes_rl.runs.run import Run
-from hermes_rl.threads import in_thread
+from hermes_rl.threads import end_tasks, in_thread
 from hermes_rl.trainers.base import GroupRefused, Registered, Registration, Trainer, TrainerState
 from hermes_rl.trainers.checks import Checks
 
@@ -108,7 +108,7 @@ class Serving:
         self.unseen, self.looked = 0, time.monotonic()
         """Sequences that were sent, by any of them, since it last looked at the trainer, and when that was."""
         self.together = together or Together()
-        self._ended = self._told = 0
+        self._ended = self._wants_told = 0
         """Groups that have ended since this start; sequences whose beginning the others know of."""
         self._outbox: asyncio.Queue[Group] = asyncio.Queue()
         self._lines: dict[str, list[dict[str, Any]]] = {}
@@ -122,11 +122,8 @@ class Serving:
         """Groups that were in flight when the evaluation began."""
 
     async def play(self) -> None:
-        """Serve until the trainer has had its steps, or a budget is used up.
-
-        Raises:
-            RunError: the trainer is lost, too many groups failed, or no row is left to play.
-        """
+        """Serve until the trainer has had its steps, or a budget is used up. Raises `RunError` where the trainer is
+        lost, too many groups failed, or no row is left to play."""
         await self._register()
         await self.together.registered.wait()
         self.together.feeding.append(self)
@@ -141,9 +138,7 @@ class Serving:
             self.together.leave(self)
             if self._evaluation is not None:
                 tasks.append(self._evaluation)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(tasks)
 
     # ------------------------------------------------------------------ what is wanted (`runs.run.Demand`)
 
@@ -153,8 +148,8 @@ class Serving:
         return self.stopped is not None or self.state.finished
 
     def wants(self, running: int) -> bool:
-        if self._told < self.begun:
-            self._told = self.begun
+        if self._wants_told < self.begun:
+            self._wants_told = self.begun
             self.together.wake()
         return self.able and self.room and self.together.turn(self)
 
@@ -173,15 +168,15 @@ class Serving:
     @property
     def able(self) -> bool:
         """Whether nothing of its own keeps it from beginning another group."""
-        return not self._held and not self._at_bound
+        return not self._waits and not self._at_bound
 
     @property
     def full(self) -> bool:
         """Whether it has as many groups in flight as it may, and begins another as soon as one of them ends."""
-        return not self._held and self._at_bound
+        return not self._waits and self._at_bound
 
     @property
-    def _held(self) -> bool:
+    def _waits(self) -> bool:
         """Whether nothing new is to begin, even where a group ends."""
         if self.satisfied or self.run.paused:
             return True
@@ -229,8 +224,8 @@ class Serving:
         self.checks.longest = min(bounds, default=None)
         await self.hooks.registered(answer, self.state.step)
         if going_on:
-            said = f", {len(answer.lost)} groups that it had not received are sent again" if answer.lost else ""
-            self.run.progress.note(f"going on at step {self.state.step}{said}; nothing that was played is played again")
+            more = f", {len(answer.lost)} groups that it had not received are sent again" if answer.lost else ""
+            self.run.progress.note(f"going on at step {self.state.step}{more}; nothing that was played is played again")
 
     async def _follow(self) -> None:
         """Look at the trainer again and again, until it has had its steps."""

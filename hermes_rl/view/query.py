@@ -65,26 +65,23 @@ class RolloutQuery:
     descending: bool = False
 
     @classmethod
-    def of(cls, asked: Mapping[str, str]) -> Self:
-        """Read it from the parameters of an address.
-
-        Raises:
-            Refused: one of them is not known, or is no number.
-        """
+    def of(cls, parameters: Mapping[str, str]) -> Self:
+        """Read it from the parameters of an address. Raises `Refused` where one of them is not known, or is no
+        number."""
         known = {field.name for field in fields(cls)}
-        if unknown := sorted(set(asked) - known):
+        if unknown := sorted(set(parameters) - known):
             raise wrong("filter", unknown[0], f"rollouts are filtered by {', '.join(sorted(known))}")
-        given: dict[str, Any] = {name: value for name, value in asked.items() if value}
+        values: dict[str, Any] = {name: value for name, value in parameters.items() if value}
         for name in ("least", "most"):
-            if name in given:
-                given[name] = _number(name, given[name])
+            if name in values:
+                values[name] = _number(name, values[name])
         for name in ("tool_errors", "descending"):
-            if name in given:
-                given[name] = given[name] in ("1", "true", "on")
-        sort = given.get("sort", "ended")
+            if name in values:
+                values[name] = values[name] in ("1", "true", "on")
+        sort = values.get("sort", "ended")
         if sort not in ORDERS and not sort.startswith(REWARD):
             raise wrong("filter", "sort", f"rollouts are sorted by {', '.join(ORDERS)}, {REWARD}<name>")
-        return cls(**given)
+        return cls(**values)
 
     def chosen(self, rollouts: Sequence[RolloutSummary]) -> array[int]:
         """Return the places of the rollouts that fit, in the order that is asked for; texts are not looked at.
@@ -138,8 +135,8 @@ class RolloutQuery:
                 # Most lines are told apart by their bytes, much faster than by being read; tokens are base64, and the
                 # schemas of tools are the same in each rollout.
                 end, row = line.rfind(SEQUENCES), line.rfind(ROW)
-                said = line[: end if end > 0 else None].lower() + (line[row:].lower() if row > end > 0 else b"")
-                if any(word in said for word in words) and _says(line, self.text.lower()):
+                text = line[: end if end > 0 else None].lower() + (line[row:].lower() if row > end > 0 else b"")
+                if any(word in text for word in words) and _says(line, self.text.lower()):
                     page_places.append(places[at])
                 at += 1
         return page_places, at
@@ -161,7 +158,7 @@ def _says(line: bytes, text: str) -> bool:
         rollout = json.loads(line)
     except (ValueError, RecursionError):
         return False
-    return any(text in said.lower() for key in _SEARCHED for said in _texts(rollout.get(key), names=key in _NAMES))
+    return any(text in value.lower() for key in _SEARCHED for value in _texts(rollout.get(key), names=key in _NAMES))
 
 
 def _texts(value: object, *, names: bool) -> Iterator[str]:

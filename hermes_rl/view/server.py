@@ -55,11 +55,8 @@ SAFE = {
 
 
 async def view(folders: Sequence[Path], listen: str, say: Callable[[str], None]) -> int:
-    """Serve the runs in folders until the process is told to end; returns its exit status.
-
-    Raises:
-        UserError: there is no run, or the address cannot be listened at.
-    """
+    """Serve the runs in folders until the process is told to end; returns its exit status. Raises `UserError` where
+    there is no run, or the address cannot be listened at."""
     shelf = await in_thread(lambda: Shelf(folders))
     token = secrets.token_urlsafe(24)
     with contextlib.closing(listening(listen, token)) as listener:
@@ -135,18 +132,15 @@ def _answer_of_rollouts(app: FastAPI, shelf: Shelf) -> None:
     async def artifact(run: str, rollout: str, file: str) -> Response:
         place = await in_thread(lambda: _artifact(shelf, run, rollout, file))
         # A browser keeps what is an attachment of no known type as a file, whatever is in it.
-        given = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(place.name, safe='')}"}
-        return FileResponse(place, media_type="application/octet-stream", headers=given)
+        headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(place.name, safe='')}"}
+        return FileResponse(place, media_type="application/octet-stream", headers=headers)
 
 
 def _artifact(shelf: Shelf, run: str, rollout: str, file: str) -> Path:
-    """Return a file that a rollout's line names, wherever links in the folder point to.
-
-    Raises:
-        UserError: the rollout has no such artifact.
-    """
+    """Return a file that a rollout's line names, wherever links in the folder point to. Raises `UserError` where the
+    rollout has no such artifact."""
     folder, line = shelf.line(run, rollout)
-    own = [str(said["path"]) for said in (line.get("artifacts") or {}).values() if "path" in said]
+    own = [str(artifact["path"]) for artifact in (line.get("artifacts") or {}).values() if "path" in artifact]
     named = any(file == path or file.startswith(f"{path}/") for path in own) and ".." not in Path(file).parts
     place = artifact_file(folder, folder / file) if named else None
     if place is None:
@@ -178,9 +172,9 @@ class ViewGate:
 
         async def safely(message: Message) -> None:
             if message["type"] == "http.response.start":
-                given = MutableHeaders(scope=message)
+                mutable = MutableHeaders(scope=message)
                 for name, value in headers.items():
-                    given[name] = value
+                    mutable[name] = value
             await send(message)
 
         try:
@@ -193,19 +187,19 @@ class ViewGate:
     def _require_allowed(self, scope: Scope, headers: dict[str, str]) -> None:
         if len(scope["headers"]) > HEADERS:
             raise Refused(431, "too_many_headers", f"a request has at most {HEADERS} headers")
-        given = dict(scope["headers"])
-        if not self._own_name(given.get(b"host", b"").decode("latin-1")):
+        request_headers = dict(scope["headers"])
+        if not self._own_name(request_headers.get(b"host", b"").decode("latin-1")):
             raise Refused(403, "foreign_host", "use the address that hermes-rl view has printed")
         if scope["method"] not in ("GET", "HEAD"):
             raise Refused(405, "read_only", "nothing can be changed here")
-        asked = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if scope["path"] in PAGES:
-            if self._right(asked):
-                headers["Set-Cookie"] = f"{self._cookie}={asked}; Path=/; HttpOnly; SameSite=Strict"
+            if self._right(token):
+                headers["Set-Cookie"] = f"{self._cookie}={token}; Path=/; HttpOnly; SameSite=Strict"
             return
-        if given.get(b"sec-fetch-site", b"same-origin") not in (b"same-origin", b"none"):
+        if request_headers.get(b"sec-fetch-site", b"same-origin") not in (b"same-origin", b"none"):
             raise Refused(403, "foreign_page", "pages of other sites are not answered")
-        if not self._right(_kept_token(given, self._cookie)):
+        if not self._right(_kept_token(request_headers, self._cookie)):
             raise Refused(
                 401, "unauthorized", "Open the address that hermes-rl view has printed: its token is missing."
             )

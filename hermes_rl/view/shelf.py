@@ -61,7 +61,7 @@ class OpenRun:
     record: RunRecord | None = None
     listed: tuple[tuple[int, ...], dict[str, Any]] | None = None
     """What the list says, and the state of the files that it was said of."""
-    made: tuple[str, float, float, dict[str, Any]] | None = None
+    overview: tuple[str, float, float, dict[str, Any]] | None = None
     """The page: its version, when it was made, how long that took, and what it says."""
     ordered: OrderedDict[tuple[int, int, RolloutQuery], array[int]] = field(default_factory=OrderedDict)
     tokenizer: tuple[Tokenizer | None, str] | None = None
@@ -70,7 +70,7 @@ class OpenRun:
         """Return the index, with what is new as far as there is time for it."""
         if self.record is None:
             self.record = RunRecord(self.path)
-        until = time.monotonic() + max(READING, self.made[2] if self.made is not None else 0.0)
+        until = time.monotonic() + max(READING, self.overview[2] if self.overview is not None else 0.0)
         while self.record.refresh(SLICE) == SLICE and time.monotonic() < until:
             pass
         return self.record
@@ -145,7 +145,7 @@ class Shelf:
                 # One that another request holds stays; that request looks at what is too many when it ends.
                 if too_many > 0 and other.indexed and other.lock.acquire(blocking=False):
                     too_many -= other.indexed
-                    other.record, other.made, other.ordered = None, None, OrderedDict()
+                    other.record, other.overview, other.ordered = None, None, OrderedDict()
                     other.lock.release()
 
     # ------------------------------------------------------------------ what is asked
@@ -181,25 +181,22 @@ class Shelf:
             before = run.state()
             record = run.read()
             version = _version(record, before)
-            if run.made is not None and run.made[0] != version:
-                _, at, took, page = run.made
+            if run.overview is not None and run.overview[0] != version:
+                _, at, took, page = run.overview
                 if page["read"] >= 1 and time.monotonic() - at < NUMBERS_AGAIN * took:
-                    return run.made[0], page
-            if run.made is None or run.made[0] != version:
+                    return run.overview[0], page
+            if run.overview is None or run.overview[0] != version:
                 began = time.monotonic()
                 overview_now = {**overview(record, name), "generation": record.generation}
-                run.made = version, time.monotonic(), time.monotonic() - began, overview_now
-            return version, run.made[3]
+                run.overview = version, time.monotonic(), time.monotonic() - began, overview_now
+            return version, run.overview[3]
 
     def compare(self, a: str, b: str) -> dict[str, Any]:
-        """Return what run `b` does otherwise than run `a`, for which both are read to their ends.
-
-        Raises:
-            UserError: one of them is not there, or nothing can be compared.
-        """
-        with ExitStack() as held:
+        """Return what run `b` does otherwise than run `a`, for which both are read to their ends. Raises `UserError`
+        where one of them is not there, or nothing can be compared."""
+        with ExitStack() as stack:
             # In one order, so that no two comparisons wait for each other.
-            runs = {name: held.enter_context(self._using(name)) for name in sorted({a, b})}
+            runs = {name: stack.enter_context(self._using(name)) for name in sorted({a, b})}
             first, second = records = [runs[name].read() for name in (a, b)]
             for record in records:
                 record.refresh()
@@ -215,16 +212,12 @@ class Shelf:
         shown: dict[str, Any] = Screen().value(comparison)
         return shown
 
-    def rollouts(self, name: str, asked: Mapping[str, str]) -> dict[str, Any]:
-        """Return a page of the rollouts that fit.
-
-        Raises:
-            UserError: the run is not there.
-            Refused: what is asked makes no sense.
-        """
-        asked = dict(asked)
-        cursor = asked.pop("cursor", "")
-        query = RolloutQuery.of(asked)
+    def rollouts(self, name: str, parameters: Mapping[str, str]) -> dict[str, Any]:
+        """Return a page of the rollouts that fit. Raises `UserError` where the run is not there, `Refused` where what
+        is asked makes no sense."""
+        parameters = dict(parameters)
+        cursor = parameters.pop("cursor", "")
+        query = RolloutQuery.of(parameters)
         with self._using(name) as run:
             record = run.read() if run.indexed == 0 or run.record is None else run.record
             if record.share_read == 1:
@@ -247,22 +240,19 @@ class Shelf:
             run.ordered.popitem(last=False)
         return run.ordered[key]
 
-    def beside(self, name: str, rollout: str, asked: Mapping[str, str]) -> dict[str, Any]:
+    def beside(self, name: str, rollout: str, parameters: Mapping[str, str]) -> dict[str, Any]:
         """Return the rollout that comes after one in a list, and where to look on while none was come upon.
 
-        Where `rollout` is not in the list, that is its first. `asked` has the filter and the order of the list, and
-        `backwards` for the one before it, `failed` for the next one that did not pass, and `cursor`, where an earlier
-        answer ended.
-
-        Raises:
-            UserError: the run, or the rollout, is not there.
-            Refused: what is asked makes no sense.
+        Where `rollout` is not in the list, that is its first. `parameters` has the filter and the order of the list,
+        and `backwards` for the one before it, `failed` for the next one that did not pass, and `cursor`, where an
+        earlier answer ended. Raises `UserError` where the run, or the rollout, is not there; `Refused` where what is
+        asked makes no sense.
         """
-        asked = dict(asked)
-        backwards, failed, begin = (asked.pop(key, "") for key in ("backwards", "failed", "cursor"))
+        parameters = dict(parameters)
+        backwards, failed, begin = (parameters.pop(key, "") for key in ("backwards", "failed", "cursor"))
         if begin and not (begin.isascii() and begin.isdigit() and len(begin) < 15):
             raise wrong("filter", "cursor", "it is none that an answer gave")
-        query = RolloutQuery.of(asked)
+        query = RolloutQuery.of(parameters)
         with self._using(name) as run:
             record = self._holding(run, rollout)
             places = self._places(run, record, query, len(record.rollouts))
@@ -325,8 +315,8 @@ def _name(path: Path) -> str:
 
 
 def _version(record: RunRecord, state: tuple[int, ...]) -> str:
-    said = repr((record.generation, len(record.rollouts), record.torn, record.share_read >= 1, state))
-    return f'"{hashlib.sha256(said.encode()).hexdigest()[:16]}"'
+    state_text = repr((record.generation, len(record.rollouts), record.torn, record.share_read >= 1, state))
+    return f'"{hashlib.sha256(state_text.encode()).hexdigest()[:16]}"'
 
 
 def _cursor(text: str) -> tuple[int, int, int] | None:

@@ -14,7 +14,7 @@ import pytest
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from hermes_rl import HermesAgentEnvConfig
-from hermes_rl.env.program import _changed, _given, _servers
+from hermes_rl.env.program import _changed, _servers, _settings
 from hermes_rl.errors import UserError
 from hermes_rl.tokens.hub import HubTokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
@@ -143,7 +143,7 @@ def test_help_lists_the_flags(arguments: list[str], capsys: pytest.CaptureFixtur
 
 
 def test_minus_one_lists_and_mappings_are_values() -> None:
-    given = _given(
+    given = _settings(
         ["--env.worker_timeout", "-1", "--env.enabled_toolsets", "[terminal, file]", "--env.extra_body={a: 1}"]
     )
     config = _changed(HermesAgentEnvConfig(), given["env"], "--env")
@@ -155,13 +155,13 @@ def test_minus_one_lists_and_mappings_are_values() -> None:
 def test_a_config_file_gives_way_to_flags_and_knows_its_keys(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("env: {group_size: 2, seed: 5}\nopenai: {model_name: m}\n")
-    given = _given(["--config", str(file), "--env.group_size", "7"])
+    given = _settings(["--config", str(file), "--env.group_size", "7"])
     assert given == {"env": {"group_size": 7, "seed": 5}, "openai": {"model_name": "m"}}
     file.write_text("")
-    assert _given(["--config", str(file)]) == {"env": {}, "openai": {}}
+    assert _settings(["--config", str(file)]) == {"env": {}, "openai": {}}
     file.write_text("environment: {}\n")
     with pytest.raises(UserError, match="unknown key 'environment'"):
-        _given(["--config", str(file)])
+        _settings(["--config", str(file)])
 
 
 def test_openai_flags_change_every_server() -> None:

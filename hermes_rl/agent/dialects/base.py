@@ -59,24 +59,17 @@ class ProgramDialect(Protocol):
     """How the path of a request ends."""
 
     def read(self, body: Any) -> ProgramRequest:
-        """Read the body of a request.
-
-        Raises:
-            RefusedRequestError: it has another form, or asks for what no answer of ours can hold.
-        """
-        ...
+        """Read the body of a request. Raises `RefusedRequestError` where it has another form, or asks for what no
+        answer of ours can hold."""
 
     def written(self, answer: ProgramAnswer, request: ProgramRequest) -> bytes:
         """Write the body of an answer that is not streamed."""
-        ...
 
     def events(self, answer: ProgramAnswer, request: ProgramRequest) -> Iterator[bytes]:
         """Write the events of one that is."""
-        ...
 
     def error(self, message: str, code: str) -> bytes:
         """Write the body of an error; `code` is one of ours, such as ``rollout_over``."""
-        ...
 
 
 def require_object(value: Any, what: str) -> dict[str, Any]:
@@ -145,14 +138,14 @@ def function_call(identity: Any, name: Any, arguments: str) -> dict[str, Any]:
     return {"id": str(identity or ""), "type": "function", "function": function}
 
 
-def arguments_of(given: Any) -> str:
+def arguments_of(arguments: Any) -> str:
     """Write the object of a call as the arguments that the model has written, or such that mean the same."""
-    if isinstance(given, dict) and set(given) == {UNREAD}:
-        unread = given[UNREAD]
+    if isinstance(arguments, dict) and set(arguments) == {UNREAD}:
+        unread = arguments[UNREAD]
         text = unread.get("raw") if isinstance(unread, dict) else unread
         if isinstance(text, str):
             return text
-    return json.dumps(given if given is not None else {}, ensure_ascii=False)
+    return json.dumps(arguments if arguments is not None else {}, ensure_ascii=False)
 
 
 def object_of(arguments: str) -> dict[str, Any]:

@@ -106,8 +106,8 @@ def _add(messages: list[Message], content: dict[str, Any]) -> None:
 def _add_said(turn: Message, part: dict[str, Any]) -> None:
     if "functionCall" in part:
         call = require_object(part["functionCall"], "`functionCall`")
-        made = function_call(call.get("id"), call.get("name"), arguments_of(call.get("args")))
-        turn.setdefault("tool_calls", []).append(made)
+        function = function_call(call.get("id"), call.get("name"), arguments_of(call.get("args")))
+        turn.setdefault("tool_calls", []).append(function)
     elif part.get("thought"):
         turn["reasoning_content"] = turn.get("reasoning_content", "") + _text(part)
     else:
@@ -137,14 +137,14 @@ def _functions(tool: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield function_tool(function.get("name"), function.get("description"), parameters)
 
 
-def _schema(given: Any) -> Any:
+def _schema(written: Any) -> Any:
     """Return one of Google's schemas as JSON Schema names its types."""
-    if isinstance(given, list):
-        return [_schema(each) for each in given]
-    if not isinstance(given, dict):
-        return given
-    schema = {name: _schema(value) for name, value in given.items()}
-    if isinstance(kind := given.get("type"), str) and kind in TYPES:
+    if isinstance(written, list):
+        return [_schema(each) for each in written]
+    if not isinstance(written, dict):
+        return written
+    schema = {name: _schema(value) for name, value in written.items()}
+    if isinstance(kind := written.get("type"), str) and kind in TYPES:
         schema["type"] = kind.lower()
     return schema
 

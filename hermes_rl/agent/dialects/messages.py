@@ -55,10 +55,10 @@ class Messages:
         messages: list[Message] = []
         if system := _system(body.get("system")):
             messages.append({"role": "system", "content": system})
-        given = require_list(body.get("messages"), "`messages`")
-        if not given:
+        turns = require_list(body.get("messages"), "`messages`")
+        if not turns:
             raise RefusedRequestError("`messages` must not be empty")
-        for message in given:
+        for message in turns:
             messages += _messages(message)
         tools = [] if choice == "none" else require_list(body.get("tools") or [], "`tools`")
         sampling = noted(body, SAMPLING)
@@ -102,10 +102,10 @@ class Messages:
         return write_message({"type": "error", "error": {"type": kind, "message": message}})
 
 
-def _system(given: Any) -> str:
-    if given is None or isinstance(given, str):
-        return given or ""
-    texts = [require_text(block.get("text"), "a block of `system`") for block in require_list(given, "`system`")]
+def _system(system: Any) -> str:
+    if system is None or isinstance(system, str):
+        return system or ""
+    texts = [require_text(block.get("text"), "a block of `system`") for block in require_list(system, "`system`")]
     return "\n".join(text for text in texts if not text.startswith(BILLING))
 
 
@@ -172,8 +172,8 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
     if text := text_of(message.get("content")):
         blocks.append({"type": "text", "text": text})
     for call in message.get("tool_calls") or ():
-        name, given = call["function"]["name"], object_of(call["function"]["arguments"])
-        blocks.append({"type": "tool_use", "id": call["id"], "name": name, "input": given})
+        name, arguments = call["function"]["name"], object_of(call["function"]["arguments"])
+        blocks.append({"type": "tool_use", "id": call["id"], "name": name, "input": arguments})
     return blocks
 
 

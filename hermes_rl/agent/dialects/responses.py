@@ -65,8 +65,8 @@ class Responses:
         messages: list[Message] = []
         if instructions:
             messages.append({"role": "system", "content": require_text(instructions, "`instructions`")})
-        given = body.get("input")
-        items = [{"role": "user", "content": given}] if isinstance(given, str) else require_list(given, "`input`")
+        entries = body.get("input")
+        items = [{"role": "user", "content": entries}] if isinstance(entries, str) else require_list(entries, "`input`")
         for item in items:
             _add(messages, item)
         if not messages:
@@ -200,13 +200,13 @@ def _items(answer: ProgramAnswer, request: ProgramRequest) -> list[dict[str, Any
     text, calls = text_of(message.get("content")), message.get("tool_calls") or []
     if text or not calls:
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-        said = {"type": "message", "id": f"msg_{answer.id}", "role": "assistant", "status": status, "content": [part]}
-        items.append(said)
+        item = {"type": "message", "id": f"msg_{answer.id}", "role": "assistant", "status": status, "content": [part]}
+        items.append(item)
     for place, call in enumerate(calls):
         function, head = call["function"], {"status": status, "call_id": call["id"], "name": call["function"]["name"]}
-        taken = _input(function["arguments"]) if function["name"] in request.custom else None
-        if taken is not None:
-            items.append({"type": "custom_tool_call", "id": f"ctc_{answer.id}-{place}", **head, "input": taken})
+        custom_input = _input(function["arguments"]) if function["name"] in request.custom else None
+        if custom_input is not None:
+            items.append({"type": "custom_tool_call", "id": f"ctc_{answer.id}-{place}", **head, "input": custom_input})
         else:
             items.append(
                 {"type": "function_call", "id": f"fc_{answer.id}-{place}", **head, "arguments": function["arguments"]}
@@ -220,9 +220,8 @@ def _input(arguments: str) -> str | None:
         value = read_bounded(arguments)
     except ValueError:
         return None
-    return (
-        value["input"] if isinstance(value, dict) and isinstance(value.get("input"), str) and len(value) == 1 else None
-    )
+    text = value.get("input") if isinstance(value, dict) and len(value) == 1 else None
+    return text if isinstance(text, str) else None
 
 
 def _empty(item: dict[str, Any]) -> dict[str, Any]:

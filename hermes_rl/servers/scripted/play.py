@@ -116,10 +116,10 @@ class Script:
     def _follows(self, history: ScriptedHistory, prior: int) -> int:
         """Return which turn follows a conversation that was not answered yet."""
         if history.opening not in self._next:
-            told = [number for number in set(self._numbers.values()) if number < len(self.turns)]
+            numbers = [number for number in set(self._numbers.values()) if number < len(self.turns)]
             answers = max(0, history.answers - prior)
-            texts = {number: self.turns[number].say or "" for number in told if not self.turns[number].tools}
-            words = history.words() if texts and answers < len(told) else ""  # else nothing is left out of it
+            texts = {number: self.turns[number].say or "" for number in numbers if not self.turns[number].tools}
+            words = history.words() if texts and answers < len(numbers) else ""  # else nothing is left out of it
             behind = [number + 1 for number, text in texts.items() if text.strip() and text.strip() in words]
             self._next[history.opening] = max(behind, default=0) + answers
         number = max(self._next[history.opening], history.answers - prior)
@@ -260,7 +260,7 @@ class TokenDialect(Protocol):
 
     def write(self, played: PlayedTokens, model: str, version: int) -> dict[str, Any]: ...
 
-    def write_scores(self, asked: Asked, scored: list[Scores], model: str) -> dict[str, Any]: ...
+    def write_scores(self, request: Asked, scored: list[Scores], model: str) -> dict[str, Any]: ...
 
 
 Scores = dict[int, float]
@@ -269,32 +269,32 @@ _RANGE = 256
 """Ids that stand for a vocabulary: all tokenizers have as many."""
 
 
-def scores(asked: Asked, logprob: LogprobOf | None) -> list[Scores]:
+def scores(request: Asked, logprob: LogprobOf | None) -> list[Scores]:
     """Make up what a model would say of the prompt's tokens: each half as probable as the one before it in the list.
 
     The token that stands there is the most probable one, except where `logprob` says how probable it is.
     """
-    assert asked.scored is not None
-    half, made = math.log(0.5), list[Scores]()
-    for place, token in enumerate(asked.prompt):
-        others = [other for other in range(_RANGE) if other != token][: max(asked.scored - 1, 0)]
+    assert request.scored is not None
+    half, scored = math.log(0.5), list[Scores]()
+    for place, token in enumerate(request.prompt):
+        others = [other for other in range(_RANGE) if other != token][: max(request.scored - 1, 0)]
         own = half if logprob is None else logprob(place, token)
-        made.append({token: own, **{other: half * (number + 2) for number, other in enumerate(others)}})
-    return made
+        scored.append({token: own, **{other: half * (number + 2) for number, other in enumerate(others)}})
+    return scored
 
 
-def play_tokens(script: Script, asked: Asked, tokenizer: Tokenizer, logprob: LogprobOf | None) -> PlayedTokens:
+def play_tokens(script: Script, request: Asked, tokenizer: Tokenizer, logprob: LogprobOf | None) -> PlayedTokens:
     """Play the turn that follows the prompt, or the rest of a turn that the prompt has begun."""
-    history, begun = _place(asked.prompt, tokenizer)
+    history, begun = _place(request.prompt, tokenizer)
     message = script.next_message(history)
     whole = turn_ids(tokenizer, _QUESTION, None, message)[1]
     ids = whole[len(begun) :] if whole[: len(begun)] == begun else whole
     finish = "stop"
-    if asked.max_tokens is not None and asked.max_tokens < len(ids):
-        ids, finish = ids[: asked.max_tokens], "length"
-    start = len(asked.prompt)
+    if request.max_tokens is not None and request.max_tokens < len(ids):
+        ids, finish = ids[: request.max_tokens], "length"
+    start = len(request.prompt)
     logprobs = [0.0 if logprob is None else logprob(start + place, token) for place, token in enumerate(ids)]
-    return PlayedTokens(ids, logprobs, finish, asked.prompt)
+    return PlayedTokens(ids, logprobs, finish, request.prompt)
 
 
 def _history(messages: Sequence[Mapping[str, Any]]) -> ScriptedHistory:
@@ -319,9 +319,9 @@ def _place(prompt: list[int], tokenizer: Tokenizer) -> tuple[ScriptedHistory, li
 @functools.lru_cache(maxsize=8)
 def _header(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the ids with which the template asks for a turn."""
-    asked = tokenizer.render(_QUESTION, None, add_generation_prompt=True)
+    prompt = tokenizer.render(_QUESTION, None, add_generation_prompt=True)
     unasked = tokenizer.render(_QUESTION, None, add_generation_prompt=False)
-    return tuple(tokenizer.encode(asked[len(unasked) :] if asked.startswith(unasked) else asked[-1:]))
+    return tuple(tokenizer.encode(prompt[len(unasked) :] if prompt.startswith(unasked) else prompt[-1:]))
 
 
 class _Vllm:
@@ -340,8 +340,8 @@ class _Vllm:
         count = {"prompt_tokens": len(played.prompt), "completion_tokens": len(played.ids)}
         return {"id": "scripted", "object": "text_completion", "model": model, "choices": [choice], "usage": count}
 
-    def write_scores(self, asked: Asked, scored: list[Scores], model: str) -> dict[str, Any]:
-        played = PlayedTokens(asked.prompt[:1], [0.0], "length", asked.prompt)
+    def write_scores(self, request: Asked, scored: list[Scores], model: str) -> dict[str, Any]:
+        played = PlayedTokens(request.prompt[:1], [0.0], "length", request.prompt)
         answer = self.write(played, model, 0)
         answer["choices"][0]["prompt_logprobs"] = _prompt_logprobs(scored)
         return answer
@@ -363,8 +363,8 @@ class _Sglang:
         }
         return {"text": "", "output_ids": played.ids, "meta_info": meta}
 
-    def write_scores(self, asked: Asked, scored: list[Scores], model: str) -> dict[str, Any]:
-        own = [[place[token], token, None] for place, token in zip(scored, asked.prompt, strict=True)]
+    def write_scores(self, request: Asked, scored: list[Scores], model: str) -> dict[str, Any]:
+        own = [[place[token], token, None] for place, token in zip(scored, request.prompt, strict=True)]
         top = [[[value, token, None] for token, value in place.items()] for place in scored]
         meta = {
             "finish_reason": {"type": "length"},
@@ -388,7 +388,7 @@ class _Legacy:
             "logprobs": [[[{str(token): value}] for token, value in pairs]],
         }
 
-    def write_scores(self, asked: Asked, scored: list[Scores], model: str) -> dict[str, Any]:
+    def write_scores(self, request: Asked, scored: list[Scores], model: str) -> dict[str, Any]:
         return {"text": [""], "finish_reasons": ["length"], "prompt_logprobs": _prompt_logprobs(scored)}
 
 

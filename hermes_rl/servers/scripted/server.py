@@ -43,15 +43,11 @@ class ScriptedBackend:
     """See `base.Backend`; scripts may be registered before the server runs."""
 
     def __init__(self, config: ServerConfig) -> None:
-        self._config = replace(config, model=config.model or _MODEL)
+        self.config = replace(config, model=config.model or _MODEL)
         self._scripts: dict[str, Script] = {}
         self._running: _Running | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = asyncio.Lock()
-
-    @property
-    def config(self) -> ServerConfig:
-        return self._config
 
     def register(self, rollout_id: str, script: Script) -> None:
         """Play this script for the rollout."""
@@ -94,10 +90,10 @@ class ScriptedBackend:
             return self._running
 
     async def _start(self) -> _Running:
-        tokenizer = await asyncio.to_thread(load_tokenizer, self._config.tokenizer)
-        server = ScriptedServer(self._config.model, tokenizer)
+        tokenizer = await asyncio.to_thread(load_tokenizer, self.config.tokenizer)
+        server = ScriptedServer(self.config.model, tokenizer)
         server.scripts = self._scripts
-        config = replace(self._config, base_url=await server.start(), api_key=None, headers={})
+        config = replace(self.config, base_url=await server.start(), api_key=None, headers={})
         chat = OpenAIServer(config, headers_for=_rollout_header)
         tokens = TokenServer(config, Asker(config, [Completions()], headers_for=_rollout_header))
         try:
@@ -193,14 +189,14 @@ class ScriptedServer:
         try:
             body = json.loads(await request.read())
             dialect = dialect or (SGLANG if "input_ids" in body else LEGACY)
-            asked = dialect.read(body)
+            query = dialect.read(body)
         except (ValueError, TypeError, KeyError):
             return _refused("the body is no request for token ids")
         cut = await self.weights.gate()
-        if asked.scored is not None:
-            return web.json_response(dialect.write_scores(asked, scores(asked, self._logprob), self._model))
+        if query.scored is not None:
+            return web.json_response(dialect.write_scores(query, scores(query, self._logprob), self._model))
         script = self.scripts.get(request.headers.get(ROLLOUT_HEADER, ""), Script())
-        played = play_tokens(script, asked, self._tokenizer, self._logprob)
+        played = play_tokens(script, query, self._tokenizer, self._logprob)
         answer = played.broken_off() if cut else played
         return web.json_response(dialect.write(answer, self._model, self.weights.version))
 

@@ -208,8 +208,8 @@ def _is(value: Any, kind: str) -> bool:
 
 def _allowed(schema: Mapping[str, Any]) -> set[str]:
     """Return the JSON types that a schema allows; the set is empty where it names none."""
-    given = schema.get("type")
-    kinds = {given} if isinstance(given, str) else set(given) if isinstance(given, list | tuple) else set()
+    types = schema.get("type")
+    kinds = {types} if isinstance(types, str) else set(types) if isinstance(types, list | tuple) else set()
     for branch in (*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())):
         kinds |= _allowed(branch) if isinstance(branch, Mapping) else set()
     if not kinds and schema.get("enum"):
@@ -273,11 +273,9 @@ class Parser(Protocol):
     @property
     def markers(self) -> tuple[str, ...]:
         """Texts that open or close something. Where a tokenizer has a token for one, only that token counts."""
-        ...
 
     def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
         """Return the text without its calls, and the calls. The text holds no reasoning."""
-        ...
 
 
 def made(raw: str, name: object, arguments: object, identity: str | None = None) -> ParsedCall:

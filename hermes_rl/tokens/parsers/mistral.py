@@ -42,7 +42,7 @@ def _section(text: str) -> Iterator[ParsedCall]:
 
 def _listed(text: str) -> Iterator[ParsedCall]:
     """Yield a JSON list, read one by one, so that a broken call does not take the good ones with it."""
-    place, left = 1, MOST_BROKEN
+    place, remaining = 1, MOST_BROKEN
     while True:
         if (between := _BETWEEN.match(text, place)) is not None:
             place = between.end()
@@ -54,8 +54,8 @@ def _listed(text: str) -> Iterator[ParsedCall]:
         try:
             value, end = decode(text, place)
         except ValueError:
-            left -= 1
-            following = _FOLLOWING.search(text, place) if left else None
+            remaining -= 1
+            following = _FOLLOWING.search(text, place) if remaining else None
             broken = text[place : following.end() if following else len(text)]
             closed = following is not None or text.rstrip().endswith("]")
             yield ParsedCall(broken.strip(" ,]"), Status.INVALID_JSON if closed else Status.UNCLOSED)

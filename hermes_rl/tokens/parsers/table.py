@@ -69,17 +69,14 @@ def unread_call(text: str) -> str | None:
 
     For a server that reads calls itself, this is what it did not take for a call.
     """
-    said = text.rpartition("</think>")[2]
-    places = [place for opening in OPENINGS if (place := said.find(opening)) >= 0]
-    return said[min(places) :] if places and not said.lstrip().startswith("<think>") else None
+    answer = text.rpartition("</think>")[2]
+    places = [place for opening in OPENINGS if (place := answer.find(opening)) >= 0]
+    return answer[min(places) :] if places and not answer.lstrip().startswith("<think>") else None
 
 
 def parser_for(name: str | None, tokenizer: Tokenizer) -> Parser:
-    """Return the parser of that name; without a name, the one that reads the calls of the tokenizer's template.
-
-    Raises:
-        UserError: no parser reads them.
-    """
+    """Return the parser of that name; without a name, the one that reads the calls of the tokenizer's template. Raises
+    `UserError` where no parser reads them."""
     if name is not None:
         return load_parser(name)
     try:
@@ -120,8 +117,8 @@ def _turn(tokenizer: Tokenizer) -> str:
     if _SAID in with_text:
         return _before_result(with_text.rpartition(_SAID)[2])
     text = tokenizer.render(_conversation(""), [TOOL], add_generation_prompt=False)
-    asked = tokenizer.render([_QUESTION], [TOOL], add_generation_prompt=True)
-    same = next((i for i, pair in enumerate(zip(text, asked, strict=False)) if pair[0] != pair[1]), len(asked))
+    prompt = tokenizer.render([_QUESTION], [TOOL], add_generation_prompt=True)
+    same = next((i for i, pair in enumerate(zip(text, prompt, strict=False)) if pair[0] != pair[1]), len(prompt))
     common = text[:same]
     ends = [place + len(token) for token in (*tokenizer.control, "\n") if (place := common.rfind(token)) >= 0]
     return _before_result(text[max(ends, default=len(common)) :])
@@ -131,10 +128,10 @@ def _before_result(text: str) -> str:
     return text.partition(_RESULT)[0]
 
 
-def _conversation(said: str) -> list[dict[str, Any]]:
+def _conversation(text: str) -> list[dict[str, Any]]:
     call = {"id": "callxq7z0", "type": "function", "function": {"name": NAME, "arguments": ARGUMENTS}}
     return [
         _QUESTION,
-        {"role": "assistant", "content": said, "tool_calls": [call]},
+        {"role": "assistant", "content": text, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "callxq7z0", "name": NAME, "content": _RESULT},
     ]

@@ -51,15 +51,15 @@ class Caught:
         return (self._head + note + self._tail).decode("utf-8", "replace")
 
 
-def start(asked: dict[str, Any], folder: str) -> subprocess.Popen[bytes]:
+def start(request: dict[str, Any], folder: str) -> subprocess.Popen[bytes]:
     """Return the script as a process of its own, in a group of its own."""
     script = os.path.join(folder, "script.py")  # noqa: PTH118 (pathlib would double the time to start)
-    for path, text in ((script, asked["code"]), (os.path.join(folder, "hermes_tools.py"), asked["tools"])):  # noqa: PTH118
+    for path, text in ((script, request["code"]), (os.path.join(folder, "hermes_tools.py"), request["tools"])):  # noqa: PTH118
         with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
             file.write(text)
     answers, calls = os.dup(0), os.dup(1)
     paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
-    tools = json.dumps([answers, calls, asked["parameters"]])
+    tools = json.dumps([answers, calls, request["parameters"]])
     env = dict(os.environ, PYTHONPATH=os.pathsep.join(paths), HERMES_TOOLS=tools)
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
     return subprocess.Popen(
@@ -85,14 +85,14 @@ def wait(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def main() -> None:
-    asked = json.loads(sys.stdin.buffer.readline())
+    request = json.loads(sys.stdin.buffer.readline())
     folder = tempfile.mkdtemp(prefix="code-")
     try:
-        process = start(asked, folder)
+        process = start(request, folder)
         assert process.stdout is not None
         assert process.stderr is not None
-        out, errors = Caught(process.stdout, asked["stdout_limit"]), Caught(process.stderr, asked["stderr_limit"])
-        timed_out = wait(process, asked["timeout"])
+        out, errors = Caught(process.stdout, request["stdout_limit"]), Caught(process.stderr, request["stderr_limit"])
+        timed_out = wait(process, request["timeout"])
         ended = {"exit_code": process.returncode, "timed_out": timed_out, "stdout": out.text(), "stderr": errors.text()}
     finally:
         shutil.rmtree(folder, ignore_errors=True)

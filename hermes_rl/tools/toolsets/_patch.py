@@ -175,14 +175,14 @@ class _Files:
         return full
 
 
-async def _aside(size: int, work: Callable[..., T], *given: Any) -> T:
+async def _aside(size: int, work: Callable[..., T], *arguments: Any) -> T:
     """Do work that takes time in proportion to `size`, in a thread where that is much."""
-    return await one_at_a_time(work, *given) if size > IN_THREAD else work(*given)
+    return await one_at_a_time(work, *arguments) if size > IN_THREAD else work(*arguments)
 
 
-async def _edited(size: int, work: Callable[..., T], *given: Any) -> T:
+async def _edited(size: int, work: Callable[..., T], *arguments: Any) -> T:
     """Do work of an edit in a thread: what is small need not wait for what others do to large texts."""
-    return await (one_at_a_time if size > IN_THREAD else asyncio.to_thread)(work, *given)
+    return await (one_at_a_time if size > IN_THREAD else asyncio.to_thread)(work, *arguments)
 
 
 def _unified(before: str, after: str, name: str, new_name: str) -> Iterator[str]:
@@ -215,12 +215,12 @@ class _Comparison(difflib.SequenceMatcher[str]):
         super().__init__(None, before, after)
         places: dict[str, list[int]] = self.b2j  # type: ignore[attr-defined]
         pairs = sum(len(places.get(line, ())) for line in before)
-        self._left = COMPARED_PAIRS // (pairs + len(before) + 1)
+        self._remaining = COMPARED_PAIRS // (pairs + len(before) + 1)
 
     def find_longest_match(self, *place: Any) -> difflib.Match:
-        if self._left < 0:
+        if self._remaining < 0:
             raise _TooAlikeError
-        self._left -= 1
+        self._remaining -= 1
         return super().find_longest_match(*place)
 
 

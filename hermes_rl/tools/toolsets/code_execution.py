@@ -96,7 +96,7 @@ class _Script:
         self._runtime = runtime
         self._seconds = seconds
         self._began = time.perf_counter()
-        self._made = 0
+        self._calls_made = 0
 
     async def run(self, code: str) -> dict[str, Any]:
         await self._write(
@@ -117,8 +117,8 @@ class _Script:
                 await self._write(await self._answer(message))
         except LineTooLongError:
             raise ToolInputError(f"the script made a tool call of more than {LINE_LIMIT} bytes") from None
-        said = readable(self._conversation.errors())
-        return self._report("error", "", f"the script's runner ended before the script did\n{said}".rstrip())
+        errors = readable(self._conversation.errors())
+        return self._report("error", "", f"the script's runner ended before the script did\n{errors}".rstrip())
 
     async def _write(self, value: Any) -> None:
         # Where nobody listens any more, the end of what it writes tells.
@@ -129,18 +129,18 @@ class _Script:
         return [tool for tool in self._runtime.toolkit.tools if not isinstance(tool, ExecuteCode)]
 
     async def _answer(self, message: dict[str, Any]) -> str:
-        self._made += 1
-        if self._made > REFUSED_CALLS:
+        self._calls_made += 1
+        if self._calls_made > REFUSED_CALLS:
             raise ToolInputError(f"the script made {REFUSED_CALLS} tool calls, of which {MOST_CALLS} are made at most")
         tool = next((tool for tool in self._callable() if tool.name == message["tool"]), None)
         if tool is None:
             return error_json(f"there is no tool named {str(message['tool'])[:NAME]!r} for a script")
-        if self._made > MOST_CALLS:
+        if self._calls_made > MOST_CALLS:
             return error_json(f"a script may make {MOST_CALLS} tool calls at most")
-        left = self._seconds - (time.perf_counter() - self._began)
+        remaining = self._seconds - (time.perf_counter() - self._began)
         try:
             args, _ = await checked_arguments(message.get("arguments"), tool)
-            return capped(await run_tool(tool, args, self._runtime, max(left, 0.1)), RESULT_LIMIT)
+            return capped(await run_tool(tool, args, self._runtime, max(remaining, 0.1)), RESULT_LIMIT)
         except (ToolInputError, ToolFailedError) as problem:
             return error_json(str(problem))
 
@@ -154,7 +154,7 @@ class _Script:
         return self._report("success", output, None)
 
     def _report(self, status: str, output: str, error: str | None) -> dict[str, Any]:
-        report = {"status": status, "output": output, "tool_calls_made": self._made}
+        report = {"status": status, "output": output, "tool_calls_made": self._calls_made}
         report["duration_seconds"] = round(time.perf_counter() - self._began, 2)
         return report if error is None else report | {"error": error}
 

@@ -96,20 +96,20 @@ def _page(data: bytes, offset: int, limit: int) -> dict[str, Any]:
 
 def _start_of(data: bytes, number: int) -> int:
     """Where the line of this number begins; the end where there are fewer."""
-    left, at = number - 1, 0
-    while left and (inside := data.count(b"\n", at, at + PIECE)) < left:
-        left, at = left - inside, at + PIECE
+    lines_left, at = number - 1, 0
+    while lines_left and (inside := data.count(b"\n", at, at + PIECE)) < lines_left:
+        lines_left, at = lines_left - inside, at + PIECE
         if at >= len(data):
             return len(data)
-    for _ in range(left):
+    for _ in range(lines_left):
         at = data.find(b"\n", at) + 1
     return at
 
 
-async def _not_found(sandbox: Sandbox, given: str, path: str) -> dict[str, Any]:
+async def _not_found(sandbox: Sandbox, written: str, path: str) -> dict[str, Any]:
     """Return the error, with names in the same folder that are close."""
     folder, _, name = path.rpartition("/")
-    answer: dict[str, Any] = {"error": f"File not found: {given}"}
+    answer: dict[str, Any] = {"error": f"File not found: {written}"}
     try:
         names = [info.name for info in await sandbox.list_dir(folder or "/", limit=MOST_NAMES)]
     except OSError:

@@ -104,14 +104,14 @@ def _workdir(sandbox: Sandbox, runtime: ToolRuntime, args: dict[str, Any]) -> st
     return sandbox.resolve(workdir, runtime.shell.cwd) if workdir else None
 
 
-def _timeout(sandbox: Sandbox, asked: float | None) -> float:
+def _timeout(sandbox: Sandbox, requested: float | None) -> float:
     """Return what is asked for, within the sandbox's bound and what is left of the call's."""
     bounds = [sandbox.config.timeout]
     call = CALL_TIMEOUT.get()
     if call is not None:
         bounds.append(call - min(SPARE_SECONDS, call / 10))
-    if asked is not None:
-        bounds.append(float(asked))
+    if requested is not None:
+        bounds.append(float(requested))
     return min(bounds)
 
 

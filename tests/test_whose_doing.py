@@ -121,7 +121,7 @@ OURS: Places = {
 }
 OF_A_REWARD: Places = {
     # What a reward's own code gives or raises. What the agent's files do to it is an `AgentFault` already.
-    "scoring/value.py": "_no_value interpret _of_score _overrides _finite _combined _known require_gate",
+    "scoring/value.py": "_no_value interpret _of_score _overrides _finite combine _known require_gate",
 }
 DECIDED: Places = {
     # An agent reaches these, and data decide: the same call over plain words, what the kernel says, what worked before,

@@ -32,15 +32,12 @@ def config_from_spec(
     own.
     """
     settings = {"seed": seed} | {name: value for name in _PLAIN if (value := getattr(server, name, None)) is not None}
-    renderer: Any = settings.get("renderer")
-    if hasattr(renderer, "model_dump"):
-        settings["renderer"] = renderer.model_dump(exclude_none=True)
     key_env = getattr(server, "api_key_env", None)
     if api_key is None and key_env is not None:
         api_key = _variable(environ, key_env, "api_key_env")
     headers = getattr(server, "headers_env", None) or {}
     return ServerConfig(
-        **settings,
+        **{name: _plain(value) for name, value in settings.items()},
         api_key=Secret(api_key) if api_key is not None else None,
         headers={
             header: Secret(_variable(environ, variable, f"headers_env.{header}"))
@@ -74,3 +71,8 @@ def _variable(environ: Mapping[str, str], variable: str, key: str) -> str:
     if any(character in value for character in "\r\n\0"):
         raise UserError(f"the value of {variable} has a line break in it and cannot be sent as a header")
     return value
+
+
+def _plain(value: Any) -> Any:
+    """Return a section of the spec, such as that of prices, as plain data."""
+    return value.model_dump(exclude_none=True) if hasattr(value, "model_dump") else value

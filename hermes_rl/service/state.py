@@ -13,7 +13,6 @@ from hermes_rl.errors import UserError
 from hermes_rl.service.bodies import PolicyAsked
 from hermes_rl.service.policies import Policies
 from hermes_rl.service.refusals import Refused, ending, wrong
-from hermes_rl.threads import end_tasks
 
 SEARCHED = 10_000
 """Rows of an endless dataset that can be asked for."""
@@ -163,7 +162,9 @@ async def first_of(*work: Coroutine[Any, Any, Any]) -> list[asyncio.Task[Any]]:
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await end_tasks(tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
     return tasks
 
 

@@ -50,7 +50,6 @@ ANSWER = struct.Struct("!Q?")
 _prctl = ctypes.CDLL(None).prctl
 DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
-NICE = 5
 OOM_EARLY = 500
 """When memory ends, the kernel ends such a process before the runner, and after what is in sandboxes."""
 
@@ -65,7 +64,6 @@ def main() -> None:
     for descriptor in range(3):  # what modules print when they are loaded, the runner's own import has printed
         os.dup2(nothing, descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _go_second()
     children: set[int] = set()
     while True:
         data, descriptors = _receive(control)
@@ -151,7 +149,7 @@ def _become_worker(connection: int, output: int) -> None:
     """Work for the runner until it closes the connection; never returns."""
     try:
         _prctl(DEATH_SIGNAL, signal.SIGKILL)
-        os.setpgid(0, 0)
+        os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.dup2(output, 1)
         os.dup2(output, 2)
@@ -170,28 +168,17 @@ def _text(descriptor: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(io.FileIO(descriptor, "wb", closefd=False), "utf-8", "replace", write_through=True)
 
 
-def _go_second() -> None:
-    """Let the runner's event loop have the processor first. Each fork inherits it: a session of its own would not."""
-    with suppress(OSError):
-        os.nice(NICE)
-    # Where the kernel shares the processor between sessions first, what a process has been given says nothing.
-    _set("autogroup", NICE)
-
-
 def _confine() -> None:
     with suppress(ValueError, OSError):
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         most = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
-    _set("oom_score_adj", OOM_EARLY)
-
-
-def _set(name: str, value: int) -> None:
-    """Set a value that the kernel keeps for this process, where it may be set."""
     with suppress(OSError):
-        file = os.open(f"/proc/self/{name}", os.O_WRONLY)
-        os.write(file, b"%d" % value)
-        os.close(file)
+        adjust = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(adjust, b"%d" % OOM_EARLY)
+        os.close(adjust)
+    with suppress(OSError):
+        os.nice(5)  # the runner's loop goes first
 
 
 def _reseed() -> None:

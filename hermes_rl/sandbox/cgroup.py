@@ -239,14 +239,10 @@ def make_sum(layout: Layout) -> None:
     """
     for controller in layout.parents:
         shared, top = layout.shared(controller), layout.top(controller)
-        controllers = layout.parents if layout.version == 2 else (controller,)
         while not top.is_dir():
             shared.mkdir(exist_ok=True)
-            if "memory" in controllers:
+            if controller == "memory":
                 _limit_sum(layout, shared)
-            if "cpu" in controllers:  # the runner's event loop goes first; a machine that is idle is all theirs
-                name, half = ("cpu.weight", "50") if layout.version == 2 else ("cpu.shares", "512")
-                (shared / name).write_text(half)
             if layout.version == 2:
                 _hand_down(shared, layout)
             # The last of another runner may be gone at this very moment, and the group with it.

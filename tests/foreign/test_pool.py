@@ -31,7 +31,7 @@ from hermes_rl.foreign.pool import (
     ProcessPool,
     _Clock,
 )
-from hermes_rl.foreign.process import NICE, OOM_EARLY
+from hermes_rl.foreign.process import OOM_EARLY
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.plugins import Code, load_object
 
@@ -46,9 +46,6 @@ def add(a, b): return a + b
 async def later(a): await asyncio.sleep(0.01); return [a]
 def pid(): return os.getpid()
 def order(): return int(open("/proc/self/oom_score_adj").read())
-def behind():
-    group = "/proc/self/autogroup"
-    return os.nice(0), int(open(group).read().rsplit(None, 1)[1]) if os.path.exists(group) else None
 def count():
     global calls
     calls += 1
@@ -143,12 +140,6 @@ def test_one_process_does_call_after_call(call: Caller) -> None:
 def test_when_memory_ends_the_kernel_ends_it_before_the_runner_and_after_what_is_in_sandboxes(call: Caller) -> None:
     own = int(Path("/proc/self/oom_score_adj").read_text())
     assert own < call("order") == OOM_EARLY < 1000
-
-
-def test_the_runner_has_the_processor_first(call: Caller) -> None:
-    own, of_session = call("behind")
-    assert own == min(19, os.nice(0) + NICE)
-    assert of_session in (NICE, None)  # None: a kernel that does not share the processor between sessions
 
 
 def test_processes_have_random_numbers_of_their_own(call: Caller) -> None:

@@ -165,7 +165,7 @@ class PerLoopSemaphore:
 
 
 _one = PerLoopSemaphore(1)
-BRISK = 0.0005
+BRISK = 0.001
 """Seconds after which a thread lets go of the interpreter while work on a large text is done; Python's own are 5 ms."""
 _brisk_lock = threading.Lock()
 _brisk: list[float] = []
@@ -212,8 +212,7 @@ async def done_in_thread(work: Callable[[], T]) -> T:
 
     `asyncio.to_thread` then drops it, and what it was to close or to remove is left.
     """
-    with _briskly():
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, work))
+    return await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, work))
 
 
 async def one_at_a_time(work: Callable[..., T], *arguments: Any, **more: Any) -> T:

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import RolloutState, cost_of
+from hermes_rl.runs.journal import is_torn
 from hermes_rl.runs.line import WHOLE, problem_of
 from hermes_rl.runs.store import ROLLOUTS, Line
 from hermes_rl.values import NESTED, read_own_json, too_deep
@@ -203,12 +204,12 @@ class RunRecord:
             added = 0
             while most is None or added < most:
                 line = file.readline()
-                if not line.endswith(b"\n"):
+                if not line.endswith(b"\n") and is_torn(line):
                     break  # nothing more, or a line that is being written
                 try:
                     summary = summary_of(line, self._read)
                 except (ValueError, KeyError, TypeError):
-                    self.torn += 1
+                    self.torn += line != b"\n"  # what ends a line that was read without it
                 else:
                     self._by_id[summary.id] = len(self.rollouts)
                     self.rollouts.append(summary)

@@ -75,7 +75,7 @@ class Journal:
             size = file.seek(0, os.SEEK_END)
             file.seek(end)
             rest = file.read(size - end)
-            if _is_torn(rest):
+            if is_torn(rest):
                 file.truncate(end)
             elif rest:
                 self._parsed(rest, "last line", ())
@@ -92,7 +92,7 @@ class Journal:
         begin = 0
         with self.path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
-                if not _is_torn(line):
+                if not is_torn(line):
                     yield begin, self._parsed(line, number, keys)
                 begin += len(line)
 
@@ -191,7 +191,7 @@ def _lock(file: IO[bytes], path: Path) -> None:
         raise UserError(f"another run is using {path}; wait for it, or choose another place")
 
 
-def _is_torn(line: bytes) -> bool:
+def is_torn(line: bytes) -> bool:
     """Whether a line is what a crash leaves of a line of a journal: it has no end, and what is there begins as ours do.
 
     A file system may have kept the length of what was written without its content, which is zeros then.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -51,12 +51,18 @@ LIVES = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4), st.floats(0, 1)
 
 
 def played(folder: Path) -> set[str]:
-    """Return the rollouts of all whole lines, those that wait for others of their group included."""
+    """Return the rollouts of all whole lines, one without its newline included, and those that wait for their group."""
     texts = [file.read_text("utf-8") for name in (ROLLOUTS, WAITING) if (file := folder / name).exists()]
-    return {match for text in texts for match in re.findall(r'^\{"id":"([^"]+)".*\n', text, re.MULTILINE)}
+    ids = set[str]()
+    for line in (line for text in texts for line in text.split("\n")):
+        with suppress(ValueError):  # a torn line
+            ids.add(json.loads(line)["id"])
+    return ids
 
 
-async def live(folder: Path, mode: Mode, compared: bool, lives: list[tuple[int, int, float]]) -> None:
+async def live(
+    folder: Path, mode: Mode, compared: bool, lives: list[tuple[int, int, float]], *, newline_only: bool
+) -> None:
     (folder / "rows.py").write_text(CODE)
     launch = Launch(mode, folder / "run", environ={}, progress=Progress(quiet=True))
     file = folder / "run" / ROLLOUTS
@@ -88,19 +94,27 @@ async def live(folder: Path, mode: Mode, compared: bool, lives: list[tuple[int, 
             if shown.rows == rows:  # rows beyond the limit are shown
                 assert (shown.rollouts, shown.score.mean) == (rows * size, pytest.approx(results["eval/mean_reward"]))
             assert len((folder / "run" / "samples.jsonl").read_text().splitlines()) == rows * size
+        end = int(left_behind * file.stat().st_size)
+        if newline_only:
+            end = file.read_bytes().find(b"\n", max(0, end - 1))
         with file.open("r+b") as torn:
-            torn.truncate(int(left_behind * file.stat().st_size))
+            torn.truncate(end)
 
 
-def play(mode: Mode, compared: bool, lives: list[tuple[int, int, float]]) -> None:
+def play(mode: Mode, compared: bool, lives: list[tuple[int, int, float]], *, newline_only: bool = False) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(live(Path(folder), mode, compared, lives))
+        asyncio.run(live(Path(folder), mode, compared, lives, newline_only=newline_only))
 
 
 @pytest.mark.parametrize("mode", ["evaluate", "process"])
 @pytest.mark.parametrize("compared", [False, True])
 def test_what_is_left_is_what_is_played(mode: Mode, compared: bool) -> None:
     play(mode, compared, [(4, 4, 1.0), (5, 2, 0.5), (2, 3, 0.8), (5, 4, 1.0)])
+
+
+@pytest.mark.parametrize("mode", ["evaluate", "process"])
+def test_a_whole_line_that_lacks_its_newline_is_played(mode: Mode) -> None:
+    play(mode, False, [(4, 3, 0.5), (4, 3, 0.3), (5, 3, 1.0)], newline_only=True)
 
 
 @pytest.mark.slow

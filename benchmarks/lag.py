@@ -22,6 +22,7 @@ from hermes_rl.agent.result import AgentResult
 from hermes_rl.foreign.pool import POOL
 from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig
 from hermes_rl.scoring.grader import find_reward
+from hermes_rl.threads import rare_full_collections
 from hermes_rl.tokens.load import load_renderer
 from hermes_rl.tokens.rendering import RendererSettings
 from hermes_rl.tools.artifacts import ArtifactRequest, take
@@ -135,7 +136,8 @@ def main() -> None:
     parser.add_argument("--sandboxes", type=int, default=32, help="sandboxes at a time (default: 32)")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long (default: 60)")
     options = parser.parse_args()
-    late, done, share = asyncio.run(measure(options.sandboxes, options.seconds))
+    with rare_full_collections():  # as in a run
+        late, done, share = asyncio.run(measure(options.sandboxes, options.seconds))
     late.sort()
     say(f"{options.sandboxes} sandboxes for {options.seconds:g} s, {len(late)} ticks, {share:.2f} cores of our own.")
     say(f"{machine()}.\n")

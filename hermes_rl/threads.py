@@ -12,6 +12,7 @@ import concurrent.futures
 import contextlib
 import contextvars
 import gc
+import math
 import os
 import queue
 import sys
@@ -165,7 +166,7 @@ class PerLoopSemaphore:
 
 
 _one = PerLoopSemaphore(1)
-BRISK = 0.001
+BRISK = 0.0002
 """Seconds after which a thread lets go of the interpreter while work on a large text is done; Python's own are 5 ms."""
 _brisk_lock = threading.Lock()
 _brisk: list[float] = []
@@ -219,11 +220,24 @@ async def one_at_a_time(work: Callable[..., T], *arguments: Any, **more: Any) ->
     """Do work on a large text in a thread, while no other such work is done.
 
     Such work hardly lets go of the interpreter. Several threads of it would be no faster than one, and the event loop,
-    which then waits for its turn behind all of them, would be late by tenths of a second.
+    which then waits for its turn behind all of them, would be late by tenths of a second. Where the loop hears late
+    that the work has ended, it has much to do, and the next such work begins later by as much.
     """
-    async with _one.here():
+    loop, turn, ended = asyncio.get_running_loop(), _one.here(), math.inf
+
+    def timed() -> T:
+        nonlocal ended
+        try:
+            return work(*arguments, **more)
+        finally:
+            ended = loop.time()
+
+    await turn.acquire()
+    try:
         with _briskly():
-            return await asyncio.to_thread(work, *arguments, **more)
+            return await asyncio.to_thread(timed)
+    finally:
+        loop.call_later(max(0.0, loop.time() - ended), turn.release)
 
 
 COMPUTES = 0.02

@@ -108,6 +108,17 @@ async def test_work_on_large_texts_is_done_one_at_a_time() -> None:
     assert (most, running) == (1, 0)
 
 
+async def test_the_next_work_on_a_large_text_waits_as_long_as_the_loop_was_late() -> None:
+    ended = asyncio.get_running_loop().time
+    busy = asyncio.create_task(one_at_a_time(time.sleep, 0.05))
+    ends = asyncio.create_task(one_at_a_time(ended))
+    await asyncio.sleep(0.02)
+    time.sleep(0.2)  # noqa: ASYNC251 - the loop is held up while the first ends
+    held_until = ended()
+    await busy
+    assert await ends - held_until > 0.1
+
+
 async def test_threads_take_turns_sooner_while_such_work_is_done() -> None:
     before = sys.getswitchinterval()
     seen = await asyncio.gather(*(one_at_a_time(sys.getswitchinterval) for _ in range(4)))

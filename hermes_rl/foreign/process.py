@@ -149,7 +149,9 @@ def _become_worker(connection: int, output: int) -> None:
     """Work for the runner until it closes the connection; never returns."""
     try:
         _prctl(DEATH_SIGNAL, signal.SIGKILL)
-        os.setsid()
+        # No session of its own: the kernel shares the processor between sessions, and a run's code would have as many
+        # shares as processes, beside the one of the runner.
+        os.setpgid(0, 0)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.dup2(output, 1)
         os.dup2(output, 2)

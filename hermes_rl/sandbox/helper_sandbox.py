@@ -392,7 +392,7 @@ class HelperSandbox(Sandbox):
             os.close(fd)
 
     async def stat(self, path: str, *, follow: bool = True) -> FileInfo:
-        return _info((await self._ask("stat", path, b"1" if follow else b"0")).fields)
+        return _info(*(await self._ask("stat", path, b"1" if follow else b"0")).fields)
 
     async def list_dir(self, path: str, *, limit: int = LIST_LIMIT) -> list[FileInfo]:
         fields = (await self._ask("list", path, str(limit).encode())).fields
@@ -412,13 +412,11 @@ class HelperSandbox(Sandbox):
 
 
 def _entries(fields: Sequence[bytes]) -> list[FileInfo]:
-    entries = [_info(fields[i : i + 5]) for i in range(0, len(fields), 5)]
-    return sorted(entries, key=lambda info: info.name)
+    return sorted(map(_info, *(fields[first::5] for first in range(5))))  # by name: no two have the same
 
 
-def _info(fields: Sequence[bytes]) -> FileInfo:
-    kind = cast("Kind", fields[1].decode())
-    return FileInfo(os.fsdecode(fields[0]), kind, size=int(fields[2]), mode=int(fields[3]), mtime=float(fields[4]))
+def _info(name: bytes, kind: bytes, size: bytes, mode: bytes, mtime: bytes) -> FileInfo:
+    return FileInfo(os.fsdecode(name), cast("Kind", kind.decode()), int(size), int(mode), float(mtime))
 
 
 def _read_and_close(fd: int, limit: int) -> bytes:

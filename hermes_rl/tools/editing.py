@@ -24,6 +24,9 @@ LENIENT_CHARACTERS, LENIENT_LINES = 2 << 20, 100_000
 MOST_ADDED = 16 << 20
 """Characters by which a text may grow at once: a short passage may be in it a million times."""
 
+PIECE = 1 << 16
+"""Characters in which a passage is replaced at once."""
+
 _PLAIN = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "\u00a0": " "})
 
 
@@ -65,7 +68,7 @@ def replace(text: str, old: str, new: str, *, everywhere: bool = False) -> str:
         raise NoMatchError("old_string and new_string are the same: nothing would change")
     crlf = only_crlf(text)
     plain, old, new = (unix(part) if crlf else part for part in (text, old, new))
-    count = plain.count(old)
+    count, changed = _replaced(plain, old, new)
     places = [] if count else find_lines(plain, old)
     times = count or len(places)
     if not times:
@@ -78,8 +81,26 @@ def replace(text: str, old: str, new: str, *, everywhere: bool = False) -> str:
         spans.append(place.span(old, new))
         added += len(spans[-1].text)
         _require_room(added)
-    changed = plain.replace(old, new) if count else apply(plain, spans)
-    return changed.replace("\n", "\r\n") if crlf else changed
+    changed = changed if count else apply(plain, spans)
+    return _replaced(changed, "\n", "\r\n")[1] if crlf else changed
+
+
+def _replaced(text: str, old: str, new: str) -> tuple[int, str]:
+    """Return how often `old` is in a text, and the text with `new` in its place, as far as it may grow.
+
+    In pieces, between which other threads get their turn: what `str` does in one call holds them all up.
+    """
+    parts, count, start = list[str](), 0, 0
+    while start < len(text):
+        end = start + max(PIECE, len(old)) + len(old)
+        pieces = text[start:end].split(old)
+        count += len(pieces) - 1
+        begun = min(len(old) - 1, len(pieces[-1])) if end < len(text) else 0  # what may be the start of an `old`
+        pieces[-1] = pieces[-1][: len(pieces[-1]) - begun]
+        if count * (len(new) - len(old)) <= MOST_ADDED:
+            parts.append(new.join(pieces))
+        start = min(end, len(text)) - begun
+    return count, "".join(parts)
 
 
 def only_crlf(text: str) -> bool:
@@ -88,7 +109,7 @@ def only_crlf(text: str) -> bool:
 
 
 def unix(text: str) -> str:
-    return text.replace("\r\n", "\n")
+    return _replaced(text, "\r\n", "\n")[1]
 
 
 def _require_room(added: int) -> None:

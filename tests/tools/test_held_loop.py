@@ -13,13 +13,15 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig
 from hermes_rl.tools import editing
 from hermes_rl.tools.artifacts import ArtifactRequest, take
 from hermes_rl.tools.base import ToolRuntime
-from hermes_rl.tools.editing import NoMatchError, replace
-from hermes_rl.tools.toolsets._patch import Patch, _unified
+from hermes_rl.tools.editing import NoMatchError, _replaced, replace
+from hermes_rl.tools.toolsets._patch import Patch, _common, _unified
 from hermes_rl.tools.toolsets.file import ReadFile, _page
 
 
@@ -195,8 +197,9 @@ def test_the_diff_of_a_part_is_a_diff_of_the_whole() -> None:
         assert len(lines) <= 2 * len(whole)
 
 
-def test_a_page_is_what_splitting_the_file_would_give() -> None:
+def test_a_page_is_what_splitting_the_file_would_give(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(5)
+    monkeypatch.setattr("hermes_rl.tools.toolsets.file.PIECE", 7)
     for _ in range(300):
         data = b"".join(rng.choice([b"\n", b"a", b"\xc3\xa4", b"\xff", b"\r"]) for _ in range(rng.randrange(60)))
         lines = data.decode("utf-8", "replace").split("\n")
@@ -206,3 +209,19 @@ def test_a_page_is_what_splitting_the_file_would_give() -> None:
         wanted = lines[offset - 1 : offset - 1 + limit]
         assert page["content"] == "\n".join(f"{number}|{line}" for number, line in enumerate(wanted, offset))
         assert page["total_lines"] == len(lines)
+
+
+@given(st.text("ab\n", max_size=60), st.text("ab\n", min_size=1, max_size=5), st.text("abc", max_size=3))
+def test_a_passage_is_replaced_in_pieces_as_in_one(text: str, old: str, new: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hermes_rl.tools.editing.PIECE", 4)
+        assert _replaced(text, old, new) == (text.count(old), text.replace(old, new))
+
+
+@given(st.text("ab", max_size=9), st.text("ab", max_size=9), st.text("ab", max_size=9))
+def test_what_two_texts_have_in_common(same: str, before: str, after: str) -> None:
+    texts = same + before, same + after
+    length = _common(*texts)
+    assert texts[0][:length] == texts[1][:length]
+    assert length in map(len, texts) or texts[0][length] != texts[1][length]
+    assert _common(*(text[::-1] for text in texts), end=True) == length

@@ -231,7 +231,7 @@ def _count(text: str) -> int:
 def _same(before: str, after: str) -> tuple[int, int]:
     """How much of two texts is the same at the start and at the end, in whole lines, less three lines of context."""
     start = _common(before, after)
-    rest = _common(before[start:][::-1], after[start:][::-1])
+    rest = _common(before[start:], after[start:], end=True)
     for _ in range(CONTEXT + 1):
         start = before.rfind("\n", 0, max(start - 1, 0)) + 1
         end = before.find("\n", max(len(before) - rest, 0))
@@ -239,12 +239,13 @@ def _same(before: str, after: str) -> tuple[int, int]:
     return start, rest
 
 
-def _common(before: str, after: str) -> int:
-    """Return the length of the longest common beginning, by halving: comparing slices is fast."""
+def _common(before: str, after: str, *, end: bool = False) -> int:
+    """Return the length of the longest common beginning or end, by halving: comparing slices is fast."""
     low, high = 0, min(len(before), len(after))
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if before[low:middle] == after[low:middle] else (low, middle - 1)
+        old, new = (t[len(t) - middle : len(t) - low] if end else t[low:middle] for t in (before, after))
+        low, high = (middle, high) if old == new else (low, middle - 1)
     return low
 
 

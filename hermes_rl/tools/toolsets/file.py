@@ -66,10 +66,15 @@ class ReadFile(Tool):
 
 def _page(data: bytes, offset: int, limit: int) -> dict[str, Any]:
     """Return the lines from `offset` on; only these are decoded, to save memory."""
-    # In pieces, between which other threads get their turn.
-    breaks = sum(data.count(b"\n", at, at + PIECE) for at in range(0, len(data), PIECE))
+    at, breaks = 0 if offset == 1 else len(data), 0
+    for piece in range(0, len(data), PIECE):  # between two pieces other threads get their turn
+        inside = data.count(b"\n", piece, piece + PIECE)
+        if breaks < offset - 1 <= breaks + inside:  # the line before the page ends here
+            at = piece
+            for _ in range(offset - 1 - breaks):
+                at = data.find(b"\n", at) + 1
+        breaks += inside
     total = breaks + (len(data) > 0 and not data.endswith(b"\n"))
-    at = _start_of(data, offset)
     shown: list[str] = []
     size = 0
     while len(shown) < limit and at < len(data):
@@ -92,18 +97,6 @@ def _page(data: bytes, offset: int, limit: int) -> dict[str, Any]:
     if last < total:
         answer["hint"] = f"Use offset={last + 1} to continue (showing {offset}-{last} of {total} lines)"
     return answer
-
-
-def _start_of(data: bytes, number: int) -> int:
-    """Where the line of this number begins; the end where there are fewer."""
-    lines_left, at = number - 1, 0
-    while lines_left and (inside := data.count(b"\n", at, at + PIECE)) < lines_left:
-        lines_left, at = lines_left - inside, at + PIECE
-        if at >= len(data):
-            return len(data)
-    for _ in range(lines_left):
-        at = data.find(b"\n", at) + 1
-    return at
 
 
 async def _not_found(sandbox: Sandbox, written: str, path: str) -> dict[str, Any]:

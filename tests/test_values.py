@@ -79,6 +79,17 @@ def test_a_number_that_no_float_holds_is_none(text: str) -> None:
     assert read_json(f'{{"a": [{text}, 1.5]}}') == {"a": [None, 1.5]}
 
 
+@given(VALUES.map(write_json) | st.text(st.sampled_from('[]{}",:0123456789eE+-.NaInfity\\ud8 ')).map(str.encode))
+def test_bytes_are_read_as_their_text_is(data: bytes) -> None:
+    outcomes = list[str]()
+    for text in (data, data.decode()):
+        try:
+            outcomes.append(repr(read_own_json(text)))
+        except ValueError as error:
+            outcomes.append(str(error))
+    assert outcomes[0] == outcomes[1]
+
+
 def test_levels_have_an_end() -> None:
     assert read_json(DEEP[1:-1]) == json.loads(DEEP[1:-1])
     assert read_own_json(DEEP) == json.loads(DEEP)

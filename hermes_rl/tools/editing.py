@@ -10,6 +10,7 @@ match never competes with an exact one:
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_left
 from collections.abc import Callable
@@ -68,7 +69,7 @@ def replace(text: str, old: str, new: str, *, everywhere: bool = False) -> str:
         raise NoMatchError("old_string and new_string are the same: nothing would change")
     crlf = only_crlf(text)
     plain, old, new = (unix(part) if crlf else part for part in (text, old, new))
-    count, changed = _replaced(plain, old, new)
+    count, changed = _replaced(plain, old, new, MOST_ADDED)
     places = [] if count else find_lines(plain, old)
     times = count or len(places)
     if not times:
@@ -85,8 +86,8 @@ def replace(text: str, old: str, new: str, *, everywhere: bool = False) -> str:
     return _replaced(changed, "\n", "\r\n")[1] if crlf else changed
 
 
-def _replaced(text: str, old: str, new: str) -> tuple[int, str]:
-    """Return how often `old` is in a text, and the text with `new` in its place, as far as it may grow.
+def _replaced(text: str, old: str, new: str, most_added: float = math.inf) -> tuple[int, str]:
+    """Return how often `old` is in a text, and the text with `new` in its place; a part where that adds too much.
 
     In pieces, between which other threads get their turn: what `str` does in one call holds them all up.
     """
@@ -97,7 +98,7 @@ def _replaced(text: str, old: str, new: str) -> tuple[int, str]:
         count += len(pieces) - 1
         begun = min(len(old) - 1, len(pieces[-1])) if end < len(text) else 0  # what may be the start of an `old`
         pieces[-1] = pieces[-1][: len(pieces[-1]) - begun]
-        if count * (len(new) - len(old)) <= MOST_ADDED:
+        if count * (len(new) - len(old)) <= most_added:
             parts.append(new.join(pieces))
         start = min(end, len(text)) - begun
     return count, "".join(parts)

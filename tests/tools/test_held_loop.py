@@ -218,6 +218,13 @@ def test_a_passage_is_replaced_in_pieces_as_in_one(text: str, old: str, new: str
         assert _replaced(text, old, new) == (text.count(old), text.replace(old, new))
 
 
+def test_a_bound_on_what_is_added_cuts_no_line_break_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes_rl.tools.editing.MOST_ADDED", 2)
+    assert replace("x\r\n" * 10, "x", "y", everywhere=True) == "y\r\n" * 10
+    with pytest.raises(NoMatchError, match="would grow by 10 "):
+        replace("x\r\n" * 10, "x", "yy", everywhere=True)
+
+
 @given(st.text("ab", max_size=9), st.text("ab", max_size=9), st.text("ab", max_size=9))
 def test_what_two_texts_have_in_common(same: str, before: str, after: str) -> None:
     texts = same + before, same + after

@@ -181,6 +181,7 @@ async def test_members_that_are_compared_are_refused_where_verl_does_not_tell_th
 async def test_a_member_that_is_cancelled_leaves_the_others_their_group(tmp_path: Path) -> None:
     played = loop(tmp_path, Manager(), COMPARED)
     key = (await rows(tmp_path))[0]
+    await played._worker()  # it is open: each member begins at once
     work = [asyncio.create_task(played.run(dict(PARAMETERS), **sample(key, session_id=n))) for n in range(3)]
     await asyncio.sleep(0.1)
     work[0].cancel()

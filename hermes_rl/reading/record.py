@@ -200,7 +200,10 @@ class RunRecord:
                 self._file = (status.st_dev, status.st_ino)
                 self.generation += 1
             self.size = status.st_size
-            file.seek(self._read)
+            if self._read:
+                file.seek(self._read - 1)
+                if file.read(1) != b"\n":  # the last line was read before its newline was there
+                    self._read += len(file.readline())
             added = 0
             while most is None or added < most:
                 line = file.readline()
@@ -209,7 +212,7 @@ class RunRecord:
                 try:
                     summary = summary_of(line, self._read)
                 except (ValueError, KeyError, TypeError):
-                    self.torn += line != b"\n"  # what ends a line that was read without it
+                    self.torn += 1
                 else:
                     self._by_id[summary.id] = len(self.rollouts)
                     self.rollouts.append(summary)

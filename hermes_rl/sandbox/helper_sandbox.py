@@ -29,6 +29,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
+from itertools import starmap
 from typing import cast
 
 from hermes_rl.errors import SandboxFailure, UserError
@@ -412,7 +413,7 @@ class HelperSandbox(Sandbox):
 
 
 def _entries(fields: Sequence[bytes]) -> list[FileInfo]:
-    return sorted(map(_info, *(fields[first::5] for first in range(5))))  # by name: no two have the same
+    return sorted(starmap(_info, zip(*[iter(fields)] * 5, strict=True)))  # by name: no two have the same
 
 
 def _info(name: bytes, kind: bytes, size: bytes, mode: bytes, mtime: bytes) -> FileInfo:

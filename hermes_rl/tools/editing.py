@@ -83,7 +83,7 @@ def replace(text: str, old: str, new: str, *, everywhere: bool = False) -> str:
         added += len(spans[-1].text)
         _require_room(added)
     changed = changed if count else apply(plain, spans)
-    return _replaced(changed, "\n", "\r\n")[1] if crlf else changed
+    return _windows(changed) if crlf else changed
 
 
 def _replaced(text: str, old: str, new: str, most_added: float = math.inf) -> tuple[int, str]:
@@ -111,6 +111,10 @@ def only_crlf(text: str) -> bool:
 
 def unix(text: str) -> str:
     return _replaced(text, "\r\n", "\n")[1]
+
+
+def _windows(text: str) -> str:
+    return _replaced(text, "\n", "\r\n")[1]
 
 
 def _require_room(added: int) -> None:
@@ -270,7 +274,7 @@ def update(text: str, hunks: list[Hunk]) -> str:
             text, position = _apply(text, hunk, position, search)
         except NoMatchError as error:
             raise NoMatchError(f"hunk {number}: {error}") from None
-    return text.replace("\n", "\r\n") if crlf else text
+    return _windows(text) if crlf else text
 
 
 class LenientSearch:

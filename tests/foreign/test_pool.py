@@ -45,6 +45,7 @@ calls = 0
 def add(a, b): return a + b
 async def later(a): await asyncio.sleep(0.01); return [a]
 def pid(): return os.getpid()
+def session(): return os.getsid(0)
 def order(): return int(open("/proc/self/oom_score_adj").read())
 def count():
     global calls
@@ -140,6 +141,12 @@ def test_one_process_does_call_after_call(call: Caller) -> None:
 def test_when_memory_ends_the_kernel_ends_it_before_the_runner_and_after_what_is_in_sandboxes(call: Caller) -> None:
     own = int(Path("/proc/self/oom_score_adj").read_text())
     assert own < call("order") == OOM_EARLY < 1000
+
+
+def test_all_processes_are_in_one_session_which_is_not_the_runners(call: Caller) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        sessions = set(threads.map(lambda _: call("session"), range(8)))
+    assert len(sessions) == 1 and os.getsid(0) not in sessions
 
 
 def test_processes_have_random_numbers_of_their_own(call: Caller) -> None:

@@ -49,7 +49,13 @@ def test_a_run_is_read_on_while_it_grows(tmp_path: Path) -> None:
         assert record.refresh() == 0
         file.write(json.dumps(recorded("c"))[40:] + "\n")
     assert record.refresh() == 1
-    assert [one.row_key for one in record.rollouts] == ["a", "b", "c"]
+    with (run / "rollouts.jsonl").open("a") as file:
+        file.write(json.dumps(recorded("d")))  # its newline comes later
+        file.flush()
+        assert (record.refresh(), record.refresh()) == (1, 0)
+        file.write("\n" + json.dumps(recorded("e")) + "\n")
+    assert (record.refresh(), record.torn) == (1, 0)
+    assert [one.row_key for one in record.rollouts] == ["a", "b", "c", "d", "e"]
     assert record.line("c:0-0")["messages"][-1]["content"] == "It is done."
     assert record.line_of_group("c:0-0")["row"] == {"question": "What is c?", "answer": "c"}
 

@@ -215,6 +215,9 @@ def serve(modules: tuple[str, ...]) -> None:
 
 def _load(modules: tuple[str, ...]) -> None:
     from hermes_rl.cli.main import program
+    from hermes_rl.foreign.pool import MODULES
+    from hermes_rl.fork_server import FORK_SERVER
+    from hermes_rl.runs.handles import PRELOAD
     from hermes_rl.spec.section import Section
 
     program()
@@ -224,6 +227,7 @@ def _load(modules: tuple[str, ...]) -> None:
     for section in sections:
         section.model_rebuild()  # else what checks and writes it is made by each command that uses it
         sections += section.__subclasses__()
+    FORK_SERVER.preload("hermes_rl.runs.worker", *PRELOAD, "hermes_rl.foreign.process", *MODULES)  # commands share it
     gc.freeze()  # so that forks share what is loaded
 
 

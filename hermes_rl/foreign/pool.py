@@ -22,7 +22,6 @@ import pickle
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -50,6 +49,7 @@ from hermes_rl.errors import (
 from hermes_rl.foreign.process import ANSWER, ANSWERED, CALL, ForeignCall, stand_in
 from hermes_rl.foreign.stand_ins import LIVING
 from hermes_rl.foreign.wire import LARGEST, Inbox, WireError, from_json, send
+from hermes_rl.fork_server import FORK_SERVER
 from hermes_rl.plugins import Code
 from hermes_rl.threads import done_in_thread, hand_over, in_thread, made_in_thread
 
@@ -74,6 +74,8 @@ MOST_LINES = 100
 """Lines that a call may log."""
 START = 60.0
 """Seconds that the first process may take to start on a busy machine."""
+LINGER = 5.0
+"""Seconds in which the warm process ends its forks and itself when the runner is gone."""
 MODULES = ("hermes_rl.agent.result", "hermes_rl.scoring.value", "hermes_rl.foreign.stand_ins")
 """What calls need beside the code itself."""
 
@@ -111,13 +113,13 @@ class _Warm:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._environ = dict(os.environ)
         with theirs:
-            # -P: a file of the working directory must not take the place of a module. A session of its own: Ctrl-C is
-            # for the run.
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {sys.path!r}\n{_BEGIN}"],
-                stdin=theirs.fileno(),
-                env=self._environ,
-                start_new_session=True,
+            self._process = FORK_SERVER.start(
+                "hermes_rl.foreign.process:main",
+                theirs.fileno(),
+                name="hermes-code",
+                preload=MODULES,
+                environ=self._environ,
+                linger=LINGER,
             )
         self._control = ours
         self._control.settimeout(START)
@@ -157,8 +159,9 @@ class _Warm:
     def close(self) -> None:
         """End it and all of its forks."""
         self._control.close()
-        with suppress(subprocess.TimeoutExpired):
+        with suppress(TimeoutError):
             self._process.wait(1.0)
+        self._process.release()
 
     def _ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
         with self._lock:
@@ -170,9 +173,6 @@ class _Warm:
         if not answer:
             raise RewardFailure("the process for foreign code is gone")
         return dict(json.loads(answer))
-
-
-_BEGIN = "from hermes_rl.foreign.process import main; main()"
 
 
 # -------------------------------------------------------------------------------------------- A process that works

@@ -1,24 +1,22 @@
 """What runs where foreign code is: a process that has loaded the code and forks, and its forks, which call it.
 
-The first process is started by `hermes_rl.foreign.pool` with its control socket as standard input. It imports what it
-is told, so that a fork has it at once (half a millisecond, one megabyte), and runs none of it. A fork has a connection
-of its own to the runner: it gets calls, one after the other, and may ask the runner for what lives there (a sandbox, a
-model) while it works. Both end when the runner does, and see the variables that it had when it loaded the code.
+The first process is a fork of the fork server (`hermes_rl.fork_server`), which `hermes_rl.foreign.pool` asks for. It
+imports what it is told, so that a fork has it at once (half a millisecond, one megabyte), and runs none of it. A fork
+has a connection of its own to the runner: it gets calls, one after the other, and may ask the runner for what lives
+there (a sandbox, a model) while it works. Both end when the runner does, and see the variables that it had when it
+loaded the code.
 """
 
 from __future__ import annotations
 
 import array
-import ctypes
 import gc
 import importlib
 import inspect
-import io
 import json
 import logging
 import os
 import pickle
-import random
 import resource
 import signal
 import socket
@@ -34,6 +32,7 @@ from typing import Any, NamedTuple
 
 from hermes_rl.errors import HermesRLError
 from hermes_rl.foreign.wire import Inbox, send, to_json
+from hermes_rl.fork_server import die_with_parent, reseed, text_output
 from hermes_rl.plugins import Code, load_object, place_of
 
 MEMORY = 2 << 30
@@ -47,9 +46,6 @@ CALL, ANSWERED = b"c", b"a"
 """First byte of a message of the runner: a call, or what was asked for while it works."""
 ANSWER = struct.Struct("!Q?")
 """Number of the question, and whether the value behind it was returned or is to be raised."""
-_prctl = ctypes.CDLL(None).prctl
-DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG of prctl(2)."""
 OOM_EARLY = 500
 """When memory ends, the kernel ends such a process before the runner, and after what is in sandboxes."""
 
@@ -57,12 +53,14 @@ OOM_EARLY = 500
 # ----------------------------------------------------------------------------------------- The process that forks
 
 
-def main() -> None:
-    """Serve until the runner closes its end. Standard input is the control socket."""
-    control = socket.socket(fileno=os.dup(0))
+def main(descriptor: int) -> None:
+    """Serve until the runner closes its end of the control socket."""
+    control = socket.socket(fileno=descriptor)
+    control.set_inheritable(False)
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):  # what modules print when they are loaded, the runner's own import has printed
         os.dup2(nothing, descriptor)
+    os.close(nothing)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     children: set[int] = set()
     while True:
@@ -148,7 +146,7 @@ def _load(request: Mapping[str, Any]) -> str | None:
 def _become_worker(connection: int, output: int) -> None:
     """Work for the runner until it closes the connection; never returns."""
     try:
-        _prctl(DEATH_SIGNAL, signal.SIGKILL)
+        die_with_parent()
         # No session of its own: the kernel shares the processor between sessions, and a run's code would have as many
         # shares as processes, beside the one of the runner.
         os.setpgid(0, 0)
@@ -156,18 +154,14 @@ def _become_worker(connection: int, output: int) -> None:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
-        sys.stdout, sys.stderr = _text(1), _text(2)
+        sys.stdout, sys.stderr = text_output(1), text_output(2)
         _confine()
-        _reseed()
+        reseed()
         Runner(socket.socket(fileno=connection)).work()
     except BaseException:  # noqa: BLE001 - the parent's stack must never go on in a fork
         traceback.print_exc()
     finally:
         os._exit(0)
-
-
-def _text(descriptor: int) -> io.TextIOWrapper:
-    return io.TextIOWrapper(io.FileIO(descriptor, "wb", closefd=False), "utf-8", "replace", write_through=True)
 
 
 def _confine() -> None:
@@ -181,14 +175,6 @@ def _confine() -> None:
         os.close(adjust)
     with suppress(OSError):
         os.nice(5)  # the runner's loop goes first
-
-
-def _reseed() -> None:
-    """Give this fork random numbers of its own: all forks have the state of one process."""
-    random.seed()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
 
 
 class _Log(logging.Handler):
@@ -349,8 +335,3 @@ def current_runner() -> Runner:
 def stand_in(reference: str, number: int, arguments: Mapping[str, Any]) -> Any:
     """Make what stands here for an object of the runner; pickled calls name this function."""
     return load_object(reference)(number, **arguments)
-
-
-if __name__ == "__main__":
-    # Under its own name, so that what is pickled for this module finds the same classes.
-    importlib.import_module("hermes_rl.foreign.process").main()

@@ -11,19 +11,21 @@ import json
 import pickle
 import signal
 import socket
-import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from hermes_rl.errors import RunError, UserError
+from hermes_rl.fork_server import FORK_SERVER, StartedProcess
 from hermes_rl.rollouts.admission import usable_cores
 from hermes_rl.runs.player import Opening, error_of
 from hermes_rl.runs.worker import BUFFER, framed, received
+from hermes_rl.threads import made_in_thread
 from hermes_rl.tools.artifacts import TakenArtifact
 
 T = TypeVar("T")
@@ -36,13 +38,8 @@ CLOSING = 30.0
 """Seconds that a worker has to release its sandboxes; it gives itself less."""
 RELEASE = 10.0
 """Seconds that whoever gives up a rollout waits for its sandbox to be released."""
-PROGRAM = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from hermes_rl.runs.worker import main
-main(int(sys.argv[2]))
-"""
-"""What a worker runs; its arguments are the places of modules, as this process has them, and the number of a socket."""
+PRELOAD = ("tokenizers", "hermes_rl.tools.toolsets.file", "hermes_rl.tools.toolsets.terminal")
+"""What most workers import when they start, beside `worker`."""
 EXIT = 5.0
 """Seconds that a process takes, at most, to be gone once its socket is closed or it is killed."""
 ANSWER = b'{"id": '
@@ -180,19 +177,23 @@ class ProcessHandle(WorkerHandle):
     def __init__(self, opening: Opening, artifacts: Path | None, name: str, heard: Heard) -> None:
         super().__init__(name, heard)
         self._opening, self._artifacts = opening, artifacts
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: StartedProcess | None = None
         self._writer: asyncio.StreamWriter | None = None
 
     async def live(self) -> None:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-P", "-c", PROGRAM, json.dumps(sys.path), str(theirs.fileno()),
-                    pass_fds=[theirs.fileno()],
-                    stdin=asyncio.subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C is for the run, which then ends its workers
-                )  # fmt: skip
+                start = partial(
+                    FORK_SERVER.start,
+                    "hermes_rl.runs.worker:main",
+                    theirs.fileno(),
+                    name="hermes-worker",
+                    preload=PRELOAD,
+                    linger=CLOSING,
+                    may_start=True,
+                )
+                self._process = await made_in_thread(start, StartedProcess.release)
             reader, self._writer = await asyncio.open_connection(sock=ours, limit=BUFFER)
             self._write((self._opening, self._artifacts, SILENT))
             if self.closed:
@@ -220,7 +221,7 @@ class ProcessHandle(WorkerHandle):
         self.closed = True
 
     def kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None:
             self._process.kill()
 
     def _write(self, message: Any) -> None:
@@ -242,11 +243,11 @@ class ProcessHandle(WorkerHandle):
         if self._process is None:
             return
         try:
-            await within(EXIT, self._process.wait())
+            status = await within(EXIT, self._process.ended())
         except TimeoutError:
             self.kill()
-            await self._process.wait()
-        status = self._process.returncode or 0
+            status = await self._process.ended()
+        self._process.release()
         how = f"ended with status {status}"
         if status < 0:
             memory = ", perhaps because the memory was used up" if -status == signal.SIGKILL else ""

@@ -11,12 +11,14 @@ import json
 import logging
 import random
 import re
+import ssl
 import time
 from base64 import b64encode
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
@@ -305,8 +307,9 @@ class Transport:
             self._loop = loop
             self._places = asyncio.Semaphore(self._config.max_concurrency)
             self._turnstile = Turnstile()
+            secure = any(str(url).startswith("https:") for url in (self.address(""), self._proxy))
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60, ssl=_tls_context() if secure else True),
                 timeout=aiohttp.ClientTimeout(total=self._config.timeout, sock_connect=_CONNECT_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=self._headers,
@@ -330,6 +333,18 @@ class Transport:
             failed = self.failed(path, f"connection lost: {type(error).__name__}: {error}", unreachable=True)
         # Outside the handler: aiohttp's exceptions hold the request's headers, and so the key.
         raise failed
+
+
+@cache
+def _tls_context() -> ssl.SSLContext:
+    """Return the TLS settings of this process.
+
+    aiohttp makes its own when it is imported. A worker is a fork of a process that imported it without variables, so
+    that SSL_CERT_FILE, which names a company's certificates, would have no effect.
+    """
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(("http/1.1",))
+    return context
 
 
 def excerpt(raw: bytes) -> str:

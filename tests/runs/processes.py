@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
+NAME = "hermes-worker"
+"""What `ps` shows for a worker."""
 
-def workers_of(parent: int) -> list[int]:
-    """The workers among the children of a process that are alive."""
-    found = [int(pid) for one in Path(f"/proc/{parent}/task").glob("*/children") for pid in one.read_text().split()]
-    return sorted(pid for pid in found if alive(pid) and "hermes_rl.runs.worker" in _command(pid))
+
+def workers_of(starter: int) -> list[int]:
+    """Return the ids of the living workers of a process.
+
+    They are children of its fork server. Commands of tests share one, so that theirs are found by the directory in
+    which the test has started the command.
+    """
+    directory = _directory(starter)
+    shared = directory == Path.cwd()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        pid = int(process.name)
+        with suppress(OSError):
+            is_worker = (process / "comm").read_text().strip() == NAME and alive(pid)
+            if is_worker and (_parent(_parent(pid)) == starter or (not shared and _directory(pid) == directory)):
+                found.append(pid)
+    return sorted(found)
 
 
 def alive(pid: int) -> bool:
-    """Whether it is there, and not only waited for."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    """Return True if the process exists and is not a zombie."""
+    with suppress(OSError):
+        return _stat(pid)[0] != "Z"
+    return False
 
 
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
+def _parent(pid: int) -> int:
+    return int(_stat(pid)[1])
+
+
+def _stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _directory(pid: int) -> Path:
+    return Path(f"/proc/{pid}/cwd").readlink()

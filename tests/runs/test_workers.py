@@ -27,6 +27,7 @@ from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.cli.test_run import lines as lines_of
 from tests.commands import LIBRARIES, Command, environment, hermes
 from tests.runs.faulty_model import FaultyModel
+from tests.runs.processes import alive, workers_of
 
 SPEC = """
 name: played-by-workers
@@ -281,23 +282,6 @@ def started(folder: Path, *arguments: str, silent: float = 300.0) -> Iterator[Co
         run.wait()
 
 
-def workers(run: int) -> list[int]:
-    """The ids of a run's workers."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, IndexError):
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == run and b"hermes_rl.runs.worker" in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-    return found
-
-
-def alive(pid: int) -> bool:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
 def sleepers(word: str) -> list[int]:
     """Processes whose command line has a word: commands in sandboxes, seen from outside."""
     found = []
@@ -332,7 +316,7 @@ def test_a_killed_worker_costs_only_what_it_was_playing(tmp_path: Path) -> None:
     write(tmp_path, groups=12, command="sleep 0.2; echo {{ n }} > /tmp/n")
     with started(tmp_path, "process", *OUT, "2", "--set", "process.concurrency=4") as run:
         until(lambda: played(tmp_path) >= 4)
-        os.kill(workers(run.pid)[0], signal.SIGKILL)
+        os.kill(workers_of(run.pid)[0], signal.SIGKILL)
         assert run.wait(90) == 0, said(tmp_path)
     assert said(tmp_path).count("has died (it was ended by SIGKILL") == 1
     lost = json.loads((tmp_path / "run" / "run.json").read_text())["retried"]["workers"]
@@ -355,7 +339,7 @@ def test_a_killed_run_takes_its_workers_and_sandboxes_along_and_goes_on_with_ano
     )
     with started(tmp_path, "process", *OUT, "2", "--set", "process.concurrency=4") as run:
         until(lambda: played(tmp_path) >= 2 and sleepers(mark))
-        of_the_run = workers(run.pid)
+        of_the_run = workers_of(run.pid)
         assert len(of_the_run) == 2
         os.kill(run.pid, signal.SIGKILL)
         until(lambda: not any(map(alive, of_the_run)) and not sleepers(mark))
@@ -372,7 +356,7 @@ def test_ctrl_c_releases_what_workers_hold(tmp_path: Path) -> None:
     write(tmp_path, command=f"sleep {mark}")
     with started(tmp_path, "process", *OUT, "2", "--set", "process.concurrency=4") as run:
         until(lambda: len(sleepers(mark)) >= 2)
-        of_the_run = workers(run.pid)
+        of_the_run = workers_of(run.pid)
         run.send_signal(signal.SIGINT)
         assert run.wait(60) == 130, said(tmp_path)
     assert not any(map(alive, of_the_run))
@@ -415,7 +399,7 @@ async def test_a_worker_that_says_nothing_any_more_is_replaced(tmp_path: Path, m
     playing = asyncio.create_task(run_process(spec, Launch("process", tmp_path / "run", progress=Progress(told))))
     while played(tmp_path) < 2:
         await asyncio.sleep(0.05)
-    os.kill(workers(os.getpid())[0], signal.SIGSTOP)
+    os.kill(workers_of(os.getpid())[0], signal.SIGSTOP)
     await playing
     assert "has died (it said nothing any more)" in told.getvalue()
     assert len(groups(tmp_path / "run")) == 6
@@ -446,7 +430,7 @@ async def test_a_worker_that_makes_room_costs_no_rollout_and_has_not_died(
     assert [handle.lost > 0 for handle in made_room] == [True], "it was at work"
     assert rollouts(tmp_path / "undisturbed" / "run") == rollouts(tmp_path / "disturbed" / "run")
     assert groups(tmp_path / "undisturbed" / "run") == groups(tmp_path / "disturbed" / "run")
-    assert "has died" not in told.getvalue() and not workers(os.getpid())
+    assert "has died" not in told.getvalue() and not workers_of(os.getpid())
 
 
 @pytest.mark.timeout(120)
@@ -456,7 +440,7 @@ def test_code_that_never_lets_go_of_the_interpreter_does_not_outlive_the_run(tmp
     change(tmp_path, "    return len(written) / 10", f"    {hangs}")
     with started(tmp_path, "process", *OUT, "2", "--set", "process.concurrency=2", silent=8.0) as run:
         until((tmp_path / "hangs").exists)
-        of_the_run = workers(run.pid)
+        of_the_run = workers_of(run.pid)
         assert len(of_the_run) == 2
         os.kill(run.pid, signal.SIGKILL)
         until(lambda: not any(map(alive, of_the_run)))
@@ -479,9 +463,9 @@ def test_fifty_kills_of_workers_and_of_the_run_lose_nothing(tmp_path: Path) -> N
             for last in [False] * (OF_ONE_RUN - 1) + [True]:
                 # What was in flight at the last kill has ended by now: a rollout that takes three along ends the run.
                 enough = played(tmp_path) + 4
-                until(lambda run=run, enough=enough: played(tmp_path) >= enough and workers(run.pid))
+                until(lambda run=run, enough=enough: played(tmp_path) >= enough and workers_of(run.pid))
                 time.sleep(random.uniform(0, 0.2))
-                seen.update(found := workers(run.pid))
+                seen.update(found := workers_of(run.pid))
                 assert run.poll() is None, said(tmp_path)
                 os.kill(run.pid if last else random.choice(found), signal.SIGKILL)
                 died += not last

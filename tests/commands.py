@@ -26,6 +26,8 @@ from typing import IO, Any, NoReturn
 from zlib import crc32
 
 ROOT = Path(__file__).parents[1]
+RUN = os.getpid()
+"""The process that has loaded this module: all workers of a run of the tests are forks of it."""
 SECONDS = 90.0
 """How long a command may take."""
 COMMANDS = (
@@ -84,6 +86,7 @@ def program(code: str, *arguments: str, cwd: Path) -> subprocess.CompletedProces
     return hermes(*arguments, cwd=cwd, code=code, loaded=LIBRARIES)
 
 
+@atexit.register
 def end_commands() -> None:
     """End the processes that wait for further commands."""
     while _loaded:
@@ -152,8 +155,7 @@ class _Loaded:
     """
 
     def __init__(self, modules: tuple[str, ...]) -> None:
-        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-        name = f"\0hermes-rl-tests-{run}-{crc32(repr(modules).encode())}"
+        name = f"\0hermes-rl-tests-{RUN}-{crc32(repr(modules).encode())}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process: subprocess.Popen[bytes] | None = None
         while True:

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.commands import end_commands
 from tests.rootfs import make_rootfs
 
 # Where this machine is told to write no bytecode, each worker would rewrite all tests, and each process that a test
@@ -32,14 +31,10 @@ settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile("busy")
 
 
+pytest_plugins = ["tests.forks"]
+
 LONGEST_NAME = 60
 """Characters of a text that a test is named after."""
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Two for each core: most tests wait for processes, sandboxes and servers of their own."""
-    return 2 * len(os.sched_getaffinity(0))
 
 
 def pytest_collection_finish() -> None:
@@ -69,10 +64,6 @@ def tell_waiting() -> None:
             places.append(f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else repr(waiting)[:200])
             waiting = getattr(waiting, "cr_await", None) or getattr(waiting, "gi_yieldfrom", None)
         sys.stderr.write("\n    ".join([task.get_name(), *places, ""]))
-
-
-def pytest_unconfigure() -> None:
-    end_commands()
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

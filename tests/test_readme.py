@@ -31,7 +31,7 @@ def test_set_up_is_what_ci_does() -> None:
     assert "--constraint constraints.txt --editable '.[test]'" in ci
     assert TESTS in commands()
     assert f"\n{TESTS} || " in ci
-    assert '\npytest -n 2 --dist loadgroup -m "slow and not real" ' in ci
+    assert '\npytest -n 2 -m "slow and not real" ' in ci
 
 
 @pytest.mark.timeout(400)

@@ -39,6 +39,8 @@ COMMANDS = (
 LIBRARIES = (*COMMANDS, "hermes_rl.env.spec_env", "transformers.models.auto.tokenization_auto")
 """And what they load for trainers and for tokenizers of the hub: seconds, and settings read from variables."""
 
+used: list[float] = []
+"""Seconds of processor time of each command that was waited for: they are no children of this process."""
 _loaded: dict[tuple[str, ...], _Loaded] = {}
 """The processes that wait for commands, by what they have loaded."""
 
@@ -127,7 +129,9 @@ class Command:
             if not select.select([self._keeper], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("hermes-rl", timeout or 0)
             with self._keeper:
-                self._status = int(self._keeper.recv(100))
+                status, seconds = self._keeper.recv(100).split()
+            self._status = int(status)
+            used.append(float(seconds))
         return self._status
 
     def said(self) -> tuple[str, str]:
@@ -284,5 +288,6 @@ def _keep(fd: int, *streams: int) -> None:
         answered.send(str(pid).encode())
         for stream in streams:
             os.close(stream)
-        answered.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+        _, status, usage = os.wait4(pid, 0)
+        answered.send(f"{os.waitstatus_to_exitcode(status)} {usage.ru_utime + usage.ru_stime}".encode())
     os._exit(0)

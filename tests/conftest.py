@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from tests.rootfs import make_rootfs
 
@@ -26,12 +25,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Loading all tests makes millions of objects and hardly any garbage: a look for it took a fifth of the time.
 gc.set_threshold(50_000, 20, 50)
 
-# On a machine that is busy, an example may take any time.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
-
-
-pytest_plugins = ["tests.forks"]
+pytest_plugins = ["tests.forks", "tests.thorough", "tests.budget"]
 
 LONGEST_NAME = 60
 """Characters of a text that a test is named after."""

@@ -30,6 +30,9 @@ def test_child():
         spin(0.1)
         os._exit(0)
     os.wait()
+@pytest.fixture(scope="module")
+def shared(): spin(0.1)
+def test_shared(shared): pass
 def test_waits(): time.sleep(0.15)
 @pytest.mark.slow
 def test_slow(): spin(0.1)
@@ -45,7 +48,7 @@ def test_tests_above_the_budget_are_named(tmp_path: Path, workers: str, most: fl
     (tmp_path / "conftest.py").write_text(f"from tests import budget\nbudget.NAMED, budget.MOST = 0.09, {most}\n")
     (tmp_path / "test_it.py").write_text(TESTS)
     done = finish(tmp_path, start(tmp_path, "-n", workers))
-    assert "5 passed" in done.stdout
+    assert "6 passed" in done.stdout
     assert done.returncode == status
     named = re.findall(r"^ +0\.\d\d s test_it.py::(\w+)$", done.stdout, re.MULTILINE)
     assert set(named) == {"test_own", "test_fixture", "test_child"}

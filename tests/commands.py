@@ -26,6 +26,8 @@ from typing import IO, Any, NoReturn
 from zlib import crc32
 
 ROOT = Path(__file__).parents[1]
+RUN = os.getpid()
+"""The process that has loaded this module: all workers of a run of the tests are forks of it."""
 SECONDS = 90.0
 """How long a command may take."""
 COMMANDS = (
@@ -37,6 +39,8 @@ COMMANDS = (
 LIBRARIES = (*COMMANDS, "hermes_rl.env.spec_env", "transformers.models.auto.tokenization_auto")
 """And what they load for trainers and for tokenizers of the hub: seconds, and settings read from variables."""
 
+used: list[float] = []
+"""Seconds of processor time of each command that was waited for: they are no children of this process."""
 _loaded: dict[tuple[str, ...], _Loaded] = {}
 """The processes that wait for commands, by what they have loaded."""
 
@@ -84,6 +88,7 @@ def program(code: str, *arguments: str, cwd: Path) -> subprocess.CompletedProces
     return hermes(*arguments, cwd=cwd, code=code, loaded=LIBRARIES)
 
 
+@atexit.register
 def end_commands() -> None:
     """End the processes that wait for further commands."""
     while _loaded:
@@ -124,7 +129,9 @@ class Command:
             if not select.select([self._keeper], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("hermes-rl", timeout or 0)
             with self._keeper:
-                self._status = int(self._keeper.recv(100))
+                status, seconds = self._keeper.recv(100).split()
+            self._status = int(status)
+            used.append(float(seconds))
         return self._status
 
     def said(self) -> tuple[str, str]:
@@ -152,8 +159,7 @@ class _Loaded:
     """
 
     def __init__(self, modules: tuple[str, ...]) -> None:
-        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-        name = f"\0hermes-rl-tests-{run}-{crc32(repr(modules).encode())}"
+        name = f"\0hermes-rl-tests-{RUN}-{crc32(repr(modules).encode())}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process: subprocess.Popen[bytes] | None = None
         while True:
@@ -286,5 +292,6 @@ def _keep(fd: int, *streams: int) -> None:
         answered.send(str(pid).encode())
         for stream in streams:
             os.close(stream)
-        answered.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+        _, status, usage = os.wait4(pid, 0)
+        answered.send(f"{os.waitstatus_to_exitcode(status)} {usage.ru_utime + usage.ru_stime}".encode())
     os._exit(0)

@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-from tests.commands import end_commands
 from tests.rootfs import make_rootfs
 
 # Where this machine is told to write no bytecode, each worker would rewrite all tests, and each process that a test
@@ -27,19 +25,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Loading all tests makes millions of objects and hardly any garbage: a look for it took a fifth of the time.
 gc.set_threshold(50_000, 20, 50)
 
-# On a machine that is busy, an example may take any time.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
-
+pytest_plugins = ["tests.forks", "tests.thorough", "tests.budget"]
 
 LONGEST_NAME = 60
 """Characters of a text that a test is named after."""
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Two for each core: most tests wait for processes, sandboxes and servers of their own."""
-    return 2 * len(os.sched_getaffinity(0))
 
 
 def pytest_collection_finish() -> None:
@@ -69,10 +58,6 @@ def tell_waiting() -> None:
             places.append(f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else repr(waiting)[:200])
             waiting = getattr(waiting, "cr_await", None) or getattr(waiting, "gi_yieldfrom", None)
         sys.stderr.write("\n    ".join([task.get_name(), *places, ""]))
-
-
-def pytest_unconfigure() -> None:
-    end_commands()
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -20,6 +20,7 @@ from hermes_rl.agent.dialects.messages import Messages
 from hermes_rl.agent.dialects.responses import Responses
 from hermes_rl.agent.result import Message
 from hermes_rl.tokens.transcript import snapshot
+from tests.thorough import examples
 
 RESPONSES, MESSAGES, GOOGLE = Responses(), Messages(), DIALECTS[-1]
 EACH = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: type(dialect).__name__)
@@ -414,7 +415,7 @@ FIELDS = (
 
 
 @EACH
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.one_of(JSON, st.dictionaries(st.sampled_from(FIELDS), HOSTILE, max_size=6)))
 def test_any_body_is_read_or_refused(dialect: ProgramDialect, body: Any) -> None:
     try:

@@ -28,6 +28,7 @@ from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.transport import AttemptFailed, RetryPolicy
 from hermes_rl.tools.base import Toolkit
 from hermes_rl.tools.python_tools import python_tool
+from tests.thorough import examples
 
 TURNS = 4
 
@@ -116,7 +117,7 @@ async def play(bodies: list[Any]) -> AgentResult:
     return await HermesAgentLoop(role, TOOLKIT.schemas, options=options).run([{"role": "user", "content": "go"}])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.lists(BY_THE_MODEL, min_size=1, max_size=TURNS))
 def test_whatever_the_model_writes_the_loop_does_not_raise(bodies: list[Any]) -> None:
     result = asyncio.run(play(bodies))
@@ -129,7 +130,7 @@ def test_whatever_the_model_writes_the_loop_does_not_raise(bodies: list[Any]) ->
     json.dumps(result.messages)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.lists(JSON | WELL_FORMED, max_size=TURNS))
 def test_whatever_the_server_sends_is_a_result_or_a_failure_of_the_server(bodies: list[Any]) -> None:
     try:

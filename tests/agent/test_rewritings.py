@@ -21,6 +21,7 @@ from hermes_rl.agent.conversations import Kind
 from hermes_rl.agent.result import Message
 from tests.agent.test_endpoint import EVERY, Asking, Engine, check
 from tests.api.summing import END, TOKENIZER
+from tests.thorough import spread
 from tests.tokens.families import adder
 
 DEFAULT: tuple[Kind, ...] = ("main", "subagents")
@@ -458,7 +459,8 @@ async def test_a_turn_as_a_program_sends_it_back_loses_nothing(dialect: str, nam
 
 
 @BY_EACH
-@pytest.mark.parametrize("seed", range(GENERATED))
+@pytest.mark.generated
+@pytest.mark.parametrize("seed", spread(range(GENERATED), GENERATED // 10))
 async def test_other_words_of_the_same_meaning_lose_nothing(dialect: str, seed: int) -> None:
     chance = random.Random(seed)
     engine = Scripted(*(some_answer(chance, always=False) for _ in range(chance.randrange(3, 6))), "Done.")
@@ -484,7 +486,8 @@ async def test_what_becomes_of_a_broken_turn_is_context(dialect: str, name: str)
 
 
 @BY_EACH
-@pytest.mark.parametrize(("forge", "seed"), FORGED)
+@pytest.mark.generated
+@pytest.mark.parametrize(("forge", "seed"), spread(FORGED, len(FORGERIES)))
 async def test_what_the_policy_has_not_said_is_never_trained_as_its_own(dialect: str, forge: Any, seed: int) -> None:
     chance, mark = random.Random(seed), f"forged{seed}"
     engine = Scripted(*(some_answer(chance) for _ in range(3)), "Done.")

@@ -126,6 +126,7 @@ async def test_a_function_of_this_process_acts_in_no_other_one_and_sessions_are_
             assert session.rollout.score == 1.0
 
 
+@pytest.mark.slow
 async def test_the_blocking_twin_has_workers_too(tmp_path: Path) -> None:
     def play() -> list[float]:
         with hermes_rl.sync(open_env(spec_in(tmp_path, SCRIPTED), workers=2)) as env:
@@ -296,6 +297,7 @@ async def test_an_environment_that_closes_ends_what_its_workers_play(tmp_path: P
 # ---------------------------------------------------------------------- weights that move, and keys
 
 
+@pytest.mark.slow
 async def test_what_a_trainer_tells_of_the_weights_holds_for_every_call_from_then_on(tmp_path: Path) -> None:
     model, weights = token_policy(), {"version": 1, "model": "tiny-1"}
     async with model.running() as url, open_env(spec_in(tmp_path), workers=2) as env:
@@ -357,6 +359,7 @@ async def test_a_version_that_answers_tell_to_workers_is_that_of_the_policy(tmp_
         assert oldest and set(oldest) <= {7, 9}
 
 
+@pytest.mark.slow
 async def test_a_key_travels_in_memory_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

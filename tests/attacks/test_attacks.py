@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 TRACING = not Path("/proc/sys/kernel/yama/ptrace_scope").exists()
 """Whether the kernel lets a process change its parent's memory; where it does not, that attack is held already."""
 # One after the other: worlds that are there at the same time have the same users, for whom the kernel counts.
-pytestmark = pytest.mark.xdist_group("attacks")
+pytestmark = pytest.mark.one_worker("attacks")
 ORDINARY = 1234
 GUARD = 500
 """Seconds that guard against hanging: attacks use all processors, and other tests do too."""

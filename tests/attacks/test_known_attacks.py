@@ -13,7 +13,7 @@ from tests.attacks.known import DEEDS, RIGHT_DEEDS, RIGHT_WORDS, WORDS, among
 from tests.attacks.test_attacks import GUARD, ORDINARY, outside
 from tests.attacks.test_attacks import folder as folder
 
-pytestmark = pytest.mark.xdist_group("attacks")
+pytestmark = pytest.mark.one_worker("attacks")
 LATE = 50.0
 """Milliseconds that the event loop may be late at the 99th of 100 ticks, times what other tests take of the machine."""
 SHARED = 4.0

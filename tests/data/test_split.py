@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hermes_rl.data.load import eval_digests, is_eval, load_rows
 from hermes_rl.data.rows import Row, digest
 from hermes_rl.spec import parse_spec
+from tests.thorough import examples
 
 
 def rows_of(values: list[int]) -> list[Row]:
@@ -57,7 +58,7 @@ def test_a_larger_share_only_adds_rows(values: list[int], fraction: float, more:
     assert eval_digests(rows, fraction, 0) <= eval_digests(rows, min(fraction * more, 0.99), 0)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(VALUES, FRACTIONS, st.integers(0, 3), st.none() | st.integers(1, 5), st.none() | st.integers(1, 5))
 def test_limits_and_shuffles_never_move_a_row_across(
     values: list[int], fraction: float, seed: int, limit: int | None, shuffle: int | None

@@ -26,6 +26,7 @@ def test_it_is_a_subclass_of_both_base_classes() -> None:
 
 async def test_groups_have_sequences_endings_and_reward_parts() -> None:
     env = make()
+    env.max_num_workers = 1  # groups at a time
     await env.setup()
     async for group in env.groups():
         assert len(group.rollouts) == 4

@@ -82,7 +82,7 @@ async def samples(args: Any, size: int = 4) -> list[Sample]:
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 200, "stop": None}
 
 
-@pytest.mark.parametrize("workers", [None, 2])
+@pytest.mark.parametrize("workers", [None, pytest.param(2, marks=pytest.mark.slow)])
 async def test_samples_hold_every_sampled_token_with_the_version_of_its_weights(
     tmp_path: Path, workers: int | None
 ) -> None:

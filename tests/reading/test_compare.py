@@ -223,7 +223,7 @@ def shares(pairs: int, rows: int, rollouts: int, correlated: bool, effect: float
     return held / pairs, said / pairs
 
 
-@pytest.mark.parametrize(("rows", "rollouts", "correlated", "effect"), DESIGNS[:8])
+@pytest.mark.parametrize(("rows", "rollouts", "correlated", "effect"), [DESIGNS[0], DESIGNS[7]])
 def test_intervals_hold_the_difference(rows: int, rollouts: int, correlated: bool, effect: float) -> None:
     covered, found = shares(300, rows, rollouts, correlated, effect, seed=1)
     assert 0.91 <= covered <= 0.99

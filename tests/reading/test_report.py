@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from hermes_rl.reading import report as report_module
 from hermes_rl.reading.record import RunRecord
 from hermes_rl.reading.report import NAME, asset, embedded, report, sample, write_report
 from tests.commands import hermes
@@ -99,14 +100,15 @@ def test_the_sample_has_failures_the_best_the_worst_and_each_ending(tmp_path: Pa
     assert [one.begin for one in chosen] == sorted(one.begin for one in chosen)
 
 
-def test_a_report_stays_small_whatever_was_said(tmp_path: Path) -> None:
+def test_a_report_stays_small_whatever_was_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_module, "ROOM", report_module.ROOM // 10)
     lines = []
-    for place, filling in enumerate(["<&>", "\u202e", '"\\', "\U0001f600", "x"] * 16):
+    for place, filling in enumerate(["<&>", "\u202e", '"\\', "\U0001f600", "x"] * 2):
         line = recorded(f"{place}", text=filling * 60_000)
         line["messages"] += [{"role": "user", "content": ""} for _ in range(5_000)]
         lines.append(line)
     page = write_report(write_run(tmp_path / "run", lines))
-    assert page.stat().st_size < 20_000_000
+    assert page.stat().st_size < 2_000_000
     found = data_of(page.read_text("utf-8"))
     assert any("more characters are in rollouts.jsonl" in text for text in strings(found["details"]))
     assert any(one["cut"] for one in found["details"].values())

@@ -121,15 +121,14 @@ _figures: list[tuple[str, str]] = []
 """What tests have measured, each behind the id of its test: `record_property("figure", …)` tells it."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks: where this folder is named, its turn is first
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep together, on one worker of `--dist loadgroup`, the tests of a module and those that share an engine.
+    """Keep together, on one worker, the tests of a module and those that share an engine.
 
     Of those marked `by_turns` one in three is played, unless all are asked for or the tables are written.
     """
     for item in items:
         if item.path.parent == HERE and isinstance(item, pytest.Function):
-            item.add_marker(pytest.mark.xdist_group(TOGETHER.get(item.path.stem, item.path.stem)))
+            item.add_marker(pytest.mark.one_worker(TOGETHER.get(item.path.stem, item.path.stem)))
     turn = os.environ["REAL_TURN"]
     if turn != "all" and "HERMES_RL_TESTED_WITH" not in os.environ:
         taking_turns = [item for item in items if item.get_closest_marker("by_turns")]
@@ -162,8 +161,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    if hasattr(terminalreporter.config, "workerinput"):
-        return  # a worker has played a part of them; whoever has started it knows all
     rows = rows_of(_passed, VERSIONS)
     for line in (*rows.values(), *(f"{test}: {figure}" for test, figure in _figures)):
         terminalreporter.write_line(line)

@@ -50,6 +50,7 @@ from tests.rewards.cheating import (
 from tests.rewards.inside import inside
 from tests.rewards.planted import HOME, odd, planted
 from tests.rewards.played import graded
+from tests.thorough import THOROUGH, spread
 
 STARTS_PYTEST = (
     'python3 -c "import subprocess, sys; '
@@ -452,12 +453,18 @@ HONEST = [
 FEW = 4
 
 
-@pytest.mark.parametrize("case", [*cheats(), *SCRIPTS[:FEW]], ids=str)
+NAMED = [*cheats(), *SCRIPTS[:FEW]]
+FIRST_NAMED = list({case.kind: case for case in reversed(NAMED)}.values())
+
+
+@pytest.mark.generated
+@pytest.mark.parametrize("case", NAMED if THOROUGH else FIRST_NAMED, ids=str)
 async def test_a_cheat_scores_0(case: Case, library_of_pytest: tuple[SandboxFile, ...]) -> None:
     assert (await judged(case, library_of_pytest)).value == 0
 
 
-@pytest.mark.parametrize("case", [*HONEST, *FAIR_SCRIPTS[:FEW]], ids=str)
+@pytest.mark.generated
+@pytest.mark.parametrize("case", spread([*HONEST, *FAIR_SCRIPTS[:FEW]], 8), ids=str)
 async def test_an_honest_layout_scores_1(case: Case, library_of_pytest: tuple[SandboxFile, ...]) -> None:
     value = await judged(case, library_of_pytest)
     assert value.value == 1, value.reason
@@ -475,6 +482,7 @@ def test_there_are_cheats_of_many_kinds() -> None:
     assert len(cheats()) >= 60
     assert len(Counter(each.kind for each in cheats())) >= 15
     assert len({str(each) for each in cheats()}) == len(cheats())
+    assert {each.kind for each in FIRST_NAMED} == {each.kind for each in NAMED}
     assert len(HONEST) >= 20
 
 

@@ -25,6 +25,7 @@ from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.store import ROLLOUTS, WAITING, RolloutStore
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.model import Mode
+from tests.thorough import examples
 
 SPEC = """
 name: left
@@ -119,7 +120,7 @@ def test_a_whole_line_that_lacks_its_newline_is_played(mode: Mode) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@settings(max_examples=40, deadline=None, phases=[Phase.generate])  # each example takes a second
+@settings(max_examples=examples(40), deadline=None, phases=[Phase.generate])  # each example takes a second
 @given(st.sampled_from(["evaluate", "process"]), st.booleans(), LIVES)
 def test_what_is_left_is_what_is_played_always(mode: Mode, compared: bool, lives: list[tuple[int, int, float]]) -> None:
     play(mode, compared, lives)

@@ -131,6 +131,7 @@ def test_process_gives_the_same_rollouts_and_groups_as_one_process(tmp_path: Pat
     assert not (tmp_path / "2" / "waiting.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_evaluate_gives_the_same_metrics_as_one_process(tmp_path: Path) -> None:
     write(tmp_path, evaluation=True)
     for number in ("1", "3"):
@@ -178,6 +179,7 @@ def number(result):
 '''
 
 
+@pytest.mark.slow
 async def test_a_chat_server_that_fails_now_and_then_gives_the_same_with_workers(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text(CHAT_CODE)
     async with FaultyModel(faults=0.15) as model:
@@ -311,6 +313,7 @@ def said(folder: Path) -> str:
 OUT = ("--out", "run", "--workers")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_killed_worker_costs_only_what_it_was_playing(tmp_path: Path) -> None:
     write(tmp_path, groups=12, command="sleep 0.2; echo {{ n }} > /tmp/n")
@@ -370,7 +373,9 @@ def test_ctrl_c_releases_what_workers_hold(tmp_path: Path) -> None:
     ("where", "words"),
     [
         ("a reward", "3 workers died one after the other while they had rollout"),
-        ("the start", "workers ended one after the other before they had played anything"),
+        pytest.param(
+            "the start", "workers ended one after the other before they had played anything", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_workers_that_die_again_and_again_end_the_run(tmp_path: Path, where: str, words: str) -> None:

@@ -17,6 +17,18 @@ import pytest
 from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
 from tests.ports import free_port
 
+ALIKE = ("test_background", "test_commands", "test_conversation", "test_sandbox_files", "test_waiting_shell")
+"""Modules about what a sandbox of an image does as the default sandbox does, of which it differs by its root alone."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to the slow part what an image repeats."""
+    for item in items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        if parameters.get("config") == "image" and item.path.stem in ALIKE:
+            item.add_marker("slow")
+
 
 @contextmanager
 def fake_engine(path: str) -> Iterator[str]:

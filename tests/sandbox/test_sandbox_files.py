@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import time
@@ -13,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hermes_rl.sandbox import Sandbox
+from tests.thorough import examples
 
 ODD_NAMES = ["a b", "new\nline", "quo'te\"s", "größer ☕", "-rf", "$(reboot)", "back\\slash", "*", "\udcff\udc80"]
 
@@ -42,7 +42,7 @@ async def test_fifty_megabytes_under_an_awkward_name(sandbox: Sandbox) -> None:
 
 
 @given(data=st.binary(max_size=300), name=st.text(min_size=1, max_size=20))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_under_any_name(data: bytes, name: str) -> None:
     import asyncio
 
@@ -176,10 +176,17 @@ async def test_no_race_leads_to_the_kernel(sandbox: Sandbox) -> None:
     await sandbox.run("echo mine > own")
     swapping = "while :; do ln -sfn /proc/self/status x; ln -sfn own x; done"
     process = await sandbox.spawn(swapping)
-    end = time.monotonic() + 5  # over ssh a call takes half a second
-    while time.monotonic() < end:
-        with contextlib.suppress(PermissionError, FileNotFoundError):
+    read = refused = 0
+    end = time.monotonic() + 90  # over ssh a call takes half a second
+    while min(read, refused) < 25:
+        assert time.monotonic() < end, f"{read} were read and {refused} refused"
+        try:
             assert await sandbox.read_file("x") == b"mine\n"
+            read += 1
+        except PermissionError:
+            refused += 1
+        except FileNotFoundError:
+            pass
     await process.kill()
 
 

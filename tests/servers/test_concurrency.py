@@ -78,7 +78,7 @@ def play(
 
 
 @pytest.mark.parametrize("queues", [False, True])
-@pytest.mark.parametrize("capacity", [20, 200])
+@pytest.mark.parametrize("capacity", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_it_stays_above_nine_tenths_of_the_best_fixed_number_in_each_phase(capacity: int, queues: bool) -> None:
     capacities = [capacity, capacity // 2, capacity]
     found, _, _ = play(capacities, lambda loop: Limiter(1024, clock=loop.time), queues=queues)

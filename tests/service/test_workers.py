@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.api.summing import CODE
 from tests.runs.processes import workers_of
 from tests.servers.token_policy import TokenPolicy
@@ -64,6 +66,7 @@ def test_a_service_with_workers_answers_what_one_process_answers(tmp_path: Path)
     assert {one["score"] for line in answers[0].values() for one in line["rollouts"]} == {0.0, 1.0}
 
 
+@pytest.mark.slow
 async def test_a_worker_that_is_killed_in_a_batch_costs_only_what_it_had(tmp_path: Path) -> None:
     async with playing(tmp_path, 8) as (service, model, name):
         keys = await asyncio.to_thread(service.keys)
@@ -153,6 +156,7 @@ async def test_what_is_not_finished_in_time_is_cut_in_workers_too(tmp_path: Path
         assert not [pid for pid in processes if Path(f"/proc/{pid}").exists()]
 
 
+@pytest.mark.slow
 def test_a_service_whose_workers_cannot_be_kept_alive_ends_and_says_why(tmp_path: Path) -> None:
     """Whoever keeps it alive starts it anew; one that goes on would refuse every batch for ever."""
     spec = spec_in(tmp_path, PLAYED + "serve: {workers: 2}\n")

@@ -13,6 +13,7 @@ from hermes_rl.errors import SpecError
 from hermes_rl.spec import Spec, load_spec
 from hermes_rl.spec.merge import merge
 from hermes_rl.spec.nodes import Entry, MappingNode, Mark, Node, ScalarNode, SequenceNode, SourceText, plain
+from tests.thorough import examples
 
 PARENT = """\
 version: 1
@@ -166,7 +167,7 @@ def reference(before: Any, after: Any) -> Any:
     return merged
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(TREES, TREES)
 def test_merging_is_the_usual_one(before: dict[str, Any], after: dict[str, Any]) -> None:
     assert plain(merge(mapping(before), mapping(after))) == reference(before, after)

@@ -16,6 +16,7 @@ from hermes_rl.errors import SpecError
 from hermes_rl.spec import parse_spec
 from hermes_rl.spec.nodes import MappingNode, ScalarNode, SourceText, plain
 from hermes_rl.spec.reader import read_text, resolve
+from tests.thorough import examples
 
 SOURCE = SourceText("t.yaml", Path("/tmp"))
 
@@ -162,27 +163,27 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(VALUES)
 def test_what_json_writes_is_read_back(value: Any) -> None:
     assert read(json.dumps({"v": value})) == {"v": value}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers() | st.floats(allow_nan=False) | st.booleans())
 def test_numbers_and_booleans_round_trip(value: object) -> None:
     text = {math.inf: ".inf", -math.inf: "-.inf"}.get(value, str(value))  # type: ignore[call-overload]
     assert read(f"a: {text}") == {"a": value}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.text(max_size=60))
 def test_any_text_as_a_quoted_scalar_is_that_text(text: str) -> None:
     dumped = yaml.safe_dump({"a": text}, default_style='"', allow_unicode=False)
     assert read(dumped) == {"a": text}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.text(max_size=120))
 def test_no_text_raises_anything_but_a_spec_error(text: str) -> None:
     with pytest.raises(SpecError):
@@ -209,7 +210,7 @@ FRAGMENTS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(FRAGMENTS)
 def test_no_mixture_of_fragments_raises_anything_but_a_spec_error(fragments: list[str]) -> None:
     try:

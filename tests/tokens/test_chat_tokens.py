@@ -15,6 +15,7 @@ from hermes_rl.tokens.chat import ChatTokens, SampledTurn, chat_tokens, turn_ids
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer, small_tokenizer_path
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB, TokenSequence
+from tests.thorough import examples
 
 SMALL = load_tokenizer()
 SPECIAL = sorted(SMALL.control | SMALL.markup)
@@ -88,7 +89,7 @@ def written(message: dict[str, Any]) -> str:
     return text + "\n".join(parts) + STOP
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(conversations)
 def test_what_is_trained_on_is_what_the_model_wrote(messages: list[dict[str, Any]]) -> None:
     sequence = sequence_of(chat_tokens(SMALL, messages))
@@ -103,7 +104,7 @@ def test_what_is_trained_on_is_what_the_model_wrote(messages: list[dict[str, Any
     assert SMALL.decode(sequence.tokens) == whole.rstrip("\n")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(conversations)
 def test_only_the_template_makes_control_tokens(messages: list[dict[str, Any]]) -> None:
     sequence = sequence_of(chat_tokens(SMALL, messages))

@@ -16,6 +16,7 @@ from hermes_rl.tokens.load import make_renderer
 from hermes_rl.tokens.rendering import RendererSettings, TemplateRenderer, for_template, require_tools
 from hermes_rl.tokens.tokenizer import SmallTokenizer, _environment, small_tokenizer_path
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB, packed, unpacked
+from tests.thorough import examples
 from tests.tokens.conversations import Played, Turn, turns
 from tests.tokens.families import FAMILIES, adder, tokenizer_of
 
@@ -59,7 +60,7 @@ def check_prompt(played: Played) -> None:
 
 
 @pytest.mark.parametrize("name", RENDERERS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_what_is_trained_is_what_was_sampled(name: str, data: Any) -> None:
     played = begun(name)

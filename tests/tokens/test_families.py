@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from hermes_rl.tokens.families import FEW_TOKENS, PARSE_SECONDS
+from hermes_rl.tokens import families
+from hermes_rl.tokens.families import FEW_TOKENS
 from tests.tokens.families import MARKS_OF, adder, renderer_of, write_coder, write_hermes, write_kimi
 
 WRITERS = {"qwen3": write_hermes, "qwen3.5": write_coder, "kimi-k2": write_kimi}
@@ -30,12 +31,13 @@ async def test_a_long_turn_is_read_as_a_short_one(name: str) -> None:
     [("qwen3.5", "<tool_call><function=f>" + "<parameter=a>" * 40_000 + "</function></tool_call>"),
      ("deepseek-v4", '<｜DSML｜invoke name="f">\n' * 4_000)],
 )  # fmt: skip
-async def test_a_turn_that_takes_too_long_is_text(name: str, text: str) -> None:
+async def test_a_turn_that_takes_too_long_is_text(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "PARSE_SECONDS", 0.2)
     renderer = renderer_of(name)
     began = time.thread_time()
     parsed = await renderer.parse(renderer.tokenizer.encode(text), [], None)
     assert (parsed.content, parsed.calls) == (text, [])
-    assert time.thread_time() - began < PARSE_SECONDS / 2
+    assert time.thread_time() - began < 1
 
 
 async def test_arguments_nested_too_deeply_are_no_call() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hermes_rl.tokens.rendering import next_prompt
 from hermes_rl.tokens.transcript import snapshot
+from tests.thorough import examples
 from tests.tokens.conversations import Played
 from tests.tokens.families import adder
 from tests.tokens.test_exactness import CALL, begun, check, turn
@@ -200,7 +201,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.dictionaries(st.text(max_size=4), VALUES, max_size=4), st.data())
 def test_arguments_are_known_however_they_are_written_and_by_nothing_else(sampled: dict[str, Any], data: Any) -> None:
     def message(arguments: str) -> Message:
@@ -216,7 +217,7 @@ def test_arguments_are_known_however_they_are_written_and_by_nothing_else(sample
         assert other == sampled  # a number with a point and one without
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_whatever_a_program_makes_of_it_each_token_is_trained_once_in_its_own_context(data: Any) -> None:
     played = begun("hermes")

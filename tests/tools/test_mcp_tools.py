@@ -17,6 +17,7 @@ import pytest
 
 from hermes_rl.errors import RunError, ToolServerFailure, UserError
 from hermes_rl.sandbox import SandboxConfig, SandboxFile
+from hermes_rl.tools import mcp_client
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.mcp_server import McpSettings
 from hermes_rl.tools.mcp_tools import McpSource
@@ -85,10 +86,15 @@ async def test_a_tool_that_says_no_is_an_error_of_the_call(play: Player) -> None
         ("flood", "the next call finds it started anew"),
         ("huge", "the next call finds it started anew"),
         ("lie", "not what it promised: $.n: 'no number' is not of type 'integer'"),
-        ("endless", "not what it promised: checking it did not return within 1 s"),
+        ("endless", "not what it promised: checking it did not return within 0.2 s"),
     ],
 )
-async def test_a_server_that_misbehaves_harms_only_its_own_call(play: Player, name: str, told: str) -> None:
+async def test_a_server_that_misbehaves_harms_only_its_own_call(
+    play: Player, name: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_client, "CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(mcp_client, "LINE_LIMIT", 1 << 20)
+    monkeypatch.setattr(mcp_client, "FLOOD_LIMIT", 4 << 20)
     before = await said(play, "pid")
     outcome = await play.outcome(name, "{}")
     assert outcome.error is not None

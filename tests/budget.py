@@ -1,0 +1,73 @@
+"""A bound on the processor time of each fast test, so that all of them stay quick to run.
+
+A test's time is what its process, its commands and the children that it has waited for have used, with its fixtures
+but those that other tests use too.
+Tests above `NAMED` are named at the end; they should be made cheaper or be marked `slow`. As a busy machine makes the
+same work dearer, only those above `MOST` fail the run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests import commands
+
+NAMED, MOST = 1.5, 4.5
+"""Seconds of processor time."""
+FEW = 0.05
+"""Seconds below which nothing is reported."""
+_used: dict[str, float] = {}
+_began = [0.0]
+
+
+def processor_time() -> float:
+    """Return the seconds that this process, its children and its commands have used."""
+    return sum(os.times()[:4]) + sum(commands.used)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logstart() -> None:
+    _began[:] = [processor_time()]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+    before = processor_time()
+    try:
+        return (yield)
+    finally:
+        if fixturedef.scope != "function":
+            _began[0] += processor_time() - before
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report: Any = yield
+    used = processor_time() - _began[0]
+    if call.when == "teardown" and used > FEW and not item.get_closest_marker("slow"):
+        report.user_properties.append(("processor", round(used, 2)))  # goes from a worker to its parent
+    return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "teardown" and (used := dict(report.user_properties).get("processor")):
+        _used[report.nodeid] = float(used)  # type: ignore[arg-type]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run with a test that takes far too much."""
+    if session.exitstatus == pytest.ExitCode.OK and any(used > MOST for used in _used.values()):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    above = sorted(((used, test) for test, used in _used.items() if used > NAMED), reverse=True)
+    if above:
+        terminalreporter.section(f"fast tests above {NAMED} s of processor time (above {MOST} s they fail the run)")
+    for used, test in above:
+        terminalreporter.write_line(f"{used:6.2f} s {test}")

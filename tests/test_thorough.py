@@ -1,0 +1,61 @@
+"""The slow part plays all cases of generated tests, and the fast part few of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import thorough
+from tests.small_runs import finish, start
+from tests.thorough import examples, spread
+
+ROOT = Path(__file__).parents[1]
+MODULE = """
+import pytest
+from hypothesis import given, strategies
+from tests.thorough import spread
+@pytest.mark.generated
+@pytest.mark.parametrize("case", spread(range(100), 10))
+def test_generated(case): pass
+@given(strategies.integers())
+def test_of_hypothesis(number): pass
+def test_other(): pass
+"""
+INI = "[pytest]\nmarkers =\n  slow: in the slow part\n  generated: more cases when thorough\n"
+
+
+@pytest.mark.parametrize(("is_thorough", "fast", "slow"), [(False, 12, 0), (True, 1, 101)])
+def test_generated_tests_are_slow_with_all_their_cases_when_thorough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_thorough: bool, fast: int, slow: int
+) -> None:
+    monkeypatch.setattr(thorough, "THOROUGH", is_thorough)
+    (tmp_path / "pytest.ini").write_text(INI)
+    (tmp_path / "test_it.py").write_text(MODULE)
+    for part, count in (("not slow", fast), ("slow", slow)):
+        done = finish(tmp_path, start(tmp_path, "-m", part))
+        assert f"{count} passed" in done.stdout if count else done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def test_spread_cases_come_from_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thorough, "THOROUGH", False)
+    assert spread(range(100), 4) == [0, 25, 50, 75]
+    assert list(spread("ab", 4)) == ["a", "b"]
+    assert examples(300) == 60
+    monkeypatch.setattr(thorough, "THOROUGH", True)
+    assert list(spread(range(100), 4)) == list(range(100))
+    assert examples(300) == 300
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("value", "part", "count"), [("1", "slow", 1_128), ("0", "slow", 0), ("", "not slow", 104)])
+def test_the_variable_gives_the_slow_part_all_seeds_of_rewritings(value: str, part: str, count: int) -> None:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-m", part, "tests/agent/test_rewritings.py"]
+    env = {**os.environ, "THOROUGH": value}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100, check=False)
+    seeds = re.findall("::(?:test_other_words|test_what_the_policy)", done.stdout)
+    assert len(seeds) == count, done.stdout

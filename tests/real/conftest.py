@@ -24,6 +24,7 @@ import pytest
 from hermes_rl.sandbox.docker import remove_leftovers
 from hermes_rl.sandbox.docker_engine import Engine as DockerEngine
 from tests.ports import free_port
+from tests.real import selection
 from tests.real.containers import give_images, settled
 from tests.real.docker_daemon import Daemon, DockerDaemon, docker_version
 from tests.real.docker_registry import registry_version
@@ -61,8 +62,6 @@ from tests.real.environments import (
 )
 from tests.real.podman_service import podman_version
 from tests.real.tested_with import rows_of, write, write_row
-
-os.environ.setdefault("REAL_TURN", str(date.today().toordinal()))  # workers ask for the same as who starts them
 
 START_SECONDS = 300
 VERSIONS = {
@@ -114,6 +113,11 @@ ENGINES = (
 """Components that compute with all cores, or wait for one that does: each is too slow for its tests beside another."""
 TOGETHER = {"test_docker_registry": "test_docker_daemon", **{f"test_{name}": "engines" for name in ENGINES}}
 """Modules whose tests one worker plays, as they share an engine or all need the cores."""
+CHOICE = os.environ.get("REAL_CHOICE")
+"""Which tests run, and whether this is a run of CI that remembers what has passed: see `selection`."""
+_passes = selection.load_passes()
+_skipped: list[str] = []
+"""Tests that were not chosen."""
 _passed: dict[str, list[str]] = {}
 _rows: list[tuple[str, str]] = []
 """Rows of the tables of pages in docs, each behind the page's name."""
@@ -122,19 +126,20 @@ _figures: list[tuple[str, str]] = []
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep together, on one worker, the tests of a module and those that share an engine.
+    """Keep together, on one worker, the tests of a module and those that share an engine; leave out those not chosen.
 
-    Of those marked `by_turns` one in three is played, unless all are asked for or the tables are written.
+    See `selection`; where the tables are written, all run.
     """
-    for item in items:
-        if item.path.parent == HERE and isinstance(item, pytest.Function):
-            item.add_marker(pytest.mark.one_worker(TOGETHER.get(item.path.stem, item.path.stem)))
-    turn = os.environ["REAL_TURN"]
-    if turn != "all" and "HERMES_RL_TESTED_WITH" not in os.environ:
-        taking_turns = [item for item in items if item.get_closest_marker("by_turns")]
-        left_out = [item for place, item in enumerate(taking_turns) if (place - int(turn)) % 3]
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
+    real = [item for item in items if item.path.parent == HERE and isinstance(item, pytest.Function)]
+    for item in real:
+        item.add_marker(pytest.mark.one_worker(TOGETHER.get(item.path.stem, item.path.stem)))
+    if CHOICE == "changed" and "HERMES_RL_TESTED_WITH" not in os.environ:
+        names = [item.nodeid for item in real if item.get_closest_marker("real")]
+        chosen = selection.chosen(names, _passes, date.today())
+        skipped = [item for item in real if item.nodeid in names and item.nodeid not in chosen]
+        items[:] = [item for item in items if item not in skipped]
+        config.hook.pytest_deselected(items=skipped)
+        _skipped.extend(item.nodeid for item in skipped)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -153,6 +158,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Count what has passed; with several workers this is called in the process that has started them."""
+    if report.when == "call" and report.passed and report.nodeid.startswith("tests/real/"):
+        _passes[report.nodeid] = selection.Pass(date.today().isoformat(), str(selection.head()))
     component = dict(report.user_properties).get("component")
     if component is not None and report.when == "call" and report.passed:
         _passed.setdefault(str(component), []).append(report.nodeid)
@@ -160,9 +167,18 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _figures.extend((report.nodeid, str(told)) for name, told in report.user_properties if name == "figure")
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if CHOICE is not None and not session.config.option.collectonly:
+        selection.save_passes(_passes)
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     rows = rows_of(_passed, VERSIONS)
-    for line in (*rows.values(), *(f"{test}: {figure}" for test, figure in _figures)):
+    for line in (
+        *selection.describe_skipped(_skipped, _passes),
+        *rows.values(),
+        *(f"{test}: {figure}" for test, figure in _figures),
+    ):
         terminalreporter.write_line(line)
     if rows and (file := os.environ.get("HERMES_RL_TESTED_WITH")):
         write(Path(file), rows)

@@ -215,7 +215,6 @@ async def test_it_plays_from_its_package_and_is_trained_exactly(
     record_property("agents.md", await row_of_playing(name, monkeypatch))
 
 
-@pytest.mark.by_turns
 @pytest.mark.parametrize("name", WRITES)
 async def test_its_conversations_break_less_often_than_by_the_rules_of_others(
     monkeypatch: pytest.MonkeyPatch, node: None, record_property: Callable[..., None], name: str
@@ -434,7 +433,6 @@ async def test_it_plays_in_an_image(
     await row_of_playing(name, monkeypatch, f"sandbox.image={image}")
 
 
-@pytest.mark.by_turns
 @pytest.mark.parametrize("name", ["claude", "codex", "gemini", "hermes", "mini-swe-agent", "opencode", "pi", "qwen"])
 async def test_it_plays_in_a_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: None, docker_host: Daemon, image: Path, name: str

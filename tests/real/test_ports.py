@@ -67,7 +67,6 @@ def python(name: str) -> Path:
     return own.get(name, ports_python)()
 
 
-@pytest.mark.by_turns
 @pytest.mark.parametrize("name", PORTS)
 def test_scores_are_those_of_the_original(name: str, record_property: Callable[[str, object], None]) -> None:
     program = [str(python(name)), str(HERE / "port_trajectories.py"), name]
@@ -106,7 +105,6 @@ EACH = {"textworld": 8}
 """Rollouts of a row: there are eight rows of TextWorld to evaluate on."""
 
 
-@pytest.mark.by_turns
 @pytest.mark.parametrize("name", PORTS)
 def test_many_at_a_time_score_as_one_at_a_time(name: str, tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -149,7 +147,6 @@ FOR_EVALUATION = ("bfcl", "agentdojo", "humaneval", "dbbench", "intercode-sql")
 """Specs that keep all their rows for evaluation, unless somebody says otherwise."""
 
 
-@pytest.mark.by_turns
 @pytest.mark.parametrize("name", PORTS)
 async def test_it_plays_for_trainers(name: str, tmp_path: Path) -> None:
     """Files of training data, and batches over HTTP: groups of two, of which one rollout in two goes wrong."""

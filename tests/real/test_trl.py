@@ -94,7 +94,6 @@ def test_a_model_learns_with_the_script_of_the_documents(tmp_path: Path) -> None
     require_learnt(play("grpo", tmp_path))
 
 
-@pytest.mark.by_turns
 def test_a_model_learns_as_the_policy_of_an_agent_program(tmp_path: Path) -> None:
     shutil.copy(small_learner() / "tools.py", tmp_path)
     (tmp_path / "agent.py").write_text(CALCULATOR)
@@ -108,7 +107,6 @@ def test_a_model_learns_as_the_policy_of_an_agent_program(tmp_path: Path) -> Non
     assert sum(call["tokens"] for call in calls if call["trained"]) >= 0.99 * sum(call["tokens"] for call in calls)
 
 
-@pytest.mark.by_turns
 def test_a_model_learns_a_game_against_itself(tmp_path: Path) -> None:
     shutil.copy(nim.__file__, tmp_path)
     (tmp_path / "rival.yaml").write_text(nim.RIVAL)

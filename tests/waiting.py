@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Iterator
-from typing import TypeVar
-
-T = TypeVar("T")
+from collections.abc import Callable
+from typing import Any
 
 BOUND = 30.0
 """Seconds until a wait fails. A test that passes does not wait for them."""
@@ -16,36 +14,46 @@ PAUSE = 0.01
 """Seconds between two looks."""
 
 
-async def until(condition: Callable[[], T], what: str = "", seconds: float = BOUND) -> T:
-    """Return the first true value of a condition; raise `AssertionError` if there is none within the bound."""
-    for value in _looks(condition, what, seconds):
+async def until(condition: Callable[[], Any], seconds: float = BOUND) -> Any:
+    """Return the first true value of a condition, which may be async.
+
+    Raises:
+        AssertionError: there is none within the bound.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        late = time.monotonic() >= end  # read first, so that a process that was stopped looks once more
+        value = condition()
+        if inspect.isawaitable(value):
+            value = await value
         if value:
             return value
+        assert not late, _missed(condition, value, seconds)
         await asyncio.sleep(PAUSE)
-    raise AssertionError  # _looks ends with an error
 
 
-def until_blocking(condition: Callable[[], T], what: str = "", seconds: float = BOUND) -> T:
+def until_blocking(condition: Callable[[], Any], seconds: float = BOUND) -> Any:
     """Do what `until` does, for tests without an event loop."""
-    for value in _looks(condition, what, seconds):
-        if value:
+    end = time.monotonic() + seconds
+    while True:
+        late = time.monotonic() >= end
+        if value := condition():
             return value
+        assert not late, _missed(condition, value, seconds)
         time.sleep(PAUSE)
-    raise AssertionError  # _looks ends with an error
 
 
-async def steady(value: Callable[[], T], looks: int = 50, seconds: float = BOUND) -> T:
-    """Return a value that has stayed the same for so many looks; raise `AssertionError` if it never does."""
+def stays(value: Callable[[], object], looks: int = 50) -> Callable[[], bool]:
+    """Return a condition that is true after so many looks at a value that has not changed."""
     still, last = 0, value()
 
-    def stays() -> bool:
+    def same() -> bool:
         nonlocal still, last
         now = value()
         still, last = (still + 1 if now == last else 0), now
         return still >= looks
 
-    await until(stays, f"{_named(value)} to stay the same", seconds)
-    return last
+    return same
 
 
 async def turns(count: int = 100) -> None:
@@ -54,17 +62,11 @@ async def turns(count: int = 100) -> None:
         await asyncio.sleep(0)
 
 
-def _looks(condition: Callable[[], T], what: str, seconds: float) -> Iterator[T]:
-    end = time.monotonic() + seconds
-    while True:
-        last = time.monotonic() >= end  # read first, so that a process that was stopped looks once more
-        value = condition()
-        yield value
-        if last:
-            raise AssertionError(f"waited {seconds:g} s for {what or _named(condition)}; it is {value!r}")
+def _missed(condition: Callable[[], object], value: object, seconds: float) -> str:
+    return f"waited {seconds:g} s for {_source(condition)}: {value!r}"
 
 
-def _named(condition: Callable[[], object]) -> str:
+def _source(condition: Callable[[], object]) -> str:
     """Return the source of a lambda, or the name of a function."""
     try:
         return " ".join(inspect.getsource(condition).split())

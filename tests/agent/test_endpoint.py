@@ -28,6 +28,7 @@ from hermes_rl.runs.store import rollout_of, rollout_record
 from hermes_rl.tokens.transcript import Transcript
 from tests.api.summing import CALL, END, TOKENIZER
 from tests.tokens.families import adder
+from tests.waiting import turns, until
 
 EVERY: tuple[Kind, ...] = ("main", "subagents", "summaries", "side_calls", "rejected", "changed")
 
@@ -95,9 +96,7 @@ class Asking:
                 self.conversations.append([*messages, answer, *results])
 
     async def until_asked(self, count: int) -> None:
-        async with asyncio.timeout(10):
-            while len(self.engine.pending) < count:
-                await asyncio.sleep(0.001)
+        await until(lambda: len(self.engine.pending) >= count)
 
     @property
     def rollout(self) -> Rollout:
@@ -196,8 +195,9 @@ async def test_requests_are_answered_at_the_same_time_and_no_more_than_are_allow
     async with Asking(engine, LoopOptions(max_turns=AT_ONCE + 2)) as played:
         asked = [played.ask([{"role": "user", "content": f"Task {number}"}]) for number in range(AT_ONCE + 4)]
         requests = [asyncio.create_task(each) for each in asked]
+        await until(lambda: played.endpoint.requests == len(requests))
         await played.until_asked(AT_ONCE)
-        await asyncio.sleep(0.05)
+        await turns()
         assert len(engine.pending) == AT_ONCE
         while not all(each.done() for each in requests):
             assert len(engine.pending) <= AT_ONCE
@@ -415,7 +415,6 @@ async def test_connections_that_are_closed_half_way_are_not_reported(
             writer.transport.abort()
         await played.until_asked(1)
         engine.release()
-        await asyncio.sleep(0.2)
-        assert played.result.turns_used == 1
+        await until(lambda: played.result.turns_used == 1)
     assert [record.getMessage() for record in caplog.records] == []
     assert [call["kind"] for call in played.result.program.calls] == ["undelivered"]  # type: ignore[union-attr]

@@ -32,6 +32,7 @@ from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.api.summing import COMPARED, END, TEXT, TOKENIZER, Sampler, sampled, spec_in, write
 from tests.env.test_token_exact import tokenizer_folder
 from tests.servers.token_policy import TokenPolicy
+from tests.waiting import stays, until_blocking
 
 PAGE = (Path(__file__).parents[2] / "docs" / "integrations" / "trl.md").read_text("utf-8")
 END_ID = TOKENIZER.encode(END)[0]
@@ -487,7 +488,8 @@ def test_every_sequence_of_a_group_goes_into_the_queue_which_holds_playing_back(
         samples = list(taken(worker, 24))
         worker.check_health(10)
         waiting = len(sampler.asked)
-        time.sleep(0.5)
+        until_blocking(worker.rollout_buffer.full)
+        until_blocking(stays(lambda: len(sampler.asked)))
         assert len(sampler.asked) - waiting < 80  # the queue is full, and only what was begun is played
         assert worker.rollout_buffer.full()
     by_group = Counter(one.group_id for one in samples)

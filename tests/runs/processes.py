@@ -1,14 +1,27 @@
-"""The worker processes that somebody has started."""
+"""Worker processes of a run, found by their parents."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 
-def workers_of(parent: int) -> list[int]:
-    """The workers among the children of a process that are alive."""
-    found = [int(pid) for one in Path(f"/proc/{parent}/task").glob("*/children") for pid in one.read_text().split()]
-    return sorted(pid for pid in found if alive(pid) and "hermes_rl.runs.worker" in _command(pid))
+def workers_of(run: int) -> list[int]:
+    """Return the workers of a run that are alive, whether it has started them itself or has a process that forks them.
+
+    A fork has the command line of its parent, so that the only such child of a run starts its workers if it has
+    children with the same command line.
+    """
+    started = [pid for pid in children(run) if "hermes_rl.runs.worker" in command_of(pid)]
+    if len(started) == 1:
+        forks = [pid for pid in children(started[0]) if command_of(pid) == command_of(started[0])]
+        return forks or started
+    return started
+
+
+def children(parent: int) -> list[int]:
+    """Return the children of a process that are alive."""
+    found = [int(pid) for one in Path(f"/proc/{parent}/task").glob("*/children") for pid in _read(one).split()]
+    return sorted(pid for pid in found if alive(pid))
 
 
 def alive(pid: int) -> bool:
@@ -19,8 +32,13 @@ def alive(pid: int) -> bool:
         return False
 
 
-def _command(pid: int) -> str:
+def command_of(pid: int) -> str:
+    """Return the command line of a process; empty if it has ended."""
+    return _read(Path(f"/proc/{pid}/cmdline"))
+
+
+def _read(path: Path) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace")
+        return path.read_text("utf-8", "replace")
     except (FileNotFoundError, ProcessLookupError):
         return ""

@@ -27,6 +27,7 @@ from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.cli.test_run import lines as lines_of
 from tests.commands import LIBRARIES, Command, environment, hermes
 from tests.runs.faulty_model import FaultyModel
+from tests.runs.processes import workers_of
 
 SPEC = """
 name: played-by-workers
@@ -283,13 +284,7 @@ def started(folder: Path, *arguments: str, silent: float = 300.0) -> Iterator[Co
 
 def workers(run: int) -> list[int]:
     """The ids of a run's workers."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, IndexError):
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == run and b"hermes_rl.runs.worker" in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-    return found
+    return workers_of(run)
 
 
 def alive(pid: int) -> bool:

@@ -554,12 +554,13 @@ def test_groups_that_failed_are_counted_by_their_cause_and_never_sent(tmp_path: 
     with HermesWorker(spec_in(tmp_path), configuration(queue_maxsize=500), policy=sampler.policy()) as worker:
         worker.start()
         counted: Counter[str] = Counter()
-        deadline = time.monotonic() + 60
-        while counted["hermes_rl/failed_server_failure_total"] < 2 and time.monotonic() < deadline:
+
+        def failures() -> bool:
             for one in told(worker):
                 counted.update(one.keys())
-            time.sleep(0.05)
-    assert counted["hermes_rl/failed_server_failure_total"] >= 2
+            return counted["hermes_rl/failed_server_failure_total"] >= 2
+
+        until_blocking(failures, seconds=60)
     while not worker.rollout_buffer.empty():
         assert worker.rollout_buffer.get().metrics["reward"] in (0.0, 1.0)
 

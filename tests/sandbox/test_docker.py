@@ -135,8 +135,7 @@ async def test_a_start_waits_for_an_engine_that_is_away(
         await first.start()
     await first.close()
     waiting = [asyncio.create_task(started_and_closed()) for _ in range(3)]
-    while "new sandboxes wait for it" not in caplog.text:
-        await asyncio.sleep(0.01)
+    await until(lambda: "new sandboxes wait for it" in caplog.text)
     with fake_engine(path):
         assert await asyncio.gather(*waiting) == ["on\n"] * 3
         removed = f"DELETE /containers/{name_of(first)}"
@@ -318,8 +317,11 @@ async def test_a_start_that_is_cancelled_while_its_container_is_made_leaves_no_f
     await plan(create_seconds=0.3, makes_folders=True)
     sandbox = create_sandbox(CONFIG)
     starting = asyncio.create_task(sandbox.start())
-    while "POST /containers/create" not in (await state(docker_host))["calls"]:
-        await asyncio.sleep(0.01)
+
+    async def creating() -> bool:
+        return "POST /containers/create" in (await state(docker_host))["calls"]
+
+    await until(creating)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting

@@ -25,6 +25,7 @@ from hermes_rl.sandbox.helper_system import descendants
 from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.tools.context import ToolContext
 from tests.sandbox.test_release import ended
+from tests.waiting import until
 
 KCMP = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
 libc = ctypes.CDLL(None, use_errno=True)
@@ -125,9 +126,8 @@ async def test_no_process_of_a_sandbox_has_an_open_file_description_of_the_host(
     running = asyncio.create_task(sandbox.run_reporting("sleep 60", ""))
     talk = await sandbox.converse(["sleep", "60"]) if sandbox.config.backend != "ssh" else None
     try:
-        async with asyncio.timeout(30):
-            while len(inside := descendants(sandbox.pid)) < 3:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(descendants(sandbox.pid)) >= 3)
+        inside = descendants(sandbox.pid)
         assert {pid: found for pid in inside if (found := shared(pid))} == {}
     finally:
         running.cancel()
@@ -373,11 +373,7 @@ async def test_cancelling_the_reading_of_a_large_file_before_a_thread_is_free_le
         await reading
     let_go.set()
     await occupied
-    for _ in range(250):
-        if len(list(Path("/proc/self/fd").iterdir())) <= before:
-            return
-        await asyncio.sleep(0.02)
-    pytest.fail("a descriptor is left")
+    await until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before)
 
 
 async def test_cancelling_a_large_input_leaves_no_descriptor(fenced: Sandbox) -> None:
@@ -390,8 +386,4 @@ async def test_cancelling_a_large_input_leaves_no_descriptor(fenced: Sandbox) ->
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
     await fenced.run("true")
-    for _ in range(200):
-        if len(list(Path("/proc/self/fd").iterdir())) <= before:
-            return
-        await asyncio.sleep(0.02)
-    pytest.fail("descriptors are left")
+    await until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before)

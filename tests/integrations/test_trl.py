@@ -577,9 +577,7 @@ def test_what_ends_the_playing_is_raised_where_trl_asks_for_health(tmp_path: Pat
             worker.check_health(1)
         worker.start()
         with pytest.raises(UserError):
-            for _ in range(300):
-                worker.check_health(1)
-                time.sleep(0.05)
+            until_blocking(lambda: worker.check_health(1), seconds=60)
         worker.stop()
         worker.stop()
 

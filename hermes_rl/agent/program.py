@@ -15,10 +15,10 @@ import asyncio
 import inspect
 import secrets
 import socket
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from time import monotonic as clock
 from typing import Any
 from urllib.parse import quote
 
@@ -284,7 +284,7 @@ class ProgramDriver:
         self, run: Coroutine[Any, Any, CommandResult], endpoint: Endpoint, recorder: PolicyRecorder
     ) -> tuple[CommandResult | None, bool]:
         """Run the program to its end; returns how it ended, None where it was ended, and whether that was in time."""
-        bound, began = self.options.working_time or LONGEST, time.monotonic()
+        bound, began = self.options.working_time or LONGEST, clock()
         timings = recorder.result.timings
         before = timings.tools
         running = asyncio.create_task(run)
@@ -293,11 +293,11 @@ class ProgramDriver:
         try:
             while not running.done() and in_time and endpoint.failure is None:
                 await _first(running, endpoint.ended.wait() if over is None else None, GLANCE)
-                timings.tools = before + max(0.0, time.monotonic() - began - endpoint.waiting)
+                timings.tools = before + max(0.0, clock() - began - endpoint.waiting)
                 in_time = timings.working < bound
                 if endpoint.ended.is_set():
-                    over = over or time.monotonic()
-                    if time.monotonic() - over > GRACE:
+                    over = over or clock()
+                    if clock() - over > GRACE:
                         break
             return (await running if running.done() else None), in_time
         finally:

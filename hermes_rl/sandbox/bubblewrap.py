@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hermes_rl.errors import SandboxFailure, UserError
+from hermes_rl.sandbox import etc
 from hermes_rl.sandbox.base import KILLED_EXIT_CODE, PYTHON, SandboxConfig
 from hermes_rl.sandbox.cgroup import (
     CONTROLLERS,
@@ -261,7 +262,7 @@ class SystemRoot(Root):
                 yield from ("--perms", "0444", "--ro-bind-data", _text(descriptors, text), f"/etc/{name}")
             return
         yield from ("--size", str(1 << 20), "--tmpfs", "/etc")
-        yield from _shown(tuple(f"/etc/{name}" for name in ETC))
+        yield from _shown(ETC, etc.SOURCE, "/etc")
         for name, text in (ACCOUNTS | HOSTS | resolver).items():
             yield from ("--perms", "0444", "--file", _text(descriptors, text), f"/etc/{name}")
         yield from ("--remount-ro", "/etc")
@@ -393,14 +394,16 @@ def shared_prefix(python: str) -> str:
 
 
 @functools.cache
-def _shown(paths: Sequence[str]) -> tuple[str, ...]:
-    """Return the arguments that show these files and folders of this machine, where they are there.
+def _shown(paths: Sequence[str], source: Path = Path("/"), target: str = "/") -> tuple[str, ...]:
+    """Return the arguments that show these files and folders of `source` in `target`, where they are there.
 
     A link such as /bin becomes a mount too, so that nobody inside can put another in its place. Looked up once: what an
     update of the machine takes away later is missing in new sandboxes, and they still start.
     """
-    existing = [path for path in paths if Path(path).exists()]
-    return tuple(word for path in existing for word in ("--ro-bind-try", str(Path(path).resolve()), path))
+    existing = [path for path in paths if (source / path).exists()]
+    return tuple(
+        word for path in existing for word in ("--ro-bind-try", str((source / path).resolve()), str(Path(target, path)))
+    )
 
 
 def _devices() -> Iterator[str]:
@@ -411,7 +414,7 @@ def _devices() -> Iterator[str]:
 
 def _resolver() -> str:
     """Return how names of hosts are resolved here, which changes while a run lasts."""
-    return Path("/etc", RESOLVER).read_text("utf-8")
+    return (etc.SOURCE / RESOLVER).read_text("utf-8")
 
 
 def _text(descriptors: Descriptors, text: str) -> str:

@@ -18,6 +18,8 @@ from hermes_rl.sandbox.images import cached, open_to_all
 
 log = logging.getLogger(__name__)
 
+SOURCE = Path("/etc")
+"""The directory of this machine that the files are taken from."""
 HOME = "/home/user"
 UID = 1000
 """User and group inside."""
@@ -53,32 +55,44 @@ def etc_folder(*, others: bool) -> Path | None:
     the caller mounts each file by itself.
     """
     try:
-        folder = cached(f"etc/{_key()}", _lay_out)
+        try:
+            folder = cached(f"etc/{_key(SOURCE)}", _lay_out)
+        except _ChangedError:
+            _key.cache_clear()
+            folder = cached(f"etc/{_key(SOURCE)}", _lay_out)
     except (OSError, UserError) as error:
         log.debug("the /etc of sandboxes is not kept: %s", error)
         return None
     return folder if not others or open_to_all(folder) else None
 
 
+class _ChangedError(OSError):
+    """The folder is to be made, of other files than those that its name stands for."""
+
+
 @functools.cache
-def _key() -> str:
-    """Return a hash of all that the folder is made of, as this process first saw it."""
+def _key(source: Path) -> str:
+    """Return a hash of all that the folder is made of, as this process first saw it, or last laid it out."""
     stamps = [
-        f"{path} {info.st_mode} {info.st_size} {info.st_mtime_ns}" for path in _files() for info in (path.lstat(),)
+        f"{path} {info.st_mode} {info.st_size} {info.st_mtime_ns}"
+        for path in _files(source)
+        for info in (path.lstat(),)
     ]
     text = repr((stamps, ACCOUNTS, HOSTS, Path(__file__).read_text("utf-8")))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _files() -> Iterator[Path]:
+def _files(source: Path) -> Iterator[Path]:
     for name in ETC:
-        path = Path("/etc", name)
+        path = source / name
         yield from sorted(path.rglob("*")) if path.is_dir() else [path.resolve()] if path.exists() else []
 
 
 def _lay_out(folder: Path) -> None:
+    if _key.__wrapped__(SOURCE) != _key(SOURCE):
+        raise _ChangedError
     for name in ETC:
-        source, target = Path("/etc", name), folder / name
+        source, target = SOURCE / name, folder / name
         target.parent.mkdir(exist_ok=True)
         if source.is_dir():
             shutil.copytree(source, target, symlinks=True)

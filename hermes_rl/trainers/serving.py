@@ -105,11 +105,14 @@ class Serving:
         self.stopped: str | None = None
         self.weight = registration.weight
         """Its part of the sequences of all environments; below 0: it takes no part in the turns."""
-        self.unseen, self.looked = 0, time.monotonic()
-        """Sequences that were sent, by any of them, since it last looked at the trainer, and when that was."""
+        self.looked = time.monotonic()
+        """The time of its last look at the trainer."""
+        self.seen = 0
+        """Sequences that the trainer had from all environments when that look began."""
         self.together = together or Together()
-        self._ended = self._wants_told = 0
-        """Groups that have ended since this start; sequences whose beginning the others know of."""
+        self._ended = self._settled = self._wants_told = 0
+        """Groups of this start that have ended; those that the trainer has, or is not to have; sequences whose
+        beginning the others know of."""
         self._outbox: asyncio.Queue[Group] = asyncio.Queue()
         self._lines: dict[str, list[dict[str, Any]]] = {}
         self._oldest: dict[str, int] = {}
@@ -162,8 +165,8 @@ class Serving:
 
     @property
     def pending(self) -> int:
-        """Sequences that it has begun and that are not on their way to the trainer yet."""
-        return (self._running + self._outbox.qsize()) * self.run.plan.size
+        """Sequences that it has begun and the trainer does not have: they are played, queued or being sent."""
+        return (self.run.begun - self._settled) * self.run.plan.size
 
     @property
     def able(self) -> bool:
@@ -193,7 +196,7 @@ class Serving:
     @property
     def room(self) -> bool:
         """Whether the trainer would take another group, as far as it has seen."""
-        return self.together.pending + self.unseen < self.state.wants * self.run.plan.size
+        return self.together.in_flight(self.seen) < self.state.wants * self.run.plan.size
 
     @property
     def _running(self) -> int:
@@ -231,8 +234,10 @@ class Serving:
         """Look at the trainer again and again, until it has had its steps."""
         while not self.satisfied:
             await asyncio.sleep(LOOK)
-            now, before, state = time.monotonic(), self.state.step, await self.trainer.state()
-            self.looked, self.state, self.unseen = now, state, 0
+            # What arrives during the look may be missing in its answer, and counts as in flight until the next one.
+            now, seen, before = time.monotonic(), self.together.sent, self.state.step
+            state = await self.trainer.state()
+            self.looked, self.seen, self.state = now, seen, state
             if self.state.step != before:
                 # What the trainer has used by this step.
                 state_then = {"quarantined": self.run.quarantine.record(), "environment": self.hooks.state()}
@@ -309,12 +314,14 @@ class Serving:
         async with aclosing(self.run.groups(skip=self._skip, demand=self, prepare=self._prepare)) as playing:
             async for group in playing:
                 self._ended += 1
+                if not self.run.left_out(group):
+                    self._outbox.put_nowait(group)
+                    continue
+                self._settled += 1
                 if group.dropped is not None:
                     await self.hooks.left_out(group, str(group.dropped), group.detail or "")
-                elif self.run.left_out(group):
-                    await self.hooks.left_out(group, "uniform", f"all of its scores are the same, {group.scores[:1]}")
                 else:
-                    self._outbox.put_nowait(group)
+                    await self.hooks.left_out(group, "uniform", f"all of its scores are the same, {group.scores[:1]}")
         if self.satisfied:
             await asyncio.Event().wait()  # what ends the run is heard of elsewhere
         aside = self.run.quarantine.record()
@@ -335,10 +342,12 @@ class Serving:
     async def _send_all(self) -> None:
         while True:
             group = await self._outbox.get()
-            self.together.sent(self.run.plan.size)  # until the trainer has been looked at again it is on its way
             try:
                 await self._send(group, self._lines.pop(group.id, []))
+                self._settled += 1
+                self.together.sent += self.run.plan.size
             except GroupRefused as refused:
+                self._settled += 1
                 self.log.leave_out(group.id, refused.cause)
                 await self.hooks.left_out(group, refused.cause, refused.detail)
 
@@ -376,6 +385,8 @@ class Together:
         """Held while a group is sent, so that never more than one is in doubt."""
         self.registered = asyncio.Barrier(number)
         """None sends before all are registered: what the trainer has taken last tells which groups arrived."""
+        self.sent = 0
+        """Sequences that the trainer has from any of them."""
 
     def leave(self, serving: Serving) -> None:
         """Take note that it begins nothing more; may be called twice."""
@@ -385,13 +396,19 @@ class Together:
 
     @property
     def pending(self) -> int:
-        """Sequences of all of them that are not on their way to the trainer yet."""
+        """Sequences that any of them has begun and the trainer does not have."""
         return sum(serving.pending for serving in self.feeding)
 
-    def sent(self, sequences: int) -> None:
-        """Take note that so many sequences are on their way, which nobody has seen at the trainer."""
-        for serving in self.feeding:
-            serving.unseen += sequences
+    def in_flight(self, seen: int) -> int:
+        """Return the number of sequences that a look at the trainer may have missed.
+
+        Each sequence that was begun counts from its beginning until a look that began after its arrival, so that none
+        is missing while it moves from one place to the next.
+
+        Args:
+            seen: `sent` at the beginning of that look.
+        """
+        return self.pending + self.sent - seen
 
     def turn(self, mine: Serving) -> bool:
         """Whether it is this one's turn, where it could begin another group.

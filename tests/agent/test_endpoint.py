@@ -9,6 +9,7 @@ import asyncio
 import json
 import random
 import socket
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -28,6 +29,7 @@ from hermes_rl.runs.store import rollout_of, rollout_record
 from hermes_rl.tokens.transcript import Transcript
 from tests.api.summing import CALL, END, TOKENIZER
 from tests.tokens.families import adder
+from tests.waiting import turns, until
 
 EVERY: tuple[Kind, ...] = ("main", "subagents", "summaries", "side_calls", "rejected", "changed")
 
@@ -95,9 +97,7 @@ class Asking:
                 self.conversations.append([*messages, answer, *results])
 
     async def until_asked(self, count: int) -> None:
-        async with asyncio.timeout(10):
-            while len(self.engine.pending) < count:
-                await asyncio.sleep(0.001)
+        await until(lambda: len(self.engine.pending) >= count)
 
     @property
     def rollout(self) -> Rollout:
@@ -196,8 +196,9 @@ async def test_requests_are_answered_at_the_same_time_and_no_more_than_are_allow
     async with Asking(engine, LoopOptions(max_turns=AT_ONCE + 2)) as played:
         asked = [played.ask([{"role": "user", "content": f"Task {number}"}]) for number in range(AT_ONCE + 4)]
         requests = [asyncio.create_task(each) for each in asked]
+        await until(lambda: played.endpoint.requests == len(requests))
         await played.until_asked(AT_ONCE)
-        await asyncio.sleep(0.05)
+        await turns()
         assert len(engine.pending) == AT_ONCE
         while not all(each.done() for each in requests):
             assert len(engine.pending) <= AT_ONCE
@@ -281,16 +282,18 @@ def test_seconds_that_overlap_count_once() -> None:
 async def test_time_that_is_waited_for_several_answers_counts_once() -> None:
     engine = Engine(4)
     async with Asking(engine) as played:
+        began = time.monotonic()
         requests = [asyncio.create_task(played.ask([{"role": "user", "content": f"{n}"}])) for n in range(4)]
         await played.until_asked(4)
         await asyncio.sleep(0.3)
         while engine.pending:
             engine.release()
         await asyncio.gather(*requests)
+        spent = time.monotonic() - began
         await asyncio.sleep(0.2)
         waiting = played.endpoint.waiting
-    assert 0.3 <= waiting < 0.55
-    assert 0.3 <= played.result.timings.generation < 0.55
+    assert 0.3 <= waiting <= spent
+    assert 0.3 <= played.result.timings.generation <= spent
 
 
 async def test_requests_that_wait_may_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,7 +418,6 @@ async def test_connections_that_are_closed_half_way_are_not_reported(
             writer.transport.abort()
         await played.until_asked(1)
         engine.release()
-        await asyncio.sleep(0.2)
-        assert played.result.turns_used == 1
+        await until(lambda: played.result.turns_used == 1)
     assert [record.getMessage() for record in caplog.records] == []
     assert [call["kind"] for call in played.result.program.calls] == ["undelivered"]  # type: ignore[union-attr]

@@ -265,8 +265,8 @@ async def test_a_lifetime_that_ends_with_the_last_answer_is_seen_by_rewards(
     chat: ScriptedChat, policy: ModelClient
 ) -> None:
     toolkit = Toolkit(resolve_toolsets(["terminal"]))
-    chat.script = [calls(call("terminal", {"command": "true"})), says("done", delay=0.5)]
-    async with ToolRuntime(SandboxConfig(lifetime=0.3), task_id="last", toolkit=toolkit):
+    chat.script = [calls(call("terminal", {"command": "true"})), says("done", delay=2.0)]
+    async with ToolRuntime(SandboxConfig(lifetime=1.5), task_id="last", toolkit=toolkit):
         result = await HermesAgentLoop(policy, toolkit.schemas, task_id="last").run(GO)
         assert result.ending is Ending.FINISHED
         answer = await asyncio.to_thread(ToolContext("last").terminal, "true")
@@ -279,4 +279,5 @@ async def test_starting_the_sandbox_is_no_working_time(chat: ScriptedChat, polic
     async with ToolRuntime(SandboxConfig(setup=("sleep 0.5",)), task_id="late", toolkit=toolkit) as runtime:
         result = await HermesAgentLoop(policy, toolkit.schemas, task_id="late").run(GO)
         assert runtime.start_seconds > 0.5
-    assert (result.tool_errors, result.timings.tools < 0.5) == ([], True)
+    assert result.tool_errors == []
+    assert result.timings.tools < runtime.start_seconds

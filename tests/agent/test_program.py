@@ -16,6 +16,7 @@ from hermes_rl.runs.store import rollout_of, rollout_record
 from hermes_rl.spec.load import parse_spec
 from tests.api.summing import Sampler, sampled, trained
 from tests.commands import hermes
+from tests.waiting import until
 
 AGENT = '''
 import json, os, subprocess, sys, time, urllib.request
@@ -367,15 +368,11 @@ async def test_a_rollout_that_is_cancelled_leaves_no_task(tmp_path: Path) -> Non
             return [task for task in asyncio.all_tasks() - before if "Event.wait" in repr(task)]
 
         playing = asyncio.create_task(env.play(env.rows()[0], Sampler().policy()))
-        async with asyncio.timeout(30):
-            while not waiting():
-                await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
+        await until(waiting)
         playing.cancel()
         await asyncio.gather(playing, return_exceptions=True)
-        await asyncio.sleep(0.1)
         assert playing.cancelled()
-        assert waiting() == []
+        await until(lambda: not waiting())
 
 
 async def test_requests_that_nobody_can_answer_are_refused_and_harm_nothing(tmp_path: Path) -> None:

@@ -137,11 +137,11 @@ async def test_arguments_are_bounded() -> None:
         await checked_arguments('{"a": ' + "[" * 300 + "]" * 300 + "}", Taking(BROAD))
     # Numbers that have one hash, of which a set would compare each with all others.
     alike = [number * ((1 << 61) - 1) for number in range(1, 40_000)]
-    began = time.perf_counter()
+    began = time.process_time()
     assert await checked_arguments(json.dumps({"a": alike}), Taking(BROAD)) == ({"a": alike}, 0)
     with pytest.raises(ToolInputError, match="no item twice"):
         await checked_arguments('{"a": [1, {"b": 1.0}, {"b": 1}]}', Taking(BROAD))
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 async def test_of_many_unknown_parameters_few_are_compared_with_those_there_are() -> None:
@@ -168,10 +168,10 @@ async def test_a_schema_with_many_ways_is_not_followed_for_ever() -> None:
     nested: Any = {}
     for _ in range(60):
         nested = {"a": nested}
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(ToolInputError):
         await checked_arguments(json.dumps(nested), Taking(schema))
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 async def test_a_turn_makes_so_many_calls_at_most() -> None:

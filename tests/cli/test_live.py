@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 import pty
@@ -24,6 +23,7 @@ from hermes_rl.cli.live import LivePanel, duration, histogram
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.progress import RunStatus
 from tests.commands import hermes
+from tests.waiting import until, until_blocking
 
 SPEC = """
 dataset: {items: [{n: 1}, {n: 2}, {n: 3}]}
@@ -158,10 +158,7 @@ def test_a_terminal_that_has_stopped_holds_up_nothing(start: Callable[..., Termi
     terminal = start(8)
     terminal.until(lambda text: "in flight" in text)
     terminal.press("\x13")  # Ctrl-S: whatever is written now waits
-    deadline = time.monotonic() + 60
-    while len((tmp_path / "out" / "rollouts.jsonl").read_text().splitlines()) < 16:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until_blocking(lambda: len((tmp_path / "out" / "rollouts.jsonl").read_text().splitlines()) >= 16, seconds=60)
     terminal.press("\x11")
     assert terminal.end() == 0
 
@@ -229,15 +226,13 @@ async def test_several_environments_are_parts_of_one_panel_and_keys_are_for_all(
             with parts["long"].watching(runs["long"]):
                 short.enter_context(parts["short"].watching(runs["short"]))
                 os.write(screen, b"pf")
-                while not all(run.paused and run.finished for run in runs.values()):
-                    await asyncio.sleep(0.01)
+                await until(lambda: all(run.paused and run.finished for run in runs.values()))
                 parts["long"].note("this is new")
                 with panel.console.capture() as captured:
                     panel.console.print(panel.panel())
             # The first that began has ended; the other is still drawn and steered.
             os.write(screen, b"p")
-            while runs["short"].paused:
-                await asyncio.sleep(0.01)
+            await until(lambda: not runs["short"].paused)
         assert runs["long"].paused
         assert termios.tcgetattr(keyboard)[3] == before, "the terminal is as it was"
     finally:
@@ -272,12 +267,10 @@ async def test_a_panel_that_cannot_be_drawn_is_told_and_takes_no_note_with_it() 
     panel = LivePanel("x", Console(file=said, width=100))
     panel.values["score"].append("no number")  # type: ignore[arg-type]
     with panel.watching(Watched("run")):
-        while "cannot be drawn (TypeError" not in said.getvalue():
-            await asyncio.sleep(0.01)
+        await until(lambda: "cannot be drawn (TypeError" in said.getvalue())
         panel.note("a later warning")
         panel.values["score"].clear()
-        while "a later warning" not in said.getvalue():
-            await asyncio.sleep(0.01)
+        await until(lambda: "a later warning" in said.getvalue())
     assert said.getvalue().count("cannot be drawn") == 1
 
 

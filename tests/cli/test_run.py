@@ -6,12 +6,12 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.commands import ROOT, hermes, started
+from tests.waiting import until_blocking
 
 
 def listen_to_ctrl_c() -> None:
@@ -138,9 +138,7 @@ def test_ctrl_c_keeps_what_is_complete_and_the_same_command_goes_on(tmp_path: Pa
     arguments = ["run", "terminal-files", "process", "--out", "run", "--set", "process.groups=400", "--quiet"]
     process = started(*arguments, cwd=tmp_path)
     groups = tmp_path / "run" / "groups.jsonl"
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (groups.exists() and groups.read_text().count("\n") >= 2):
-        time.sleep(0.02)
+    until_blocking(lambda: groups.exists() and groups.read_text().count("\n") >= 2, seconds=60)
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 130
     _, said = process.said()

@@ -10,7 +10,6 @@ import re
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +21,7 @@ import pytest
 from hermes_rl.cli.main import status
 from tests.cli.test_run import lines
 from tests.commands import Command, environment, hermes, started
+from tests.waiting import until_blocking
 
 SPEC = """
 dataset:
@@ -227,10 +227,7 @@ def test_ctrl_c_ends_the_set_and_keeps_what_is_complete(folder: Path) -> None:
 
 
 def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until_blocking(condition, seconds=60)
 
 
 def test_settings_the_command_line_and_the_specs_own_policy(folder: Path, capsys: Out) -> None:

@@ -21,6 +21,7 @@ from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tools.base import ToolRuntime
 from tests.env.greetings import Greetings
 from tests.env.writer_model import WriterModel
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -61,8 +62,7 @@ async def test_a_reward_does_not_hold_up_the_event_loop(model: WriterModel) -> N
             return float(turned.wait(60))
 
     async def turn() -> None:
-        while not rewarding.is_set():
-            await asyncio.sleep(0.01)
+        await until(rewarding.is_set)
         for _ in range(25):
             await asyncio.sleep(0.01)
         turned.set()
@@ -313,8 +313,7 @@ async def test_a_cancelled_group_leaves_no_sandbox(model: WriterModel, monkeypat
     env = make(model)
     await env.setup()
     task = asyncio.create_task(env.collect_trajectories({"who": "Ann"}))
-    while len(live) < 2:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(live) >= 2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -14,6 +14,7 @@ from tests.cli.test_run import lines
 from tests.env.test_serve import serve
 from tests.env.trainer import train, trajectory_api
 from tests.ports import free_port
+from tests.waiting import until
 
 SPEC = """
 name: numbers
@@ -58,8 +59,7 @@ def check(batches: list[list[dict[str, Any]]], folder: Path) -> None:
 
 
 async def received(batches: list[Any], count: int) -> None:
-    while len(batches) < count:
-        await asyncio.sleep(0.02)
+    await until(lambda: len(batches) >= count, seconds=60)
 
 
 @pytest.mark.slow
@@ -68,9 +68,9 @@ async def test_kills_of_the_environment_lose_and_repeat_nothing(tmp_path: Path) 
     async with trajectory_api() as url:
         spec = write_spec(tmp_path, url, steps)
         trainer = asyncio.create_task(train(url, steps=steps, batch_size=BATCH, pause=0.1, batches=batches))
-        for until in (3, 8):
+        for count in (3, 8):
             async with serve(spec, tmp_path / "run"):  # killed at its end
-                await asyncio.wait_for(received(batches, until), 60)
+                await asyncio.wait_for(received(batches, count), 60)
         async with serve(spec, tmp_path / "run") as process:
             await asyncio.wait_for(trainer, 60)
             output, _ = await asyncio.wait_for(process.communicate(), 60)

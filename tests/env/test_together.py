@@ -19,6 +19,7 @@ from hermes_rl.cli.main import status
 from tests.cli.test_run import lines, listen_to_ctrl_c
 from tests.commands import environment
 from tests.env.trainer import free_port, train, trajectory_api
+from tests.waiting import until
 
 SPEC = """
 dataset: {generator: "rows.py:rows"}
@@ -86,8 +87,7 @@ def rows_of(batches: list[list[dict[str, Any]]]) -> list[tuple[str, int]]:
 
 
 async def received(batches: list[Any], count: int) -> None:
-    while len(batches) < count:
-        await asyncio.sleep(0.02)
+    await until(lambda: len(batches) >= count, seconds=60)
 
 
 @pytest.mark.slow

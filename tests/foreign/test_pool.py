@@ -34,6 +34,8 @@ from hermes_rl.foreign.pool import (
 from hermes_rl.foreign.process import OOM_EARLY
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.plugins import Code, load_object
+from tests.runs.processes import alive
+from tests.waiting import until_blocking
 
 CODE = """
 import asyncio, os, random, re, signal, socket, struct, subprocess, sys, threading, time
@@ -296,15 +298,7 @@ def test_what_a_call_has_started_ends_with_its_process(call: Caller, pool: Proce
 
 
 def until_gone(pid: int) -> None:
-    for _ in range(200):
-        try:
-            os.kill(pid, 0)
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return
-        except (ProcessLookupError, FileNotFoundError):
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"{pid} lives")
+    until_blocking(lambda: not alive(pid))
 
 
 def test_many_at_once_wait_for_each_other_or_get_processes(call: Caller) -> None:

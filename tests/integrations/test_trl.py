@@ -32,6 +32,7 @@ from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.api.summing import COMPARED, END, TEXT, TOKENIZER, Sampler, sampled, spec_in, write
 from tests.env.test_token_exact import tokenizer_folder
 from tests.servers.token_policy import TokenPolicy
+from tests.waiting import stays, until_blocking
 
 PAGE = (Path(__file__).parents[2] / "docs" / "integrations" / "trl.md").read_text("utf-8")
 END_ID = TOKENIZER.encode(END)[0]
@@ -487,7 +488,8 @@ def test_every_sequence_of_a_group_goes_into_the_queue_which_holds_playing_back(
         samples = list(taken(worker, 24))
         worker.check_health(10)
         waiting = len(sampler.asked)
-        time.sleep(0.5)
+        until_blocking(worker.rollout_buffer.full)
+        until_blocking(stays(lambda: len(sampler.asked)))
         assert len(sampler.asked) - waiting < 80  # the queue is full, and only what was begun is played
         assert worker.rollout_buffer.full()
     by_group = Counter(one.group_id for one in samples)
@@ -552,12 +554,13 @@ def test_groups_that_failed_are_counted_by_their_cause_and_never_sent(tmp_path: 
     with HermesWorker(spec_in(tmp_path), configuration(queue_maxsize=500), policy=sampler.policy()) as worker:
         worker.start()
         counted: Counter[str] = Counter()
-        deadline = time.monotonic() + 60
-        while counted["hermes_rl/failed_server_failure_total"] < 2 and time.monotonic() < deadline:
+
+        def failures() -> bool:
             for one in told(worker):
                 counted.update(one.keys())
-            time.sleep(0.05)
-    assert counted["hermes_rl/failed_server_failure_total"] >= 2
+            return counted["hermes_rl/failed_server_failure_total"] >= 2
+
+        until_blocking(failures, seconds=60)
     while not worker.rollout_buffer.empty():
         assert worker.rollout_buffer.get().metrics["reward"] in (0.0, 1.0)
 
@@ -574,9 +577,7 @@ def test_what_ends_the_playing_is_raised_where_trl_asks_for_health(tmp_path: Pat
             worker.check_health(1)
         worker.start()
         with pytest.raises(UserError):
-            for _ in range(300):
-                worker.check_health(1)
-                time.sleep(0.05)
+            until_blocking(lambda: worker.check_health(1), seconds=60)
         worker.stop()
         worker.stop()
 

@@ -19,6 +19,7 @@ from hermes_rl.integrations import verl
 from hermes_rl.integrations.verl import VerlAgentLoop
 from tests.api.summing import CODE, COMPARED, TEXT, TOKENIZER, Sampler, sampled
 from tests.env.test_token_exact import tokenizer_folder
+from tests.waiting import until
 
 PARAMETERS = {"temperature": 1.0, "top_p": 1, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
 
@@ -181,9 +182,9 @@ async def test_members_that_are_compared_are_refused_where_verl_does_not_tell_th
 async def test_a_member_that_is_cancelled_leaves_the_others_their_group(tmp_path: Path) -> None:
     played = loop(tmp_path, Manager(), COMPARED)
     key = (await rows(tmp_path))[0]
-    await played._worker()  # it is open: each member begins at once
+    worker = await played._worker()
     work = [asyncio.create_task(played.run(dict(PARAMETERS), **sample(key, session_id=n))) for n in range(3)]
-    await asyncio.sleep(0.1)
+    await until(lambda: worker._waiting.total() == 3)
     work[0].cancel()
     last = asyncio.create_task(played.run(dict(PARAMETERS), **sample(key, session_id=3)))
     ended = await asyncio.gather(*work, last, return_exceptions=True)
@@ -191,12 +192,11 @@ async def test_a_member_that_is_cancelled_leaves_the_others_their_group(tmp_path
     assert [outputs[0].reward_score for outputs in ended[1:]] == [2.0] * 3  # type: ignore[index]
     # Where nobody waits any more, the group ends too.
     again = [asyncio.create_task(played.run(dict(PARAMETERS), **sample(key, session_id=n))) for n in range(2)]
-    await asyncio.sleep(0.1)
+    await until(lambda: worker._waiting.total() == 2)
     for one in again:
         one.cancel()
     await asyncio.gather(*again, return_exceptions=True)
-    await asyncio.sleep(0.05)
-    assert not (await played._worker())._groups
+    await until(lambda: not worker._groups)
 
 
 async def test_a_failed_member_fails_its_whole_group(tmp_path: Path) -> None:

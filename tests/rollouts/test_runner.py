@@ -16,6 +16,7 @@ from hermes_rl.scoring.value import RewardValue
 from hermes_rl.servers.base import ContextLengthExceeded
 from hermes_rl.tokens.transcript import TokenSequence, ids
 from tests.rollouts.worlds import Policy, World, row
+from tests.waiting import turns, until
 
 
 class Written(Unrecorded):
@@ -89,8 +90,7 @@ async def test_evaluation_plays_every_member_also_where_one_fails() -> None:
 async def test_cancelling_a_group_releases_every_machine() -> None:
     world = World(policy=Policy(delay=60.0))
     task = RolloutRunner(world).start(row(), "g", 4)
-    while world.policy.in_flight < 4:
-        await asyncio.sleep(0.001)
+    await until(lambda: world.policy.in_flight == 4)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -103,7 +103,7 @@ async def test_cancelling_a_group_before_it_began_leaves_nothing_running() -> No
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.sleep(0.01)
+    await turns()
     assert world.opened == world.closed
     assert len(asyncio.all_tasks()) == 1
 

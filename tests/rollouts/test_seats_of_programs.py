@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from hermes_rl import Ending, Group, Policy, UserError, certify, open_env
+from hermes_rl.agent.recorder import PolicyRecorder
 from hermes_rl.reading.record import RunRecord
 from hermes_rl.reading.shown import Screen, shown_rollout
 from hermes_rl.runs.opening import Launch
@@ -21,7 +23,7 @@ from tests.commands import hermes
 
 AGENT = '''
 """Asks the model until it calls no tool; what it has heard and said is in the file that its first word names."""
-import json, os, subprocess, sys, time, urllib.error, urllib.request
+import json, os, socket, subprocess, sys, time, urllib.error, urllib.request
 
 MODE, FILE, TASK = sys.argv[1:4]
 BASH = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
@@ -52,7 +54,7 @@ if MODE == "sleeps":
 if MODE == "leaves a squatter":
     code = "import socket, time; s = socket.create_server(('127.0.0.1', 8182)); time.sleep(60)"
     subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    time.sleep(0.5)
+    while socket.socket().connect_ex(("127.0.0.1", 8182)): time.sleep(0.01)
 while True:
     message = ask(messages)
     messages.append(message)
@@ -239,12 +241,22 @@ async def test_a_function_is_told_the_conversation_of_its_seat(tmp_path: Path) -
     [
         ("crashes", {}, Ending.GAVE_UP, 1),
         ("plain", {"max_turns": 2}, Ending.MAX_TURNS, 2),
-        ("sleeps", {"timeout": 1.5}, Ending.TIMEOUT, 1),
+        ("sleeps", {"timeout": 60}, Ending.TIMEOUT, 1),
     ],
 )
 async def test_a_program_that_ends_otherwise_is_out_by_its_own_doing(
-    tmp_path: Path, mode: str, agent: dict[str, Any], ending: Ending, turns: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, agent: dict[str, Any], ending: Ending, turns: int
 ) -> None:
+    if "timeout" in agent:
+        # Its time is over once its first call, and the one of the other seat before, have been answered.
+        ask, answered = PolicyRecorder.ask, []
+
+        async def noted(*args: Any, **more: Any) -> Any:
+            answered.append(await ask(*args, **more))
+            return answered[-1]
+
+        monkeypatch.setattr(PolicyRecorder, "ask", noted)
+        monkeypatch.setattr("hermes_rl.agent.program.clock", lambda: time.monotonic() + 1000 * (len(answered) >= 2))
     black = {"prompt": {"user": "You answer."}, "agent": {"program": program(mode), **agent}}
     group = await played(tmp_path, agents={"white": {}, "black": black})
     ended = {seat.seat.name: (seat.ending, seat.turns) for seat in group.rollouts[0].seats}

@@ -29,7 +29,7 @@ def rows(count: int) -> list[Row]:
 
 
 class Policy:
-    """Says "done" after `delay` seconds; counts the calls in flight."""
+    """Says "done" after `delay` seconds, and not before its gate is open; counts the calls in flight."""
 
     scripted = False
 
@@ -37,6 +37,8 @@ class Policy:
         self.delay, self.finish_reason = delay, finish_reason
         self.in_flight = self.most = self.calls = 0
         self.requests: list[ChatRequest] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
 
     async def chat(self, request: ChatRequest) -> ChatReply:
         self.calls += 1
@@ -45,6 +47,7 @@ class Policy:
         self.requests.append(request)
         try:
             await asyncio.sleep(self.delay)
+            await self.gate.wait()
         finally:
             self.in_flight -= 1
         message = {"role": "assistant", "content": "done"}

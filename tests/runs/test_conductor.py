@@ -12,6 +12,7 @@ from hermes_rl.rollouts.admission import Fixed
 from hermes_rl.rollouts.rollout import RolloutKey
 from hermes_rl.runs.run import Plan, RowSource, Run
 from tests.rollouts.worlds import Policy, World, row, rows
+from tests.waiting import until
 
 
 def run(world: World, given: Any, **plan: Any) -> Run:
@@ -66,11 +67,12 @@ async def test_a_bound_that_is_changed_again_and_again_is_kept() -> None:
 
 async def test_a_bound_that_is_set_where_there_was_none_counts_what_is_in_flight() -> None:
     world = World(policy=Policy(delay=0.02))
+    world.policy.gate.clear()
     runner = run(world, rows(1), repeat=False).runner
     plays = [asyncio.create_task(runner.member(RolloutKey(row(), "group", index, 12))) for index in range(12)]
-    await asyncio.sleep(0.01)
-    assert world.policy.in_flight == 12
+    await until(lambda: world.policy.in_flight == 12)
     runner.slots.bound(5)
+    world.policy.gate.set()
     plays += [asyncio.create_task(runner.member(RolloutKey(row(), "other", index, 12))) for index in range(12)]
     await asyncio.wait(plays, return_when=asyncio.FIRST_COMPLETED)
     world.policy.most = 0

@@ -19,6 +19,7 @@ from tests.cli.test_run import lines, listen_to_ctrl_c
 from tests.commands import environment, hermes
 from tests.rollouts.worlds import Policy, World
 from tests.runs.playing import EvaluatePlan, ProcessPlan, play_evaluate, play_process
+from tests.waiting import until_blocking
 
 SPEC = """
 dataset: DATASET
@@ -115,13 +116,9 @@ def started(folder: Path) -> subprocess.Popen[str]:
         preexec_fn=listen_to_ctrl_c,
     )  # fmt: skip
     rollouts = folder / "disk" / "run" / "rollouts.jsonl"
-    deadline = time.monotonic() + 60
-    while (
-        time.monotonic() < deadline
-        and process.poll() is None
-        and not (rollouts.exists() and rollouts.read_text().count("\n") > 3)
-    ):
-        time.sleep(0.02)
+    until_blocking(
+        lambda: process.poll() is not None or (rollouts.exists() and rollouts.read_text().count("\n") > 3), seconds=60
+    )
     return process
 
 

@@ -17,6 +17,7 @@ from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.servers import pool
 from hermes_rl.spec.load import load_spec
+from tests.waiting import until
 
 SPEC = """
 dataset: {{items: [{{n: 1}}, {{n: 2}}]}}
@@ -69,10 +70,9 @@ async def test_a_server_that_is_broken_is_told_with_its_answer_and_when_it_is_ba
         spec = load_spec(str(tmp_path / "spec.yaml"), environ={})
         launch = Launch("process", out=tmp_path / "out", progress=Progress(said), environ={})
         playing = asyncio.create_task(run_process(spec, launch))
-        async with asyncio.timeout(30):
-            while "calls sent again: policy" not in said.getvalue() or "has failed for" not in said.getvalue():
-                await asyncio.sleep(0.05)
-                assert not playing.done()
+        words = ("calls sent again: policy", "has failed for")
+        await until(lambda: playing.done() or all(word in said.getvalue() for word in words))
+        assert not playing.done()
         choice = {"message": {"role": "assistant", "content": "1"}, "finish_reason": "stop"}
         model.status, model.body = "200 OK", json.dumps({"model": "m", "choices": [choice], "usage": {}})
         await playing

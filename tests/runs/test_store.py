@@ -22,6 +22,7 @@ from hermes_rl.servers.base import ChatReply
 from hermes_rl.tokens.transcript import TokenSequence
 from tests.rollouts.worlds import Policy, World, row, rows
 from tests.runs.playing import EvaluatePlan, ProcessPlan, lines, play_evaluate, play_process, rollouts_of
+from tests.waiting import until
 
 
 class Halts(Policy):
@@ -49,9 +50,7 @@ def written(folder: Path) -> int:
 async def halted(work: Any, policy: Halts, folder: Path) -> None:
     """Cancel the run once its policy answers no more, and what it has answered is written."""
     run = asyncio.create_task(work)
-    async with asyncio.timeout(60):
-        while not run.done() and written(folder) < policy.after:
-            await asyncio.sleep(0.01)
+    await until(lambda: run.done() or written(folder) >= policy.after, seconds=60)
     run.cancel()
     await asyncio.gather(run, return_exceptions=True)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from hermes_rl.sandbox import Sandbox, jobs
+from tests.waiting import until
 
 
 async def test_runs_on_and_ends(sandbox: Sandbox) -> None:
@@ -21,9 +20,7 @@ async def test_runs_on_and_ends(sandbox: Sandbox) -> None:
 
 async def test_output_so_far(sandbox: Sandbox) -> None:
     process = await sandbox.spawn("echo early; sleep 30")
-    async with asyncio.timeout(30):
-        while not process.output().endswith(b"\n"):
-            await asyncio.sleep(0.01)
+    await until(lambda: process.output().endswith(b"\n"))
     assert process.output() == b"early\n"
     await process.kill()
     assert await process.wait(30) == 137

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ from hermes_rl.sandbox.cgroup import (
     total_memory,
 )
 from hermes_rl.sandbox.helper_system import children
+from tests.waiting import until, until_blocking
 
 HERE = find_layout()
 needs_groups = pytest.mark.skipif(HERE is None, reason="this user may make no control groups here")
@@ -94,10 +96,14 @@ def test_killed_runner_leaves_no_group_and_nothing_that_it_has_marked(how: str) 
     runner.send_signal(signal.SIGKILL)
     runner.wait()
     runner.stdout.close()
-    end = time.monotonic() + 10
-    while any(one.exists() for one in (begun, *tops)) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert [one for one in (begun, *tops) if one.exists()] == []
+    until_blocking(lambda: not any(one.exists() for one in (begun, *tops)))
+
+
+def removed(folder: Path) -> bool:
+    """Remove a group, which is possible once its processes have ended."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+    return not folder.exists()
 
 
 def bounded(memory: int, code: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -115,11 +121,7 @@ def bounded(memory: int, code: str, *words: str) -> subprocess.CompletedProcess[
         return subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
     finally:
         for folder in dict.fromkeys((inner, around)):
-            end = time.monotonic() + 10
-            while folder.exists() and time.monotonic() < end:
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
-                time.sleep(0.02)
+            until_blocking(partial(removed, folder))
 
 
 CROWD = """
@@ -239,11 +241,12 @@ async def test_what_sockets_hold_is_bounded(way: str) -> None:
         before = machine_sockets()
         code = FLOOD.format(body=SOCKET_FLOODS[way]) + "import time; time.sleep(30)"
         await sandbox.spawn(["python3", "-c", code])
-        end, most = time.monotonic() + 1, 0
-        while time.monotonic() < end:
+        await until(lambda: machine_sockets() - before > (1 << 20))
+        most = 0
+        for _ in range(20):
             most = max(most, machine_sockets() - before)
             await asyncio.sleep(0.05)
-    assert (1 << 20) < most < 2 * SOCKETS
+    assert most < 2 * SOCKETS
 
 
 def machine_sockets() -> int:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ from hermes_rl.sandbox.docker_engine import Engine, engine_socket, joined
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from tests.sandbox.conftest import fake_engine
 from tests.sandbox.test_release import marked
+from tests.waiting import until
 
 CONFIG = SandboxConfig(backend="docker")
 Plan = Callable[..., Awaitable[None]]
@@ -133,8 +135,7 @@ async def test_a_start_waits_for_an_engine_that_is_away(
         await first.start()
     await first.close()
     waiting = [asyncio.create_task(started_and_closed()) for _ in range(3)]
-    while "new sandboxes wait for it" not in caplog.text:
-        await asyncio.sleep(0.01)
+    await until(lambda: "new sandboxes wait for it" in caplog.text)
     with fake_engine(path):
         assert await asyncio.gather(*waiting) == ["on\n"] * 3
         removed = f"DELETE /containers/{name_of(first)}"
@@ -288,13 +289,14 @@ async def test_a_start_that_is_cancelled_while_its_folder_is_made_leaves_none(
     plan: Plan, docker_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    listen, begun = docker.Rendezvous._listen, asyncio.Event()
+    listen, begun, ended = docker.Rendezvous._listen, asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
     def slowly(self: docker.Rendezvous) -> None:
         loop.call_soon_threadsafe(begun.set)
         time.sleep(0.2)
         listen(self)
+        ended.set()
 
     monkeypatch.setattr(docker.Rendezvous, "_listen", slowly)
     sandbox = create_sandbox(CONFIG)
@@ -304,8 +306,8 @@ async def test_a_start_that_is_cancelled_while_its_folder_is_made_leaves_none(
     with pytest.raises(asyncio.CancelledError):
         await starting
     await sandbox.close()
-    await asyncio.sleep(0.3)
-    assert list(tmp_path.glob("hermes-rl-*")) == []
+    await until(ended.is_set)
+    await until(lambda: not list(tmp_path.glob("hermes-rl-*")))
 
 
 async def test_a_start_that_is_cancelled_while_its_container_is_made_leaves_no_folder(
@@ -315,8 +317,11 @@ async def test_a_start_that_is_cancelled_while_its_container_is_made_leaves_no_f
     await plan(create_seconds=0.3, makes_folders=True)
     sandbox = create_sandbox(CONFIG)
     starting = asyncio.create_task(sandbox.start())
-    while "POST /containers/create" not in (await state(docker_host))["calls"]:
-        await asyncio.sleep(0.01)
+
+    async def creating() -> bool:
+        return "POST /containers/create" in (await state(docker_host))["calls"]
+
+    await until(creating)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting

@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hermes_rl.sandbox import SandboxConfig, create_sandbox
+from hermes_rl.sandbox import SandboxConfig, create_sandbox, etc
 from hermes_rl.sandbox.etc import etc_folder
 
 SEEN = """
 cd /etc; ls -A; cat passwd group hosts hostname; wc -c < ld.so.cache; ls ssl/certs | wc -l; readlink -f alternatives/awk
 touch new 2>&1; rm -f passwd 2>&1
 """
+
+
+@pytest.fixture(autouse=True)
+def source(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the machine's /etc, in which no installation of packages changes anything."""
+    folder = tempfile.TemporaryDirectory()  # the one of the test may be entered by its owner alone
+    copy = Path(folder.name)
+    copy.chmod(0o755)
+    for name in (*etc.ETC, etc.RESOLVER):
+        here, there = Path("/etc", name), copy / name
+        there.parent.mkdir(parents=True, exist_ok=True)
+        if here.is_dir():
+            shutil.copytree(here, there, symlinks=True)
+        elif here.exists():
+            shutil.copyfile(here, there)
+    monkeypatch.setattr(etc, "SOURCE", copy)
+    with folder:
+        yield copy
 
 
 async def seen() -> str:
@@ -48,6 +68,17 @@ async def test_a_cache_that_is_emptied_while_a_program_runs_is_filled_again() ->
     assert await seen() == before
 
 
-async def test_the_names_of_hosts_are_those_of_this_machine_where_a_sandbox_has_its_network() -> None:
+def test_a_folder_that_is_laid_out_again_has_the_name_of_its_new_content(source: Path) -> None:
+    former = etc_folder(others=False)
+    assert former is not None
+    (source / "services").write_text("echo 7/tcp\n")
+    assert etc_folder(others=False) == former, "a program shows all of its sandboxes the same, while it is there"
+    shutil.rmtree(former)
+    later = etc_folder(others=False)
+    assert later is not None and later != former and not former.exists()
+    assert (later / "services").read_text() == "echo 7/tcp\n"
+
+
+async def test_the_names_of_hosts_are_those_of_this_machine_where_a_sandbox_has_its_network(source: Path) -> None:
     async with create_sandbox(SandboxConfig(network=True)) as sandbox:
-        assert (await sandbox.run("cat /etc/resolv.conf")).output == Path("/etc/resolv.conf").read_text()
+        assert (await sandbox.run("cat /etc/resolv.conf")).output == (source / "resolv.conf").read_text()

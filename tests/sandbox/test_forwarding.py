@@ -11,6 +11,7 @@ from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox.base import Sandbox
 from hermes_rl.sandbox.forwarding import forwarded
 from hermes_rl.tools.base import ToolRuntime
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -25,8 +26,12 @@ async def test_each_reads_what_the_other_writes(two: tuple[Sandbox, Sandbox]) ->
     async with forwarded(one, asks, other, ["sh", "-c", 'read word; echo "you said $word"; sleep 60']):
         done = await one.run("for i in $(seq 200); do [ -e /tmp/heard ] && cat /tmp/heard && exit; sleep .05; done")
     assert done.output == "you said hello\n"
-    left = await asyncio.gather(*(each.run("pgrep -x sleep || echo none") for each in two))
-    assert [each.output for each in left] == ["none\n", "none\n"]
+
+    async def ended() -> bool:
+        left = await asyncio.gather(*(each.run("pgrep -x sleep || echo none") for each in two))
+        return [each.output for each in left] == ["none\n", "none\n"]
+
+    await until(ended)
 
 
 async def test_the_end_of_one_is_the_end_of_both(two: tuple[Sandbox, Sandbox]) -> None:

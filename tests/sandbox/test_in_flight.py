@@ -15,6 +15,7 @@ from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
 from hermes_rl.sandbox.channel import Connection, Diagnosis, Lost
 from hermes_rl.sandbox.launcher import socket_pair
 from hermes_rl.sandbox.wire import LAST_PIECE, PIECE, number, pack, unpack
+from tests.waiting import until
 
 FLOOD = """
 import array, os, socket, time
@@ -45,9 +46,8 @@ print("passed")
 async def crowd(sandbox: Sandbox) -> None:
     """Have the sandbox send descriptors that nobody takes, until its user may send no more."""
     flood = await sandbox.spawn(["python3", "-c", FLOOD])
-    while b"sent" not in flood.output():
-        assert flood.poll() is None
-        await asyncio.sleep(0.02)
+    await until(lambda: flood.poll() is not None or b"sent" in flood.output())
+    assert flood.poll() is None
     assert str(errno.ETOOMANYREFS).encode() in flood.output()
 
 
@@ -149,7 +149,6 @@ async def test_pieces_are_one_answer_and_have_an_end(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("hermes_rl.sandbox.channel.PIECES_LIMIT", 50_000)
     theirs.send(PIECE + b"x" * 30_000)
     theirs.send(PIECE + b"x" * 30_000)
-    while connection.alive:
-        await asyncio.sleep(0.01)
+    await until(lambda: not connection.alive)
     assert (await connection.failure()).detail == Lost.ENDED.value
     theirs.close()

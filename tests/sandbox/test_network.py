@@ -23,6 +23,7 @@ from hermes_rl.sandbox.bubblewrap import Bubblewrap
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.hosts import HostList, RefusedError, is_public
 from hermes_rl.sandbox.proxy import CONNECTIONS, Proxy, read_request
+from tests.waiting import stays, until
 
 FETCH = """
 import sys, urllib.request
@@ -211,10 +212,10 @@ async def test_a_proxy_goes_with_its_sandbox(web: int) -> None:
         await sandbox.spawn(
             ["python3", "-c", "import socket; s=socket.create_connection(('127.0.0.1',3128)); s.recv(1)"]
         )
-        await asyncio.sleep(0.1)
         assert isinstance(sandbox, HelperSandbox) and isinstance(sandbox.isolation, Bubblewrap)
         proxy = sandbox.isolation.proxy
-    assert proxy is not None
+        assert proxy is not None
+        await until(lambda: proxy._tasks)
     assert not proxy._tasks
     await asyncio.sleep(0)
 
@@ -253,7 +254,7 @@ async def test_closing_ends_a_connection_in_the_moment_of_its_request(later: int
         client.sendall(b"CONNECT example.com:443 HTTP/1.1\r\n\r\n")
         for _ in range(later):
             await asyncio.sleep(0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await proxy.close()
 
 
@@ -328,10 +329,10 @@ async def test_connections_beyond_the_places_of_a_sandbox_have_nothing_of_the_ho
     ):
         before = descriptors()
         flood = await sandbox.spawn(["python3", "-c", FLOOD])
-        while b"flooded" not in flood.output():
-            assert flood.poll() is None
-            await asyncio.sleep(0.02)
-        await asyncio.sleep(0.3)
+        await until(lambda: flood.poll() is not None or b"flooded" in flood.output())
+        assert flood.poll() is None
+        await until(lambda: descriptors() > before)
+        await until(stays(descriptors, looks=20))
         assert 0 < descriptors() - before <= CONNECTIONS + 8
         assert await fetch(other, f"http://files.test:{web}/") == f"200 hello files.test:{web}"
         await flood.kill()

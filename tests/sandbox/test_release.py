@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
+from tests.waiting import stays, until
 
 
 def marked(mark: str) -> list[int]:
@@ -30,13 +30,9 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-async def gone(mark: str, seconds: float = 5.0) -> bool:
-    end = time.monotonic() + seconds
-    while marked(mark):
-        if time.monotonic() > end:
-            return False
-        await asyncio.sleep(0.02)
-    return True
+async def gone(mark: str) -> bool:
+    """Wait until no process has `mark` in its command line."""
+    return bool(await until(lambda: not marked(mark)))
 
 
 def descriptors() -> int:
@@ -45,28 +41,19 @@ def descriptors() -> int:
 
 async def no_more_than(number: int) -> bool:
     """Wait until there are at most so many descriptors: a connection to an engine is closed a little later."""
-    for _ in range(250):
-        if descriptors() <= number:
-            return True
-        await asyncio.sleep(0.02)
-    return False
+    return bool(await until(lambda: descriptors() <= number))
 
 
 async def steady_descriptors() -> int:
     """Their number once it stays the same for a while."""
-    still, before = 0, descriptors()
-    while still < 5:
-        await asyncio.sleep(0.02)
-        still, before = still + 1 if descriptors() == before else 0, descriptors()
-    return before
+    await until(stays(descriptors, looks=10))
+    return descriptors()
 
 
 async def there(mark: str, count: int = 1) -> list[int]:
     """Wait until so many processes have `mark` in their command line."""
-    async with asyncio.timeout(30):
-        while len(found := marked(mark)) < count:
-            await asyncio.sleep(0.01)
-    return found
+    await until(lambda: len(marked(mark)) >= count)
+    return marked(mark)
 
 
 def ended(pid: int) -> bool:
@@ -190,11 +177,7 @@ async def test_killed_runner_leaves_nothing(backend: str) -> None:
     runner.send_signal(signal.SIGKILL)
     await asyncio.to_thread(runner.wait)
     assert await gone(seconds)
-    for _ in range(100):
-        if ended(int(pid)) and (backend != "none" or not exists(home)):
-            return
-        await asyncio.sleep(0.02)
-    pytest.fail("the sandbox or its folder is still there")
+    await until(lambda: ended(int(pid)) and (backend != "none" or not exists(home)))
 
 
 async def test_a_start_that_is_cancelled_twice_leaves_no_process(
@@ -214,7 +197,7 @@ async def test_a_start_that_is_cancelled_twice_leaves_no_process(
         await asyncio.sleep(number % 3 * 0.001)
         starting.cancel()
         await asyncio.wait([starting])
-    assert await gone(str(tmp_path), 30)
+    assert await gone(str(tmp_path))
 
 
 KILLED_IN_ITS_START = """
@@ -233,9 +216,7 @@ async def test_a_runner_that_is_killed_while_it_starts_one_leaves_no_folder(mome
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     runner = await asyncio.create_subprocess_exec(*command, env=env, stderr=asyncio.subprocess.DEVNULL)
     assert await runner.wait() == -signal.SIGKILL
-    async with asyncio.timeout(30):
-        while list(tmp_path.glob("hermes-rl-*")):
-            await asyncio.sleep(0.02)
+    await until(lambda: not list(tmp_path.glob("hermes-rl-*")))
 
 
 async def test_lost_by_us_is_our_failure(fenced: Sandbox) -> None:

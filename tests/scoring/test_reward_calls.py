@@ -17,6 +17,7 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import AgentFault, JudgeFailure, NotYetAvailable, RewardFailure, SandboxFailure, UserError
 from hermes_rl.scoring.grader import RewardFunction, call_reward
 from hermes_rl.scoring.value import Score
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from hermes_rl.nowhere import Missing  # type: ignore[import-not-found]
@@ -157,8 +158,7 @@ async def test_blocking_rewards_leave_the_loop_free_and_run_beside_each_other() 
         return 1.0
 
     calls = [asyncio.create_task(result_of(function)) for function in (sync_reward, async_reward) for _ in range(10)]
-    while all_of_them.n_waiting < 20:
-        await asyncio.sleep(0.005)
+    await until(lambda: all_of_them.n_waiting >= 20)
     all_of_them.wait(60)  # the loop is free, and they all wait beside each other
     assert await asyncio.gather(*calls) == [1.0] * 20
 

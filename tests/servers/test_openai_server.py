@@ -17,6 +17,7 @@ from hermes_rl.servers.client import ModelClient, metered
 from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.transport import RetryPolicy
 from tests.servers.loopback_server import Answer, Loopback, Naps, completion, error
+from tests.waiting import until
 
 Start = Callable[[], Awaitable[Loopback]]
 KEY = "key-that-must-not-be-seen"
@@ -295,8 +296,7 @@ async def test_a_pause_holds_no_place(loopback: Start) -> None:
     policy = RetryPolicy(random=lambda: 1.0, base=2)
     async with role(server, policy, max_concurrency=1) as asked:
         failing = asyncio.create_task(asked.chat(HI))
-        while not server.seen:
-            await asyncio.sleep(0.01)
+        await until(lambda: server.seen)
         await asked.chat(HI)
         assert not failing.done()
         assert (await failing).attempts == 2
@@ -307,16 +307,12 @@ async def test_cancelled_calls_leave_nothing_behind(loopback: Start) -> None:
     server.otherwise = Answer(fault="hang")
     async with role(server, max_concurrency=2) as asked:
         calls = [asyncio.create_task(asked.chat(HI)) for _ in range(6)]
-        async with asyncio.timeout(30):
-            while server.in_flight < 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: server.in_flight >= 2)
         for call in calls:
             call.cancel()
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
-        async with asyncio.timeout(30):
-            while server.in_flight:
-                await asyncio.sleep(0.01)
+        await until(lambda: not server.in_flight)
         assert server.lost == 2
         server.otherwise = completion()
         assert (await asked.chat(HI)).message["content"] == "hello"

@@ -170,14 +170,6 @@ class Answered:
         return json.loads(self.body)
 
 
-def until(holds: Any, seconds: float = 30.0) -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it never came to hold"
-        time.sleep(0.05)
-
-
 def raw(port: int, sent: bytes, seconds: float = 10.0) -> bytes:
     """Send bytes as they are, and return what comes back until the other end closes or says nothing more."""
     with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:

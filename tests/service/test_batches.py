@@ -14,6 +14,7 @@ from tests.servers.loopback_server import Loopback, completion
 from tests.servers.token_policy import TokenPolicy
 from tests.service.playing import holds, many, named, policy, served_in, tokenizer
 from tests.service.served import PLAYED, Served, raw, spec_in
+from tests.waiting import stays, until
 
 
 def by_group(lines: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -125,7 +126,7 @@ async def test_a_reader_that_goes_away_ends_what_it_asked_for(tmp_path: Path) ->
         await holds(lambda: in_flight(service) == 0)
         asked = len(model.asked)
         model.resume()
-        await asyncio.sleep(1.0)
+        await until(stays(lambda: len(model.asked)))
         assert len(model.asked) == asked, "no model is called for one who has gone"
         metrics = await asyncio.to_thread(service.get, "/v1/metrics")
         assert metrics["readers_gone"] == 1
@@ -144,10 +145,9 @@ async def test_nothing_begins_that_nobody_reads(tmp_path: Path) -> None:
             await loop.sock_connect(reader, ("127.0.0.1", service.port))
             head = f"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
             await loop.sock_sendall(reader, (head + "Content-Type: application/json\r\n\r\n").encode() + body)
-            still, seen = 0, -1
-            while still < 20:  # nothing was asked for two seconds: all is waiting for the reader
-                await asyncio.sleep(0.1)
-                still, seen = still + 1 if len(model.asked) == seen else 0, len(model.asked)
+            await until(lambda: model.asked)
+            await until(stays(lambda: len(model.asked), looks=200))  # all is waiting for the reader
+            seen = len(model.asked)
             assert 0 < seen < rows, f"{seen} of {2 * rows} calls for a reader that reads nothing"
             assert await asyncio.to_thread(in_flight, service) == rows
             read = b""

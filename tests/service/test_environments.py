@@ -13,8 +13,9 @@ import pytest
 
 from tests.commands import hermes
 from tests.service.playing import holds, many, named, policy
-from tests.service.served import PLAYED, TOKEN, Served, spec_in, until
+from tests.service.served import PLAYED, TOKEN, Served, spec_in
 from tests.service.test_batches import by_group
+from tests.waiting import until_blocking
 
 ODD = "zwei/drei %20 & ü"
 """A name that has to be quoted in an address."""
@@ -190,5 +191,5 @@ def test_workers_play_for_each(tmp_path: Path) -> None:
         for path in paths(service).values():
             lines, _ = batch_below(service, path, rows=keys_below(service, path), n=2)
             assert {rollout["score"] for line in lines for rollout in line["rollouts"]} == {1.0}
-        until(lambda: [one["workers"]["ready"] for one in service.get("/v1/metrics").values()] == [2, 2])
+        until_blocking(lambda: [one["workers"]["ready"] for one in service.get("/v1/metrics").values()] == [2, 2])
         assert service.terminate() == 0

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.served import PLAYED, Served, spec_in, until
+from tests.service.served import PLAYED, Served, spec_in
 from tests.service.test_batches import in_flight
+from tests.waiting import until_blocking
 
 
 def running(mark: str) -> list[int]:
@@ -33,14 +34,14 @@ def test_no_sandbox_outlives_its_reader_or_the_service(tmp_path: Path, how: str)
         connection = service.connect()
         body = json.dumps({"rows": service.keys()[:2], "n": 2}).encode()
         connection.request("POST", "/v1/rollouts", body, service.headers(body))
-        until(lambda: len(running(mark)) >= 4)
+        until_blocking(lambda: len(running(mark)) >= 4)
         if how == "gone":
             connection.close()
-            until(lambda: in_flight(service) == 0)
+            until_blocking(lambda: in_flight(service) == 0)
         elif how == "terminated":
             assert service.terminate() == 0
             last = json.loads(connection.getresponse().read().splitlines()[-1])
             assert (last["end"], last["groups"]) == (True, 0)
         else:
             service.kill()
-        until(lambda: running(mark) == [])
+        until_blocking(lambda: running(mark) == [])

@@ -14,9 +14,10 @@ import pytest
 
 from tests.commands import hermes
 from tests.service.playing import holds, named, policy, served_in
-from tests.service.served import Served, spec_in, until
+from tests.service.served import Served, spec_in
 from tests.service.test_batches import by_group, in_flight
 from tests.service.test_sessions import waits, with_slow_tool
+from tests.waiting import stays, until, until_blocking
 
 REFUSED = [
     (("--listen", "0.0.0.0:0"), "--token-env NAME"),
@@ -115,7 +116,7 @@ async def test_what_does_not_end_in_time_is_cut_with_a_line_that_says_so(tmp_pat
             assert "the service is ending" in end["cut"]
             asked = len(model.asked)
             model.resume()
-            await asyncio.sleep(0.5)
+            await until(stays(lambda: len(model.asked)))
             assert len(model.asked) == asked
 
 
@@ -128,7 +129,7 @@ def test_sessions_and_runs_that_do_not_end_are_ended_too(tmp_path: Path) -> None
             target=lambda: answers.append(service.ask("POST", f"{path}/step", {"message": waits(60)}))
         )
         step.start()
-        until(lambda: service.ask("POST", f"{path}/step", {}).status == 409)
+        until_blocking(lambda: service.ask("POST", f"{path}/step", {}).status == 409)
         assert in_flight(service) == 1
         assert service.terminate() == 0
         step.join(10)
@@ -151,9 +152,7 @@ async def test_a_reader_that_does_not_read_does_not_keep_a_service_from_ending(t
                 await asyncio.to_thread(
                     reader.sendall, (head + "Content-Type: application/json\r\n\r\n").encode() + body
                 )
-                still, seen = 0, -1
-                while still < 20 or not seen:
-                    await asyncio.sleep(0.1)
-                    still, seen = still + 1 if len(model.asked) == seen else 0, len(model.asked)
+                await until(lambda: model.asked)
+                await until(stays(lambda: len(model.asked), looks=200))
                 assert await asyncio.to_thread(service.terminate) == 0
         assert "Traceback" not in service.said

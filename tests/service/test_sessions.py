@@ -11,7 +11,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.service.served import Served, spec_in, until
+from tests.service.served import Served, spec_in
+from tests.waiting import until_blocking
 
 CALL = {
     "role": "assistant",
@@ -121,7 +122,7 @@ def test_a_session_that_nobody_steps_ends(tmp_path: Path) -> None:
     with Served(spec_in(tmp_path), "--idle", "1") as service:
         turn = service.post("/v1/sessions", {"row": service.keys()[0]})
         assert service.get("/v1/metrics")["in_flight"]["rollouts"] == 1
-        until(lambda: service.get("/v1/metrics")["in_flight"]["sessions"] == 0)
+        until_blocking(lambda: service.get("/v1/metrics")["in_flight"]["sessions"] == 0)
         assert service.get("/v1/metrics")["in_flight"]["rollouts"] == 0
         assert service.ask("GET", f"/v1/sessions/{turn['id']}").json["error"] == "no_session"
 
@@ -145,7 +146,7 @@ def test_one_step_at_a_time_and_a_step_may_be_ended(tmp_path: Path) -> None:
             target=lambda: answers.append(service.ask("POST", f"{path}/step", {"message": waits(30)}))
         )
         step.start()
-        until(lambda: service.ask("POST", f"{path}/step", {}).status == 409)
+        until_blocking(lambda: service.ask("POST", f"{path}/step", {}).status == 409)
         started = time.monotonic()
         assert service.ask("DELETE", path).status == 204
         step.join(20)

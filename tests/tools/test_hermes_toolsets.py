@@ -21,6 +21,7 @@ from hermes_rl.tools.catalogue import DISTRIBUTIONS
 from hermes_rl.tools.hermes_toolsets import NAMES, REFUSED, HermesSession, HermesToolsets
 from tests.tools.calling import Player
 from tests.tools.searxng import Searches, searxng
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -121,11 +122,7 @@ async def test_rollouts_share_nothing_and_leave_nothing(tmp_path: Path) -> None:
         folder = hermes._folder
         assert folder is not None
         assert len(list(folder.glob("rollout-*"))) == 2
-    for _ in range(200):
-        if not list(folder.glob("rollout-*")):
-            break
-        await asyncio.sleep(0.02)
-    assert not list(folder.glob("rollout-*"))
+    await until(lambda: not list(folder.glob("rollout-*")))
     await hermes.close()
     assert not folder.exists()
 
@@ -135,8 +132,7 @@ async def test_a_process_that_is_lost_in_a_call_is_told_and_another_takes_its_pl
     async with playing("search", SEARXNG_URL=searches.url) as play:
         session = play.runtime.toolkit.tools[0]._toolsets.session(play.runtime)  # type: ignore[attr-defined]
         call = asyncio.create_task(play.outcome("web_search", '{"query": "x"}'))
-        while not searches.queries:
-            await asyncio.sleep(0.01)
+        await until(lambda: searches.queries)
         session._writer.transport.abort()
         assert "ended during the call; the next one finds another" in (await call).content
         searches.delay = 0

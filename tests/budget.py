@@ -1,6 +1,7 @@
 """A bound on the processor time of each fast test, so that all of them stay quick to run.
 
-A test's time is what its process, its commands and the children that it has waited for have used, fixtures included.
+A test's time is what its process, its commands and the children that it has waited for have used, with its fixtures
+but those that other tests use too.
 Tests above `NAMED` are named at the end; they should be made cheaper or be marked `slow`. As a busy machine makes the
 same work dearer, only those above `MOST` fail the run.
 """
@@ -28,9 +29,23 @@ def processor_time() -> float:
     return sum(os.times()[:4]) + sum(commands.used)
 
 
+def pytest_sessionstart() -> None:
+    _used.clear()  # of a run that this one is a fork of
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logstart() -> None:
     _began[:] = [processor_time()]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+    before = processor_time()
+    try:
+        return (yield)
+    finally:
+        if fixturedef.scope != "function":
+            _began[0] += processor_time() - before
 
 
 @pytest.hookimpl(wrapper=True)

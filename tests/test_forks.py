@@ -352,7 +352,10 @@ def test_it(number):
 
 
 def is_alive(pid: str) -> bool:
-    return Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 @pytest.mark.parametrize("to", ["parent", "all", "killed parent"])
@@ -373,6 +376,7 @@ def test_no_worker_stays_when_a_run_is_interrupted(run: Run, tmp_path: Path, to:
     done = finish(tmp_path, process)
     workers = {pid for pid, *_ in notes(tmp_path)} - {str(process)}
     assert len(workers) == 2
+    deadline = time.monotonic() + 30
     while any(map(is_alive, workers)):
         assert time.monotonic() < deadline
         time.sleep(0.05)

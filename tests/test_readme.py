@@ -31,9 +31,10 @@ def test_set_up_is_what_ci_does() -> None:
     assert "--constraint constraints.txt --editable '.[test]'" in ci
     assert TESTS in commands()
     assert f"\n{TESTS} || " in ci
-    assert '\npytest -n 2 -m "slow and not real" ' in ci
+    assert ci.index(TESTS) < ci.index("\nexport THOROUGH=1\n") < ci.index('\npytest -n 2 -m "slow and not real" ')
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_commands_work_one_after_the_other(tmp_path: Path) -> None:
     (tmp_path / "arithmetic.yaml").write_text(blocks("yaml")[0], encoding="utf-8")

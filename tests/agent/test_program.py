@@ -498,6 +498,7 @@ def test_what_a_program_cannot_have_is_refused(tmp_path: Path, line: str, proble
         parse_spec(f"{text}agent: {{program: {{command: [agent]}}}}\n{line}", folder=tmp_path)
 
 
+@pytest.mark.slow
 def test_the_program_of_the_documentation_plays(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
     for name, language in (("agent.py", "python"), ("spec.yaml", "yaml")):

@@ -64,6 +64,7 @@ def test_the_same_command_again_has_nothing_left_to_do(first_run: Run) -> None:
     assert len(lines(run / "groups.jsonl")) == 12
 
 
+@pytest.mark.slow
 def test_more_groups_go_on_and_fresh_starts_beside(tmp_path: Path) -> None:
     out = str(tmp_path / "run")
     arguments = ["run", "terminal-files", "process", "--out", out, "--quiet"]
@@ -132,6 +133,7 @@ servers: {policy: {type: scripted}}
     assert "no agent program has asked the model, so the scores say nothing of it" in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_complete_and_the_same_command_goes_on(tmp_path: Path) -> None:
     arguments = ["run", "terminal-files", "process", "--out", "run", "--set", "process.groups=400", "--quiet"]
     process = started(*arguments, cwd=tmp_path)

@@ -23,6 +23,7 @@ async def said_of(server: Drawing, tmp_path: Path, capsys: pytest.CaptureFixture
     return [line for line in capsys.readouterr().out.splitlines() if "sampling (vllm): " in line and "draws of" in line]
 
 
+@pytest.mark.slow
 async def test_what_is_drawn_is_compared_at_the_specs_settings_and_at_neutral_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -185,6 +185,7 @@ def test_models_may_be_served_one_after_the_other(folder: Path, capsys: Out, mon
     assert [(one["rank"], one["ranks"], one["cells"][0]["cost"]) for one in found["players"]] == [(1, [1, 2], 6.0)] * 2
 
 
+@pytest.mark.slow
 def test_what_is_left_is_played_after_a_kill(folder: Path) -> None:
     (folder / "sums.yaml").write_text(SPEC + "agent: {max_turns: 2}\n")
     slow = SET.replace("specs: [", "specs: [{spec: sums.yaml, name: long, set: {evaluate.rollouts: 100}}, ")
@@ -208,6 +209,7 @@ def test_what_is_left_is_played_after_a_kill(folder: Path) -> None:
     assert len(json.loads((folder / "outputs/small/set.json").read_text())["players"][0]["cells"]) == 3
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_set_and_keeps_what_is_complete(folder: Path) -> None:
     (folder / "small.yaml").write_text(SET.replace("evaluate.limit: 2", "evaluate.rollouts: 2000"))
     process = started("run", "small.yaml", "evaluate", "--quiet", cwd=folder)

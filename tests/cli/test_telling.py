@@ -159,6 +159,7 @@ def test_an_evaluation_says_how_it_samples(
     assert "eval/reward_count/long" not in metrics["results"]["all"]
 
 
+@pytest.mark.slow
 def test_the_library_of_tokenizers_gives_no_advice(tmp_path: Path) -> None:
     served = hermes("run", "terminal-files", "serve", "--set", "serve.api_url=http://127.0.0.1:1", cwd=tmp_path)
     assert served.returncode != 0 and "PyTorch" not in served.stderr, served.stderr

@@ -57,6 +57,7 @@ async def evaluated(
     return found, by_task, model.bodies
 
 
+@pytest.mark.slow
 async def test_each_row_has_its_image_and_its_tests_come_after_the_agent(tmp_path: Path, rootfs: Path) -> None:
     rows = []
     for name in ("one", "two"):

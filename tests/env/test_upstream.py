@@ -236,6 +236,7 @@ def tasks(tmp_path: Path, rootfs: Path) -> Path:
     return tmp_path / "rows"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [TerminalBench2EvalEnv, TBLiteEvalEnv])
 async def test_terminal_bench_2_and_its_lighter_kind(
     cls: type[TerminalBench2EvalEnv], serve: Serve, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -29,10 +29,6 @@ def processor_time() -> float:
     return sum(os.times()[:4]) + sum(commands.used)
 
 
-def pytest_sessionstart() -> None:
-    _used.clear()  # of a run that this one is a fork of
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logstart() -> None:
     _began[:] = [processor_time()]

@@ -46,7 +46,7 @@ def test_tests_above_the_budget_are_named(tmp_path: Path, workers: str, most: fl
     (tmp_path / "pytest.ini").write_text(INI)
     (tmp_path / "conftest.py").write_text(f"from tests import budget\nbudget.NAMED, budget.MOST = 0.17, {most}\n")
     (tmp_path / "test_it.py").write_text(TESTS)
-    done = finish(tmp_path, start(tmp_path, "-n", workers))
+    done = finish(start(tmp_path, "-n", workers))
     assert "6 passed" in done.stdout
     assert done.returncode == status
     named = re.findall(r"^ +\d\.\d\d s test_it.py::(\w+)$", done.stdout, re.MULTILINE)
@@ -55,7 +55,7 @@ def test_tests_above_the_budget_are_named(tmp_path: Path, workers: str, most: fl
 
 def test_a_run_within_the_budget_names_nothing(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(SPINS + "def test_it(): spin(0.2)\n")
-    done = finish(tmp_path, start(tmp_path))
+    done = finish(start(tmp_path))
     assert done.returncode == 0
     assert "processor time" not in done.stdout
 

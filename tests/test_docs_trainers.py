@@ -50,6 +50,7 @@ def test_rows_for_kto_have_prompt_answer_and_label(tmp_path: Path) -> None:
         assert row["prompt"][-1]["role"] == "user"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_rejection_sampling_keeps_one_right_rollout_of_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> Run:
     def run_modules(*options: str, **modules: str) -> SimpleNamespace:
         for name, text in modules.items():
             (tmp_path / f"{name}.py").write_text(NOTE + text)
-        return finish(tmp_path, start(tmp_path, *options))
+        return finish(start(tmp_path, *options))
 
     return run_modules
 
@@ -370,11 +370,11 @@ def test_no_worker_stays_when_a_run_is_interrupted(run: Run, tmp_path: Path, to:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     if to == "all":
-        os.killpg(process, signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)
     else:
-        os.kill(process, signal.SIGKILL if to == "killed parent" else signal.SIGINT)
-    done = finish(tmp_path, process)
-    workers = {pid for pid, *_ in notes(tmp_path)} - {str(process)}
+        os.kill(process.pid, signal.SIGKILL if to == "killed parent" else signal.SIGINT)
+    done = finish(process)
+    workers = {pid for pid, *_ in notes(tmp_path)} - {str(process.pid)}
     assert len(workers) == 2
     deadline = time.monotonic() + 30
     while any(map(is_alive, workers)):

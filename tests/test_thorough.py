@@ -31,13 +31,13 @@ INI = "[pytest]\nmarkers =\n  slow: in the slow part\n  generated: more cases wh
 
 @pytest.mark.parametrize(("is_thorough", "fast", "slow"), [(False, 12, 0), (True, 1, 101)])
 def test_generated_tests_are_slow_with_all_their_cases_when_thorough(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_thorough: bool, fast: int, slow: int
+    tmp_path: Path, is_thorough: bool, fast: int, slow: int
 ) -> None:
-    monkeypatch.setattr(thorough, "THOROUGH", is_thorough)
+    (tmp_path / "conftest.py").write_text(f"from tests import thorough\nthorough.THOROUGH = {is_thorough}\n")
     (tmp_path / "pytest.ini").write_text(INI)
     (tmp_path / "test_it.py").write_text(MODULE)
     for part, count in (("not slow", fast), ("slow", slow)):
-        done = finish(tmp_path, start(tmp_path, "-m", part))
+        done = finish(start(tmp_path, "-m", part))
         assert f"{count} passed" in done.stdout if count else done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
 
 

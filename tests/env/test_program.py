@@ -187,6 +187,7 @@ def test_flags_win_over_what_a_program_changed_in_its_spec_and_keep_the_rest(tmp
     assert "max_turns: 7" in (groups.parent / "spec.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_a_program_gives_no_advice_about_models(tmp_path: Path) -> None:
     def anew(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", code, *arguments]

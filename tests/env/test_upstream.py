@@ -255,6 +255,7 @@ async def test_terminal_bench_2_and_its_lighter_kind(
     assert [one.get("error") for one in lines(tmp_path / "samples.jsonl")] == [None] * 3
 
 
+@pytest.mark.slow
 async def test_a_column_that_no_sample_has_is_told_with_those_that_there_are(
     serve: Serve, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -583,7 +583,7 @@ def test_what_ends_the_playing_is_raised_where_trl_asks_for_health(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("workers", [None, 2])
+@pytest.mark.parametrize("workers", [None, pytest.param(2, marks=pytest.mark.slow)])
 async def test_versions_of_an_adapter_are_asked_for_by_their_names(tmp_path: Path, workers: int | None) -> None:
     server = TokenPolicy(TOKENIZER, lambda text, chance: write(text) + END)
     async with server.running() as url:

@@ -372,6 +372,7 @@ async def test_a_run_keeps_and_goes_on_with_episodes_of_programs_and_shows_them(
     assert shown["program"]["requests"] == 3 and [seat["seat"] for seat in shown["seats"]] == ["white", "black"]
 
 
+@pytest.mark.slow
 def test_the_manager_and_the_program_of_the_documentation_play(tmp_path: Path) -> None:
     docs = Path(__file__).parents[2] / "docs"
     (tmp_path / "agent.py").write_text((docs / "agents.md").read_text().partition("```python\n")[2].partition("```")[0])

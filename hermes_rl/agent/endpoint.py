@@ -34,7 +34,7 @@ from hermes_rl.agent.dialects.base import (
 )
 from hermes_rl.agent.loop import kept_message
 from hermes_rl.agent.recorder import OverError, PolicyAnswer, PolicyRecorder
-from hermes_rl.agent.result import Message, tokens_of
+from hermes_rl.agent.result import Message, first_answer, tokens_of
 from hermes_rl.agent.tool_server import PATH as TOOLS_PATH
 from hermes_rl.agent.tool_server import ToolServer
 from hermes_rl.endings import Ending
@@ -57,7 +57,6 @@ def _is_ours(record: logging.LogRecord) -> bool:
 
 _http_log.addFilter(_is_ours)
 
-PORT = 8181
 POLICY = "policy"
 """Name of a model that has none."""
 AT_ONCE = 8
@@ -400,11 +399,6 @@ class Endpoint:
             if noted.root == self.conversations.main and (noted.tools or not (self.main and self.main.request.tools)):
                 self.main = call
         return noted
-
-
-def first_answer(messages: list[Message]) -> int:
-    """Return how many messages stand before the first one of the model."""
-    return next((place for place, each in enumerate(messages) if each["role"] == "assistant"), len(messages))
 
 
 def _too_long(error: ContextLengthExceeded) -> str:

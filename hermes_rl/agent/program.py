@@ -19,13 +19,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic as clock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from hermes_rl.agent.conversations import Kind
-from hermes_rl.agent.endpoint import PORT, Endpoint, first_answer
 from hermes_rl.agent.recorder import LoopOptions, PolicyRecorder
-from hermes_rl.agent.result import AgentResult, Message, ProgramRun, ToolCall, text_of, tokens_of
+from hermes_rl.agent.result import AgentResult, Message, ProgramRun, ToolCall, first_answer, text_of, tokens_of
 from hermes_rl.agent.tool_server import ToolServer
 from hermes_rl.agent.user import AnswersAgent
 from hermes_rl.endings import Ending
@@ -44,6 +43,11 @@ from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.context import ToolContext
 from hermes_rl.values import read_bounded, whole_text
 
+if TYPE_CHECKING:
+    from hermes_rl.agent.endpoint import Endpoint
+
+PORT = 8181
+"""Port of the endpoint in the sandbox; of several agents, each has the next one."""
 LONGEST = 3600.0
 """Seconds that a program may work where the spec bounds nothing."""
 GLANCE = 0.5
@@ -223,6 +227,8 @@ class ProgramDriver:
             return Ending.GAVE_UP
 
     async def _run(self, recorder: PolicyRecorder, program: AgentProgram) -> Ending:
+        from hermes_rl.agent.endpoint import Endpoint  # it loads an HTTP server, which other rollouts do not need
+
         secret = secrets.token_urlsafe(24) if program.function is not None else ""
         if secret:  # a port of this machine, where who knows the path may ask
             listener = socket.create_server(("127.0.0.1", 0))

@@ -200,6 +200,11 @@ class AgentResult:
         return next(reversed(self.texts), "")
 
 
+def first_answer(messages: list[Message]) -> int:
+    """Return how many messages stand before the first one of the model."""
+    return next((place for place, each in enumerate(messages) if each["role"] == "assistant"), len(messages))
+
+
 def text_of(content: object) -> str:
     """Return the text of a content, which may be None, a string, or a list of parts."""
     if isinstance(content, str):

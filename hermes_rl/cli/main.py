@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any
 
 from hermes_rl.errors import HermesRLError, UserError
+from hermes_rl.version import __version__
 
 STARTING = 100_000
 """New objects after which Python looks for garbage. Imports and validators are fewer, and all of them stay; looking at
@@ -35,6 +36,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def status(arguments: list[str] | None = None) -> int:
     """Run a command line and return its exit status; a bug travels with its traceback."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if words == ["--version"]:  # Typer would load pydantic for it, which takes as long as all else
+        sys.stdout.write(f"{__version__}\n")
+        return 0
     import typer
 
     from hermes_rl.cli.echo import echo
@@ -42,7 +47,7 @@ def status(arguments: list[str] | None = None) -> int:
     # Typer brings a click of its own in some versions, so the class is found through Typer.
     click_exception: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
     try:
-        result: Any = program()(with_address(sys.argv[1:] if arguments is None else arguments), standalone_mode=False)
+        result: Any = program()(with_address(words), standalone_mode=False)
     except click_exception as error:
         error.message = error.message.replace("Value error, ", "")  # which says how Typer checks, and nothing else
         error.show()

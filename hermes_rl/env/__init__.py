@@ -1,5 +1,5 @@
 """The door for environments written by hand, and what a spec compiles to. Its modules alone import atroposlib."""
 
-from hermes_rl.tokens.hub import without_advice
+from hermes_rl.tokens.hub import auto_tokenizer
 
-without_advice()  # atroposlib imports the library, which says that models need PyTorch; nothing here needs models
+auto_tokenizer()  # atroposlib imports it too, and would import torch and hear that models need it

@@ -24,8 +24,7 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from hermes_rl.agent.endpoint import PORT
-from hermes_rl.agent.program import AgentFunction, AgentProgram, ProgramOf, context_of, endpoint_of
+from hermes_rl.agent.program import PORT, AgentFunction, AgentProgram, ProgramOf, context_of, endpoint_of
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import AgentResult, Message, text_of
 from hermes_rl.agent.seats import (

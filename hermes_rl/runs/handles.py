@@ -38,7 +38,7 @@ CLOSING = 30.0
 """Seconds that a worker has to release its sandboxes; it gives itself less."""
 RELEASE = 10.0
 """Seconds that whoever gives up a rollout waits for its sandbox to be released."""
-PRELOAD = ("tokenizers", "hermes_rl.tools.toolsets.file", "hermes_rl.tools.toolsets.terminal")
+PRELOAD = ("aiohttp", "tokenizers", "hermes_rl.tools.toolsets.file", "hermes_rl.tools.toolsets.terminal")
 """What most workers import when they start, beside `worker`."""
 EXIT = 5.0
 """Seconds that a process takes, at most, to be gone once its socket is closed or it is killed."""

@@ -19,16 +19,18 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
-import aiohttp
 from yarl import URL
 
 from hermes_rl.errors import ServerFailure, UserError
 from hermes_rl.servers.base import ContextLengthExceeded, ServerConfig
 from hermes_rl.values import read_json
+
+if TYPE_CHECKING:
+    import aiohttp
 
 # ------------ The one retry policy of model calls: which failures are repeated, how often, and after which pause
 # Nothing else in the program repeats a model call.
@@ -256,6 +258,8 @@ class Transport:
 
     async def get_json(self, path: str, timeout: float = 10.0) -> tuple[int, Any]:
         """Ask a question beside the calls; returns status and JSON. Status 0: no answer; None: the body is no JSON."""
+        import aiohttp
+
         session = await self._connected()
         limit = aiohttp.ClientTimeout(total=timeout)
         try:
@@ -301,6 +305,8 @@ class Transport:
 
     async def _connected(self) -> aiohttp.ClientSession:
         """Return the session of the running loop; it replaces that of an earlier loop."""
+        import aiohttp  # the scripted policy needs no HTTP
+
         loop = asyncio.get_running_loop()
         if self._session is None or self._loop is not loop:
             await self.close()
@@ -319,6 +325,8 @@ class Transport:
     async def _send(
         self, session: aiohttp.ClientSession, path: str, payload: bytes, headers: Mapping[str, str] | None
     ) -> tuple[int, Mapping[str, str], bytes]:
+        import aiohttp
+
         try:
             # A redirected POST would arrive as a GET or carry the key elsewhere.
             async with session.post(

@@ -1,4 +1,8 @@
-"""Tokenizers of the Hugging Face hub or of a folder, through `transformers`; no code of a repository ever runs."""
+"""Tokenizers of the Hugging Face hub or of a directory, through `transformers`, without an import of torch.
+
+No code of a repository ever runs. The small tokenizer, which needs no `transformers`, is in
+`hermes_rl.tokens.tokenizer`.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,14 @@ import functools
 import logging
 import os
 import socket
+import sys
 import urllib.request
 from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,6 +29,9 @@ from hermes_rl.values import whole_text
 
 _IMPORTING = Lock()
 """A library that another thread is importing cannot be used yet."""
+_USES_TORCH = "transformers.modeling_rope_utils"
+"""The only module that AutoTokenizer imports and that imports torch when it is imported."""
+_DATA_TYPES = ("dtype", "torch_dtype")
 PATIENCE = 5.0
 """Seconds that the hub may take to accept a connection."""
 
@@ -92,6 +103,55 @@ def hub_reachable() -> bool:
     return True
 
 
+def auto_tokenizer() -> Any:
+    """Return the class AutoTokenizer of `transformers`, imported without torch.
+
+    AutoTokenizer imports configurations of models, and with them a module that imports torch if it is installed. Torch
+    takes seconds and several hundred MB, and only models use it: the module gets a `_LazyTorch`. Every other module,
+    in `transformers` too, finds torch as it is installed.
+    """
+    without_advice()
+    with _IMPORTING:
+        import transformers
+
+        if _torch_is_unused() and _USES_TORCH not in sys.modules:
+            _import_with_lazy_torch()
+        return transformers.AutoTokenizer
+
+
+def _torch_is_unused() -> bool:
+    """Return True if torch is installed and nothing in this process has imported it."""
+    return "torch" not in sys.modules and find_spec("torch") is not None
+
+
+def _import_with_lazy_torch() -> None:
+    lazy = _LazyTorch("torch")
+    lazy.__spec__ = find_spec("torch")
+    sys.modules["torch"] = lazy
+    try:
+        import_module(_USES_TORCH)
+    finally:
+        lazy.retire()
+
+
+class _LazyTorch(ModuleType):
+    """The value of the name `torch` in the module that imports torch too early: its first use imports torch.
+
+    It is in `sys.modules` only during the import of that module.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        self.retire()
+        torch = import_module("torch")
+        if (user := sys.modules.get(_USES_TORCH)) is not None:
+            vars(user)["torch"] = torch
+        return getattr(torch, name)
+
+    def retire(self) -> None:
+        if sys.modules.get("torch") is self:
+            del sys.modules["torch"]
+
+
 def without_advice() -> None:
     """Keep the library from saying, when it is imported, that models need PyTorch: only tokenizers are wanted of it."""
     logging.getLogger("transformers").addFilter(_is_no_advice)
@@ -118,13 +178,13 @@ def _engine_of(tokenizer: Any) -> Any:
 
 
 def _load(name_or_path: str, local: bool) -> Any:
-    without_advice()
     try:
-        with _IMPORTING:
-            from transformers import AutoTokenizer
-
+        loader = auto_tokenizer()
         offline = local or (not Path(name_or_path).exists() and not hub_reachable())
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False, local_files_only=offline)
+        config = _light_config(name_or_path, offline) if _torch_is_unused() else None
+        tokenizer = loader.from_pretrained(
+            name_or_path, config=config, trust_remote_code=False, local_files_only=offline
+        )
     except (ImportError, OSError, ValueError, KeyError) as error:
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise TokenizerUnavailable(
@@ -132,6 +192,33 @@ def _load(name_or_path: str, local: bool) -> Any:
             "Name one that can be had under `tokenizer` of the server (a hub name or a folder)."
         ) from error
     return _with_template(tokenizer, name_or_path)
+
+
+def _light_config(name_or_path: str, offline: bool) -> Any:
+    """Return a configuration with all by which AutoTokenizer selects a class, or None if the library must read it.
+
+    The library makes one of the class of the model. That may need torch for its module (Llama) or for its data type.
+    """
+    from transformers import CONFIG_MAPPING, PreTrainedConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    try:
+        fields, _ = PreTrainedConfig.get_config_dict(name_or_path, local_files_only=offline)
+    except (OSError, ValueError):
+        return None
+    model_type = fields.get("model_type")
+    if not fields or model_type == "encoder-decoder" or (model_type == "mistral" and "layer_types" in fields):
+        return None  # for these the library looks at further fields
+    if (name := CONFIG_MAPPING_NAMES.get(model_type)) is not None:
+        shared = list(CONFIG_MAPPING_NAMES.values()).count(name) > 1
+        if shared and name.lower() != f"{model_type}config":
+            return None  # a class that several types share has the type of its name
+        selectors = {field: fields[field] for field in ("tokenizer_class", "model_name") if field in fields}
+        # The library looks for the name of the class alone.
+        return type(name, (SimpleNamespace,), {})(model_type=model_type, _name_or_path=name_or_path, **selectors)
+    if model_type in CONFIG_MAPPING:
+        return None  # this process has registered a class for it
+    return PreTrainedConfig.from_dict({name: value for name, value in fields.items() if name not in _DATA_TYPES})
 
 
 def _with_template(tokenizer: Any, name: str) -> Any:

@@ -543,9 +543,9 @@ def by_kind(cases: Sequence[Case]) -> dict[str, list[Case]]:
     return kinds
 
 
-def parts(cases: Sequence[Case]) -> list[slice]:
+def parts(cases: Sequence[Case], most: int = 12) -> list[slice]:
     """A test judges no more than this many cases, so that each has time on a busy machine."""
-    return [slice(begin, begin + 12) for begin in range(0, len(cases), 12)]
+    return [slice(begin, begin + most) for begin in range(0, len(cases), most)]
 
 
 PLANTED, ODD = by_kind([*planted(), *inside()]), odd()
@@ -574,7 +574,7 @@ async def test_no_odd_but_honest_solution_is_hurt(part: int, library_of_pytest: 
 ONE_OF_EACH = [cases[0] for cases in PLANTED.values() if "pytest" not in cases[0].command]
 
 
-@pytest.mark.parametrize("part", parts(ONE_OF_EACH))
+@pytest.mark.parametrize("part", parts(ONE_OF_EACH, 4))
 async def test_one_cheat_of_each_kind_scores_0(part: slice, library_of_pytest: tuple[SandboxFile, ...]) -> None:
     found = await values(ONE_OF_EACH[part], library_of_pytest)
     assert {name: value.value for name, value in found.items() if value.value != 0} == {}

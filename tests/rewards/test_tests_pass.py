@@ -329,12 +329,14 @@ async def test_a_sandbox_from_which_the_agent_took_what_the_tests_need_scores_0(
         assert (await plain(ctx, **run)).value == 0
 
 
+@pytest.mark.slow
 async def test_what_the_agent_is_to_make_is_its_own_to_lack(ctx: ToolContext) -> None:
     for command in ("./solve", "bash solve.sh", "python3 solve.py", "python3 -m solve", "env ./solve", "cat python3"):
         assert (await plain(ctx, command=command)).value == 0
     assert (await plain(ctx, command="jest hidden", needs=[])).value == 0
 
 
+@pytest.mark.slow
 async def test_a_git_of_the_agents_own_that_is_not_found_scores_0_and_ends_no_run() -> None:
     patch = TakenArtifact("patch", "patch", (ArtifactFile("", b"diff --git a/x b/x\n", 0o644),))
     async with ToolRuntime(SandboxConfig(env={"PATH": "own:/usr/bin:/bin"})) as runtime:

@@ -68,7 +68,7 @@ def require_priced(usage: dict[str, dict[str, float]]) -> None:
         assert one["cost"] == pytest.approx(cost)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_each_role_is_in_run_json_and_all_of_them_in_each_rollout(workers: str) -> None:
     usage = run("--set", f"evaluate.workers={workers}")["usage"]
     require_priced(usage)
@@ -82,7 +82,7 @@ def test_each_role_is_in_run_json_and_all_of_them_in_each_rollout(workers: str) 
     assert metrics["results"]["all"]["eval/cost"] == pytest.approx(total / 6)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_judge_that_compares_a_group_is_counted_once(workers: str, spec: Path) -> None:
     (spec.parent / "rewards.py").write_text(COMPARED)
     changes = ["--set", "rewards={liked: {fn: rewards.py:best}}", "--set", f"evaluate.workers={workers}"]

@@ -43,6 +43,7 @@ def rollouts(folder: Path) -> list[dict[str, Any]]:
 EVALUATE = ["run", "spec.yaml", "evaluate", "--out", "run", "--quiet"]
 
 
+@pytest.mark.slow
 def test_new_code_judges_an_evaluation_anew_and_the_run_says_so(tmp_path: Path) -> None:
     write(tmp_path)
     assert hermes(*EVALUATE, cwd=tmp_path).returncode == 0
@@ -60,6 +61,7 @@ def test_new_code_judges_an_evaluation_anew_and_the_run_says_so(tmp_path: Path) 
     assert not (tmp_path / "run" / "regrade.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_regrade_does_the_same_on_purpose_and_writes_the_groups_anew(tmp_path: Path) -> None:
     write(tmp_path, only=False)
     assert hermes("run", "spec.yaml", "process", "--out", "run", "--quiet", cwd=tmp_path).returncode == 0
@@ -93,6 +95,7 @@ def test_a_reward_that_was_broken_is_mended_without_playing(tmp_path: Path) -> N
     assert sum(line["score"] is not None for line in rollouts(tmp_path)) == 8
 
 
+@pytest.mark.slow
 def test_code_that_breaks_what_was_judged_changes_nothing(tmp_path: Path) -> None:
     write(tmp_path)
     assert hermes(*EVALUATE, cwd=tmp_path).returncode == 0

@@ -80,6 +80,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_rollouts_on_images(as_user: As, rootfs: Path, packed_rootfs: Path, tmp_path: Path) -> None:
     spec = SPEC.replace("ROOTFS", str(rootfs)).replace("PACKED", str(packed_rootfs))
     (tmp_path / "images.yaml").write_text(spec)

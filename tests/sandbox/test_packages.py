@@ -80,6 +80,7 @@ async def test_a_sandbox_has_the_packages_and_cannot_change_them(wheels: Path) -
     await pool.close()
 
 
+@pytest.mark.slow
 async def test_an_image_without_python_has_them_with_an_interpreter_of_their_own(wheels: Path, tmp_path: Path) -> None:
     image = str(small_root(tmp_path / "root", ["sh", "cat"]))
     config = SandboxConfig(image=image, packages=("tinytool",), limits=ResourceLimits(disk=64 << 20))

@@ -186,6 +186,7 @@ def test_a_demo_and_warnings_are_told_with_the_name(tmp_path: Path) -> None:
         assert service.terminate() == 0
 
 
+@pytest.mark.slow
 def test_workers_play_for_each(tmp_path: Path) -> None:
     with Served(spec_in(tmp_path), another(tmp_path, "other"), "--workers", "2") as service:
         for path in paths(service).values():

@@ -180,11 +180,13 @@ class ForkServer:
         message = json.dumps(_start_message(os.environ if environ is None else environ)).encode()
         attempts = 2 if sys.platform == "linux" else 0
         for _ in range(attempts):
+            connection = None
             try:
-                return self._fork(request, message, descriptors)
+                connection = self._connect()
+                return _request(connection, request, message, descriptors)
             except (ForkServerError, OSError) as error:
                 log.info("the fork server cannot start a process: %s", error)
-                self._disconnect()
+                self._disconnect(connection)
         return _start_interpreter(entry, environ, descriptors)
 
     def preload(self, *modules: str) -> None:
@@ -194,7 +196,7 @@ class ForkServer:
 
     def close(self) -> None:
         """Disconnect; the fork server ends when it has no client and no children."""
-        self._disconnect()
+        self._disconnect(self._connection)
         process, self._process = self._process, None
         if process is not None:
             with suppress(subprocess.TimeoutExpired):
@@ -205,24 +207,6 @@ class ForkServer:
         inherited = self._connection or self._inherited
         self.__init__()  # type: ignore[misc]
         self._inherited = inherited
-
-    def _fork(self, request: Mapping[str, Any], message: bytes, descriptors: Sequence[int]) -> StartedProcess:
-        connection = self._connect()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.settimeout(START_SECONDS)
-        try:
-            with theirs, _memory_file(message) as start, _outputs() as outputs:
-                socket.send_fds(
-                    connection, [json.dumps(request).encode()], [theirs.fileno(), start, *outputs, *descriptors]
-                )
-            answer = json.loads(ours.recv(REQUEST_BYTES) or b'{"error": "it has ended"}')
-        except BaseException:
-            ours.close()
-            raise
-        if "error" in answer:
-            ours.close()
-            raise ForkServerError(answer["error"])
-        return StartedProcess(answer["pid"], ours)
 
     def _connect(self) -> socket.socket:
         with self._lock:
@@ -263,12 +247,30 @@ class ForkServer:
             raise
         return ours
 
-    def _disconnect(self) -> None:
+    def _disconnect(self, connection: socket.socket | None) -> None:
         with self._lock:
-            for connection in (self._connection, self._inherited):
-                if connection is not None:
-                    connection.close()
-            self._connection = self._inherited = None
+            if connection is not None and connection is self._connection:  # else another thread has done it
+                self._connection = None
+                connection.close()
+
+
+def _request(
+    connection: socket.socket, request: Mapping[str, Any], message: bytes, descriptors: Sequence[int]
+) -> StartedProcess:
+    """Ask the fork server for a process. Raises ForkServerError or OSError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(START_SECONDS)
+    try:
+        with theirs, _memory_file(message) as start, _outputs() as outputs:
+            given = [theirs.fileno(), start, *outputs, *descriptors]
+            socket.send_fds(connection, [json.dumps(request).encode()], given)
+        answer = json.loads(ours.recv(REQUEST_BYTES) or b'{"error": "it has ended"}')
+        if "error" in answer:
+            raise ForkServerError(answer["error"])
+    except BaseException:
+        ours.close()
+        raise
+    return StartedProcess(answer["pid"], ours)
 
 
 def _start_message(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -377,6 +379,8 @@ def main() -> None:
     os.dup2(nothing, 0)
     os.close(nothing)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two for each child; children have the limits of clients
     _Server(first).serve()
 
 
@@ -419,9 +423,9 @@ class _Server:
 
     def _answer(self, client: socket.socket) -> None:
         try:
-            data, descriptors, _, _ = socket.recv_fds(client, REQUEST_BYTES, MOST_DESCRIPTORS)
+            data, descriptors, flags, _ = socket.recv_fds(client, REQUEST_BYTES, MOST_DESCRIPTORS)
         except ConnectionError:
-            data, descriptors = b"", []
+            data, descriptors, flags = b"", [], 0
         if not data:
             self._poll.unregister(client)
             del self._clients[client.fileno()]
@@ -430,7 +434,12 @@ class _Server:
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
         request = json.loads(data)
-        if "entry" in request:
+        if flags & socket.MSG_CTRUNC:
+            for descriptor in descriptors[1:]:
+                os.close(descriptor)
+            for descriptor in descriptors[:1]:
+                _refuse(socket.socket(fileno=descriptor), "too many open files")
+        elif "entry" in request:
             self._fork(request, *descriptors)
         elif "preload" in request:
             with suppress(Exception):  # whoever needs the module is told
@@ -457,8 +466,7 @@ class _Server:
             if (pid := os.fork()) == 0:
                 _become(partial(self._leave, connection, ours), parent, request["name"], run, theirs, *descriptors)
         except Exception as error:  # noqa: BLE001 - an import may raise anything, and the client is told
-            with connection, suppress(OSError):
-                connection.send(json.dumps({"error": f"{type(error).__name__}: {error}"[:10_000]}).encode())
+            _refuse(connection, f"{type(error).__name__}: {error}")
             return
         finally:
             for descriptor in descriptors:
@@ -503,6 +511,11 @@ class _Server:
                 with suppress(ProcessLookupError):
                     kill(child.pid, signal.SIGKILL)
             child.deadline = None
+
+
+def _refuse(connection: socket.socket, reason: str) -> None:
+    with connection, suppress(OSError):
+        connection.send(json.dumps({"error": reason[:10_000]}).encode())
 
 
 # ------------------------------------------------------------------------------------------------------- The child

@@ -294,6 +294,18 @@ def test_200_children_run_at_once(start: Starter) -> None:
     assert start("describe")[1]()["parent"] == start.server_pid
 
 
+def test_server_without_descriptors_refuses_and_keeps_its_children(start: Starter) -> None:
+    process, told = start("wait")
+    told()
+    server = start.server_pid
+    resource.prlimit(server, resource.RLIMIT_NOFILE, (3, 3))
+    assert start("describe")[1]()["parent"] != server
+    assert process.poll() is None
+    assert alive(process.pid)
+    process.release()
+    wait_until_gone(process.pid, server)
+
+
 def test_fork_of_client_shares_the_server_and_leaves_its_processes_alone(start: Starter) -> None:
     process, told = start("wait")
     told()

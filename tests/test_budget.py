@@ -44,7 +44,8 @@ INI = "[pytest]\nmarkers =\n  slow: not measured\n"
 @pytest.mark.parametrize(("workers", "most", "status"), [("0", 0.17, 1), ("2", 4.5, 0), ("2", 0.17, 1)])
 def test_tests_above_the_budget_are_named(tmp_path: Path, workers: str, most: float, status: int) -> None:
     (tmp_path / "pytest.ini").write_text(INI)
-    (tmp_path / "conftest.py").write_text(f"from tests import budget\nbudget.NAMED, budget.MOST = 0.17, {most}\n")
+    bounds = f"budget.NAMED, budget.MOST, budget.KNOWN_WORK = 0.17, {most}, 1e9"
+    (tmp_path / "conftest.py").write_text(f"from tests import budget\n{bounds}\n")
     (tmp_path / "test_it.py").write_text(TESTS)
     done = finish(start(tmp_path, "-n", workers))
     assert "6 passed" in done.stdout
@@ -53,11 +54,20 @@ def test_tests_above_the_budget_are_named(tmp_path: Path, workers: str, most: fl
     assert set(named) == {"test_own", "test_fixture", "test_child"}
 
 
+def test_a_busy_machine_fails_no_test_by_the_budget(tmp_path: Path) -> None:
+    bounds = "budget.NAMED, budget.MOST, budget.KNOWN_WORK = 0.17, 0.17, 0.001"  # all takes a hundred times as long
+    (tmp_path / "conftest.py").write_text(f"from tests import budget\n{bounds}\n")
+    (tmp_path / "test_it.py").write_text(SPINS + "def test_it(): spin(0.3)\n")
+    done = finish(start(tmp_path))
+    assert done.returncode == 0, done.stdout
+
+
 def test_a_run_within_the_budget_names_nothing(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(SPINS + "def test_it(): spin(0.2)\n")
     done = finish(start(tmp_path))
     assert done.returncode == 0
-    assert "processor time" not in done.stdout
+    assert "fast tests above" not in done.stdout
+    assert re.search(r"^processor time of this run, of all its processes: \d+ s$", done.stdout, re.MULTILINE)
 
 
 def test_commands_count_though_they_are_no_children(tmp_path: Path) -> None:

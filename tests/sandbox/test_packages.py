@@ -95,6 +95,7 @@ async def test_an_image_without_python_has_them_with_an_interpreter_of_their_own
         assert "Read-only file system" in found.output
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")
 async def test_a_container_has_them(wheels: Path, registry: str, docker_host: str) -> None:
     config = SandboxConfig(backend="docker", packages=("tinytool",), npm=(registry,))

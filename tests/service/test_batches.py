@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.servers.loopback_server import Loopback, completion
 from tests.servers.token_policy import TokenPolicy
 from tests.service.playing import holds, many, named, policy, served_in, tokenizer
@@ -133,6 +135,7 @@ async def test_a_reader_that_goes_away_ends_what_it_asked_for(tmp_path: Path) ->
         assert metrics["groups"]["handed_out"] == 0
 
 
+@pytest.mark.slow
 async def test_nothing_begins_that_nobody_reads(tmp_path: Path) -> None:
     rows = 600
     async with playing(tmp_path, rows, more="serve: {concurrency: 8}\n") as (service, model, name):

@@ -83,6 +83,7 @@ def test_library_alone_imports_torch(torch: Installed) -> None:
     assert "modeling_rope_utils" in torch.imports()
 
 
+@pytest.mark.slow
 def test_tokenizers_equal_those_of_the_library(torch: Installed, kinds: list[Path]) -> None:
     printed = torch.python("-m", "tests.tokens.loaded", str(kinds[0].parent))
     assert torch.imports() == ""
@@ -94,6 +95,7 @@ def test_tokenizers_equal_those_of_the_library(torch: Installed, kinds: list[Pat
     assert differences == []
 
 
+@pytest.mark.slow
 def test_commands_import_no_torch(torch: Installed) -> None:
     shutil.copytree(small_tokenizer_path(), torch.folder / "model")
     (torch.folder / "model" / "config.json").write_text('{"model_type": "qwen3", "dtype": "bfloat16"}')
@@ -113,6 +115,7 @@ def test_commands_import_no_torch(torch: Installed) -> None:
     assert torch.imports() == ""
 
 
+@pytest.mark.slow
 def test_environment_of_a_trainer_imports_no_torch(torch: Installed) -> None:
     torch.python("-c", "import hermes_rl.env.together, renderers.base; renderers.base._populate_registry()")
     assert torch.imports() == ""
@@ -139,6 +142,7 @@ assert AutoConfig.from_pretrained({str(kinds[2])!r}).dtype is torch.bfloat16
     assert "modeling_rope_utils" not in torch.imports()
 
 
+@pytest.mark.slow
 def test_user_of_torch_keeps_it(torch: Installed, kinds: list[Path]) -> None:
     torch.python(
         "-c",

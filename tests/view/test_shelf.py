@@ -132,7 +132,7 @@ def test_a_run_that_is_being_read_keeps_its_index_while_another_is_looked_at(
 def test_requests_at_once_are_all_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shelf, "MOST_INDEXED", 0)
     runs = several(tmp_path, 3, 40)
-    wanted = names(runs) * 40
+    wanted = names(runs) * 10
     with ThreadPoolExecutor(8) as threads:
         answers = threads.map(lambda name: len(runs.rollouts(name, {})["rollouts"]), wanted)
         assert list(answers) == [40] * len(wanted)

@@ -28,9 +28,7 @@ import resource
 import select
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -43,6 +41,7 @@ from weakref import WeakSet
 
 if TYPE_CHECKING:
     import asyncio
+    import subprocess
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +102,7 @@ class StartedProcess:
 
     async def ended(self) -> int:
         """Wait on the event loop for the end of the process and return its exit status; for one caller at a time."""
-        import asyncio  # which the fork server does without
+        import asyncio  # the fork server does without it, and without `subprocess`
 
         loop = asyncio.get_running_loop()
         while (returncode := self.poll()) is None:
@@ -199,6 +198,8 @@ class ForkServer:
         self._disconnect(self._connection)
         process, self._process = self._process, None
         if process is not None:
+            import subprocess
+
             with suppress(subprocess.TimeoutExpired):
                 process.wait(CLOSE_SECONDS)
 
@@ -228,6 +229,8 @@ class ForkServer:
         return ours
 
     def _start_server(self) -> socket.socket:
+        import subprocess
+
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = [os.path.abspath(directory) for directory in sys.path]  # noqa: PTH100 - the server runs in another one
         code = f"import sys; sys.path[:] = {path!r}\nfrom hermes_rl.fork_server import main; main()"
@@ -318,6 +321,8 @@ def _outputs() -> Iterator[list[int]]:
 
 def _start_interpreter(entry: str, environ: Mapping[str, str] | None, descriptors: Sequence[int]) -> StartedProcess:
     """Start a process without the fork server; a thread of this process tells its exit status."""
+    import subprocess
+
     module, function = entry.split(":")
     code = (
         f"import sys; sys.path[:] = {sys.path!r}\n"
@@ -578,7 +583,8 @@ def _take_over(start: Mapping[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(start["environ"])
     time.tzset()
-    tempfile.tempdir = None  # chosen by variables
+    if (tempfile := sys.modules.get("tempfile")) is not None:
+        tempfile.tempdir = None  # chosen by variables
     sys.path[:] = start["path"]
     sys.dont_write_bytecode = not start["bytecode"]
     try:

@@ -584,7 +584,7 @@ def _take_over(start: Mapping[str, Any]) -> None:
     os.environ.update(start["environ"])
     time.tzset()
     if (tempfile := sys.modules.get("tempfile")) is not None:
-        tempfile.tempdir = None  # chosen by variables
+        vars(tempfile)["tempdir"] = None  # chosen by variables
     sys.path[:] = start["path"]
     sys.dont_write_bytecode = not start["bytecode"]
     try:

@@ -106,12 +106,13 @@ def reveal(paths: list[Path]) -> None:
                 closed.setdefault(folder, set()).update(path.iterdir() if folder == path else [path])
                 break
     for folder, inside in closed.items():
-        held = [(path, path.is_dir(), os.open(path, os.O_PATH)) for path in sorted(inside)]
+        # What lies below another one of them comes with it, and may be a link to what is not there yet.
+        highest = [path for path in sorted(inside) if inside.isdisjoint(path.parents)]
+        held = [(path, path.is_dir(), os.open(path, os.O_PATH)) for path in highest]
         mount(b"tmpfs", os.fsencode(folder), MS_NOSUID | MS_NODEV, b"size=1m,mode=755")
         for path, is_folder, fd in held:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if not path.exists():  # a folder above it may be there by now
-                path.mkdir() if is_folder else path.touch()
+            path.mkdir() if is_folder else path.touch()
             source = b"/proc/self/fd/%d" % fd
             check(libc.mount(source, os.fsencode(path), None, MS_BIND | MS_REC, None), f"bind {path}")
             os.close(fd)

@@ -455,13 +455,14 @@ def rare_full_collections() -> Iterator[None]:
 
     Such a one looks at every object that there is. With thousands of rollouts in flight that takes half a second, and
     Python's own thresholds ask for it each time that a quarter more have begun. What is there already (the program
-    itself) is never looked at.
+    itself) is never looked at; a caller who has frozen objects keeps them frozen.
     """
-    before = gc.get_threshold()
+    before, was_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
     gc.freeze()
     gc.set_threshold(*RARE)
     try:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()

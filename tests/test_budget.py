@@ -41,6 +41,7 @@ def test_slow(): spin(0.2)
 INI = "[pytest]\nmarkers =\n  slow: not measured\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "most", "status"), [("0", 0.17, 1), ("2", 4.5, 0), ("2", 0.17, 1)])
 def test_tests_above_the_budget_are_named(tmp_path: Path, workers: str, most: float, status: int) -> None:
     (tmp_path / "pytest.ini").write_text(INI)

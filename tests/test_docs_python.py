@@ -23,6 +23,7 @@ def test_a_block_is_python(block: str) -> None:
     compile(re.sub(r"^    ", "", block, flags=re.MULTILINE) if block.startswith("    ") else block, "<docs>", "exec")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
 def test_a_program_runs(program: str, tmp_path: Path) -> None:
     done = hermes(cwd=tmp_path, code=program)

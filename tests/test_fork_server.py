@@ -281,6 +281,7 @@ def test_killed_client_leaves_nothing(linger: float) -> None:
             assert told.read().strip() == '"cleaned up"'
 
 
+@pytest.mark.slow
 def test_200_children_run_at_once(start: Starter) -> None:
     children = [start("wait") for _ in range(200)]
     assert [told() for _, told in children] == [process.pid for process, _ in children]

@@ -169,6 +169,7 @@ def test_it(number):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "shown"),
     [

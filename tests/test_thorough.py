@@ -41,6 +41,50 @@ def test_generated_tests_are_slow_with_all_their_cases_when_thorough(
         assert f"{count} passed" in done.stdout if count else done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
+IN_TURN = """
+import os, pytest
+@pytest.fixture(autouse=True)
+def note(request):
+    with open(os.environ["NOTES"], "a") as notes:
+        notes.write(request.node.name.removeprefix("test_") + " ")
+@pytest.mark.by_turns(3)
+@pytest.mark.parametrize("case", "abcdef")
+def test_case(case): pass
+@pytest.mark.by_turns(2, 0)
+def test_one(): pass
+@pytest.mark.by_turns(2, 1)
+def test_other(): pass
+@pytest.mark.by_turns(1_000, unless_changed=("changed/*", "other.py"))
+def test_changed(): pass
+"""
+ALL = "case[a] case[b] case[c] case[d] case[e] case[f] one other changed"
+
+
+@pytest.mark.parametrize(("choice", "day", "changed", "ran"), [
+    ("changed", 3, "changed/a.py", "case[a] case[d] other changed"),
+    ("changed", 4, "unrelated.py", "case[c] case[f] one"),
+    ("all", 4, "unrelated.py", ALL),
+])  # fmt: skip
+def test_tests_by_turns_run_on_their_days_and_after_a_change(
+    tmp_path: Path, choice: str, day: int, changed: str, ran: str
+) -> None:
+    conftest = f"""
+import datetime
+from tests import thorough
+from tests.real import selection
+thorough.CHOICE = {choice!r}
+selection.changed_files = lambda commit: {{{changed!r}}}
+class Day:
+    today = staticmethod(lambda: datetime.date.fromordinal({day}))
+thorough.date = Day
+"""
+    (tmp_path / "conftest.py").write_text(conftest)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  by_turns(days, first, unless_changed): in turn\n")
+    (tmp_path / "test_it.py").write_text(IN_TURN)
+    assert finish(start(tmp_path)).returncode == 0
+    assert sorted((tmp_path / "notes").read_text().split()) == sorted(ran.split())
+
+
 def test_spread_cases_come_from_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thorough, "THOROUGH", False)
     assert spread(range(100), 4) == [0, 25, 50, 75]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import threading
 import time
@@ -207,3 +208,21 @@ async def test_what_a_call_raises_reaches_the_caller() -> None:
     for _ in range(2):  # in a turn, and without one
         with pytest.raises(ZeroDivisionError):
             await turns.call(lambda: 1 / 0)
+
+
+FROZEN = """
+import gc
+from hermes_rl.threads import rare_full_collections
+if FREEZE:
+    gc.freeze()
+before = gc.get_freeze_count() > 0
+with rare_full_collections():
+    assert gc.get_freeze_count() > 0
+assert (gc.get_freeze_count() > 0) is before is FREEZE
+"""
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_a_run_leaves_frozen_what_its_caller_has_frozen(freeze: bool) -> None:
+    code = FROZEN.replace("FREEZE", str(freeze))
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -87,6 +87,7 @@ def test_a_whole_run_prints_no_control_character_of_an_agent(tmp_path: Path, com
     assert all(line.isprintable() for line in said.replace("\t", " ").split("\n")), said
 
 
+@pytest.mark.slow
 def test_a_long_text_takes_memory_by_its_length_alone() -> None:
     text = "\u2212" * 900_000
     tracemalloc.start()

@@ -1,19 +1,30 @@
-"""How many generated cases tests play: few in the fast part, all where the variable THOROUGH is set.
+"""How many generated cases tests run, and which of the longest tests: what CI has time for.
 
-A test that plays more cases when THOROUGH is set is marked `generated`, and a test of hypothesis is so by itself. With
-THOROUGH these are slow tests: `pytest -m "not slow"` plays few of their cases, `THOROUGH=1 pytest -m slow` plays all.
+A test that runs more cases when the variable THOROUGH is set is marked `generated`, and a test of hypothesis is so by
+itself. With THOROUGH these are slow tests: `pytest -m "not slow"` runs few of their cases, `THOROUGH=1 pytest -m slow`
+runs all.
+
+A test marked `by_turns(N, first)` runs on one of N days where the variable TEST_CHOICE is `changed`, which CI sets; the
+cases of a parametrised test take turns. Where a file has changed in the last days that matches one of `unless_changed`,
+patterns of paths, it runs. Without the variable, or with `all`, it runs always.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+from collections import Counter
 from collections.abc import Sequence
+from datetime import date
+from fnmatch import fnmatch
 from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 THOROUGH = os.environ.get("THOROUGH", "") not in ("", "0")
+CHOICE = os.environ.get("TEST_CHOICE", "all")
+"""`changed` or `all`; what it means for tests on real components, `tests.real.selection` says."""
 
 Case = TypeVar("Case")
 
@@ -38,7 +49,31 @@ settings.load_profile("busy")
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that play all their cases as slow."""
+    """Mark tests that run all their cases as slow, and skip tests whose turn is on another day."""
     for item in items if THOROUGH else ():
         if item.get_closest_marker("generated") or is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker("slow")
+    if CHOICE == "changed":
+        skip_those_of_other_days(items, date.today())
+
+
+def skip_those_of_other_days(items: Sequence[pytest.Item], day: date) -> None:
+    """Mark the tests that run `by_turns` to be skipped where this is not their day."""
+    positions: Counter[str] = Counter()
+    for item in items:
+        if mark := item.get_closest_marker("by_turns"):
+            days, first = (*mark.args, 0)[:2]
+            test = item.nodeid.partition("[")[0]
+            is_turn = (day.toordinal() + first + positions[test]) % days == 0
+            positions[test] += 1
+            if not is_turn and not has_changed(mark.kwargs.get("unless_changed", ())):
+                item.add_marker(pytest.mark.skip(reason=f"runs on one of {days} days; TEST_CHOICE=all runs it"))
+
+
+@functools.cache
+def has_changed(patterns: tuple[str, ...]) -> bool:
+    """Return whether a file that matches one of the patterns has changed lately; without a history each has."""
+    from tests.real.selection import changed_files  # which imports much
+
+    files = changed_files(None)
+    return any(files is None or any(fnmatch(file, pattern) for file in files) for pattern in patterns)

@@ -42,6 +42,7 @@ def test_the_benchmark_of_the_endpoint_measures_every_dialect() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.by_turns(2)
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("backend", ["bubblewrap", "none"])
 def test_hundreds_of_rollouts_leave_nothing(backend: str, tmp_path: Path) -> None:
@@ -53,13 +54,15 @@ def test_hundreds_of_rollouts_leave_nothing(backend: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.by_turns(2, 1)
 @pytest.mark.timeout(400)
-def test_a_thousand_rollouts_of_agent_programs_leave_nothing(tmp_path: Path) -> None:
-    sizes = ("--rollouts", "1000", "--concurrency", "64", "--program")
+def test_hundreds_of_rollouts_of_agent_programs_leave_nothing(tmp_path: Path) -> None:
+    sizes = ("--rollouts", "300", "--concurrency", "64", "--program")
     assert "| control groups | 0 | 0 |" in run("benchmarks/leaks.py", *sizes, TMPDIR=str(tmp_path))
 
 
 @pytest.mark.slow
+@pytest.mark.by_turns(2)
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(find_layout() is None, reason="this user may make no control groups here")
 def test_a_run_lives_beside_sandboxes_that_want_all_memory() -> None:

@@ -127,6 +127,7 @@ async def test_the_makers_client_finds_the_tools_and_rewards_see_the_calls(tmp_p
     assert len(rollout.result.tool_errors) == 1
 
 
+@pytest.mark.slow
 async def test_calls_that_are_kept_cannot_fill_the_memory(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(BY_HAND)
     program = 'command: [python3, agent.py, "{{ prompt }}", large], env: {BASE: "{{ endpoint }}"}'

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.api.summing import TEXT, spec_in
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +61,7 @@ CELLS = [
 """Each is run for itself, and awaits what it likes."""
 
 
+@pytest.mark.slow
 def test_it_plays_where_atropos_torch_and_transformers_cannot_be_imported(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BLOCKED + PLAYED, str(tmp_path)],

@@ -80,6 +80,7 @@ def test_there_are_cases_of_every_way() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.by_turns(2)
 @pytest.mark.timeout(GUARD + 20)
 @pytest.mark.parametrize(
     ("mode", "user", "lent"),
@@ -115,6 +116,7 @@ def test_every_attack_is_held(
 
 
 @pytest.mark.slow
+@pytest.mark.by_turns(2)
 @pytest.mark.timeout(GUARD + 20)
 def test_without_a_sandbox_most_of_them_succeed(folder: Path) -> None:
     found = play(folder, "none")

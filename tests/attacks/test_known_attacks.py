@@ -37,6 +37,7 @@ def test_each_kind_has_an_original_and_relatives() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.by_turns(3)
 @pytest.mark.timeout(GUARD + 20)
 @pytest.mark.parametrize(("mode", "user"), [("system", None), ("image", None), ("system", ORDINARY)])
 def test_every_known_attack_is_graded_as_it_deserves_and_hurts_nobody(

@@ -324,7 +324,7 @@ async def test_hostile_texts_are_read_in_time() -> None:
     await play(len(READERS) * 4, seed_of_today())
 
 
-TEXTS = int(os.environ.get("READERS_TEXTS", "20000"))
+TEXTS = int(os.environ.get("READERS_TEXTS", "7000"))
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ async def test_the_default_sandbox_holds_all_of_them() -> None:
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.slow
 def test_without_a_sandbox_they_get_through(folder: Path) -> None:
     found = outside(folder, "bare", timeout=60)
     held = {name for name, held in found.items() if held}
@@ -48,6 +49,7 @@ def test_doctor_says_what_was_found_and_fails_where_something_got_through(
     assert "docs/security.md" in said
 
 
+@pytest.mark.slow
 def test_the_option_adds_them_to_the_other_checks() -> None:
     program = [sys.executable, "-m", "hermes_rl.cli.main", "doctor", "--security", "--json"]
     done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)

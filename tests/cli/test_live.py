@@ -154,6 +154,7 @@ def test_an_interrupt_gives_the_terminal_back(start: Callable[..., Terminal]) ->
     assert termios.tcgetattr(terminal.screen)[3] == before
 
 
+@pytest.mark.slow
 def test_a_terminal_that_has_stopped_holds_up_nothing(start: Callable[..., Terminal], tmp_path: Path) -> None:
     terminal = start(8)
     terminal.until(lambda text: "in flight" in text)

@@ -35,6 +35,7 @@ async def test_what_is_drawn_is_compared_at_the_specs_settings_and_at_neutral_on
     assert [line.split()[0] for line in both] == ["ok", "ok"]
 
 
+@pytest.mark.slow
 async def test_neutral_settings_are_measured_once_and_only_where_it_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

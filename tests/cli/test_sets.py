@@ -100,6 +100,7 @@ def test_again_nothing_is_played_and_the_table_is_the_same(folder: Path, capsys:
     assert json.loads(capsys.readouterr().out) == json.loads((folder / "outputs/small/set.json").read_text())
 
 
+@pytest.mark.slow
 def test_more_rollouts_and_other_weights_reach_complete_runs(folder: Path, capsys: Out) -> None:
     assert status(["run", "small.yaml", "evaluate", "--quiet"]) == 0
     ids = played(folder / "outputs/small/sums/bad")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -90,6 +91,7 @@ def test_a_stream_is_split_by_a_threshold_on_the_same_hash() -> None:
     assert len({row.digest for row in held} ^ ranked) < 100
 
 
+@pytest.mark.slow
 def test_another_process_finds_the_same_split(tmp_path: Path) -> None:
     text = "version: 1\nprompt: {user: x}\ndataset: {items: [" + ", ".join(f"{{v: {n}}}" for n in range(30))
     text += "], shuffle: 4, eval: {fraction: 0.3}}\n"

@@ -314,6 +314,7 @@ async def test_process_and_evaluate_log_where_wandb_was_asked_for(tmp_path: Path
     assert [step["eval/mean_reward"] for step in history(folders[1])] == [0.5]
 
 
+@pytest.mark.slow
 async def test_serve_logs_offline_in_the_trainers_project_under_the_environments_name(tmp_path: Path) -> None:
     """BaseEnv logs into whichever run the process began first."""
     envs = [make(Offline, use_wandb=True, min_items_sent_before_logging=0) for _ in range(2)]

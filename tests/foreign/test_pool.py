@@ -374,6 +374,7 @@ def test_nothing_stays_open(call: Caller, pool: ProcessPool, lost: bool) -> None
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
+@pytest.mark.slow
 def test_time_in_which_others_compute_is_not_a_calls_own() -> None:
     spinning = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(6 * len(os.sched_getaffinity(0)))

@@ -126,6 +126,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "says"), [("closed", "forked 4"), ("opened", "this process was forked from one that plays")]
 )

@@ -17,6 +17,7 @@ PAUSE = 10.0
 
 
 @pytest.mark.slow
+@pytest.mark.by_turns(2, 0)
 @pytest.mark.timeout(900)
 async def test_reward_rises_on_exactly_what_was_sampled(tmp_path: Path) -> None:
     from examples.learning.run import learn

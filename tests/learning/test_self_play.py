@@ -52,6 +52,7 @@ async def wins(spec: Path, games: int) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.by_turns(2, 1)
 @pytest.mark.timeout(1200)
 async def test_a_policy_learns_a_game_against_itself_on_the_tokens_of_both_seats(tmp_path: Path) -> None:
     from examples.learning.model import Small

@@ -85,6 +85,7 @@ def test_rows_that_do_not_differ_still_leave_room() -> None:
     assert not paired("score", {"r": [1.0]}, {"r": [0.0]}, (0.0, 1.0)).beyond_chance  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_difference_where_rows_come_in_families() -> None:
     """A model that is better at a template is so for all of its rows; by rows alone many intervals miss."""
     chance, pairs, held, by_rows = Random(7), 400, 0, 0
@@ -223,6 +224,7 @@ def shares(pairs: int, rows: int, rollouts: int, correlated: bool, effect: float
     return held / pairs, said / pairs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "rollouts", "correlated", "effect"), [DESIGNS[0], DESIGNS[7]])
 def test_intervals_hold_the_difference(rows: int, rollouts: int, correlated: bool, effect: float) -> None:
     covered, found = shares(300, rows, rollouts, correlated, effect, seed=1)
@@ -232,6 +234,7 @@ def test_intervals_hold_the_difference(rows: int, rollouts: int, correlated: boo
 
 
 @pytest.mark.slow
+@pytest.mark.by_turns(2)
 @pytest.mark.parametrize(("rows", "rollouts", "correlated", "effect"), DESIGNS)
 def test_intervals_hold_the_difference_in_95_of_100_pairs(
     rows: int, rollouts: int, correlated: bool, effect: float

@@ -67,6 +67,7 @@ def table(hub: WritableHub, dataset: str = "org/played") -> list[dict[str, Any]]
     return rows
 
 
+@pytest.mark.slow
 def test_a_process_run_is_loaded_from_the_hub_as_the_run_wrote_it(
     hub: WritableHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -206,6 +206,7 @@ def test_grading_anew_and_the_command_write_it_anew(tmp_path: Path) -> None:
     assert hermes("report", "nowhere", cwd=tmp_path).returncode == 2
 
 
+@pytest.mark.slow
 def test_a_report_of_a_large_run_is_made_in_seconds(tmp_path: Path) -> None:
     line = json.dumps(recorded("row"))
     run = write_run(tmp_path / "run", [])

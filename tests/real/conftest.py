@@ -113,7 +113,7 @@ ENGINES = (
 """Components that compute with all cores, or wait for one that does: each is too slow for its tests beside another."""
 TOGETHER = {"test_docker_registry": "test_docker_daemon", **{f"test_{name}": "engines" for name in ENGINES}}
 """Modules whose tests one worker plays, as they share an engine or all need the cores."""
-CHOICE = os.environ.get("REAL_CHOICE")
+CHOICE = os.environ.get("TEST_CHOICE")
 """Which tests run, and whether this is a run of CI that remembers what has passed: see `selection`."""
 _passes = selection.load_passes()
 _skipped: list[str] = []

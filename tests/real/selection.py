@@ -1,6 +1,6 @@
 """Choose which tests on real components CI runs: all whose code has changed, and a third of the others each day.
 
-Asked for by the variable REAL_CHOICE: `changed` for this choice, `all` for everything (the default, so that whoever
+Asked for by the variable TEST_CHOICE: `changed` for this choice, `all` for everything (the default, so that whoever
 names a test runs it). A test of a changed component always runs. The turn of any other follows from its name and the
 date, so that each runs on one of three days. Changes are counted from the commit at which the test last passed, which
 the cache has, and from three days of history for a test without one.

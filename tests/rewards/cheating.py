@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from hermes_rl.sandbox.base import SandboxConfig, SandboxFile
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.tools.artifacts import ArtifactFile, TakenArtifact
@@ -173,3 +175,11 @@ def removed(path: str, line: str) -> str:
 
 def _bytes(text: str | bytes) -> bytes:
     return text if isinstance(text, bytes) else text.encode()
+
+
+JUDGES = (
+    *(f"hermes_rl/scoring/{name}.py" for name in ("apart*", "canaries", "heard", "reporter", "steering", "test_names")),
+    "rewards/tests_pass.py",
+)
+"""What decides whether a cheat scores; where it has changed, all cheats are run."""
+in_turn = pytest.mark.by_turns(3, unless_changed=JUDGES)

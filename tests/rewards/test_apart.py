@@ -26,7 +26,7 @@ from hermes_rl.scoring import apart_relay, apart_server, apart_wire
 from hermes_rl.scoring.apart import Asking
 from hermes_rl.scoring.apart_server import Answering
 from hermes_rl.scoring.apart_wire import GoneError
-from tests.rewards.cheating import CASE, PLAIN, PYTEST, RIGHT, UNITTEST, WRONG, Case, judged
+from tests.rewards.cheating import CASE, PLAIN, PYTEST, RIGHT, UNITTEST, WRONG, Case, in_turn, judged
 from tests.rewards.crossing import FUNCTIONS, SHAPES, TESTS_OF_SHAPES, checks_of_functions
 from tests.rewards.inside import inside
 from tests.rewards.planted import IN_PROCESS, odd, planted
@@ -138,6 +138,7 @@ def of_each_kind() -> list[Case]:
 
 
 @pytest.mark.slow
+@in_turn
 @pytest.mark.parametrize("case", of_each_kind(), ids=str)
 async def test_no_cheat_holds_apart(case: Case, library_of_pytest: tuple[SandboxFile, ...]) -> None:
     more = {**case.more, "apart": True, "timeout": 20}
@@ -159,6 +160,7 @@ def fair() -> list[Case]:
 
 
 @pytest.mark.slow
+@in_turn
 @pytest.mark.parametrize("case", fair(), ids=str)
 async def test_honest_code_is_not_hurt_apart(case: Case, library_of_pytest: tuple[SandboxFile, ...]) -> None:
     score = await judged(replace(case, more={**case.more, "apart": True}), library_of_pytest)

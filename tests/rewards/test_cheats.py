@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import tarfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import date
 from typing import Any
 
 import pytest
@@ -42,6 +40,7 @@ from tests.rewards.cheating import (
     Case,
     added,
     case,
+    in_turn,
     judged,
     moved,
     pytest_case,
@@ -549,31 +548,29 @@ def parts(cases: Sequence[Case], most: int = 12) -> list[slice]:
 
 
 PLANTED, ODD = by_kind([*planted(), *inside()]), odd()
-ONE_IN = int(os.environ.get("CHEATS_ONE_IN", "1"))
-"""Of so many one is played, others each day, for who has little time."""
-FIRST = date.today().toordinal() % ONE_IN  # no random number: all workers have to collect the same tests
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "part"), [(kind, part) for kind in PLANTED for part in parts(PLANTED[kind][FIRST::ONE_IN])]
-)
+@in_turn
+@pytest.mark.parametrize(("kind", "part"), [(kind, part) for kind in PLANTED for part in parts(PLANTED[kind])])
 async def test_no_cheat_of_this_kind_scores(kind: str, part: slice, library_of_pytest: tuple[SandboxFile, ...]) -> None:
-    found = await values(PLANTED[kind][FIRST::ONE_IN][part], library_of_pytest)
+    found = await values(PLANTED[kind][part], library_of_pytest)
     assert {name: value.value for name, value in found.items() if value.value != 0} == {}
 
 
 @pytest.mark.slow
+@in_turn
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", range(4))
 async def test_no_odd_but_honest_solution_is_hurt(part: int, library_of_pytest: tuple[SandboxFile, ...]) -> None:
-    found = await values(ODD[FIRST + part * ONE_IN :: 4 * ONE_IN], library_of_pytest)
+    found = await values(ODD[part::4], library_of_pytest)
     assert {name: value.reason for name, value in found.items() if value.value != 1} == {}
 
 
 ONE_OF_EACH = [cases[0] for cases in PLANTED.values() if "pytest" not in cases[0].command]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", parts(ONE_OF_EACH, 4))
 async def test_one_cheat_of_each_kind_scores_0(part: slice, library_of_pytest: tuple[SandboxFile, ...]) -> None:
     found = await values(ONE_OF_EACH[part], library_of_pytest)
@@ -604,11 +601,12 @@ def old_pytest() -> tuple[SandboxFile, ...]:
 
 
 @pytest.mark.slow
+@in_turn
 @pytest.mark.timeout(600)
 async def test_an_old_pytest_is_fooled_no_more_than_a_new_one(old_pytest: tuple[SandboxFile, ...]) -> None:
     kinds = ("a module in front", "patched pytest", "conftest", "a call", "a package of the test's name")
     cheats = [case for kind in kinds for case in PLANTED[kind] if "-m pytest" in case.command]
-    found = await values(cheats[FIRST::ONE_IN], old_pytest)
+    found = await values(cheats, old_pytest)
     assert {name: value.value for name, value in found.items() if value.value != 0} == {}
 
 
@@ -617,6 +615,7 @@ LOOKS_ELSEWHERE = "a module where the configuration lets Python look"
 
 
 @pytest.mark.slow
+@in_turn
 @pytest.mark.timeout(600)
 async def test_an_old_pytest_does_not_hurt_the_honest(old_pytest: tuple[SandboxFile, ...]) -> None:
     cases = [
@@ -624,5 +623,5 @@ async def test_an_old_pytest_does_not_hurt_the_honest(old_pytest: tuple[SandboxF
         for case in (*HONEST, *ODD)
         if "-m pytest" in case.command and LOOKS_ELSEWHERE not in case.name.replace("-", " ")
     ]
-    found = await values(cases[FIRST::ONE_IN], old_pytest)
+    found = await values(cases, old_pytest)
     assert {name: value.reason for name, value in found.items() if value.value != 1} == {}

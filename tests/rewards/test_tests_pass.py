@@ -250,6 +250,7 @@ async def test_canaries_are_silent_for_the_right_and_the_wrong_and_tell_who_equa
     assert (value.value, value.metrics) == (1, {})
 
 
+@pytest.mark.slow
 async def test_without_a_reference_that_passes_canaries_never_decide(ctx: ToolContext) -> None:
     for reference in (None, [{"to": "solution.py", "content": WRONG}], "no patch"):
         value = await by_reference(ctx, RIGHT, reference=reference, canaries=True)

@@ -69,6 +69,7 @@ class Machine:
         return self.rollouts
 
 
+@pytest.mark.slow
 def test_it_grows_without_end_where_nothing_says_no() -> None:
     assert Machine().run(20) > 5000
 

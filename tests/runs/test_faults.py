@@ -76,6 +76,7 @@ def command() -> str:
     return " ".join([sys.executable, "-m", "hermes_rl.cli.main", *RUN])
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_and_the_same_command_goes_on_when_there_is_room(folder: Path) -> None:
     script = f"""
         head -c 120000 /dev/zero > disk/filler
@@ -99,6 +100,7 @@ def test_a_read_only_folder_is_said_before_anything_is_played(folder: Path) -> N
     assert "disk/run cannot be written: Read-only file system; choose another --out" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_folder_that_became_read_only_is_said_and_nothing_is_touched(folder: Path) -> None:
     assert hermes(*RUN, cwd=folder).returncode == 0
     before = {path.name: path.read_bytes() for path in (folder / "disk" / "run").iterdir() if path.is_file()}

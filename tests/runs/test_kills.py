@@ -150,6 +150,7 @@ def check_rollouts(found: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.by_turns(2, 0)
 @pytest.mark.timeout(240)
 async def test_process_writes_each_of_its_groups_once(tmp_path: Path) -> None:
     async with FaultyModel(faults=FAULTY) as model:
@@ -197,6 +198,7 @@ async def test_an_episode_of_three_seats_is_there_as_a_whole_or_not_at_all(tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.by_turns(2, 1)
 @pytest.mark.timeout(240)
 async def test_evaluate_ends_with_the_numbers_of_a_run_that_nothing_disturbed(tmp_path: Path) -> None:
     (tmp_path / "calm").mkdir()

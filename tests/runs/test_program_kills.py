@@ -140,6 +140,7 @@ class Killing:
 
 
 @pytest.mark.slow
+@pytest.mark.by_turns(2, 0)
 @pytest.mark.timeout(240)
 async def test_runs_of_programs_write_each_group_once_whatever_is_killed(tmp_path: Path) -> None:
     async with lives(tmp_path) as program:

@@ -46,6 +46,7 @@ def hermes(folder: Path, *arguments: str, code: str = "") -> subprocess.Complete
     )
 
 
+@pytest.mark.slow
 def test_offline_leaves_a_folder_with_what_was_logged(tmp_path: Path) -> None:
     tracker = Tracker("project", "name", mode="offline", folder=tmp_path, config={"seed": 1})
     tracker.log({"train/mean_reward": 0.5, "train/tool_error_details": "[turn 1] …"}, step=1)
@@ -128,6 +129,7 @@ def test_where_it_is_not_asked_for_wandb_is_not_imported(mode: str, tmp_path: Pa
     assert not list(tmp_path.rglob("wandb"))
 
 
+@pytest.mark.slow
 def test_disabled_leaves_nothing(tmp_path: Path) -> None:
     done = hermes(
         tmp_path, "run", "terminal-files", "evaluate", "--out", "run", "--set", "wandb={project: p, mode: disabled}",

@@ -348,10 +348,7 @@ MALFORMED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("head", MALFORMED, ids=range(len(MALFORMED)))
-async def test_a_malformed_request_is_refused_and_no_error_of_ours(
-    head: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_malformed_request_is_refused_and_no_error_of_ours(caplog: pytest.LogCaptureFixture) -> None:
     class Everything(HostList):
         def require(self, host: str, port: int) -> None: ...
 
@@ -359,13 +356,14 @@ async def test_a_malformed_request_is_refused_and_no_error_of_ours(
     proxy._hosts = Everything(["x.test"])
     listener = socket.create_server(("127.0.0.1", 0))
     await proxy.listen(listener)
-    reader, writer = await asyncio.open_connection(*listener.getsockname())
-    writer.write(head)
-    writer.write_eof()
-    async with asyncio.timeout(20):
-        with contextlib.suppress(ConnectionResetError):
-            assert (await reader.read(12)) in (b"HTTP/1.1 403", b"HTTP/1.1 502", b"")
-    writer.close()
+    for head in MALFORMED:
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(head)
+        writer.write_eof()
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionResetError):
+                assert (await reader.read(12)) in (b"HTTP/1.1 403", b"HTTP/1.1 502", b""), head
+        writer.close()
     await proxy.close()
     await asyncio.sleep(0)
     gc.collect()

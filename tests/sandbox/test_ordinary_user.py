@@ -99,6 +99,7 @@ def test_rollouts_on_images(as_user: As, rootfs: Path, packed_rootfs: Path, tmp_
     assert not (rootfs / "bin/uid").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to somebody else")
 def test_a_folder_of_somebody_else(as_user: As, rootfs: Path, tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"

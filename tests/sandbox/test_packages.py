@@ -106,6 +106,7 @@ async def test_a_container_has_them(wheels: Path, registry: str, docker_host: st
         assert found.output.count("Read-only file system") == 2
 
 
+@pytest.mark.slow
 async def test_programs_of_an_image_come_first(wheels: Path, rootfs: Path) -> None:
     async with create_sandbox(SandboxConfig(image=str(rootfs), packages=("tinytool",))) as sandbox:
         found = await sandbox.run("command -v python3; tinytool")
@@ -140,6 +141,7 @@ def test_it_is_made_once_for_each_list(wheels: Path) -> None:
         package_folder(("tinytool==1.0",))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_had_is_the_users_to_change_and_leaves_nothing(wheels: Path, own_cache: Path) -> None:
     with pytest.raises(UserError, match=r"(?s)No matching distribution found for nosuchtool.*find-links") as failed:
         package_folder(("nosuchtool",))
@@ -186,6 +188,7 @@ def test_packages_are_written_as_pip_writes_them() -> None:
     assert fingerprint(spec) != fingerprint(parse_spec(BASE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("package", "word"), [("tinytool", "ok"), ("nosuchtool", "FAIL")])
 def test_doctor_says_whether_they_can_be_had(
     wheels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], package: str, word: str
@@ -196,6 +199,7 @@ def test_doctor_says_whether_they_can_be_had(
     assert line.startswith(f"{word} ")
 
 
+@pytest.mark.slow
 async def test_a_sandbox_whose_packages_cannot_be_had_does_not_start(wheels: Path) -> None:
     sandbox = create_sandbox(SandboxConfig(packages=("nosuchtool",)))
     with pytest.raises(UserError, match="nosuchtool"):
@@ -245,6 +249,7 @@ def registry(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")
 async def test_a_sandbox_has_packages_of_npm_whose_scripts_did_not_run(registry: str) -> None:
     pool = Pool()

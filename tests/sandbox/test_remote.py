@@ -39,6 +39,7 @@ def asked_of_every_sandbox(module: ModuleType) -> dict[str, Callable[[Sandbox], 
 
 
 @pytest.mark.slow
+@pytest.mark.by_turns(2)
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("module", [test_commands, test_background, test_sandbox_files])
 async def test_what_is_asked_of_every_sandbox(module: ModuleType, ssh: SandboxConfig) -> None:

@@ -34,6 +34,7 @@ async def test_any_size(sandbox: Sandbox, size: int) -> None:
     assert (await sandbox.run("wc -c < data")).output.strip() == str(size)
 
 
+@pytest.mark.slow
 async def test_fifty_megabytes_under_an_awkward_name(sandbox: Sandbox) -> None:
     data, name = os.urandom(50 << 20), "a 'b' \"c\"\nd größer ☕.bin"
     await sandbox.write_file(name, data)

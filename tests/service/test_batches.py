@@ -330,6 +330,7 @@ servers:
 """
 
 
+@pytest.mark.slow
 async def test_two_trainers_that_train_two_policies_at_once_each_get_their_own_tokens(tmp_path: Path) -> None:
     (tmp_path / "said.py").write_text("def length(result):\n    return len(result.final_response)\n")
     models = {"white": policy(), "black": policy()}

@@ -25,6 +25,7 @@ def running(mark: str) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["gone", "terminated", "killed"])
 def test_no_sandbox_outlives_its_reader_or_the_service(tmp_path: Path, how: str) -> None:
     mark = uuid.uuid4().hex

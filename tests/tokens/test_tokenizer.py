@@ -163,6 +163,7 @@ def test_it_is_small() -> None:
     assert sum(file.stat().st_size for file in small_tokenizer_path().iterdir()) < 300_000
 
 
+@pytest.mark.slow
 def test_the_committed_files_are_those_of_the_script(tmp_path: Path) -> None:
     from scripts.train_small_tokenizer import train
 

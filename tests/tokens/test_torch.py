@@ -77,6 +77,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return write_kinds(tmp_path_factory.mktemp("kinds"))
 
 
+@pytest.mark.slow
 def test_library_alone_imports_torch(torch: Installed) -> None:
     """Without this the other tests show nothing, and `hermes_rl.tokens.hub` needs no care of its own any more."""
     torch.python("-c", "from transformers import AutoTokenizer")
@@ -121,6 +122,7 @@ def test_environment_of_a_trainer_imports_no_torch(torch: Installed) -> None:
     assert torch.imports() == ""
 
 
+@pytest.mark.slow
 def test_later_users_find_torch(torch: Installed, kinds: list[Path]) -> None:
     torch.python(
         "-c",

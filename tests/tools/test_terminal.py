@@ -188,6 +188,7 @@ def held(play: Player) -> int:
     return sum(len(entry.process.output()) for entry in play.runtime.processes.all())
 
 
+@pytest.mark.slow
 async def test_no_number_of_background_processes_fills_the_runner(play: Player) -> None:
     for _ in range(3):
         answers = await flood(play, 40)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from hermes_rl import Score
 
 URL = re.compile(r"https?://[^\s<>\"'`\])}，。；：！？、…（）【】「」『』《》〈〉“”‘’]+")
 
 
-def citations(result: Any, *, at_least: int = 1) -> Score:
+def citations(result: Any, *, at_least: int = 1, calls: Literal["hermes_rl", "program"] = "hermes_rl") -> Score:
     """The share of the addresses cited in the final answer that its tools gave it; 0 for fewer than `at_least`.
 
     A tool gave an address that stands in its answer, unless it is an error, or the policy had said the address to a
@@ -21,10 +21,13 @@ def citations(result: Any, *, at_least: int = 1) -> Score:
 
     Args:
         at_least: number of different addresses that have to be cited.
+        calls: hermes_rl: only the spec's tools, which were executed here, give addresses; program: an agent program's
+            own tools too, as the program tells it.
     """
     cited = addresses(result.final_response)
-    prompt = result.messages[: result.prompt_length]
-    seen = _given(result.tool_calls, {address for text in _texts(prompt) for address in addresses(text)})
+    prompt = [message for message in result.messages[: result.prompt_length] if not message.get("context")]
+    made = [call for call in result.tool_calls if calls == "program" or call.executed_by == calls]
+    seen = _given(made, {address for text in _texts(prompt) for address in addresses(text)})
     if len(cited) < at_least or not cited:
         return Score(0.0, reason=f"{len(cited)} of {at_least} sources", metrics={"cited": len(cited)})
     made_up = sorted(cited - seen)

@@ -88,13 +88,14 @@ Said = list[tuple[str, str]]
 
 
 def _spoken(result: Any) -> Said:
-    """Return what was said and called in a conversation."""
+    """Return what was said and called in a conversation; what an agent program has made up is the program's."""
     spoken = []
     for message in result.messages:
         calls = [call.get("function") for call in message.get("tool_calls") or ()]
         parts = [text_of(message.get("content")), *([json.dumps(calls)] if calls else [])]
         if message["role"] != "system":
-            spoken.append((message["role"].upper(), "\n".join(part for part in parts if part)))
+            who = "PROGRAM" if message.get("context") else message["role"].upper()
+            spoken.append((who, "\n".join(part for part in parts if part)))
     return spoken
 
 

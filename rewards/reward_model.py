@@ -35,6 +35,7 @@ async def reward_model(
     if model.scripted:
         return Score(float(bool(result.final_response.strip())), reason="scripted reward model: is there an answer?")
     messages = [*result.messages[: result.prompt_length], answer] if where == "final" else result.messages
+    messages = [message for message in messages if not message.get("context")]  # an agent program has made that up
     try:
         numbers = await model.rate(messages)
     except ContextLengthExceeded as error:

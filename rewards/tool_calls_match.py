@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from hermes_rl import Score
 
 
 def tool_calls_match(
-    result: Any, *, calls: list[dict[str, Any]], in_order: bool = False, allow_extra: bool = False
+    result: Any,
+    *,
+    calls: list[dict[str, Any]],
+    in_order: bool = False,
+    allow_extra: bool = False,
+    executed_by: Literal["hermes_rl", "program"] = "hermes_rl",
 ) -> Score:
     """1 if each of `calls` was made once, and nothing else, else 0. An empty list asks for no call at all.
 
@@ -21,8 +26,10 @@ def tool_calls_match(
         calls: the expected calls, `{name, args}` each.
         in_order: they have to be made in this order.
         allow_extra: other calls do no harm.
+        executed_by: hermes_rl: calls of the spec's tools, which were executed here; program: those of an agent
+            program's own tools too, as the program tells them.
     """
-    made = list(result.tool_calls)
+    made = [call for call in result.tool_calls if executed_by == "program" or call.executed_by == executed_by]
     places = _places(calls, made, in_order=in_order)
     missing = [call["name"] for call, place in zip(calls, places, strict=True) if place is None]
     extra = [call.name for i, call in enumerate(made) if i not in places]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from hermes_rl import Score
 
@@ -14,6 +14,7 @@ def tool_usage(
     all_of: list[str] | None = None,
     none_of: list[str] | None = None,
     at_least: int = 1,
+    calls: Literal["hermes_rl", "program"] = "hermes_rl",
 ) -> Score:
     """1 if every given condition holds, else 0. Calls that ended in a tool error do not count.
 
@@ -22,8 +23,11 @@ def tool_usage(
         all_of: each of these was called `at_least` times.
         none_of: none of these was called.
         at_least: number of calls.
+        calls: hermes_rl: those of the spec's tools, which were executed here; program: those of an agent program's own
+            tools too, as the program tells them.
     """
-    called = [call.name for call in result.tool_calls if call.error is None]
+    made = [call for call in result.tool_calls if calls == "program" or call.executed_by == calls]
+    called = [call.name for call in made if call.error is None]
     counted = called if any_of is None else [name for name in called if name in any_of]
     failed = []
     if (any_of is not None or (all_of is None and none_of is None)) and len(counted) < at_least:

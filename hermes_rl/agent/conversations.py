@@ -1,16 +1,20 @@
 """Which conversations an agent program has held: what each of its calls of the model continues, and what kind it is.
 
 A program works on its main line, and beside it asks for sub-agents, summaries and titles, or asks again for what it has
-thrown away. No request says so. It is found out by what later requests repeat: the ids of calls, which only one answer
-of the rollout has, and texts. The tokens are placed by the transcript, which compares more strictly; here digests
-are kept, and the last request alone, since each has all that was said before it.
+thrown away. No request says so. It is found out by what later requests repeat: messages, the ids of calls, which only
+one answer of the rollout has, and texts. The tokens are placed by the transcript, which compares more strictly; here
+digests are kept, and the last request alone, since each has all that was said before it.
+
+A policy can make requests of its own: a command that it calls may send any messages to the program's address. So which
+conversation is the main one is decided by what was asked before the policy could run anything, and of the messages of
+a request only those are the policy's that it has sampled in this rollout and that the program was given.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -30,6 +34,8 @@ SHOWN = 120
 """Characters of an answer that are written down."""
 OPEN = 16
 """The last calls that nothing goes on from whose texts are looked for."""
+MOST_EARLY = 16
+"""Conversations of which one can be the main one: programs begin few before the policy can run anything."""
 
 
 @dataclass
@@ -37,24 +43,64 @@ class ProgramCall:
     """One request of a program that the policy has answered."""
 
     root: bytes
-    """Digest of how its conversation began."""
+    """Names its conversation: the digest of the first request in it."""
     asked: bytes
     """Digest of the whole request."""
     tools: bool
+    answer: Message
+    """As the program was given it."""
+    said: Sequence[str]
+    """What the tool calls of the answer say, in one form."""
     text: str
     continues: int | None
     """The call whose answer it goes on from."""
     before: int
     """How many calls had been answered when it was made."""
-    begins: str = ""
-    """How its answer begins, for people: its text, or the tools that it calls."""
+    delivered: float = math.inf
+    """When the program was given its answer, as `Conversations.tick` counts; infinite where it was not."""
     continued: bool = False
     quoted: bool = False
     """Its text stands in a later request, elsewhere than as an answer of the model in its own conversation."""
     returned: bool = False
     """Its text or one of its tool calls stands in a later request."""
-    changed: bool = False
-    delivered: bool = False
+    came_back: bool = False
+    """A later request has had the answer in its place as it was given."""
+    was_replaced: bool = False
+    """A later request has had other tool calls in the place of the answer's, or with their ids."""
+
+    @property
+    def begins(self) -> str:
+        """How its answer begins, for people: its text, or the tools that it calls."""
+        return " ".join((self.text or ", ".join(self.said))[: 2 * SHOWN].split())[:SHOWN]
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether its tool calls came back changed, and never as they were given.
+
+        Other requests beside those of the program may be the policy's own, which would take its answers out of the
+        training by them.
+        """
+        return self.was_replaced and not self.came_back
+
+
+@dataclass
+class _Conversation:
+    """The calls that go on from one first request."""
+
+    began: int
+    """When its first request came, as `Conversations.tick` counts."""
+    latest: int
+    """When its last one did."""
+    tools: bool
+    after: bytes | None
+    """The conversation of which its first request holds an answer or a summary; `UNKNOWN` where a side call has made
+    that summary; None: it has begun anew."""
+    delivered: float = math.inf
+    """When the program was first given one of its answers."""
+    is_continued: bool = False
+
+
+UNKNOWN = b""
 
 
 class Conversations:
@@ -62,14 +108,30 @@ class Conversations:
 
     def __init__(self) -> None:
         self.calls: list[ProgramCall] = []
+        self.sampled: dict[int, int] = {}
+        """Places of the messages of the last request that are answers of the policy → the calls that gave them."""
         self._after: dict[bytes, list[int]] = {}
         """Digest of a conversation up to and with an answer → the calls that gave it."""
-        self._roots, self._equipped = Counter[bytes](), set[bytes]()
-        """How many calls each conversation has, by its root; those that have tools."""
+        self._asked: dict[bytes, list[int]] = {}
+        """Digest of a conversation up to an answer → the calls that were to give it."""
+        self._conversations: dict[bytes, _Conversation] = {}
+        """By their roots."""
+        self._successors: dict[bytes, list[bytes]] = {}
+        """Conversation → those whose first request holds an answer or a summary of it."""
+        self.early: list[bytes] = []
+        """Conversations that began before the policy could run anything, as far as was known when they began."""
+        self._now = 0
+        self._texts: dict[str, int] = {}
+        """Text of an answer without tool calls → the last call that gave it."""
         self._minted: dict[str, tuple[int, str]] = {}
         """Id of a tool call → the call of the model that made it, and what it says."""
         self._last: tuple[list[Message], list[list[str]], list[bytes]] = [], [], [b""]
         """The messages of the last request, with what `_digested` returns of them."""
+
+    def tick(self) -> int:
+        """Return a number that is larger than any before: the time of a request, or of a delivery."""
+        self._now += 1
+        return self._now
 
     def add(
         self,
@@ -77,34 +139,74 @@ class Conversations:
         tools: Sequence[Mapping[str, Any]],
         answer: Message,
         before: int | None = None,
+        came: int | None = None,
     ) -> ProgramCall:
-        """Add a request with the answer that the program was given; `before`: calls answered when it was made, None:
-        all that are known."""
+        """Add a request with the answer that the policy gave.
+
+        Args:
+            before: how many calls had been answered when the request was made; None: all that are known.
+            came: when it came, as `tick` counts; None: now.
+        """
+        came = self.tick() if came is None else came
         calls, digests = self._digested(list(messages))
-        calls = [*calls, canonical_calls(answer)]
-        digests = [*digests, _digest(digests[-1], answer, calls[-1])]
-        answered = [place for place, message in enumerate(messages, 1) if message["role"] == "assistant"]
-        deepest = next((place for place in reversed(answered) if digests[place] in self._after), None)
-        continues = None if deepest is None else self._giver(digests[deepest], messages[deepest - 1])
-        root = digests[answered[0] - 1] if answered else digests[-2]
-        origin = self._look_back(messages, calls, root, bool(tools))
-        if root not in self._roots and origin is not None:
-            # Its beginning was rewritten, or a summary of the main line has taken its place.
-            root = self.calls[origin].root if self.calls[origin].tools or not tools else self.main
+        said = canonical_calls(answer)
+        number, after = len(self.calls), _digest(digests[-1], answer, said)
+        self.sampled = self._sampled(messages, calls, digests)
+        exact = [place for place in self.sampled if digests[place + 1] in self._after]
+        continues = self.sampled[exact[-1]] if exact else None
+        replaced = self._compare(messages, calls, digests)
+        own = None if continues is None else self.calls[continues].root
+        origin = self._look_back(messages, calls, own, bool(tools))
+        origin = replaced if origin is None else origin
         if continues is not None:
             self.calls[continues].continued = True
-        request = _digest(digests[-2], {"role": "tools", "content": list(tools)}, [])
-        before = len(self.calls) if before is None else before
+            root = self.calls[continues].root
+        else:
+            root = digests[-1]
+        self._enter(root, origin, came, tools=bool(tools), is_continuing=continues is not None)
+        request = _digest(digests[-1], {"role": "tools", "content": list(tools)}, [])
         text = text_of(answer.get("content")).strip()
-        begins = " ".join((text or ", ".join(calls[-1]))[: 2 * SHOWN].split())[:SHOWN]
-        call = ProgramCall(root, request, bool(tools), text, continues, before, begins)
-        self._after.setdefault(digests[-1], []).append(len(self.calls))
-        for minted, sampled in zip(answer.get("tool_calls") or (), calls[-1], strict=True):
-            self._minted[minted["id"]] = len(self.calls), sampled
+        before = number if before is None else before
+        call = ProgramCall(root, request, bool(tools), answer, said, text, continues, before)
+        self._after.setdefault(after, []).append(number)
+        self._asked.setdefault(digests[-1], []).append(number)
+        for minted, each in zip(answer.get("tool_calls") or (), said, strict=True):
+            self._minted[minted["id"]] = number, each
+        if not said and text:
+            self._texts[text] = number
         self.calls.append(call)
-        self._roots[root] += 1
-        self._equipped |= {root} if call.tools else set()
         return call
+
+    def deliver(self, call: ProgramCall) -> None:
+        """Note that the program was given the answer of a call."""
+        call.delivered = min(call.delivered, self.tick())
+        conversation = self._conversations[call.root]
+        conversation.delivered = min(conversation.delivered, call.delivered)
+
+    def _enter(self, root: bytes, origin: int | None, came: int, *, tools: bool, is_continuing: bool) -> None:
+        """Count a request to its conversation, which may be a new one."""
+        conversation = self._conversations.get(root)
+        if conversation is None:
+            after = None
+            if origin is not None:
+                # Its beginning was rewritten, or a summary of the main line has taken its place.
+                after = self.calls[origin].root if self.calls[origin].tools or not tools else UNKNOWN
+                self._successors.setdefault(after, []).append(root)
+            conversation = self._conversations[root] = _Conversation(came, came, tools, after)
+            if came < self._acted() and len(self.early) < MOST_EARLY:
+                self.early.append(root)
+        conversation.began, conversation.latest = min(conversation.began, came), max(conversation.latest, came)
+        conversation.tools |= tools
+        conversation.is_continued |= is_continuing
+
+    def _acted(self) -> float:
+        """Return when the policy was first able to run something.
+
+        That is when the program was given an answer of a conversation with tools, or of one that it has gone on with,
+        as there are programs that read commands in texts. Neither is so of a title.
+        """
+        able = (each for each in map(self._conversations.__getitem__, self.early) if each.tools or each.is_continued)
+        return min((each.delivered for each in able), default=math.inf)
 
     def _digested(self, messages: list[Message]) -> tuple[list[list[str]], list[bytes]]:
         """Return what the calls of each message say, and the digests of the conversation up to each, from none on.
@@ -121,29 +223,68 @@ class Conversations:
         self._last = messages, calls, digests
         return calls, digests
 
-    def _giver(self, digest: bytes, answer: Message) -> int:
-        """Return which of the calls that said the same gave an answer: by the ids of its calls, else the last."""
-        ids = [call["id"] for call in answer.get("tool_calls") or ()]
-        minted = [self._minted[each][0] for each in ids if each in self._minted]
-        return next((number for number in minted if number in self._after[digest]), self._after[digest][-1])
+    def _sampled(
+        self, messages: Sequence[Message], calls: Sequence[list[str]], digests: Sequence[bytes]
+    ) -> dict[int, int]:
+        """Return the places of messages that are answers of this rollout's policy, each with the call that gave it.
+
+        Such a message says what a call has answered: in the same conversation, or, where its beginning was rewritten,
+        with the ids of that answer's tool calls, or as the same text.
+        """
+        found: dict[int, int] = {}
+        for place, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            ids = [call["id"] for call in message.get("tool_calls") or ()]
+            minted = [self._minted[each][0] for each in ids if each in self._minted]
+            givers = self._after.get(digests[place + 1])
+            if givers is not None:
+                found[place] = next((number for number in minted if number in givers), givers[-1])
+            elif minted and calls[place] == list(self.calls[minted[0]].said):
+                found[place] = minted[0]
+            elif not ids and (number := self._texts.get(text_of(message.get("content")).strip())) is not None:
+                found[place] = number
+        return found
+
+    def _compare(self, messages: Sequence[Message], calls: Sequence[list[str]], digests: Sequence[bytes]) -> int | None:
+        """Note which answers stand in a request unchanged, and which have other tool calls in their place.
+
+        Returns the last of those that have.
+        """
+        replaced = None
+        for place, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            if (giver := self.sampled.get(place)) is not None:
+                self.calls[giver].came_back |= digests[place + 1] in self._after
+                continue
+            # Where it stands tells which answer it takes the place of: ids may have been dropped or rewritten.
+            asked = [number for number in self._asked.get(digests[place], ()) if not self.calls[number].came_back]
+            ids = [call["id"] for call in message.get("tool_calls") or ()]
+            named = (number for number in asked if any(self._minted.get(each, (-1,))[0] == number for each in ids))
+            given = (number for number in reversed(asked) if self.calls[number].delivered < math.inf)
+            replaced = next(named, next(given, replaced))
+            if replaced in asked:
+                self.calls[replaced].was_replaced |= calls[place] != list(self.calls[replaced].said)
+        return replaced
 
     def _look_back(
-        self, messages: Sequence[Message], calls: Sequence[list[str]], root: bytes, equipped: bool
+        self, messages: Sequence[Message], calls: Sequence[list[str]], root: bytes | None, equipped: bool
     ) -> int | None:
         """Note which answers a request holds; returns the last of them whose conversation it goes on with.
 
         Args:
-            root: digest of how its conversation begins.
+            root: its conversation, where it goes on with one.
             equipped: whether it has tools.
         """
         origin = None
-        for message, texts in zip(messages, calls, strict=False):
+        for message, texts in zip(messages, calls, strict=True):
             for call_sent, text in zip(message.get("tool_calls") or (), texts, strict=True):
                 number, sampled = self._minted.get(call_sent["id"], (-1, text))
                 if number >= 0:
                     origin = number
                     self.calls[number].returned = True
-                    self.calls[number].changed |= text != sampled
+                    self.calls[number].was_replaced |= text != sampled
         unfinished = [
             (number, call)
             for number, call in enumerate(self.calls)
@@ -158,16 +299,33 @@ class Conversations:
                 call.quoted, origin = True, number
         return origin
 
-    @property
-    def main(self) -> bytes:
-        """The root of the main line: the conversation with tools, if any has them, that has the most calls."""
-        roots = self._roots
-        return max(roots, key=lambda root: (root in self._equipped, roots[root])) if roots else b""
+    def main_line(self) -> list[bytes]:
+        """Return the roots of the conversations that are graded, in their order; empty before the first delivery.
+
+        The first is that with tools, if any has them, which began first of those that began before the policy could run
+        anything. Behind it come those that took the place of the one before: with an answer or a summary of it in their
+        first request, behind which it was never gone on with.
+        """
+        acted, known = self._acted(), self._conversations
+        early = [root for root in self.early if known[root].began < acted and known[root].delivered < math.inf]
+        if not early:
+            return []
+        line = [min(early, key=lambda root: (not known[root].tools, known[root].began))]
+        while True:
+            last = known[line[-1]]
+            following = [
+                root
+                for root in (*self._successors.get(line[-1], ()), *self._successors.get(UNKNOWN, ()))
+                if known[root].began > last.latest and known[root].delivered < math.inf and root not in line
+            ]
+            if not following:
+                return line
+            line.append(min(following, key=lambda root: known[root].began))
 
     def kinds(self) -> list[Kind]:
         """Return what each call was."""
-        main = self.main
-        equipped = main in self._equipped
+        line = set(self.main_line())
+        equipped = any(self._conversations[root].tools for root in line)
         kinds: list[Kind] = []
         places: dict[tuple[bytes, int | None], list[int]] = {}
         for number, call in enumerate(self.calls):
@@ -179,18 +337,18 @@ class Conversations:
             following = next((each for each in later if each.before > number), None)
             asked_again = following is not None and following.asked == call.asked
             beside = equipped and not call.tools
-            if not call.delivered:
+            if call.delivered == math.inf:
                 kinds.append("undelivered")
             elif asked_again and not call.continued and not call.returned:
                 kinds.append("rejected")
-            elif call.changed:
+            elif call.is_changed:
                 kinds.append("changed")
-            elif not call.continued and call.quoted and (beside or call.root == main):
+            elif not call.continued and call.quoted and (beside or call.root in line):
                 kinds.append("summaries")
             elif beside and not call.continued and not call.returned:
                 kinds.append("side_calls")
             else:
-                kinds.append("main" if call.root == main else "subagents")
+                kinds.append("main" if call.root in line else "subagents")
         return kinds
 
 

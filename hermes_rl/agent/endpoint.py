@@ -14,9 +14,9 @@ import logging
 import re
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
 
@@ -86,6 +86,8 @@ class EndpointCall:
     answer: PolicyAnswer
     message: Message
     """The answer as the program was given it."""
+    sampled: Mapping[int, int] = field(default_factory=dict)
+    """Places of the request's messages that are answers of the policy → the calls that gave them."""
 
     @property
     def calls(self) -> list[dict[str, Any]]:
@@ -108,9 +110,10 @@ class Endpoint:
         self._model = POLICY
         self._addresses = frozenset(addresses_in(recorder.result.messages))
         """Of the prompt's pictures, which a program may send on."""
-        self.main: EndpointCall | None = None
-        """The last call of the main line. Other requests are not kept: each has all that was said before."""
         self.conversations = Conversations()
+        self._last_calls: dict[bytes, EndpointCall] = {}
+        """The last call that was answered to the program of each conversation that may be graded, by its root. Other
+        requests are not kept: each has all that was said before."""
         self.sampling: dict[str, Any] = {}
         """What was asked for of sampling at last, by name."""
         self._held_bytes = 0
@@ -135,7 +138,7 @@ class Endpoint:
         """Requests that the policy is answering."""
         self._freed = asyncio.Event()
         self._noting = asyncio.Lock()
-        self._notes = set[asyncio.Task[ProgramCall]]()
+        self._notes = set[asyncio.Task[tuple[ProgramCall, EndpointCall]]]()
         self._handlers = set[asyncio.Task[Any]]()
         self._closed = False
         self._listener: socket.socket | None = None
@@ -215,12 +218,13 @@ class Endpoint:
         answered, size = False, 0
         try:
             body, size = await self._body(request)
+            came = self.conversations.tick()
             query = self._read(dialect, body)
             if counting:
                 answered = self.answered
                 return await self._count(dialect, query, size)
             async with self._place():
-                response = await self._answer(request, dialect, query, size)
+                response = await self._answer(request, dialect, query, size, came)
             answered = response.status == 200
             return response
         except RefusedRequestError as error:
@@ -322,14 +326,14 @@ class Endpoint:
             raise
 
     async def _answer(
-        self, request: web.BaseRequest, dialect: ProgramDialect, query: ProgramRequest, size: int
+        self, request: web.BaseRequest, dialect: ProgramDialect, query: ProgramRequest, size: int, came: int
     ) -> web.StreamResponse:
         if self.failure is not None:
             return _response(500, dialect.error("the model cannot be reached", "server_error"), close=True)
         if self.ending is None:
             try:
-                call, answer = await self._ask(query, size)
-                return await self._send(request, dialect, query, call, answer)
+                noted, call, answer = await self._ask(query, size, came)
+                return await self._send(request, dialect, noted, call, answer)
             except ContextLengthExceeded as error:
                 self.too_long += 1
                 if self.too_long < MOST_TOO_LONG:
@@ -350,21 +354,44 @@ class Endpoint:
         self,
         request: web.BaseRequest,
         dialect: ProgramDialect,
-        query: ProgramRequest,
-        call: ProgramCall,
+        noted: ProgramCall,
+        call: EndpointCall,
         answer: ProgramAnswer,
     ) -> web.StreamResponse:
         """Give the program an answer."""
+        query = call.request
         if not query.stream:
-            call.delivered = request.transport is not None
+            if request.transport is not None:
+                self._delivered(noted, call)
             return _response(200, dialect.written(answer, query))
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await stream.prepare(request)
         await stream.write_eof(b"".join(dialect.events(answer, query)))  # all of it is there at once
-        call.delivered = True
+        self._delivered(noted, call)
         return stream
 
-    async def _ask(self, query: ProgramRequest, size: int) -> tuple[ProgramCall, ProgramAnswer]:
+    def _delivered(self, noted: ProgramCall, call: EndpointCall) -> None:
+        """Note that the program was given an answer, and keep the call where it may be graded."""
+        self.conversations.deliver(noted)
+        may_be_graded = {*self.conversations.early, *self.conversations.main_line()[-1:]}
+        self._last_calls[noted.root] = call
+        self._last_calls = {root: call for root, call in self._last_calls.items() if root in may_be_graded}
+
+    @property
+    def prompt(self) -> list[Message]:
+        """What the program had asked, before any answer, in the graded conversation before the policy could act."""
+        first = self._last_calls.get(next(iter(self.conversations.main_line()), b""))
+        return [] if first is None else first.request.messages[: first_answer([*first.request.messages, first.message])]
+
+    @property
+    def main(self) -> EndpointCall | None:
+        """The last call of the conversation that is graded which the program was given the answer of."""
+        line = self.conversations.main_line()
+        return self._last_calls.get(line[-1]) if line else None
+
+    async def _ask(
+        self, query: ProgramRequest, size: int, came: int
+    ) -> tuple[ProgramCall, EndpointCall, ProgramAnswer]:
         recorder, before = self._recorder, self._recorder.result.turns_used
         # What the server answered first tells whether it refuses this conversation alone, or everything. Where an agent
         # may have changed what the program sends, that is the spec's own prompt.
@@ -378,27 +405,25 @@ class Endpoint:
             call["id"] = f"c{turn:04d}{number:04d}"  # no other call of the rollout has it
             call.pop("error", None)
         # Whatever becomes of the request: an answer that was sampled is known, in the order in which answers come.
-        note = asyncio.ensure_future(self._note(EndpointCall(query, given, message), size, before))
+        note = asyncio.ensure_future(self._note(EndpointCall(query, given, message), size, before, came))
         self._notes.add(note)
         note.add_done_callback(self._notes.discard)
-        call = await asyncio.shield(note)
+        noted, kept = await asyncio.shield(note)
         finish = reply.finish_reason or ("tool_calls" if calls else "stop")
         prompted, written = (tokens_of(reply.usage, name) for name in ("prompt_tokens", "completion_tokens"))
         details = reply.usage.get("completion_tokens_details")
         thought = count_of(details.get("reasoning_tokens")) if isinstance(details, dict) else None
         name, model = f"{self._rollout_id}-{turn}", reply.model or POLICY
-        return call, ProgramAnswer(name, int(time.time()), model, message, finish, prompted, written, thought)
+        return noted, kept, ProgramAnswer(name, int(time.time()), model, message, finish, prompted, written, thought)
 
-    async def _note(self, call: EndpointCall, size: int, before: int) -> ProgramCall:
-        """Take a call into account; so many had been answered before it was asked."""
+    async def _note(self, call: EndpointCall, size: int, before: int, came: int) -> tuple[ProgramCall, EndpointCall]:
+        """Take a call into account, which came at that time, when so many had been answered."""
         self._model, self.too_long = call.answer.reply.model or POLICY, 0
         self.sampling |= call.request.sampling
-        add = partial(self.conversations.add, call.request.messages, call.request.tools, call.message, before)
+        add = partial(self.conversations.add, call.request.messages, call.request.tools, call.message, before, came)
         async with self._noting:
             noted = add() if size <= IN_LOOP else await one_at_a_time(add)
-            if noted.root == self.conversations.main and (noted.tools or not (self.main and self.main.request.tools)):
-                self.main = call
-        return noted
+            return noted, replace(call, sampled=self.conversations.sampled)
 
 
 def _too_long(error: ContextLengthExceeded) -> str:

@@ -16,15 +16,16 @@ import inspect
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic as clock
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from hermes_rl.agent.conversations import Kind
+from hermes_rl.agent.evidence import take_evidence
 from hermes_rl.agent.recorder import LoopOptions, PolicyRecorder
-from hermes_rl.agent.result import AgentResult, Message, ProgramRun, ToolCall, first_answer, text_of, tokens_of
+from hermes_rl.agent.result import AgentResult, Message, ProgramRun, tokens_of
 from hermes_rl.agent.tool_server import ToolServer
 from hermes_rl.agent.user import AnswersAgent
 from hermes_rl.endings import Ending
@@ -41,7 +42,7 @@ from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import Transcript
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.context import ToolContext
-from hermes_rl.values import read_bounded, whole_text
+from hermes_rl.values import whole_text
 
 if TYPE_CHECKING:
     from hermes_rl.agent.endpoint import Endpoint
@@ -380,8 +381,8 @@ async def _first(running: asyncio.Task[Any], event: Awaitable[Any] | None, secon
 
 
 def write_down(endpoint: Endpoint, result: AgentResult, train: Sequence[Kind]) -> None:
-    """Add what a run of the program has asked to the result: its main line to the messages, the calls, the counts."""
-    run, call = result.program, endpoint.main
+    """Add what a run of the program has asked to the result: the evidence, the calls of the model, the counts."""
+    run = result.program
     assert run is not None
     run.requests, run.refused = run.requests + endpoint.requests, run.refused + endpoint.refused
     run.refusal = endpoint.refusal or run.refusal
@@ -398,59 +399,4 @@ def write_down(endpoint: Endpoint, result: AgentResult, train: Sequence[Kind]) -
             result.transcript.left_out[turn] = kind
             run.left_out[kind] = run.left_out.get(kind, 0) + tokens
     run.sampling |= endpoint.sampling
-    if call is not None:
-        messages = [*call.request.messages, call.message]
-        result.messages = _joined(result.messages, messages) if before else messages
-        result.prompt_length = first_answer(result.messages)
-        result.tool_schemas = call.request.tools
-        result.tool_calls = _tool_calls(result.messages[result.prompt_length :])
-    if endpoint.tools is not None:
-        result.tool_calls = _matched(result.tool_calls, endpoint.tools.calls)
-        result.tool_errors = list(endpoint.tools.errors)
-
-
-def _joined(earlier: Sequence[Message], messages: Sequence[Message]) -> list[Message]:
-    """Return what a program has said in earlier runs and in this one, which may have gone on with the conversation."""
-    last = text_of(earlier[-1].get("content"))
-    if any(each["role"] == "assistant" and text_of(each.get("content")) == last for each in messages[:-1]):
-        return list(messages)
-    return [*earlier, *(each for each in messages if each["role"] != "system" or each not in earlier)]
-
-
-def _matched(spoken: Sequence[ToolCall], run: Sequence[ToolCall]) -> list[ToolCall]:
-    """Put the calls that the spec's tools have run in the place of those that the main conversation has of them.
-
-    A program gives a tool a longer name, such as `mcp__tools__add`. What other conversations have called comes last,
-    with a turn of 0.
-    """
-    calls, free, further = list(spoken), dict(enumerate(spoken)), list[ToolCall]()
-    for call in run:
-        same = (n for n, each in free.items() if each.name.endswith(call.name) and each.arguments == call.arguments)
-        place = next(same, None)
-        if place is None:
-            further.append(call)
-        else:
-            each = free.pop(place)
-            calls[place] = replace(call, turn=each.turn, id=each.id)
-    return [*calls, *further]
-
-
-def _tool_calls(messages: Sequence[Message]) -> list[ToolCall]:
-    answers = {each.get("tool_call_id"): text_of(each.get("content")) for each in messages if each["role"] == "tool"}
-    turns = [message for message in messages if message["role"] == "assistant"]
-    return [
-        ToolCall(turn, call["id"], call["function"]["name"], _arguments(call), answers[call["id"]])
-        for turn, message in enumerate(turns, 1)
-        for call in message.get("tool_calls") or ()
-        if call["id"] in answers
-    ]
-
-
-def _arguments(call: Mapping[str, Any]) -> Any:
-    """Return the arguments of a call that a program has sent back; the text where they cannot be read."""
-    text = call["function"]["arguments"]
-    try:
-        value = read_bounded(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, dict) else text
+    take_evidence(result, endpoint)

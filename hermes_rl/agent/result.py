@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hermes_rl.endings import Ending
 from hermes_rl.errors import ToolError
@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from hermes_rl.tokens.transcript import TokenSequence, Transcript
 
 Message = dict[str, Any]
-"""A message of the OpenAI chat format; it always has `role` and `content`."""
+"""A message of the OpenAI chat format; it always has `role` and `content`.
+
+In the conversation of an agent program `context` is True in a message that the program has made up: it is no answer of
+the policy, no result of one of its calls, and not what the program was to do at first.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class ToolCall:
     seconds: float = 0.0
     repaired: int = 0
     """Values of its arguments that were converted to the type that the tool's schema asks for."""
+    executed_by: Literal["hermes_rl", "program"] = "hermes_rl"
+    """`program`: a tool of an agent program's own; its arguments and result are as the program has sent them back."""
 
 
 @dataclass
@@ -190,8 +196,8 @@ class AgentResult:
 
     @property
     def texts(self) -> list[str]:
-        """The text of each turn of the policy, without the assistant messages of the prompt."""
-        own = self.messages[self.prompt_length :]
+        """The text of each turn of the policy, without the assistant messages of the prompt and of a program."""
+        own = (message for message in self.messages[self.prompt_length :] if not message.get("context"))
         return [text_of(message.get("content")) for message in own if message.get("role") == "assistant"]
 
     @property

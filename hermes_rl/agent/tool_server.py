@@ -48,6 +48,11 @@ class ToolServer:
         self._kept_bytes = 0
         self._alone = asyncio.Lock()
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the tools that are offered."""
+        return [schema["function"]["name"] for schema in self._toolkit.schemas]
+
     async def answer(self, message: Any) -> dict[str, Any] | None:
         """Answer a message; None where it wants no answer. Raises `Failure` where what a tool needs has failed, which
         is not the program's doing."""

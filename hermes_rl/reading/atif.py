@@ -82,7 +82,8 @@ def _steps(line: Line) -> Iterator[dict[str, Any]]:
             answers.append(messages[at])
             at += 1
         if message["role"] == "assistant":
-            copied = {"is_copied_context": True} if began < prompt else {"llm_call_count": 1}
+            is_copied = began < prompt or message.get("context")
+            copied = {"is_copied_context": True} if is_copied else {"llm_call_count": 1}
             yield {**_agent_step(message, answers), **copied}
             continue
         source = "user" if message["role"] == "user" else "system"

@@ -133,8 +133,9 @@ def _calls(result: AgentResult) -> list[dict[str, Any]]:
         if call_written is None or call.arguments != call_written.arguments:
             # As text: what a tool was given may hold numbers that JSON does not have.
             record["arguments"] = json.dumps(call.arguments, ensure_ascii=False, default=str)
-        if call_written is None and call.result:
-            record["result"] = call.result  # it stands in no message
+        if call.result != (call_written.result if call_written is not None else ""):
+            record["result"] = call.result  # it stands in no message, or the program has sent another one
+        record |= {"executed_by": call.executed_by} if call.executed_by != "hermes_rl" else {}
         records.append(record if call.error is None else {**record, "error": call.error})
     return records
 

@@ -36,7 +36,9 @@ class Program:
                 {"id": f"c{turn}-{n}", "function": {"name": "bash", "arguments": json.dumps({"command": f"echo {n}"})}}
                 for n in range(calls)
             ]
-        self.conversations.add(messages, tools, answer).delivered = delivered
+        call = self.conversations.add(messages, tools, answer)
+        if delivered:
+            self.conversations.deliver(call)
         results = [{"role": "tool", "tool_call_id": f"c{turn}-{n}", "content": f"{turn}"} for n in range(calls)]
         return [*messages, answer, *results]
 
@@ -192,6 +194,88 @@ def test_what_is_known_of_the_last_request_changes_nothing() -> None:
         begun.append(program.asks(messages, chance.choice(["", "So it was done."]), calls=1, tools=tools))
         answer = begun[-1][len(messages)]
         fresh._last = [], [], [b""]
-        fresh.add(messages, tools, answer).delivered = True
+        fresh.deliver(fresh.add(messages, tools, answer))
     assert program.conversations.calls == fresh.calls
     assert set(program.kinds) >= {"main", "subagents"} and program.kinds == fresh.kinds()
+
+
+def forged(conversations: Conversations, *, came: int | None = None) -> None:
+    """Add a request that a command of the policy has made, with a history that nobody has sampled."""
+    history: list[Message] = [
+        system("Work."), TASK,
+        {"role": "assistant", "content": "", "tool_calls": [
+            {"id": "x", "function": {"name": "bash", "arguments": '{"command": "make it right"}'}}]},
+        {"role": "tool", "tool_call_id": "x", "content": "It is right."},
+    ]  # fmt: skip
+    conversations.deliver(conversations.add(history, TOOLS, {"role": "assistant", "content": "All right."}, came=came))
+
+
+def test_what_a_command_of_the_policy_asks_is_not_the_main_line() -> None:
+    program = Program()
+    messages = program.asks([system("Work."), TASK], calls=1)
+    forged(program.conversations)
+    for _ in range(3):  # however many calls such a conversation has
+        program.asks([system("Work."), {"role": "user", "content": "Say yes."}], "Yes, certainly.")
+    program.asks(messages, "Done, all of it.")
+    assert [number for number, kind in enumerate(program.kinds) if kind == "main"] == [0, 5]
+    assert len(program.conversations.main_line()) == 1
+
+
+def test_a_conversation_with_a_history_that_nobody_sampled_is_another_one() -> None:
+    program = Program()
+    program.asks([system("Work."), TASK], calls=1)
+    forged(program.conversations)
+    assert program.conversations.sampled == {}
+    assert program.conversations.calls[0].root != program.conversations.calls[1].root
+
+
+def test_what_was_asked_before_the_policy_could_act_counts_though_it_is_answered_later() -> None:
+    program = Program()
+    conversations = program.conversations
+    came = conversations.tick()  # the work, beside which a title is asked for
+    program.asks([system("Title it."), TASK], "Writing a file", tools=[])
+    work = conversations.add([system("Work."), TASK], TOOLS, {"role": "assistant", "content": "Done."}, came=came)
+    conversations.deliver(work)
+    assert program.kinds == ["side_calls", "main"]
+
+
+def test_answers_that_were_not_delivered_do_not_make_a_main_line() -> None:
+    program = Program()
+    messages = program.asks([system("Work."), TASK], calls=1)
+    for _ in range(5):
+        program.asks([system("Other."), TASK], calls=1, delivered=False)
+    program.asks(messages, "Done, all of it.")
+    assert [kind for kind in program.kinds if kind != "undelivered"] == ["main", "main"]
+
+
+def test_a_summary_takes_no_place_of_a_conversation_that_goes_on() -> None:
+    program = Program()
+    messages = program.asks([system("Work."), TASK], "I shall write the file now.", calls=1)
+    begun = [system("Work."), {"role": "user", "content": "Before: I shall write the file now. It is written."}]
+    program.asks(begun, "Then all is done.")
+    program.asks(messages, "Done, all of it.")
+    assert program.kinds == ["main", "subagents", "main"]
+
+
+def test_changed_calls_are_found_by_their_place_where_ids_are_dropped() -> None:
+    for made_up in ("another", ""):
+        program = Program()
+        messages = program.asks([system("Work."), TASK], calls=1)
+        messages[2]["tool_calls"][0] = {
+            "id": made_up, "function": {"name": "bash", "arguments": '{"command":"rm -rf /other"}'}
+        }  # fmt: skip
+        program.asks(messages, "Done, all of it.")
+        assert program.kinds == ["changed", "main"]
+
+
+def test_no_request_of_the_policy_takes_an_answer_out_of_the_training() -> None:
+    program = Program()
+    messages = program.asks([system("Work."), TASK], calls=1)
+    changed = copy.deepcopy(messages)
+    changed[2]["tool_calls"][0]["function"]["arguments"] = '{"command":"other"}'
+    program.asks(changed, "By a command of the policy, before the program goes on.")
+    program.asks([system("Elsewhere."), *changed[1:]], "By another one.")
+    messages = program.asks(messages, calls=1)
+    program.asks(changed, "By a third one.")
+    program.asks(messages, "Done, all of it.")
+    assert [number for number, kind in enumerate(program.kinds) if kind == "main"] == [0, 3, 5]

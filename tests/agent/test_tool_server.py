@@ -121,9 +121,7 @@ async def test_the_makers_client_finds_the_tools_and_rewards_see_the_calls(tmp_p
     assert rollout.result.program is not None
     assert (rollout.ending, rollout.score) == (Ending.FINISHED, 1.0), rollout.result.program
     assert rollout.result.program.output == "['add']"
-    *own, failed = called(rollout)
-    assert own == [(1, "add", "3", False)]
-    assert (failed[0], failed[1], failed[3]) == (0, "add", True)
+    assert called(rollout) == [(1, "add", "3", False)], "and not the call that no answer of the policy has asked for"
     assert len(rollout.result.tool_errors) == 1
 
 
@@ -147,8 +145,7 @@ async def test_a_program_in_the_sandbox_speaks_it_by_hand(tmp_path: Path) -> Non
     assert called(rollout)[0] == (1, "add", "3", False)  # what the tool has said, and not the program of it
     line = json.loads(json.dumps(rollout_record(rollout)))
     again = rollout_of(line, rollout.key)
-    assert called(again)[1:] == called(rollout)[1:]
-    assert [call.name for call in again.result.tool_calls] == ["add", "nothing"]  # type: ignore[union-attr]
+    assert called(again) == called(rollout)
 
 
 def test_tools_are_offered_only_where_the_spec_says_so(tmp_path: Path) -> None:

@@ -340,9 +340,16 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any, Message]]:
     """Return a list to which each call of the policy is added that a program makes: messages, tools, the answer."""
     recording, add = list[tuple[Any, Any, Message]](), Conversations.add
 
-    def noted(self: Conversations, messages: Any, tools: Any, answer: Message, before: int | None = None) -> Any:
+    def noted(
+        self: Conversations,
+        messages: Any,
+        tools: Any,
+        answer: Message,
+        before: int | None = None,
+        came: int | None = None,
+    ) -> Any:
         recording.append((messages, tools, answer))
-        return add(self, messages, tools, answer, before)
+        return add(self, messages, tools, answer, before, came)
 
     monkeypatch.setattr(Conversations, "add", noted)
     return recording

@@ -29,7 +29,7 @@ from hermes_rl.agent.result import AgentResult, Message, ProgramRun, tokens_of
 from hermes_rl.agent.tool_server import ToolServer
 from hermes_rl.agent.user import AnswersAgent
 from hermes_rl.endings import Ending
-from hermes_rl.errors import AgentFault, ToolError, UserError
+from hermes_rl.errors import AgentFault, SandboxFailure, ToolError, UserError
 from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
 from hermes_rl.plugins import Code, load_object
 from hermes_rl.sandbox.base import KILLED_EXIT_CODE, CommandResult, SandboxFile
@@ -311,6 +311,13 @@ class ProgramDriver:
             if not running.done():
                 await end_tasks([running])
 
+    def _overtime(self, program: AgentProgram, endpoint: Endpoint, recorder: PolicyRecorder) -> Ending:
+        """Return the ending of a program whose time was up, which is no doing of a policy that it never asked."""
+        if endpoint.requests or recorder.by_agents:
+            return Ending.TIMEOUT
+        seconds = f"{self.options.working_time or LONGEST:g} s"
+        raise SandboxFailure(f"{program.place}: the program had not asked the model after {seconds}")
+
     def _ending(
         self,
         program: AgentProgram,
@@ -331,7 +338,7 @@ class ProgramDriver:
         if endpoint.ending is not None:
             return endpoint.ending
         if not in_time:
-            return Ending.TIMEOUT
+            return self._overtime(program, endpoint, recorder)
         if endpoint.too_long:
             return Ending.TOKEN_BUDGET  # it could not make the conversation shorter
         if endpoint.main is None:

@@ -82,9 +82,7 @@ def certify(group: Group) -> Certificate:
 def _problems(rollout: Rollout) -> Iterator[str]:
     result = rollout.result
     if result is not None and not result.turns_used:
-        if not rollout.seat.name:  # else its turn never came, as others have ended the episode
-            yield NEVER_ASKED
-        return
+        return  # nothing was sampled, and nothing is trained
     if result is None or rollout.sequences is None:
         yield "its tokens are not known"
         return
@@ -678,13 +676,13 @@ class Encoder:
             return
         if result.transcript is not None and result.transcript.turns:
             rollout.sequences = result.transcript.sequences()
-        elif rollout.seat.name and not result.turns_used:
-            rollout.sequences = []  # its turn never came
+        elif not result.turns_used and (rollout.seat.name or result.program is not None):
+            rollout.sequences = []  # its turn never came, or its program never asked
+            rollout.no_tokens = None if rollout.seat.name or result.program is None else never_asked(result.program)
         elif rollout.seat.role != ALONE.role:
             rollout.no_tokens = f"the servers of {rollout.seat.role!r} do not say which tokens they sampled"
         elif result.program is not None:
-            exact = "an agent program's requests have exact tokens from a token-level policy alone"
-            rollout.no_tokens = exact if rollout.turns else never_asked(result.program)
+            rollout.no_tokens = "an agent program's requests have exact tokens from a token-level policy alone"
         elif rollout.no_tokens is None and self.tokenizer is not None:
             await asyncio.to_thread(self._render, self.tokenizer, rollout, result)
         elif rollout.no_tokens is None:

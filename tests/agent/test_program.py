@@ -118,8 +118,9 @@ if MODE == "titled":
     ask([{"role": "user", "content": "Title: What is 1 plus 1?"}], tools=())
 more = {"stream": True, "temperature": 0.1, "max_tokens": 9} if MODE == "streamed" else {}
 while True:
-    if MODE == "hangs": time.sleep(1000)
+    if MODE == "stalls": time.sleep(1000)
     message = ask(messages, **more)
+    if MODE == "hangs": time.sleep(1000)
     if MODE == "crashes": os.abort()
     if MODE == "pictures":
         ask([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}])
@@ -491,9 +492,19 @@ async def test_a_program_that_never_asks_is_the_reason_for_missing_tokens(tmp_pa
     reason = "the policy was never asked, so nothing was sampled"
     said = "ModuleNotFoundError: No module named 'no_such_module'"
     assert rollout.no_tokens == f"{reason}: its program made 0 requests (0 refused) and ended with status 1: {said}"
-    assert certify(Group("g", rollout.key.row, [rollout])).problems == (f"{rollout.id}: {reason}",)
+    assert rollout.sequences == []
+    other = await played(tmp_path, "verbatim")
+    proof = certify(Group("g", rollout.key.row, [rollout, other]))
+    assert proof.exact, "nothing was sampled and nothing is trained: the group is not lost by it"
+    assert proof.trained == proof.sampled > 0
     with pytest.raises(UserError, match=reason):
         rollout.examples(one=True)
+
+
+async def test_a_program_whose_time_is_up_before_it_asks_is_no_doing_of_the_policy(tmp_path: Path) -> None:
+    rollout = await played(tmp_path, "stalls", timeout=3.0)
+    assert (rollout.ending, rollout.score) == (Ending.SANDBOX_FAILURE, None)
+    assert rollout.error == "agent.program: the program had not asked the model after 3 s"
 
 
 async def test_a_program_that_is_not_there_is_a_mistake_of_the_spec(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ ANYWHERE = {
     "errors",
     "endings",
     "fork_server",
+    "others_files",
     "plugins",
     "server_types",
     "several",

@@ -255,11 +255,14 @@ def regrade(
     run_directory: RunArgument,
     sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as in --set rewards.a.weight=2.")] = None,
     env_file: EnvFileOption = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Run code that the run's spec names, unasked.")] = False,
 ) -> None:
     """Score what was recorded by other rewards; nothing is played."""
     from hermes_rl.cli.options import Options
+    from hermes_rl.cli.repositories import agree_to_grade
     from hermes_rl.cli.running import regrade_run
 
+    agree_to_grade(run_directory, trust=trust)
     raise typer.Exit(regrade_run(run_directory, Options(tuple(sets or ()), (), env_file)))
 
 

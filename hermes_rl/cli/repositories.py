@@ -5,6 +5,7 @@ Where content is, and what is remembered of it, is `hermes_rl.repositories`.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +14,13 @@ import typer
 
 from hermes_rl.cli.echo import echo
 from hermes_rl.errors import UserError
-from hermes_rl.repositories.cache import Fetched, fetched
+from hermes_rl.others_files import read_text
+from hermes_rl.repositories.cache import Fetched, fetched, is_trusted
+from hermes_rl.repositories.cache import trust as remember
 from hermes_rl.repositories.files import files_of
+from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.spec.load import repository_of, spec_of
-from hermes_rl.visible import counted
+from hermes_rl.visible import counted, visible
 
 SHOWN = 60
 """Files that are listed by name."""
@@ -47,9 +51,35 @@ def at_hand(source: str, *, trust: bool) -> str:
         for line in _contents(fetch, spec):
             echo(line, err=True)
         if not trust:
-            _ask(fetch)
+            _ask(str(fetch.address))
         fetch.trust()
     return str(fetch.address)
+
+
+def agree_to_grade(path: Path, *, trust: bool) -> None:
+    """Ask before code runs that the spec of a run directory names, unless this user has made or agreed to that content.
+
+    Raises `UserError` where it is not agreed to.
+    """
+    run = RunDirectory(path)
+    if not (path / "spec.yaml").exists():
+        return  # no run is there, which the command says
+    digest = run.code_digest()
+    if is_trusted(digest):
+        return
+    echo(f"{path}: this run was not made here, or its spec has been changed since", err=True)
+    echo(f"  content: sha256 {digest}", err=True)
+    for name in code_of(read_text(path / "spec.yaml")):
+        echo(f"  {visible(name)}", err=True)
+    echo("Rewards, states and datasets that its spec names run on this machine with your rights.", err=True)
+    if not trust:
+        _ask(f"the code of {path}")
+    remember(digest, f"agreed to: {path.absolute()}")
+
+
+def code_of(spec: str) -> list[str]:
+    """Return the references to code in the text of a spec, such as `rewards.py:f` or `package.module:f`."""
+    return list(dict.fromkeys(re.findall(r"[\w./~-]+(?:\.py)?:[A-Za-z_]\w*", spec)))[:SHOWN]
 
 
 def _contents(fetch: Fetched, spec: Path) -> Iterator[str]:
@@ -71,11 +101,11 @@ def _contents(fetch: Fetched, spec: Path) -> Iterator[str]:
     yield "Its code runs on this machine with your rights, and its spec says which servers get which of your keys."
 
 
-def _ask(fetch: Fetched) -> None:
+def _ask(what: str) -> None:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UserError(
-            f"{fetch.address} has not been agreed to on this machine, and there is no terminal to ask on: add --trust "
+            f"{what} has not been agreed to on this machine, and there is no terminal to ask on: add --trust "
             "where you trust what is listed above"
         )
     if not typer.confirm("Do you trust it?", err=True):
-        raise UserError(f"{fetch.address} was not agreed to, and nothing of it has run")
+        raise UserError(f"{what} was not agreed to, and nothing of it has run")

@@ -13,8 +13,9 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.spec.nodes import MappingNode, Node, find, plain
-from hermes_rl.spec.reader import read_file
+from hermes_rl.others_files import read_file
+from hermes_rl.spec.nodes import MappingNode, Node, SourceText, find, plain
+from hermes_rl.spec.reader import read_bytes
 
 MAIN = "main"
 NOT_USED = (
@@ -54,7 +55,7 @@ class ComposeFile:
         self._folder, self._files_of, self._built = path.parent, files_of, built
         self._volumes: dict[str, str] = {}
         """Named volumes, and the service that has each."""
-        root, problems = read_file(path, str(path))
+        root, problems = read_bytes(read_file(path), SourceText(str(path), path.resolve().parent))
         self.problems += [(problem.line or 1, problem.message) for problem in problems]
         if isinstance(root, MappingNode) and not problems:
             self._read(root)

@@ -18,13 +18,14 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hermes_rl.data.compose import VARIABLES, ComposeFile, defaulted
 from hermes_rl.errors import Problem, SpecError, UserError
+from hermes_rl.others_files import RefusedFileError, open_file, read_file, read_text
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.section import parse_size
 from hermes_rl.spec.suggest import did_you_mean
@@ -276,9 +277,9 @@ class _Task:
         """Return the task as a row; None where it cannot be read. `problems` say what of it cannot be played."""
         file = self.folder / TASK
         try:
-            self._text = file.read_text("utf-8")
+            self._text = read_text(file)
             self._toml = tomllib.loads(self._text)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RefusedFileError) as error:
             line = re.search(r"line (\d+)", str(error))
             self._refuse(file, int(line[1]) if line else 1, f"it cannot be read: {error}")
             return None
@@ -453,7 +454,7 @@ class _Task:
             ],
             "min_reward": self._min_reward(part),
             "verifier": {
-                "files": [{"to": to, "content": path.read_bytes(), "mode": _mode(path)} for to, path in tests.items()],
+                "files": [{"to": to, "content": _content(path), "mode": _mode(path)} for to, path in tests.items()],
                 "env": env,
                 "timeout": timeout,
             },
@@ -636,8 +637,8 @@ class _Task:
     def _instruction(self, part: _Part) -> str:
         file = part.folder / "instruction.md"
         try:
-            return file.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            return read_text(file, self.folder)
+        except (OSError, RefusedFileError) as error:
             self._refuse(file, 1, f"it cannot be read: {error}")
             return ""
 
@@ -651,7 +652,7 @@ class _Task:
             place = f"/solution/{path.relative_to(solution)}"
             target = shlex.quote(place)
             commands.append(f"mkdir -p {shlex.quote(posixpath.dirname(place))}")
-            data = path.read_bytes()
+            data = _content(path)
             try:  # what the shell itself can write, whatever programs the image has
                 commands.append(f"printf %s {shlex.quote(_text(data))} > {target}")
             except ValueError:
@@ -666,7 +667,7 @@ class _Task:
         if (folder / "singularity-compose.yaml").is_file():
             self._refuse(folder / "singularity-compose.yaml", 1, "it is not played; docker-compose.yaml is")
         dockerfile = folder / "Dockerfile"
-        instructions = list(_lines(dockerfile.read_text("utf-8", "replace"))) if dockerfile.is_file() else []
+        instructions = self._instructions(dockerfile)
         image = self._at("environment.docker_image")
         if image is not None:
             self.base = str(image)
@@ -689,6 +690,16 @@ class _Task:
                 self._refuse(dockerfile, instruction.number, problem)
         self._compose(folder)
 
+    def _instructions(self, dockerfile: Path) -> list[_Line]:
+        """Return the instructions of a Dockerfile; none where there is none."""
+        try:
+            return list(_lines(read_file(dockerfile, self.folder).decode("utf-8", "replace")))
+        except FileNotFoundError:
+            return []
+        except (OSError, RefusedFileError) as error:
+            self._refuse(dockerfile, 1, f"it cannot be read: {error}")
+            return []
+
     def _is_laid_down(self) -> bool:
         """Whether the files in environment/ come into the working directory, since no image was built of them."""
         named = self._at("environment.docker_image") is not None
@@ -703,7 +714,8 @@ class _Task:
             if path.is_symlink():
                 digest.update(os.fsencode(path.readlink()))
             elif path.is_file():
-                digest.update(sha256(path.read_bytes()).digest())
+                with open_file(path) as file:
+                    digest.update(file_digest(file, "sha256").digest())
         self.builds[name] = digest.hexdigest()
         return name
 
@@ -882,7 +894,12 @@ def _inside(folder: Path, top: Path | None = None) -> list[Path]:
 
 def _files_of(to: str, path: Path) -> dict[str, str]:
     """Return a file as a sandbox lays it down."""
-    return {"to": to, "base64": base64.b64encode(path.read_bytes()).decode(), "mode": f"0o{_mode(path):03o}"}
+    return {"to": to, "base64": base64.b64encode(_content(path)).decode(), "mode": f"0o{_mode(path):03o}"}
+
+
+def _content(path: Path) -> bytes:
+    """Return a file of a task, to which a link within the task may lead; `_inside` has looked where it lies."""
+    return read_file(path.resolve())
 
 
 def _laid_whole(to: str, path: Path, top: Path) -> list[dict[str, str]]:

@@ -22,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hermes_rl.data.load import Rows, load_rows, split_of
 from hermes_rl.errors import UserError
+from hermes_rl.others_files import open_file
 from hermes_rl.reading.record import RolloutSummary, RunRecord, summary_of
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import RolloutState
@@ -230,7 +231,7 @@ def _to_play(counting: Sequence[RolloutSummary], path: Path, rows: Rows, compile
 
     # What waits to be compared is not played again, but counts for nothing before its group comes.
     ended = {name for name in states if not left(name)}
-    with suppress(FileNotFoundError), (path / WAITING).open("rb") as file:
+    with suppress(FileNotFoundError), open_file(path / WAITING) as file:
         for rollout in (summary_of(line, 0) for line in file if line.endswith(b"\n")):
             states.setdefault(rollout.group, {}).setdefault(rollout.index, RolloutState.SCORED)
     if mode == "evaluate":

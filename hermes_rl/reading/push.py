@@ -11,12 +11,14 @@ import json
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hermes_rl.data.hub import causes, first_line, hub_trouble
 from hermes_rl.errors import HermesRLError, RunError, UserError
+from hermes_rl.others_files import read_file
 from hermes_rl.reading.card import FILES, dataset_card
 from hermes_rl.reading.overview import running
 from hermes_rl.reading.record import RolloutSummary, RunRecord
@@ -145,7 +147,10 @@ def prepare(path: Path, dataset: str, folder: Path, secrets: Mapping[str, str]) 
     rewards = list(dict.fromkeys(name for rollout in record.rollouts for name in rollout.rewards))
     rows = write_table(table, _groups(record, spec.get("endings") or {}, forms), rewards)
     files = [record.path / name for name in ("spec.yaml", "run.json", "metrics.json")]
-    texts = {file.name: file.read_text(encoding="utf-8", errors="replace") for file in files if file.is_file()}
+    texts = {}
+    for file in files:
+        with suppress(FileNotFoundError):
+            texts[file.name] = read_file(file).decode(errors="replace")
     texts["report.html"] = report(record)
     texts[CARD] = dataset_card(dataset, TABLE, rows, texts, summary, spec, described, weights_of(described))
     for name, text in texts.items():

@@ -19,7 +19,9 @@ from sys import intern
 from typing import Any, BinaryIO
 
 from hermes_rl.errors import UserError
+from hermes_rl.others_files import open_file, read_text
 from hermes_rl.rollouts.rollout import RolloutState, cost_of
+from hermes_rl.runs.directory import read_description
 from hermes_rl.runs.journal import is_torn
 from hermes_rl.runs.line import WHOLE, problem_of
 from hermes_rl.runs.store import ROLLOUTS, Line
@@ -30,6 +32,8 @@ CONVERSATION, TURNS, SEQUENCES = b', "messages": [', b'], "turns": ', b', "seque
 FINAL = frozenset(str(state) for state in RolloutState if state.final)
 """States in which nothing of a rollout is played or scored any more."""
 GIVEN_UP = frozenset(state for state in RolloutState if state.given_up)
+LONGEST_LINE = 256 << 20
+"""Bytes of a line that is read; a longer one cannot be read."""
 DEEPEST = 4
 """Folders below the one that is named in which runs are looked for."""
 ASKED = {"question", "problem", "prompt", "instruction", "query"}
@@ -157,10 +161,9 @@ class RunRecord:
     def described(self) -> dict[str, Any]:
         """What `run.json` says now."""
         try:
-            description = read_own_json((self.path / "run.json").read_bytes())
-        except (OSError, ValueError) as error:
-            raise UserError(f"{self.path / 'run.json'} cannot be read: {error}") from error
-        return description if isinstance(description, dict) else {}
+            return read_description(self.path / "run.json")
+        except OSError as error:
+            raise UserError(f"{self.path / 'run.json'} cannot be read: {error.strerror}") from error
 
     @property
     def group_size(self) -> float:
@@ -176,11 +179,9 @@ class RunRecord:
     def spec_text(self) -> str:
         """The resolved spec as it ran, as YAML."""
         try:
-            return (self.path / "spec.yaml").read_text(encoding="utf-8")
+            return read_text(self.path / "spec.yaml")
         except OSError as error:
             raise UserError(f"{self.path / 'spec.yaml'} cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise UserError(f"{self.path / 'spec.yaml'} cannot be read: it is not UTF-8") from error
 
     def refresh(self, most: int | None = None) -> int:
         """Read what was written since the last time, `most` lines at once, and return how many lines that are.
@@ -188,7 +189,7 @@ class RunRecord:
         A file that was written anew, as by regrading, is read from its beginning.
         """
         try:
-            file = (self.path / ROLLOUTS).open("rb")
+            file = open_file(self.path / ROLLOUTS)
         except FileNotFoundError:
             return 0
         except OSError as error:
@@ -206,7 +207,7 @@ class RunRecord:
                     self._read += len(file.readline())
             added = 0
             while most is None or added < most:
-                line = file.readline()
+                line = bounded_line(file)
                 if not line.endswith(b"\n") and is_torn(line):
                     break  # nothing more, or a line that is being written
                 try:
@@ -216,7 +217,7 @@ class RunRecord:
                 else:
                     self._by_id[summary.id] = len(self.rollouts)
                     self.rollouts.append(summary)
-                self._read += len(line)
+                self._read = file.tell()
                 added += 1
             return added
 
@@ -234,7 +235,7 @@ class RunRecord:
     def open(self) -> BinaryIO:
         """Open the file of rollouts as it was when last looked at; raises UserError where it is another now."""
         try:
-            file = (self.path / ROLLOUTS).open("rb")
+            file = open_file(self.path / ROLLOUTS)
         except OSError as error:
             raise UserError(f"{self.path / ROLLOUTS} cannot be read: {error.strerror}") from error
         status = os.fstat(file.fileno())
@@ -248,7 +249,7 @@ class RunRecord:
         begin = self.summary(rollout).begin
         with self.open() as file:
             file.seek(begin)
-            line: Line = read_own_json(file.readline())
+            line: Line = read_own_json(bounded_line(file))
         problem = NESTED.replace("have", "has", 1) if too_deep(line) else problem_of(line, WHOLE)
         if problem is not None:
             raise UserError(f"{self.path / ROLLOUTS}: the line of rollout {rollout!r} cannot be read: it {problem}")
@@ -326,7 +327,7 @@ class RunRecord:
             for rollout in self.rollouts:
                 if rollout.index == 0 and not rows[rollout.row_key]:
                     file.seek(rollout.begin)
-                    rows[rollout.row_key] = read_own_json(file.readline()).get("row") or {}
+                    rows[rollout.row_key] = read_own_json(bounded_line(file)).get("row") or {}
         return rows
 
     def label(self, row_key: str, length: int = 50) -> str:
@@ -354,7 +355,7 @@ class RunRecord:
         """Return the conversation of a rollout without reading its tokens; empty where it cannot be read."""
         with self.open() as file:
             file.seek(self.summary(rollout).begin)
-            line = file.readline()
+            line = bounded_line(file)
         conversation = line.partition(CONVERSATION)[2]
         end = conversation.rfind(TURNS, 0, conversation.rfind(SEQUENCES))
         try:
@@ -492,6 +493,14 @@ def _tools(behind: Mapping[str, Any]) -> tuple[ToolUse, ...]:
     if len(_known_tools) > MOST_KNOWN:
         _known_tools.clear()
     return _known_tools.setdefault(uses, uses)
+
+
+def bounded_line(file: BinaryIO) -> bytes:
+    """Return the next line; of one that is too long only its end, so that it is none that a run writes."""
+    line = file.readline(LONGEST_LINE)
+    while len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+        line = file.readline(LONGEST_LINE)
+    return line
 
 
 def find_runs(folder: Path) -> Iterator[Path]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from hermes_rl.errors import UserError
 from hermes_rl.reading.record import RunRecord
+from hermes_rl.runs.line import problem_of_spec
 from hermes_rl.spec.nodes import SourceText, plain
 from hermes_rl.spec.reader import read_text
 
@@ -36,8 +37,9 @@ def spec_of(record: RunRecord) -> dict[str, Any]:
     """Return the resolved spec of a run, variables as they were written; raises UserError where it cannot be read."""
     node, problems = read_text(record.spec_text, SourceText(str(record.path / "spec.yaml"), Path(record.path)))
     spec = plain(node) if node is not None and not problems else None
-    if not isinstance(spec, dict):
-        raise UserError(f"{record.path / 'spec.yaml'} is no spec: {problems[0] if problems else 'it has no keys'}")
+    if (problem := problem_of_spec(spec)) is not None:
+        raise UserError(f"{record.path / 'spec.yaml'} cannot be read: {problems[0] if problems else f'it {problem}'}")
+    assert isinstance(spec, dict)
     return spec
 
 

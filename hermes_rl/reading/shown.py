@@ -25,6 +25,8 @@ NUMBER = 24
 """Bytes that a number takes at most, but for few."""
 DEEPEST = 40
 """Levels of a recorded value that are shown as such; what lies deeper is shown as text."""
+LOOKED_AT = 20_000
+"""Files and directories of an artifact that are looked at."""
 FILES = 200
 """Files of an artifact that are listed."""
 BEFORE = 100
@@ -269,9 +271,16 @@ def _artifact(run: Path, name: str, artifact: Mapping[str, Any]) -> dict[str, An
     if "path" not in artifact:
         return {"name": name, **artifact, "files": []}
     place = run / str(artifact["path"])
-    paths = (path for path in (place, *place.rglob("*")) if artifact_file(run, path) is not None)
+    paths = (path for path in islice(_below(run, place), LOOKED_AT) if artifact_file(run, path) is not None)
     files = sorted(str(path.relative_to(run)) for path in islice(paths, FILES))
     return {"name": name, **artifact, "files_count": artifact.get("files"), "files": files}
+
+
+def _below(run: Path, place: Path) -> Iterator[Path]:
+    """Yield what lies at a place among the artifacts of a run, and below it; nothing where it lies elsewhere."""
+    if place.resolve().is_relative_to((run / "artifacts").resolve()):
+        yield place
+        yield from place.rglob("*")
 
 
 def artifact_file(run: Path, path: Path) -> Path | None:

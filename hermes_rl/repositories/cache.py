@@ -42,12 +42,11 @@ class Fetched:
     @property
     def trusted(self) -> bool:
         """Whether the user has agreed to run exactly this."""
-        return _trust(self.digest).is_file()
+        return is_trusted(self.digest)
 
     def trust(self) -> None:
         """Remember that the user has agreed to run exactly this."""
-        _trust(self.digest).parent.mkdir(parents=True, exist_ok=True)
-        _trust(self.digest).write_text(f"{self.address}\n", encoding="utf-8")
+        trust(self.digest, str(self.address))
 
     def described(self) -> dict[str, str]:
         """Return what the record of a run says of it."""
@@ -139,6 +138,17 @@ def _folder_name(address: Address) -> str:
 
 def _environments() -> Path:
     return cache_home() / "environments"
+
+
+def is_trusted(digest: str) -> bool:
+    """Return whether the user has agreed to run what has this digest."""
+    return _trust(digest).is_file()
+
+
+def trust(digest: str, what: str) -> None:
+    """Remember that the user has agreed to run what has this digest; `what` it is, for people."""
+    _trust(digest).parent.mkdir(parents=True, exist_ok=True)
+    _trust(digest).write_text(f"{what}\n", encoding="utf-8")
 
 
 def _trust(digest: str) -> Path:

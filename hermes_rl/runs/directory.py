@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import logging
+import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +21,10 @@ from typing import IO, Any
 import yaml
 
 from hermes_rl.errors import UserError
+from hermes_rl.others_files import open_file, read_file
+from hermes_rl.repositories.cache import trust
 from hermes_rl.runs.journal import Journal, write_atomically
+from hermes_rl.runs.line import problem_of_description
 from hermes_rl.spec.fingerprint import fingerprint, fingerprint_parts
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.values import read_own_json, write_json
@@ -126,6 +132,23 @@ class RunDirectory:
         text = yaml.safe_dump(spec.resolved(), sort_keys=False, allow_unicode=True, width=110)
         self.write_json("run.json", dict(described))  # first: by it the folder is known to be a run's
         write_atomically(self.path / "spec.yaml", text.encode())
+        with suppress(OSError):  # without a cache the user is asked
+            trust(self.code_digest(), f"written by a run: {self.path.absolute()}")
+
+    def code_digest(self) -> str:
+        """Return a digest of what decides which code runs where the run is graded anew: its spec, and code beside it.
+
+        What agents have left among the artifacts is not asked about, as no run's spec names it.
+        """
+        digest = hashlib.sha256(read_file(self.path / "spec.yaml"))
+        code: list[Path] = []
+        for name, folders, files in os.walk(self.path):
+            folders[:] = [folder for folder in folders if Path(name, folder) != self.artifacts]
+            code += [Path(name, file) for file in files if file.endswith(".py")]
+        for path in sorted(code):
+            digest.update(f"\0{path.relative_to(self.path)}\0".encode("utf-8", "surrogateescape"))
+            digest.update(read_file(path, self.path))
+        return digest.hexdigest()
 
     def add(self, entries: Mapping[str, Any]) -> None:
         """Say more in `run.json`."""
@@ -142,19 +165,42 @@ class RunDirectory:
         """Return what `run.json` says of the run that was here before; empty where there was none."""
         path = self.path / "run.json"
         try:
-            described = read_own_json(path.read_bytes())
+            return read_description(path)
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise UserError(f"{path} cannot be read ({error}); choose another --out, or remove it") from error
-        return described if isinstance(described, dict) else {}
 
     def journal(self, name: str | Path) -> Journal:
-        """Return a JSONL file of the run; a path, absolute or relative to the working directory, may lie elsewhere."""
-        return Journal(self.path / name if isinstance(name, str) else name)
+        """Return a JSONL file of the run; a path, absolute or relative to the working directory, may lie elsewhere.
+
+        Raises `RefusedFileError` where the file in the run directory is a link, through which lines would be written
+        elsewhere, or no regular file.
+        """
+        if isinstance(name, Path):
+            return Journal(name)
+        with suppress(FileNotFoundError):
+            open_file(self.path / name).close()
+        return Journal(self.path / name)
 
     def write_json(self, name: str, value: Any) -> None:
         write_atomically(self.path / name, write_json(value, indent=2) + b"\n")
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """Return what a `run.json` says, in the form that runs write.
+
+    Raises:
+        UserError: it is in another form, too large, a link, or no regular file; with the name of the key.
+        OSError: it is not there, or may not be read.
+    """
+    try:
+        described = read_own_json(read_file(path))
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    if (problem := problem_of_description(described)) is not None:
+        raise UserError(f"{path} cannot be read: it {problem}")
+    return dict(described)
 
 
 def model_name(spec: Spec) -> str:

@@ -1,6 +1,6 @@
-"""The form of a line of `rollouts.jsonl`, which a run writes and others may have changed.
+"""The form of a line of `rollouts.jsonl`, of `run.json` and of `spec.yaml`: a run writes them, others may change them.
 
-Whoever reads a line asks here, once, whether what it has is of the kind that all readers count on.
+Whoever reads one asks here, once, whether what it has is of the kind that all readers count on.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from hermes_rl.rollouts.rollout import Baseline
-from hermes_rl.values import LARGEST_COUNT, is_number
+from hermes_rl.values import LARGEST_COUNT, is_number, too_deep
 
 Check = Callable[[Any], bool]
 
@@ -25,7 +25,25 @@ def problem_of(line: object, keys: Sequence[str] = ()) -> str | None:
     for name in keys:
         if name not in line:
             return f"has no {name!r}"
-    wrong = next((name for name, value in line.items() if name in _FORM and not _FORM[name](value)), None)
+    return _wrong(line, _FORM)
+
+
+def problem_of_description(described: object) -> str | None:
+    """Say as a predicate what in the value of a `run.json` is not as a run writes it; else None."""
+    if not isinstance(described, dict):
+        return "is no JSON object"
+    return "is nested too deeply" if too_deep(described) else _wrong(described, _DESCRIPTION)
+
+
+def problem_of_spec(spec: object) -> str | None:
+    """Say as a predicate what in the spec of a run is not as readers of runs count on; else None."""
+    if not isinstance(spec, dict):
+        return "is no mapping"
+    return _wrong(spec, _SPEC)
+
+
+def _wrong(value: Mapping[str, Any], form: Mapping[str, Check]) -> str | None:
+    wrong = next((name for name, part in value.items() if name in form and not form[name](part)), None)
     return None if wrong is None else f"has {wrong!r} in a form that no run writes"
 
 
@@ -119,4 +137,39 @@ _FORM: Mapping[str, Check] = {
     "world_rewards": _each(lambda value: isinstance(value, list) and len(value) == 2 and all(map(is_number, value))),
     "steps": _each(_with({"turns": _count, "rewards": _named(_reward)})),
     "program": _program,
+}
+_flag: Check = lambda value: isinstance(value, bool)  # noqa: E731 - as its neighbours, a check
+_texts = _named(_text)
+_weighting = _with({"name": _text}, {"weight": _maybe(is_number), "gate": _flag})
+_clamp = _maybe(lambda value: _each(is_number)(value) and len(value) == 2)
+_DESCRIPTION: Mapping[str, Check] = {
+    **dict.fromkeys(("name", "fingerprint", "mode", "hermes_rl", "python", "started", "ended", "spec"), _maybe(_text)),
+    **dict.fromkeys(("format", "seed", "group_size"), _maybe(lambda value: type(value) is int)),
+    "demo": _maybe(_flag),
+    "packages": _maybe(_texts),
+    "dataset": _maybe(_object),
+    "policy": _maybe(
+        _each(_maybe(_with({}, {"type": _maybe(_text), "model": _maybe(_text), "sampling": _maybe(_object)})))
+    ),
+    "tokenizer": _maybe(_with({}, {"name": _maybe(_text), "ids": _maybe(_text), "template": _maybe(_text)})),
+    "code": _maybe(_object),
+    "parts": _maybe(_texts),
+    "grading": _maybe(
+        _with(
+            {},
+            {
+                "rewards": _maybe(_texts),
+                "scoring": _maybe(_with({}, {"weightings": _maybe(_each(_weighting)), "clamp": _clamp})),
+            },
+        )
+    ),
+    "images": _maybe(_named(_each(_text))),
+    "usage": _maybe(_named(_counts)),
+    "lost": _maybe(_object),
+    "retried": _maybe(_object),
+    "failed": _maybe(_object),
+}
+_SPEC: Mapping[str, Check] = {
+    "evaluate": _maybe(_with({}, {"success": _maybe(is_number), "agent": _maybe(_object)})),
+    **dict.fromkeys(("endings", "rewards", "agent", "process", "serve", "servers", "dataset"), _maybe(_object)),
 }

@@ -218,6 +218,10 @@ def packed(sequence: TokenSequence) -> dict[str, Any]:
     }
 
 
+LARGEST_PACKED = 1 << 28
+"""Bytes of the ids or log-probabilities of a sequence: those of 32 million tokens."""
+
+
 def unpacked(record: Mapping[str, Any]) -> TokenSequence:
     """Read the sequence of a record; raises ValueError where the record holds none."""
     try:
@@ -233,7 +237,10 @@ def _text(values: array[Any]) -> str:
 
 
 def _numbers(text: str, into: array[Number]) -> array[Number]:
-    into.frombytes(zlib.decompress(b64decode(text)))
+    unpacking = zlib.decompressobj()
+    into.frombytes(unpacking.decompress(b64decode(text), LARGEST_PACKED))
+    if not unpacking.eof:
+        raise ValueError(f"it has more than {LARGEST_PACKED} bytes, or no end")
     return _little(into)
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from hermes_rl.reading.record import SEQUENCES, RolloutSummary, RunRecord
+from hermes_rl.reading.record import SEQUENCES, RolloutSummary, RunRecord, bounded_line
 from hermes_rl.service.refusals import wrong
 
 REWARD = "reward:"
@@ -131,7 +131,7 @@ class RolloutQuery:
         with record.open() as file:
             while at < len(places) and len(page_places) < size and (at == begin or time.monotonic() < until):
                 file.seek(record.rollouts[places[at]].begin)
-                line = file.readline()
+                line = bounded_line(file)
                 # Most lines are told apart by their bytes, much faster than by being read; tokens are base64, and the
                 # schemas of tools are the same in each rollout.
                 end, row = line.rfind(SEQUENCES), line.rfind(ROW)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -588,6 +589,33 @@ def test_a_link_that_would_be_left_out_refuses_the_task(tmp_path: Path, link: st
         read_tasks(folder, "bubblewrap", network=False)
     (problem,) = refused.value.problems
     assert str(problem).startswith(f"{folder}/{link}:1:1: task odd cannot be played: only links to files in ")
+
+
+@pytest.mark.parametrize(
+    "file", ["instruction.md", "task.toml", "environment/Dockerfile", "tests/test.sh", "solution/solve.sh"]
+)
+@pytest.mark.parametrize("kind", ["link", "pipe", "device"])
+def test_no_file_of_this_machine_gets_into_a_task(tmp_path: Path, file: str, kind: str) -> None:
+    (tmp_path / "secret").write_text("FROM debian\nRUN echo the-key-of-this-machine\n")
+    folder = task(tmp_path / "odd")
+    (folder / file).unlink()
+    if kind == "pipe":
+        os.mkfifo(folder / file)
+    else:
+        (folder / file).symlink_to("/dev/zero" if kind == "device" else tmp_path / "secret")
+    try:
+        rows = read_tasks(folder, "bubblewrap", network=False).rows
+    except SpecError as refused:
+        assert str(refused.problems[0]).startswith(f"{folder}/")
+        return
+    except UserError as refused:
+        assert str(folder) in str(refused)
+        return
+    assert file in ("environment/Dockerfile", "solution/solve.sh"), (
+        "these may be missing, and then they count as missing"
+    )
+    assert kind == "pipe" or file == "solution/solve.sh"
+    assert "the-key-of-this-machine" not in str(rows)
 
 
 def test_a_link_to_a_file_beside_it_is_that_file(tmp_path: Path) -> None:

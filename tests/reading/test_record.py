@@ -117,11 +117,11 @@ def test_what_is_no_run_is_said_with_what_is_there(tmp_path: Path) -> None:
 def test_files_of_a_run_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [recorded("a")])
     (run / "spec.yaml").write_bytes(b"name: \xff")
-    with pytest.raises(UserError, match=r"spec.yaml cannot be read: it is not UTF-8"):
+    with pytest.raises(UserError, match=r"spec.yaml: is not UTF-8"):
         _ = RunRecord(run).spec_text
     (run / "rollouts.jsonl").unlink()
     (run / "rollouts.jsonl").mkdir()
-    with pytest.raises(UserError, match=r"rollouts.jsonl cannot be read: Is a directory"):
+    with pytest.raises(UserError, match=r"rollouts.jsonl: is a directory"):
         RunRecord(run).refresh()
 
 

@@ -71,7 +71,7 @@ def test_compare_accepts_recorded_runs(folder: Path) -> None:
 @pytest.mark.parametrize("run", ["process", "evaluate", "seats"])
 def test_regrade_applies_a_new_clamp_to_recorded_run(folder: Path, run: str) -> None:
     before = records(folder / run / "rollouts.jsonl")
-    succeed(folder, "regrade", run, "--set", "score.clamp=[0,2]")
+    succeed(folder, "regrade", run, "--trust", "--set", "score.clamp=[0,2]")
     after = records(folder / run / "rollouts.jsonl")
     assert [rollout["rewards"] for rollout in after] == [rollout["rewards"] for rollout in before]
     for rollout in after:

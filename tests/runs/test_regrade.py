@@ -202,7 +202,7 @@ def test_artifacts_that_are_not_what_was_taken_are_refused(tmp_path: Path, how: 
             (tmp_path / "run" / "spec.yaml").read_text().replace("path: work", "path: left")
         )
         said = "artifacts would be other than when the rollouts were played"
-    done = hermes("regrade", "run", cwd=tmp_path)
+    done = hermes("regrade", "run", "--trust", cwd=tmp_path)
     assert done.returncode == 2
     assert said in done.stderr
     assert sorted(line["score"] for line in rollouts(tmp_path)) == [2, 3]

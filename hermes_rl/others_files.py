@@ -1,0 +1,102 @@
+"""Read files that others wrote: run directories, task folders, and whatever else a stranger may have sent.
+
+Such a directory may hold links to files of this machine, pipes that nobody writes to, devices without an end, and files
+of any size. So its files are opened here alone: no link is followed, nothing but a regular file is opened, and no more
+than a bound is read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import ExitStack
+from io import BufferedReader
+from pathlib import Path
+
+from hermes_rl.errors import UserError
+
+LARGEST = 64 << 20
+"""Bytes of a file that is read whole, unless its reader has another bound."""
+KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class RefusedFileError(UserError):
+    """A file that is not read: it is no regular file, a link leads to it, or it is too large."""
+
+
+def open_file(path: Path, top: Path | None = None) -> BufferedReader:
+    """Open a regular file for reading, without following a link.
+
+    Args:
+        path: of the file.
+        top: a directory above the file, which may be a link itself. None: the file's own directory.
+
+    Raises:
+        RefusedFileError: the path or a directory between `top` and it is a link, or it is no regular file.
+        OSError: as for `open`, where there is no such file or it may not be read.
+    """
+    top = path.parent if top is None else top
+    names = path.relative_to(top).parts
+    if not names or ".." in names:
+        raise RefusedFileError(f"{path}: is not below {top}")
+    with ExitStack() as opened:
+        directory = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.callback(os.close, directory)
+        try:
+            for name in names[:-1]:
+                directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+                opened.callback(os.close, directory)
+            # A pipe would wait for a writer, and a terminal become that of this program.
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            descriptor = os.open(names[-1], flags, dir_fd=directory)
+        except OSError as error:
+            if error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and _has_link(top, names[:-1])):
+                raise RefusedFileError(f"{path}: is a link, or lies behind one, and links are not followed") from None
+            if error.errno == errno.ENXIO:
+                raise RefusedFileError(f"{path}: is a socket or a device, and no file") from None
+            raise
+        opened.callback(os.close, descriptor)
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise RefusedFileError(f"{path}: is {KINDS.get(stat.S_IFMT(mode), 'no regular file')}, and no file")
+        return open(os.dup(descriptor), "rb")  # noqa: PTH123 - the caller closes it
+
+
+def read_file(path: Path, top: Path | None = None, limit: int = LARGEST) -> bytes:
+    """Return the bytes of a regular file; see `open_file`. Raises `RefusedFileError` too where there are more than
+    `limit`."""
+    with open_file(path, top) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise RefusedFileError(f"{path}: has more than {limit} bytes, and is not read")
+    return data
+
+
+def read_text(path: Path, top: Path | None = None, limit: int = LARGEST) -> str:
+    """Return a regular file as text; see `read_file`. Raises `RefusedFileError` too where it is not UTF-8."""
+    try:
+        return read_file(path, top, limit).decode()
+    except UnicodeDecodeError as error:
+        raise RefusedFileError(f"{path}: is not UTF-8 (byte {error.start})") from None
+
+
+def is_file(path: Path, top: Path | None = None) -> bool:
+    """Return whether `open_file` would open a path."""
+    try:
+        open_file(path, top).close()
+    except (OSError, RefusedFileError):
+        return False
+    return True
+
+
+def _has_link(top: Path, names: tuple[str, ...]) -> bool:
+    """Return whether one of the directories below `top` is a link."""
+    places = (top.joinpath(*names[:count]) for count in range(1, len(names) + 1))
+    return any(place.is_symlink() for place in places)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import tempfile
 from hashlib import sha256
 from typing import Any
 
@@ -19,6 +18,8 @@ LACKING = re.compile(
 )
 """What says that the tests did not run, because the image or the network lacks what their script needs."""
 NOT_EXECUTED = (126, 127)
+MOST_NAMES, LONGEST_NAME = 32, 80
+"""Of the numbers in reward.json, and characters of a name."""
 SHOWN = 400
 """Characters of the command's output in a reason."""
 
@@ -36,8 +37,9 @@ def reward_file(
     """The number that `command` writes into `folder`: into reward.json, names with a number each, or into reward.txt.
 
     What is in the folder before is set aside first, and comes back afterwards. Of several names in reward.json the one
-    called `name` is the value, or else their mean; all are metrics. Where no number can be read, a sandbox that the
-    agent never saw is asked: if the command cannot run there either, nobody is graded by it, else the value is 0.
+    called `name` is the value, or else their mean; all are metrics. A value that is not from 0 to 1 is 0. Where no
+    number can be read, a sandbox that the agent never saw is asked: if the command cannot run there either, nobody is
+    graded by it, else the value is 0.
 
     Args:
         command: a shell command, run in the working directory when `files` are in place.
@@ -51,6 +53,8 @@ def reward_file(
     if answer.get("timed_out"):
         return Score(0.0, reason=f"no end within {timeout:g} s")
     value = None if numbers is None else numbers.get(name, sum(numbers.values()) / len(numbers))
+    if value is not None and not 0 <= value <= 1:
+        return Score(0.0, reason=f"the command has written {value:g}, which is no number from 0 to 1")
     if value is None or (value <= 0 and LACKING.search(answer["output"])):
         _require_it_can_run(ctx, command, files or [], folder, env or {}, timeout)
     if numbers is None or value is None:
@@ -63,9 +67,8 @@ def _run(
     ctx: Any, command: str, files: list[dict[str, Any]], folder: str, env: dict[str, str], timeout: float
 ) -> tuple[dict[str, Any], dict[str, float] | None, str]:
     """Run the command; its answer, the numbers that it wrote, and where these are None why."""
-    with tempfile.TemporaryDirectory() as empty:
-        # Not by `rm`, which may be a program of the agent: what is there is moved away from outside.
-        answers = [ctx.upload(empty, folder)]
+    ctx.empty_dir(folder)
+    answers = []
     for file in files:
         answers.append(
             ctx.upload(file["from"], file["to"])
@@ -87,9 +90,11 @@ def _numbers(ctx: Any, folder: str) -> tuple[dict[str, float] | None, str]:
             written = read_json(read["content"])
         except ValueError:
             return None, f"{JSON} is no JSON"
-        if isinstance(written, dict) and written and all(is_number(value) for value in written.values()):
-            return {str(key): float(value) for key, value in written.items()}, ""
-        return None, f"{JSON} has to hold names with a finite number each"
+        if not isinstance(written, dict) or not written or not all(map(is_number, written.values())):
+            return None, f"{JSON} has to hold names with a finite number each"
+        if len(written) > MOST_NAMES or any(len(name) > LONGEST_NAME for name in written):
+            return None, f"{JSON} has more than {MOST_NAMES} names, or one of more than {LONGEST_NAME} characters"
+        return {name: float(value) for name, value in written.items()}, ""
     read = ctx.read_file(f"{folder}/{TEXT}")
     if "error" in read or not read["content"].strip():
         return None, f"the command has written no {JSON} and no {TEXT}"

@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import json
 import math
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 from hermes_rl.errors import AgentFault, JudgeFailure, ServerFailure, UserError
 from hermes_rl.servers.base import ContextLengthExceeded
 from hermes_rl.tools.base import capped
-from hermes_rl.values import is_number, read_json, read_value, whole_text
+from hermes_rl.values import TooDeepError, is_number, read_json, too_deep, whole_text
 
 # --------------------------------------------------------------- Calibration: how far a judge agrees with people
 # Source of the format: one JSON object a line, ``{"answer", "score"}`` and whatever the rubric needs beside it
@@ -71,10 +72,8 @@ def _cases(file: str) -> tuple[list[dict[str, Any]], str]:
 T = TypeVar("T")
 ATTEMPTS = 3
 """Answers that are asked for until one can be read; each after the first is told what was wrong."""
-LOOKED_AT = 1 << 22
-"""Characters that are looked at in vain for a JSON object in an answer, each as often as it is."""
-ATTEMPT = 64
-"""Characters that one attempt counts for at least."""
+LONGEST_VERDICT = 1 << 20
+"""Characters of a verdict."""
 KEPT = 10_000
 """Verdicts that a role remembers."""
 RULES = (
@@ -229,7 +228,7 @@ class _Asking:
             attempts += 1
             self.bill.add(usage)
             try:
-                answer = json_object(text)
+                answer = verdict_in(text)
                 self.read(answer)
             except ValueError as error:
                 wrong = str(error)
@@ -262,25 +261,35 @@ def _readable(text: str) -> str:
     return whole_text(text.replace("\0", "\ufffd"))
 
 
-def json_object(text: str) -> dict[str, Any]:
-    """Return the last JSON object in a text; raises `ValueError` where there is none."""
-    decoder, last, start = json.JSONDecoder(), None, text.find("{")
-    remaining = LOOKED_AT
-    while start >= 0:
-        try:
-            value, end = read_value(decoder, text, start)
-        except ValueError as error:
-            ended = isinstance(error, json.JSONDecodeError) and not error.msg.startswith("Unterminated")
-            remaining -= ATTEMPT + (error.pos if ended else len(text) - start)  # type: ignore[attr-defined]
-            end = start + 1
-            if remaining < 0:
-                raise ValueError("there is too much in it that is no JSON") from None
-        else:
-            last = value if isinstance(value, dict) else last
-        start = text.find("{", end)
-    if last is None:
-        raise ValueError("there is no JSON object in it")
-    return last
+def verdict_in(text: str) -> dict[str, Any]:
+    """Return the JSON object that is the whole of a reply without its reasoning, which may have a code fence around it.
+
+    Nothing is searched for: a judge may quote an object that the judged text contains, and no key stands twice, which a
+    quoted text could bring about. Raises `ValueError` where the reply is anything else.
+    """
+    whole = text.strip()
+    if fenced := re.fullmatch(r"```(?:json)?\s*\n(.*)\n```", whole, re.DOTALL):
+        whole = fenced[1]
+    if len(whole) > LONGEST_VERDICT:
+        raise ValueError(f"it has more than {LONGEST_VERDICT} characters")
+    try:
+        value = json.loads(whole, object_pairs_hook=_unique)
+    except RecursionError:
+        raise TooDeepError from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"the whole reply must be one JSON object ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError("the whole reply must be one JSON object")
+    if too_deep(value):
+        raise TooDeepError
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("a key stands twice in it")
+    return value
 
 
 def marked(name: str, text: str) -> str:

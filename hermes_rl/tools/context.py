@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from hermes_rl.errors import AgentFault, SandboxFailure, UserError
@@ -294,6 +295,17 @@ class ToolContext:
             return self.write_file(remote, source.read_bytes(), source.stat().st_mode & 0o777)
         sizes, problem = self._upload_folder(source, remote, replace=True)
         return {"files": len(sizes)} if problem is None else {"files": 0, "error": problem}
+
+    def empty_dir(self, path: str) -> None:
+        """Make a directory of the sandbox in which a grader works, empty, in the place of whatever is there.
+
+        Nothing of the agent takes part in it: no program of its own, and no shell. Raises `AgentFault` where what the
+        agent has left does not allow it, so that nothing that it has laid there is taken for the grader's.
+        """
+        with TemporaryDirectory() as empty:
+            answer = self.upload(empty, path)
+        if "error" in answer:
+            raise AgentFault(f"the directory of the grader cannot be made: {answer['error']}")
 
     def upload_dir(self, local: str | Path, remote: str) -> list[dict[str, Any]]:
         """Copy a folder of this machine into the sandbox: for each file what `upload_file` answers.

@@ -7,7 +7,7 @@ import tarfile
 from typing import Any
 
 from hermes_rl import Score
-from hermes_rl.errors import RewardFailure
+from hermes_rl.errors import AgentFault, RewardFailure
 
 REWARD = "/logs/verifier/reward.txt"
 LACKING = re.compile(
@@ -18,7 +18,7 @@ LACKING = re.compile(
 
 
 def verified(ctx: Any, *, script: str, tests: str = "", timeout: float = 900.0) -> Score:
-    """What the script of the tests writes as the reward; where it writes none, 1 if it exits with 0.
+    """What the script of the tests writes as the reward, from 0 to 1; where it writes none, 1 if it exits with 0.
 
     Args:
         ctx: the rollout's sandbox.
@@ -46,10 +46,12 @@ def verified(ctx: Any, *, script: str, tests: str = "", timeout: float = 900.0) 
 
 def _run(ctx: Any, script: str, tests: str, timeout: float) -> tuple[dict[str, Any], str | None]:
     """Put the tests in place and run them; the answer of the script, and the reward that it wrote."""
-    ctx.terminal("rm -rf /tests /logs/verifier; mkdir -p /tests /logs/verifier")
-    for name, content, mode in _files(tests):
-        ctx.write_file(f"/tests/{name}", content, mode)
-    ctx.write_file("/tests/test.sh", script, 0o755)
+    ctx.empty_dir("/tests")
+    ctx.empty_dir("/logs/verifier")
+    for name, content, mode in [*_files(tests), ("test.sh", script.encode(), 0o755)]:
+        written = ctx.write_file(f"/tests/{name}", content, mode)
+        if "error" in written:
+            raise AgentFault(f"the tests cannot be put in place: {written['error']}")
     answer = ctx.terminal("bash /tests/test.sh", timeout=timeout)
     told = ctx.read_file(REWARD)
     return answer, None if "error" in told or not told["content"].strip() else told["content"].strip()
@@ -69,7 +71,11 @@ def _files(archive: str) -> list[tuple[str, bytes, int]]:
 
 
 def _value(told: str | None, answer: dict[str, Any]) -> float:
-    try:
-        return float(told) if told is not None else float(answer["exit_code"] == 0)
-    except ValueError:
+    """Return the number that was written, 0 where it is none from 0 to 1; without one, 1 if the script exits with 0."""
+    if told is None:
         return float(answer["exit_code"] == 0)
+    try:
+        number = float(told)
+    except ValueError:
+        return 0.0
+    return number if 0 <= number <= 1 else 0.0

@@ -11,7 +11,7 @@ import pytest
 
 from hermes_rl.agent.loop import kept_message, sendable
 from hermes_rl.sandbox.base import Conversation
-from hermes_rl.scoring.judge import json_object, number_in
+from hermes_rl.scoring.judge import number_in, verdict_in
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.parsers import PARSERS, load_parser, parse_ids, parse_text
 from hermes_rl.tokens.rendering import for_template
@@ -46,8 +46,8 @@ TEXTS: dict[str, Callable[[], Any]] = {
     ),
     "calls that are no JSON": lambda: parse("hermes", '<tool_call>{"a"x</tool_call>' * (MANY // 4)),
     "broken calls in each other": lambda: parse("mistral", "[TOOL_CALLS][" + '{"a":[{},' * MANY),
-    "a judge's braces": lambda: _refused(json_object, "{" * MANY),
-    "a judge's objects in each other": lambda: _refused(json_object, ('{"a":[' + "1," * 500) * 500),
+    "a judge's braces": lambda: _refused(verdict_in, "{" * MANY),
+    "a judge's objects in each other": lambda: _refused(verdict_in, ('{"a":[' + "1," * 500) * 500),
     "blanks behind @@": lambda: editing.parse("*** Update File: a\n@@" + " " * MANY + "x\n-a\n+b"),
     "blanks in a header": lambda: _refused(editing.parse, "*** Update File: a" + " " * MANY + "b"),
     "a diff of equal lines": lambda: list(

@@ -31,7 +31,7 @@ from hermes_rl.reading.audit import _of_patch
 from hermes_rl.sandbox.base import Conversation
 from hermes_rl.sandbox.jobs import CHUNK
 from hermes_rl.scoring.grader import SHIPPED_SECONDS, find_reward
-from hermes_rl.scoring.judge import json_object, number_in
+from hermes_rl.scoring.judge import number_in, verdict_in
 from hermes_rl.scoring.steering import created
 from hermes_rl.servers.base import without_thinking
 from hermes_rl.shipped import shipped_rewards
@@ -126,7 +126,7 @@ def on_text(read: Callable[[str], Any]) -> Draw:
 
 def judged(answer: str) -> float | None:
     try:
-        return number_in(json_object(answer), "score", 0, 1)
+        return number_in(verdict_in(answer), "score", 0, 1)
     except ValueError:
         return None
 

@@ -228,6 +228,10 @@ async def test_the_prompt_says_where_skills_are(tmp_path: Path) -> None:
         ("echo nan > /logs/verifier/reward.txt", "is no finite number"),
         ("echo '{\"reward\": 1e999}' > /logs/verifier/reward.json", "a finite number each"),
         ("echo '{}' > /logs/verifier/reward.json", "a finite number each"),
+        ("echo 1e99 > /logs/verifier/reward.txt", "no number from 0 to 1"),
+        ("echo '{\"reward\": -1}' > /logs/verifier/reward.json", "no number from 0 to 1"),
+        (f"echo '{json.dumps({f'n{n}': 1 for n in range(33)})}' > /logs/verifier/reward.json", "more than 32 names"),
+        ("printf '{\"%0100d\": 1}' 0 > /logs/verifier/reward.json", "more than 80 characters"),
     ],
 )
 async def test_no_number_by_the_agents_doing_is_0(tmp_path: Path, test: str, why: str) -> None:
@@ -423,12 +427,12 @@ retries = {retries}
 async def test_the_agent_begins_when_the_health_check_passes(tmp_path: Path) -> None:
     """The command fails three times before it passes."""
     toml = TOML + HEALTH.format(place=".", retries=4)
-    test = "wc -l < looks > /logs/verifier/reward.txt; grep -q 4 looks.txt || echo 0 > /logs/verifier/reward.txt\n"
+    test = "[ $(wc -l < looks) = 4 ] && grep -q 4 looks.txt && R=1; echo ${R:-0} > /logs/verifier/reward.txt\n"
     line = await played(task(tmp_path / "a", toml, test=test), tmp_path / "run", "wc -l < looks > looks.txt")
-    assert (line["score"], line["error"]) == (4.0, None)
+    assert (line["score"], line["error"]) == (1.0, None)
     grace = "start_period_sec = 60\nstart_interval_sec = 0.1\n"
     folder = task(tmp_path / "b", TOML + HEALTH.format(place=".", retries=1) + grace, test=test)
-    assert (await played(folder, tmp_path / "run-b", "wc -l < looks > looks.txt"))["score"] == 4.0
+    assert (await played(folder, tmp_path / "run-b", "wc -l < looks > looks.txt"))["score"] == 1.0
 
 
 async def test_a_sandbox_that_stays_ill_is_nobodys_score(tmp_path: Path) -> None:

@@ -82,6 +82,24 @@ async def test_a_reward_that_the_agent_writes_itself_is_none(tmp_path: Path) -> 
     assert by_task["forged"]["score"] == 0.0
 
 
+@pytest.mark.parametrize("number", ["1", "2", "1e99"])
+async def test_a_reward_that_the_agent_protects_from_the_grader_is_none(tmp_path: Path, number: str) -> None:
+    command = (
+        f"mkdir -p /tests /logs/verifier; echo {number} > /logs/verifier/reward.txt; "
+        "chmod 444 /logs/verifier/reward.txt; chmod 555 /logs/verifier /logs /tests"
+    )
+    _, by_task, _ = await evaluated(tmp_path, [row("protected")], command)
+    assert by_task["protected"]["score"] == 0.0
+
+
+@pytest.mark.parametrize("number", ["2", "-1", "1e99", "nan", "inf", "one"])
+async def test_a_number_that_is_not_from_0_to_1_is_no_reward(tmp_path: Path, number: str) -> None:
+    """Code of the agent that the tests run may write the file."""
+    script = f"echo {number} > /logs/verifier/reward.txt; exit 0\n"
+    _, by_task, _ = await evaluated(tmp_path, [row("large", script=script)], "true")
+    assert by_task["large"]["score"] == 0.0
+
+
 async def test_tests_that_cannot_run_are_a_failure_and_no_score(tmp_path: Path) -> None:
     missing = "no-such-runner && echo 1 > /logs/verifier/reward.txt"
     lacking = "uvx pytest /tests; if [ $? -eq 0 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"

@@ -219,7 +219,8 @@ class Endpoint:
         try:
             body, size = await self._body(request)
             came = self.conversations.tick()
-            query = self._read(dialect, body)
+            read = partial(self._read, dialect, body)
+            query = read() if size <= IN_LOOP else await one_at_a_time(read)
             if counting:
                 answered = self.answered
                 return await self._count(dialect, query, size)

@@ -133,6 +133,24 @@ def text_in(content: Any, kinds: frozenset[str], what: str) -> str:
     return text
 
 
+def add_text(message: Message, text: str, key: str = "content") -> None:
+    """Add a piece to a text of a message that is being read; `join_texts` puts the pieces together.
+
+    Appending to a text copies all that is there already, so that many small pieces would take a time that grows with
+    the square of their number.
+    """
+    message.setdefault(key, []).append(text)
+
+
+def join_texts(messages: list[Message]) -> list[Message]:
+    """Put together the texts to which `add_text` has added, and return the messages."""
+    for message in messages:
+        for key in ("content", "reasoning_content"):
+            if isinstance(pieces := message.get(key), list):
+                message[key] = "".join(pieces)
+    return messages
+
+
 def function_call(identity: Any, name: Any, arguments: str) -> dict[str, Any]:
     function = {"name": str(name or ""), "arguments": arguments}
     return {"id": str(identity or ""), "type": "function", "function": function}

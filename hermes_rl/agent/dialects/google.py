@@ -11,10 +11,12 @@ from hermes_rl.agent.dialects.base import (
     ProgramAnswer,
     ProgramRequest,
     RefusedRequestError,
+    add_text,
     arguments_of,
     event,
     function_call,
     function_tool,
+    join_texts,
     noted,
     object_of,
     require_list,
@@ -67,7 +69,7 @@ class Google:
             raise RefusedRequestError("`contents` must not be empty")
         tools = [] if mode == "NONE" else require_list(body.get("tools") or [], "`tools`")
         functions = [function for tool in tools for function in _functions(tool)]
-        return ProgramRequest(messages, functions, self._stream, noted(settings, SAMPLING))
+        return ProgramRequest(join_texts(messages), functions, self._stream, noted(settings, SAMPLING))
 
     def written(self, answer: ProgramAnswer, request: ProgramRequest) -> bytes:
         return write_message(_response(answer, _parts(answer.message), last=True))
@@ -89,7 +91,7 @@ def _add(messages: list[Message], content: dict[str, Any]) -> None:
     if role not in ("user", "model", "function"):
         raise RefusedRequestError("each content must have a role, one of model, user")
     if role == "model" and not (messages and messages[-1]["role"] == "assistant"):
-        messages.append({"role": "assistant", "content": ""})
+        messages.append({"role": "assistant", "content": []})
     for part in require_list(content.get("parts") or [], "`parts`"):
         if role == "model":
             _add_said(messages[-1], part)
@@ -98,9 +100,9 @@ def _add(messages: list[Message], content: dict[str, Any]) -> None:
             answer = {"tool_call_id": str(result.get("id") or ""), "content": _result(result.get("response"))}
             messages.append({"role": "tool", **answer})
         elif messages and messages[-1]["role"] == "user":
-            messages[-1]["content"] += "\n" + _text(part)
+            add_text(messages[-1], "\n" + _text(part))
         else:
-            messages.append({"role": "user", "content": _text(part)})
+            messages.append({"role": "user", "content": [_text(part)]})
 
 
 def _add_said(turn: Message, part: dict[str, Any]) -> None:
@@ -109,9 +111,9 @@ def _add_said(turn: Message, part: dict[str, Any]) -> None:
         function = function_call(call.get("id"), call.get("name"), arguments_of(call.get("args")))
         turn.setdefault("tool_calls", []).append(function)
     elif part.get("thought"):
-        turn["reasoning_content"] = turn.get("reasoning_content", "") + _text(part)
+        add_text(turn, _text(part), "reasoning_content")
     else:
-        turn["content"] += _text(part)
+        add_text(turn, _text(part))
 
 
 def _text(part: dict[str, Any]) -> str:

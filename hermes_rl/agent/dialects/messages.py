@@ -10,10 +10,12 @@ from hermes_rl.agent.dialects.base import (
     ProgramAnswer,
     ProgramRequest,
     RefusedRequestError,
+    add_text,
     arguments_of,
     event,
     function_call,
     function_tool,
+    join_texts,
     noted,
     object_of,
     require_list,
@@ -62,7 +64,8 @@ class Messages:
             messages += _messages(message)
         tools = [] if choice == "none" else require_list(body.get("tools") or [], "`tools`")
         sampling = noted(body, SAMPLING)
-        return ProgramRequest(messages, [_tool(tool) for tool in tools], body.get("stream") is True, sampling)
+        functions = [_tool(tool) for tool in tools]
+        return ProgramRequest(join_texts(messages), functions, body.get("stream") is True, sampling)
 
     def written(self, answer: ProgramAnswer, request: ProgramRequest) -> bytes:
         content = _blocks(answer.message)
@@ -121,15 +124,13 @@ def _messages(message: dict[str, Any]) -> list[Message]:
 
 
 def _assistant(blocks: list[dict[str, Any]]) -> Message:
-    turn: Message = {"role": "assistant", "content": ""}
+    turn: Message = {"role": "assistant", "content": []}
     for block in blocks:
         kind = block.get("type")
         if kind == "text":
-            turn["content"] += require_text(block.get("text"), "`text`")
+            add_text(turn, require_text(block.get("text"), "`text`"))
         elif kind == "thinking":
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + require_text(
-                block.get("thinking"), "`thinking`"
-            )
+            add_text(turn, require_text(block.get("thinking"), "`thinking`"), "reasoning_content")
         elif kind == "tool_use":
             call = function_call(block.get("id"), block.get("name"), arguments_of(block.get("input")))
             turn.setdefault("tool_calls", []).append(call)
@@ -147,9 +148,9 @@ def _user(blocks: list[dict[str, Any]]) -> list[Message]:
         elif block.get("type") == "text":
             text = require_text(block.get("text"), "`text`")
             if messages and messages[-1]["role"] == "user":
-                messages[-1]["content"] += "\n" + text
+                add_text(messages[-1], "\n" + text)
             else:
-                messages.append({"role": "user", "content": text})
+                messages.append({"role": "user", "content": [text]})
         else:
             raise RefusedRequestError(
                 f"a block of type {block.get('type')!r:.100} cannot be read: texts and results can"

@@ -17,9 +17,11 @@ from hermes_rl.agent.dialects.base import (
     ProgramAnswer,
     ProgramRequest,
     RefusedRequestError,
+    add_text,
     event,
     function_call,
     function_tool,
+    join_texts,
     noted,
     openai_error,
     require_list,
@@ -73,7 +75,7 @@ class Responses:
             raise RefusedRequestError("`input` must not be empty")
         tools = require_list(body.get("tools") or [], "`tools`")
         return ProgramRequest(
-            messages,
+            join_texts(messages),
             [] if choice == "none" else [_tool(tool) for tool in tools],
             body.get("stream") is True,
             noted(body, SAMPLING),
@@ -128,14 +130,14 @@ def _add(messages: list[Message], item: dict[str, Any]) -> None:
             raise RefusedRequestError(f"a message must have a role, one of {', '.join(sorted(ROLES))}")
         content = text_in(item.get("content"), TEXT, "`content`")
         if role == "assistant":
-            _turn(messages)["content"] += content
+            add_text(_turn(messages), content)
         else:
             messages.append({"role": "system" if role == "developer" else role, "content": content})
     elif kind == "reasoning":
         reasoning = _reasoning(item)
         turn = _turn(messages)
         if reasoning:
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + reasoning
+            add_text(turn, reasoning, "reasoning_content")
     elif kind in ("function_call", "custom_tool_call"):
         if kind == "function_call":
             arguments = require_text(item.get("arguments"), "`arguments` of a call")
@@ -153,7 +155,7 @@ def _add(messages: list[Message], item: dict[str, Any]) -> None:
 
 def _turn(messages: list[Message]) -> Message:
     if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
+        messages.append({"role": "assistant", "content": []})
     return messages[-1]
 
 

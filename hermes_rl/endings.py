@@ -82,7 +82,10 @@ RULES: Mapping[Ending, Rule] = {
         "`agent.max_trajectory_tokens`, or the context of the model or of its simulated user, was used up"
     ),
     Ending.LENGTH: _policys("a turn was cut at `agent.max_tokens`"),
-    Ending.TIMEOUT: _policys("`agent.timeout` or `agent.task_timeout` seconds of working time were used up"),
+    Ending.TIMEOUT: _policys(
+        "`agent.timeout` or `agent.task_timeout` seconds of working time, or `agent.deadline` seconds of the clock"
+        " were used up"
+    ),
     Ending.EMPTY: _policys("it answered with no text and no tool call"),
     Ending.REFUSED: _policys("the server reported a refusal or a content filter"),
     Ending.SANDBOX_KILLED: _policys("its own commands hit a limit of the sandbox, or killed it"),

@@ -74,6 +74,8 @@ IN_LOOP = 1 << 16
 LONGEST_REFUSAL = 500
 """Characters that are kept of what is wrong with a request."""
 ACCEPT_PAUSE = 0.1
+WRITE_SECONDS = 60.0
+"""Seconds in which a program has to read a streamed answer."""
 MOST_TOO_LONG = 20
 """Requests that do not fit the model's context, from which on the rollout is over."""
 
@@ -224,8 +226,7 @@ class Endpoint:
             if counting:
                 answered = self.answered
                 return await self._count(dialect, query, size)
-            async with self._place():
-                response = await self._answer(request, dialect, query, size, came)
+            response = await self._answer(request, dialect, query, size, came)
             answered = response.status == 200
             return response
         except RefusedRequestError as error:
@@ -333,7 +334,8 @@ class Endpoint:
             return _response(500, dialect.error("the model cannot be reached", "server_error"), close=True)
         if self.ending is None:
             try:
-                noted, call, answer = await self._ask(query, size, came)
+                async with self._place():  # what it waits for behind this is its own reading
+                    noted, call, answer = await self._ask(query, size, came)
                 return await self._send(request, dialect, noted, call, answer)
             except ContextLengthExceeded as error:
                 self.too_long += 1
@@ -366,8 +368,13 @@ class Endpoint:
                 self._delivered(noted, call)
             return _response(200, dialect.written(answer, query))
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        await stream.prepare(request)
-        await stream.write_eof(b"".join(dialect.events(answer, query)))  # all of it is there at once
+        try:
+            async with asyncio.timeout(WRITE_SECONDS):
+                await stream.prepare(request)
+                await stream.write_eof(b"".join(dialect.events(answer, query)))  # all of it is there at once
+        except TimeoutError:  # nobody reads it
+            stream.force_close()
+            return stream
         self._delivered(noted, call)
         return stream
 

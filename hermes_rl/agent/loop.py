@@ -232,7 +232,7 @@ class HermesAgentLoop:
     async def _hear(self, recorder: PolicyRecorder, words: str | None = None) -> Ending | None:
         """Append the user's next words, which are no turn of the policy; returns the ending, if they are the last."""
         assert self.user is not None
-        result, answer = recorder.result, await self.user.speak(words)
+        result, answer = recorder.result, await recorder.hear(self.user, words)
         recorder.by_agents |= answer.by_agents
         self._answered_at = result.turns_used
         if answer.message is not None:

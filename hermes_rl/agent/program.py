@@ -188,7 +188,7 @@ class ProgramDriver:
         conversation = list(result.messages)
         self._user.begin(result, self.options.seed)
         while True:
-            answer = await self._user.speak(last_answer)
+            answer = await recorder.hear(self._user, last_answer)
             recorder.by_agents |= answer.by_agents
             if answer.error is not None:
                 result.tool_errors.append(ToolError(result.turns_used, "user", last_answer or "", answer.error, ""))

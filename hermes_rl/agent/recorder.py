@@ -8,14 +8,16 @@ context.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hermes_rl.agent.result import AgentResult, ManagedState, Message, reasoning_of, text_of, tokens_of
 from hermes_rl.endings import Ending
@@ -34,6 +36,9 @@ from hermes_rl.tokens.rendering import history_named, read_aside
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
 from hermes_rl.tools.base import TimeLeft, ToolRuntime, capped
 from hermes_rl.tools.execute import ToolOutcome
+
+if TYPE_CHECKING:
+    from hermes_rl.agent.user import AnswersAgent, UserAnswer
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,8 @@ class LoopOptions:
     timeout: float | None = None
     task_timeout: float | None = None
     """Of the agent's work and of the commands of its rewards together."""
+    deadline: float | None = None
+    """Of the clock, from which nothing is subtracted; None: see `most_seconds`."""
     tool_timeout: float | None = None
     max_tool_errors: int | None = None
     max_turns_per_answer: int | None = None
@@ -105,6 +112,16 @@ class LoopOptions:
     def working_time(self) -> float | None:
         """The most seconds that the agent itself may work."""
         return min((seconds for seconds in (self.timeout, self.task_timeout) if seconds is not None), default=None)
+
+    @property
+    def most_seconds(self) -> float:
+        """The seconds of the clock after which the rollout is stopped."""
+        if self.deadline is not None:
+            return self.deadline
+        return LONGEST_DEADLINE if self.timeout is None else max(SHORTEST_DEADLINE, 4 * self.timeout)
+
+
+SHORTEST_DEADLINE, LONGEST_DEADLINE = 3600.0, 24 * 3600.0
 
 
 class OverError(Exception):
@@ -162,6 +179,9 @@ class PolicyRecorder:
         self.tokenizer = tokenizer
         self.by_agents = False
         """Whether agents have had a hand in the first request already, so that its failing may be their doing."""
+        self._deadline: asyncio.Timeout | None = None
+        self._silent: str | None = None
+        """Who had not answered when the deadline was over."""
         self._begun = 0
         """Calls so far, those included that failed."""
         self._under_way = 0
@@ -174,7 +194,7 @@ class PolicyRecorder:
         result, bound = self.result, self.options.task_timeout
         runtime.time_left = None if bound is None else TimeLeft(bound)
         try:
-            result.ending = await drive()
+            result.ending = await self._in_time(drive)
             runtime.overslept(result.timings.queue)
         except Failure as failure:
             if failure.ending is Ending.SANDBOX_FAILURE and runtime.overslept(result.timings.queue):
@@ -192,6 +212,35 @@ class PolicyRecorder:
         elif isinstance(self.server, CompletionAdapter):
             result.managed_state = self.server.state()
         return result
+
+    async def _in_time(self, drive: Callable[[], Awaitable[Ending]]) -> Ending:
+        """Let a driver play until the deadline; what it waits for then tells whose doing it is that it has no end."""
+        seconds = self.options.most_seconds
+        try:
+            async with asyncio.timeout(seconds) as deadline:
+                self._deadline = deadline
+                return await drive()
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+        if self._silent is not None:
+            raise ServerFailure(f"{self._silent} had not answered when agent.deadline ({seconds:g} s) was over")
+        return Ending.TIMEOUT
+
+    @contextmanager
+    def _awaits(self, whom: str) -> Iterator[None]:
+        """Note whom the rollout waits for in the block, where the deadline ends the wait."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._deadline is not None and self._deadline.expired():
+                self._silent = whom
+            raise
+
+    async def hear(self, user: AnswersAgent, words: str | None = None) -> UserAnswer:
+        """Return what the user, or another agent, says next."""
+        with self._awaits("the user, or another agent,"):
+            return await user.speak(words)
 
     async def ask(
         self,
@@ -220,7 +269,8 @@ class PolicyRecorder:
         seed = drawn_seed(self.options.seed, "turn", self._begun - 1)
         try:
             request = await self._request(messages, tools, rollout_id, resent, seed)
-            reply: ChatReply = await self.server.chat(request)
+            with self._awaits("the policy's server"):
+                reply: ChatReply = await self.server.chat(request)
             if first:
                 self._require_room(tokens_of(reply.usage, "prompt_tokens"))
         except ContextLengthExceeded as error:

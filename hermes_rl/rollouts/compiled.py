@@ -877,6 +877,7 @@ def loop_options(agent: Agent, spec: Spec) -> LoopOptions:
         max_turns=agent.max_turns,
         timeout=agent.timeout,
         task_timeout=agent.task_timeout,
+        deadline=agent.deadline,
         tool_timeout=spec.tool_timeout,
         max_tool_errors=agent.max_tool_errors,
         max_turns_per_answer=spec.user.max_agent_turns if spec.user is not None else None,

@@ -158,6 +158,12 @@ class Agent(Section):
         gt=0,
         description="Seconds of the agent's work and of its rewards' commands together; they get what it leaves.",
     )
+    deadline: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds of the clock until the rollout is stopped, whatever it waits for; default: 4 × timeout, "
+        "an hour at least, and 24 hours without a timeout.",
+    )
     temperature: float = Field(1.0, ge=0, description="Sampling temperature.")
     top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling; default: the server's.")
     max_tokens: int | None = Field(None, ge=1, description="Tokens per turn; default: the server's.")

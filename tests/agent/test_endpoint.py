@@ -37,8 +37,8 @@ EVERY: tuple[Kind, ...] = ("main", "subagents", "summaries", "side_calls", "reje
 class Engine:
     """Answers when it is told to, in any order; `log` has what it was asked and what it has sampled."""
 
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+    def __init__(self, seed: int, longer: str = "") -> None:
+        self.random, self.longer = random.Random(seed), longer
         self.pending: list[asyncio.Future[None]] = []
         self.log: list[tuple[list[int], Sampled]] = []
         self.seeds: list[int | None] = []
@@ -49,7 +49,7 @@ class Engine:
         self.pending.append(allowed)
         await allowed
         said = [f"Answer {self.random.randrange(3)}, all of it.", CALL.format(len(self.log), 2), " Sure.\n"]
-        tokens = TOKENIZER.encode(self.random.choice(said) + END)
+        tokens = TOKENIZER.encode(self.random.choice(said) + self.longer + END)
         self.log.append((ids, Sampled(tokens, [-self.random.random() for _ in tokens], "stop")))
         return self.log[-1][1]
 
@@ -75,6 +75,7 @@ class Asking:
         self.endpoint = Endpoint(PolicyRecorder(self.result, policy.role, self.options), "r")
         await self.endpoint.__aenter__()
         listener = socket.create_server(("127.0.0.1", 0))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)  # an answer that nobody reads fills it
         self.address = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         self.endpoint.serve(listener)
         self.session = aiohttp.ClientSession()
@@ -294,6 +295,28 @@ async def test_time_that_is_waited_for_several_answers_counts_once() -> None:
         waiting = played.endpoint.waiting
     assert 0.3 <= waiting <= spent
     assert 0.3 <= played.result.timings.generation <= spent
+
+
+async def test_an_answer_that_nobody_reads_is_waited_for_no_longer_than_the_policy_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hermes_rl.agent.endpoint.WRITE_SECONDS", 0.5)
+    engine = Engine(1, longer=" word" * 30_000)
+    async with Asking(engine, LoopOptions(max_tokens=100_000)) as played:
+        host, _, port = played.address.removeprefix("http://").removesuffix("/v1").partition(":")
+        program = socket.socket()
+        program.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        program.connect((host, int(port)))
+        body = json.dumps({"messages": [{"role": "user", "content": "go"}], "stream": True}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        program.sendall(head.encode() + body)
+        await played.until_asked(1)
+        engine.release()
+        await until(lambda: played.result.turns_used == 1)
+        await until(lambda: not played.endpoint._waiting)  # although nothing is read
+        await until(lambda: not played.endpoint._handlers)  # and in the end nobody waits for the reader
+        program.close()
+    assert [call["kind"] for call in played.result.program.calls] == ["undelivered"]  # type: ignore[union-attr]
 
 
 async def test_requests_that_wait_may_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:

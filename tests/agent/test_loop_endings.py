@@ -96,6 +96,30 @@ async def test_the_working_time_ends_by_slow_generation(chat: ScriptedChat, make
     assert (result.ending, result.turns_used, len(result.tool_calls)) == (Ending.TIMEOUT, 1, 1)
 
 
+async def test_the_deadline_ends_a_rollout_whose_policy_has_answered(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+    chat.script = [calls(call("slow"))]
+    result = await make_loop(slow, deadline=1.0).run(GO)
+    assert (result.ending, result.turns_used) == (Ending.TIMEOUT, 1)
+
+
+async def test_the_deadline_is_no_doing_of_a_policy_whose_server_has_not_answered(
+    chat: ScriptedChat, make_loop: MakeLoop
+) -> None:
+    chat.script = [answer({"content": "late"}, delay=20)]
+    with pytest.raises(
+        ServerFailure, match=r"the policy's server had not answered when agent.deadline \(0.5 s\) was over"
+    ):
+        await make_loop(noop, deadline=0.5).run(GO)
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [({}, 86_400), ({"timeout": 60}, 3_600), ({"timeout": 3_600}, 14_400), ({"timeout": 60, "deadline": 7}, 7)],
+)
+def test_the_deadline_follows_from_the_timeout(options: dict[str, Any], seconds: float) -> None:
+    assert LoopOptions(**options).most_seconds == seconds
+
+
 async def test_failed_attempts_are_no_working_time(chat: ScriptedChat, make_loop: MakeLoop) -> None:
     chat.script = [Answer(b"busy", 503, delay=1.2), says("done")]
     result = await make_loop(noop, timeout=1).run(GO)

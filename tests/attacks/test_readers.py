@@ -321,7 +321,7 @@ def seed_of_today() -> str:
 
 async def test_hostile_texts_are_read_in_time() -> None:
     with rare_full_collections():  # as in a run
-        await play(len(READERS) * 4, seed_of_today())
+        await play(len(READERS) * 2, seed_of_today())
 
 
 TEXTS = int(os.environ.get("READERS_TEXTS", "7000"))

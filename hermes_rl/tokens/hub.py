@@ -22,9 +22,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
-from jinja2 import TemplateError
-
-from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, TokenizerUnavailable, Tools
+from hermes_rl.tokens.tokenizer import Messages, TokenizerUnavailable, Tools, refusals
 from hermes_rl.values import whole_text
 
 _IMPORTING = Lock()
@@ -55,10 +53,11 @@ class HubTokenizer:
 
     def encode(self, text: str) -> list[int]:
         if self._engine is not None:
-            (encoded,) = self._engine.encode_batch_fast([whole_text(text)], add_special_tokens=False)
+            with refusals(self.name):
+                (encoded,) = self._engine.encode_batch_fast([whole_text(text)], add_special_tokens=False)
             return list(encoded.ids)
         # The wrapper sets padding and truncation in each call, which two threads must not do at once.
-        with self._lock:
+        with self._lock, refusals(self.name):
             return list(self._tokenizer.encode(whole_text(text), add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -67,16 +66,13 @@ class HubTokenizer:
         return text
 
     def render(self, messages: Messages, tools: Tools | None, *, add_generation_prompt: bool) -> str:
-        try:
+        with refusals(self.name):
             text: str = self._tokenizer.apply_chat_template(
                 list(messages),
                 tools=list(tools) if tools else None,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
             )
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-            # A template is foreign code; whatever it raises means that it refuses the messages.
-            raise TemplateRefused(f"{type(error).__name__}: {error}") from error
         return text
 
 

@@ -22,6 +22,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
+from hermes_rl.tokens.limits import LimitedEnvironment, limited_rendering
 from hermes_rl.tokens.tokenizer import Messages, TokenizerUnavailable, Tools, refusals
 from hermes_rl.values import whole_text
 
@@ -41,6 +42,7 @@ class HubTokenizer:
         self.name = name_or_path
         self._tokenizer = _load(name_or_path, local) if tokenizer is None else tokenizer
         self._engine = _engine_of(self._tokenizer)
+        _limit_templates()
         self._lock = Lock()
         added = self._tokenizer.added_tokens_decoder.values()
         self.control = frozenset(token.content for token in added if token.special)
@@ -66,7 +68,7 @@ class HubTokenizer:
         return text
 
     def render(self, messages: Messages, tools: Tools | None, *, add_generation_prompt: bool) -> str:
-        with refusals(self.name):
+        with refusals(self.name), limited_rendering():
             text: str = self._tokenizer.apply_chat_template(
                 list(messages),
                 tools=list(tools) if tools else None,
@@ -155,6 +157,15 @@ def without_advice() -> None:
 
 def _is_no_advice(record: logging.LogRecord) -> bool:
     return "PyTorch was not found" not in str(record.msg)
+
+
+def _limit_templates() -> None:
+    """Let the library compile chat templates, which come from strangers, for an environment with limits."""
+    from transformers.utils import chat_template_utils
+
+    if chat_template_utils.ImmutableSandboxedEnvironment is not LimitedEnvironment:
+        chat_template_utils.ImmutableSandboxedEnvironment = LimitedEnvironment
+        chat_template_utils._compile_jinja_template.cache_clear()  # what was compiled before has no limits
 
 
 def _engine_of(tokenizer: Any) -> Any:

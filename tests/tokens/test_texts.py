@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -211,6 +212,13 @@ def test_what_a_normalizer_makes_a_control_token_stays_text(name: str) -> None:
     assert renderer.tokenizer.decode(prompt).count("<|im_end|>") == 3 + 2
 
 
+def test_no_module_of_tokens_has_a_mark_of_its_own() -> None:
+    """A mark that is always the same can be written into a text; U+FFFD stands for no text."""
+    marks = re.compile(r"[\ue000-\uf8ff]|\\u(?!fffd)[eEfF][0-9a-fA-F]{3}|0x[eEfF][0-9a-fA-F]{3}\b|xq7z")
+    found = [path.name for path in small_tokenizer_path().parent.rglob("*.py") if marks.search(path.read_text("utf-8"))]
+    assert found == []
+
+
 def test_a_word_that_the_inputs_contain_is_not_drawn() -> None:
     used = [{"content": "q0q1"}, {"tool_calls": [{"arguments": {"q2": ["q3 q4"], "x": ("q5", "q6")}}]}, "q7q8"]
     assert {stand_in(used, digits=1) for _ in range(50)} == {"q9"}
@@ -253,3 +261,15 @@ def test_whatever_a_template_raises_means_that_it_refuses(code: str) -> None:
 
 def template_of(source: str) -> Any:
     return _environment().from_string(source)
+
+
+async def test_a_model_keeps_its_own_characters_beside_the_letters_of_a_marker() -> None:
+    """What breaks up the letters of a marker is in no text, so that all of a text comes back."""
+    odd = "\ufdd0 \ue000 <tool_call> \ufdd0"
+    renderer = TemplateRenderer(SMALL)
+    letters = [token for character in "<tool_call>" for token in SMALL.encode(character)]
+    before, _, after = odd.partition("<tool_call>")
+    opening = SMALL.encode('<tool_call>\n{"name": "f", "arguments": {"a": "') + SMALL.encode(before)
+    written = [*opening, *letters, *SMALL.encode(after + '"}}\n</tool_call><|im_end|>')]
+    parsed = await renderer.parse(written, [], None)
+    assert [call.arguments for call in parsed.calls] == [{"a": odd}]

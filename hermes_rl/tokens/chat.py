@@ -14,7 +14,7 @@ from typing import Any
 
 from hermes_rl.tokens.rendering import Renderer, RendererRefused, TemplateRenderer, for_template, next_prompt
 from hermes_rl.tokens.texts import Guard, guarded
-from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools
+from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools, refusals
 from hermes_rl.tokens.transcript import Step, TokenSequence, Transcript, ids
 
 __all__ = ["ChatTokens", "SampledTurn", "TokenSequence", "chat_tokens", "turn_ids"]
@@ -65,11 +65,12 @@ def chat_tokens(
     if not places:
         return ChatTokens(None, "no assistant turn was sampled")
     try:
-        steps = _Steps(tokenizer, renderer or _renderer(tokenizer), tools, longest)
-        for number, place in enumerate(places):
-            turn = turns[number] if number < len(turns) else SampledTurn()
-            if not steps.add(messages[: place + 1], turn):
-                break
+        with refusals(tokenizer.name):
+            steps = _Steps(tokenizer, renderer or _renderer(tokenizer), tools, longest)
+            for number, place in enumerate(places):
+                turn = turns[number] if number < len(turns) else SampledTurn()
+                if not steps.add(messages[: place + 1], turn):
+                    break
     except (TemplateRefused, RendererRefused) as problem:
         return ChatTokens(None, str(problem))
     sequences = steps.sequences(len(turns) == len(places))

@@ -51,6 +51,7 @@ def guarded(tokenizer: Tokenizer, messages: Messages, tools: Tools | None, make:
             continue  # the tokenizer normalizes texts: what becomes a control token does not look like one
         if guard.broken:
             other = Guard(tokenizer, messages, tools, everywhere=everywhere, digits=DIGITS[1])
+            other._encoded = guard._encoded  # the same pieces, if all is well
             if make(other) != made or other.forged:
                 raise TemplateRefused("the chat template changes texts, so control tokens cannot be told from text")
         return made
@@ -77,6 +78,8 @@ class Guard:
         self._tokenizer = tokenizer
         self._break: str | None = None
         self._of_model, self._of_others = _risks(tokenizer)
+        self._encoded: dict[str, Sequence[int]] = {}
+        """The tokens of the pieces between breaks."""
         self.forged = False
         """True if an encoded text had a control token that does not stand in it."""
         self.messages: Messages = messages
@@ -104,8 +107,9 @@ class Guard:
         encode = encode or self._tokenizer.encode
         tokens: list[int] = []
         for piece in [rendered] if self._break is None else rendered.split(self._break):
-            encoded = encode(piece)
-            self.forged = self.forged or not self._of_others.explains(encoded, piece)
+            if (encoded := self._encoded.get(piece)) is None:
+                encoded = self._encoded[piece] = encode(piece)
+                self.forged = self.forged or not self._of_others.explains(encoded, piece)
             tokens += encoded
         return tokens
 
@@ -123,6 +127,8 @@ class _Risk:
     first: frozenset[str]
     """The first characters of all strings."""
     last: frozenset[str]
+    edges: re.Pattern[str]
+    """Any of these characters."""
     longest: int
     joined: str
 
@@ -138,6 +144,7 @@ class _Risk:
             frozenset(string[-size:] for string in risky for size in range(1, len(string))),
             frozenset(string[0] for string in risky),
             frozenset(string[-1] for string in risky),
+            re.compile("|".join(re.escape(c) for c in sorted({c for s in risky for c in (s[0], s[-1])})) or r"(?!)"),
             max(map(len, risky), default=0),
             "\n".join(risky),
         )
@@ -159,9 +166,11 @@ class _Risk:
 
         Templates write texts beside each other and without the blanks around them.
         """
-        places = {match.start() + 1 for match in self.pattern.finditer(text)}
-        if not (core := text.strip()):
+        core = text.strip()
+        inside = len(core) < self.longest and core in self.joined and _UNWORDED.search(core) is not None
+        if not core or (self.edges.search(core) is None and not inside):
             return []
+        places = {match.start() + 1 for match in self.pattern.finditer(text)}
         start = len(text) - len(text.lstrip())
         end = start + len(core)
         if not self.first.isdisjoint(core[-self.longest :]):
@@ -170,7 +179,7 @@ class _Risk:
         if not self.last.isdisjoint(core[: self.longest]):
             sizes = range(1, min(self.longest, len(core) + 1))
             places.update(start + size - 1 for size in sizes if core[:size] in self.tails)
-        if len(core) < self.longest and core in self.joined and _UNWORDED.search(core):
+        if inside:
             places |= {start, end}
         return sorted(places)
 

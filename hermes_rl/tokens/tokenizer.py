@@ -17,7 +17,7 @@ from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from hermes_rl.errors import UserError, is_panic
+from hermes_rl.errors import HermesRLError, UserError, is_panic
 from hermes_rl.values import whole_text
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def refusals(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except TemplateRefused:
+    except (TemplateRefused, HermesRLError):
         raise
     except BaseException as error:
         if not (isinstance(error, Exception) or is_panic(error)):

@@ -50,6 +50,11 @@ class Problem:
         return f"{self.file}:{self.line}:{self.column}: {self.message}"
 
 
+def is_panic(error: BaseException) -> bool:
+    """Return True if a library written in Rust has failed. Such an error is no `Exception`, and has no module."""
+    return type(error).__name__ == "PanicException"
+
+
 class HermesRLError(Exception):
     """Base of every exception that hermes-rl raises on purpose."""
 

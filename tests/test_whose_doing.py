@@ -128,7 +128,7 @@ DECIDED: Places = {
     # whether an agent had touched the sandbox.
     "agent/program.py": "ProgramDriver._play",
     "agent/user.py": "SimulatedUser._words_or_whose_doing",
-    "rollouts/runner.py": "RolloutRunner._fail_alone RolloutRunner._compare",
+    "rollouts/runner.py": "RolloutRunner._fail_alone RolloutRunner._fail_unexpectedly RolloutRunner._compare",
     "runs/player.py": "error_of",
     "sandbox/base.py": "sandbox_gone",
     "sandbox/channel.py": "Connection.open Connection.ask Connection.failure",

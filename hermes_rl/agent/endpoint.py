@@ -32,7 +32,7 @@ from hermes_rl.agent.dialects.base import (
     RefusedRequestError,
     addresses_in,
 )
-from hermes_rl.agent.loop import kept_message
+from hermes_rl.agent.history import kept_message
 from hermes_rl.agent.recorder import OverError, PolicyAnswer, PolicyRecorder
 from hermes_rl.agent.result import Message, first_answer, tokens_of
 from hermes_rl.agent.tool_server import PATH as TOOLS_PATH

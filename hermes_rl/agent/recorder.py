@@ -402,7 +402,10 @@ class PolicyRecorder:
                 text = self.tokenizer.render(history_named(messages), tools or None, add_generation_prompt=True)
             except TemplateRefused:
                 text = json.dumps([messages, tools])
-        return used + len(await read_aside(partial(self.tokenizer.encode, text), len(text)))
+        try:
+            return used + len(await read_aside(partial(self.tokenizer.encode, text), len(text)))
+        except TemplateRefused:
+            return used  # the server counts what our tokenizer fails at
 
     def _require_room(self, size: int, about: str = "") -> None:
         """Raise `TrajectoryFull` where a prompt of so many tokens leaves no room for a turn."""

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from hermes_rl.agent.history import kept_message, sendable
 from hermes_rl.agent.result import AgentResult, Message, Usage, text_of
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, ServerFailure, UserError
@@ -188,17 +189,16 @@ class SimulatedUser:
             reply = await self._answer(plain, tools=None)
         except _SpeechlessError:
             return False
-        return bool(without_thinking(text_of(reply.message.get("content"))).strip())
+        return bool(without_thinking(text_of(kept_message(reply.message, 0)["content"])).strip())
 
     async def _words(self) -> str:
         silent = 0
         for _ in range(MOST_ROUNDS):
-            reply = await self._ask()
-            calls = reply.message.get("tool_calls") or []
-            text = without_thinking(text_of(reply.message.get("content"))).strip()
-            if calls:
-                self._history.append({**reply.message, "role": "assistant"})
-                await self._act(calls)
+            message = kept_message((await self._ask()).message, self.turns + 1)
+            text = without_thinking(text_of(message["content"])).strip()
+            if "tool_calls" in message:
+                self._history.append(message)
+                await self._act(message["tool_calls"])
             elif text:
                 self._history.append({"role": "assistant", "content": text})
                 return text
@@ -230,7 +230,7 @@ class SimulatedUser:
 
     async def _answer(self, history: list[Message], tools: Sequence[dict[str, Any]] | None) -> ChatReply:
         seed = drawn_seed(self._seed, "user", self._calls)
-        request = ChatRequest(history, tools=tools, seed=seed, rollout_id=user_id(self._runtime.task_id))
+        request = ChatRequest(sendable(history), tools=tools, seed=seed, rollout_id=user_id(self._runtime.task_id))
         try:
             reply = await self._server.chat(request)
         except ContextLengthExceeded as error:

@@ -5,7 +5,6 @@ its door."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import zlib
 from array import array
@@ -13,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from statistics import fmean, pstdev
 from typing import Any, Literal, get_args
 
@@ -22,6 +22,7 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, UserError
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.servers.base import LedgerEntry, sampled_digest
+from hermes_rl.threads import in_thread
 from hermes_rl.tokens.chat import SampledTurn, chat_tokens
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import Tokenizer, TokenizerUnavailable
@@ -55,7 +56,7 @@ async def certified(group: Group) -> Certificate:
     sequences = (sequence for rollout in group.rollouts for sequence in rollout.sequences or ())
     if sum(map(len, sequences)) <= CERTIFIED_HERE:
         return certify(group)
-    return await asyncio.to_thread(certify, group)
+    return await in_thread(partial(certify, group))
 
 
 def certify(group: Group) -> Certificate:
@@ -684,7 +685,7 @@ class Encoder:
         elif result.program is not None:
             rollout.no_tokens = "an agent program's requests have exact tokens from a token-level policy alone"
         elif rollout.no_tokens is None and self.tokenizer is not None:
-            await asyncio.to_thread(self._render, self.tokenizer, rollout, result)
+            await in_thread(partial(self._render, self.tokenizer, rollout, result))
         elif rollout.no_tokens is None:
             rollout.no_tokens = self.missing or "there is no tokenizer"
         if rollout.no_tokens is not None and rollout.seat.trained:

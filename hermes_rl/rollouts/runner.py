@@ -24,7 +24,7 @@ from hermes_rl.agent.program import ProgramDriver, context_of
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
-from hermes_rl.errors import Failure, RunError, UserError
+from hermes_rl.errors import Failure, RunError, UserError, is_panic
 from hermes_rl.rollouts.environment import EndingPolicy, Environment, PlaysSeats
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.servers.base import ChatServer
@@ -152,6 +152,8 @@ class RolloutRunner:
         self._compared = False
         """Whether the members of any group were compared."""
         self._playing: set[ToolRuntime] = set()
+        self._unexpected: set[str] = set()
+        """Unexpected errors whose traceback was logged."""
 
     @property
     def phases(self) -> Counter[str]:
@@ -332,6 +334,8 @@ class RolloutRunner:
                         self._playing.discard(runtime)
             except UserError as error:
                 self._fail_alone(rollout, error)
+            except RunError:
+                raise
             except Failure as failure:
                 if rollout.state is RolloutState.FAILED:
                     rollout.fail(failure)
@@ -340,6 +344,10 @@ class RolloutRunner:
                     log.error(
                         "rollout %s keeps its grade, but its machine was not released: %s", rollout.id, failure.detail
                     )
+            except BaseException as error:
+                if not (isinstance(error, Exception) or is_panic(error)):
+                    raise
+                self._fail_unexpectedly(rollout, error)
         rollout.use(meter.roles, played=True)
         for seat in rollout.seats:
             if seat.result is not None:
@@ -356,6 +364,15 @@ class RolloutRunner:
         rollout.fail(
             Failure(str(error), ending=Ending.SANDBOX_FAILURE if rollout.result is None else Ending.REWARD_FAILURE)
         )
+
+    def _fail_unexpectedly(self, rollout: Rollout, error: BaseException) -> None:
+        """Let an error that nobody expected be this rollout's alone; its traceback is logged once."""
+        detail = f"unexpected {type(error).__name__}: {error}"
+        log.error("rollout %s: %s", rollout.id, detail, exc_info=None if detail in self._unexpected else error)
+        self._unexpected.add(detail)
+        if rollout.state is RolloutState.FAILED:  # else it was graded, and keeps its grade
+            ending = Ending.SANDBOX_FAILURE if rollout.result is None else Ending.REWARD_FAILURE
+            rollout.fail(Failure(detail, ending=ending))
 
     async def _converse(self, rollout: Rollout, runtime: ToolRuntime) -> None:
         options = replace(self.options, seed=rollout.seed if self.options.seeded else None)

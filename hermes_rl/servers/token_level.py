@@ -6,7 +6,6 @@ added to the rollout's transcript.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,6 +25,7 @@ from hermes_rl.servers.base import (
 )
 from hermes_rl.servers.client import Generation, HearsVersions, SampledByFunction, ScoresTokens, TokenSource
 from hermes_rl.servers.transport import AttemptFailed
+from hermes_rl.threads import in_thread
 from hermes_rl.tokens.load import load_renderer
 from hermes_rl.tokens.parsers import Parsed, ParsedCall
 from hermes_rl.tokens.parsers.base import without_reasoning
@@ -108,7 +108,7 @@ class TokenServer:
         if text is None:
             text = (await self._prompt(await self.renderer(), Transcript(), request)).ids
         elif isinstance(text, str):
-            text = (await self.renderer()).tokenizer.encode(text)
+            text = _encoded(await self.renderer(), text)
         prompt = ids(text)
         scores, timing = await self._source.score(prompt, top_k, request)
         config = self.config
@@ -117,7 +117,7 @@ class TokenServer:
     async def _complete(self, renderer: Renderer, transcript: Transcript, request: ChatRequest) -> ChatReply:
         """Go on with a text or with token ids as they are, without rendering and parsing."""
         assert request.prompt is not None
-        tokens = renderer.tokenizer.encode(request.prompt) if isinstance(request.prompt, str) else request.prompt
+        tokens = _encoded(renderer, request.prompt) if isinstance(request.prompt, str) else request.prompt
         prompt = RenderedPrompt(ids(tokens))
         step, generation = await self._sampled(renderer, prompt, transcript, request)
         async with transcript.lock:
@@ -148,7 +148,7 @@ class TokenServer:
     async def load(self) -> Renderer:
         """Load the renderer without asking the server for anything; raises as `renderer`."""
         if self._loaded is None:
-            self._loaded = await asyncio.to_thread(self._make_renderer)
+            self._loaded = await in_thread(self._make_renderer)
         return self._loaded
 
     async def sample(self, sampling: Sampling) -> Sampled:
@@ -184,15 +184,15 @@ class TokenServer:
         messages, tools = request.messages, request.tools
         try:
             if request.resent > RESENT:
-                return await asyncio.to_thread(next_prompt, renderer, transcript, messages, tools)
+                return await in_thread(partial(next_prompt, renderer, transcript, messages, tools))
             if (branch := transcript.holding(messages, tools)) is not None:
                 behind = partial(prompt_behind, branch, renderer, messages, tools)
                 large = _characters(messages[len(branch.history) :]) > LARGE
-                if (prompt := await asyncio.to_thread(behind) if large else behind()) is not None:
+                if (prompt := await in_thread(behind) if large else behind()) is not None:
                     return prompt
             anew = partial(prompt_anew, renderer, messages, tools)
             large = (request.resent or _characters(messages)) > LARGE
-            return await asyncio.to_thread(anew) if large else anew()
+            return await in_thread(anew) if large else anew()
         except TemplateRefused as error:
             raise CannotRender(f"the chat template refuses the conversation: {error}", retryable=False) from error
 
@@ -230,6 +230,14 @@ class TokenServer:
             sampling=generation.sampling,
             timing=generation.timing,
         )
+
+
+def _encoded(renderer: Renderer, text: str) -> list[int]:
+    """Return the tokens of a text that is a whole prompt. Raises `CannotRender` where the tokenizer fails at it."""
+    try:
+        return renderer.tokenizer.encode(text)
+    except TemplateRefused as error:
+        raise CannotRender(f"the prompt cannot become tokens: {error}", retryable=False) from error
 
 
 def _characters(messages: Sequence[Message]) -> int:

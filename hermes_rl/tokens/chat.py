@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hermes_rl.tokens.rendering import Renderer, RendererRefused, TemplateRenderer, for_template, next_prompt
-from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools
-from hermes_rl.tokens.transcript import Guard, Step, TokenSequence, Transcript, ids
+from hermes_rl.tokens.texts import Guard, guarded
+from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools, refusals
+from hermes_rl.tokens.transcript import Step, TokenSequence, Transcript, ids
 
 __all__ = ["ChatTokens", "SampledTurn", "TokenSequence", "chat_tokens", "turn_ids"]
 
@@ -64,11 +65,12 @@ def chat_tokens(
     if not places:
         return ChatTokens(None, "no assistant turn was sampled")
     try:
-        steps = _Steps(tokenizer, renderer or _renderer(tokenizer), tools, longest)
-        for number, place in enumerate(places):
-            turn = turns[number] if number < len(turns) else SampledTurn()
-            if not steps.add(messages[: place + 1], turn):
-                break
+        with refusals(tokenizer.name):
+            steps = _Steps(tokenizer, renderer or _renderer(tokenizer), tools, longest)
+            for number, place in enumerate(places):
+                turn = turns[number] if number < len(turns) else SampledTurn()
+                if not steps.add(messages[: place + 1], turn):
+                    break
     except (TemplateRefused, RendererRefused) as problem:
         return ChatTokens(None, str(problem))
     sequences = steps.sequences(len(turns) == len(places))
@@ -79,17 +81,18 @@ def turn_ids(
     tokenizer: Tokenizer, messages: Messages, tools: Tools | None, reply: Mapping[str, Any]
 ) -> tuple[list[int], list[int]]:
     """Return the ids of a prompt and of the reply to it, with its stop token; raises `TemplateRefused`."""
-    guard = Guard(tokenizer, [for_template(message) for message in (*messages, reply)], tools)
-    prompt = tokenizer.render(guard.messages[:-1], guard.tools, add_generation_prompt=True)
-    whole = tokenizer.render(guard.messages, guard.tools, add_generation_prompt=False)
-    if not whole.startswith(prompt):
-        raise TemplateRefused("the chat template renders a turn otherwise than it asks for one")
-    if guard.escaped(whole):
-        raise TemplateRefused("the chat template escapes characters, so that control tokens cannot be told from text")
-    ended = whole[len(prompt) :].rstrip()
-    if not ended.endswith(tuple(tokenizer.control)):
-        raise TemplateRefused("the chat template does not end a turn with a control token")
-    return guard.encode(prompt), guard.encode(ended)
+
+    def encoded(guard: Guard) -> tuple[list[int], list[int]]:
+        prompt = tokenizer.render(guard.messages[:-1], guard.tools, add_generation_prompt=True)
+        whole = tokenizer.render(guard.messages, guard.tools, add_generation_prompt=False)
+        if not whole.startswith(prompt):
+            raise TemplateRefused("the chat template renders a turn otherwise than it asks for one")
+        ended = whole[len(prompt) :].rstrip()
+        if not ended.endswith(tuple(tokenizer.control)):
+            raise TemplateRefused("the chat template does not end a turn with a control token")
+        return guard.encode(prompt), guard.encode(ended)
+
+    return guarded(tokenizer, [for_template(message) for message in (*messages, reply)], tools, encoded)
 
 
 class _Steps:

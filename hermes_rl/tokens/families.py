@@ -24,8 +24,9 @@ from hermes_rl.tokens.hub import without_advice
 from hermes_rl.tokens.parsers import Parsed, ParsedCall, Status, load_parser, parse_ids
 from hermes_rl.tokens.parsers.base import Quotes, made
 from hermes_rl.tokens.rendering import RendererRefused, RendererSettings, for_template, read_aside
-from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools
-from hermes_rl.tokens.transcript import Branch, Guard, ids
+from hermes_rl.tokens.texts import Guard, guarded
+from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools, refusals
+from hermes_rl.tokens.transcript import Branch, ids
 
 log = logging.getLogger(__name__)
 
@@ -111,27 +112,32 @@ class FamilyRenderer:
         self._parser = load_parser(settings.tool_parser) if settings.tool_parser else None
 
     def first(self, messages: Messages, tools: Tools | None) -> array[int]:
-        guard = Guard(self.tokenizer, [_plain(message) for message in messages], tools)
-        with self._adapter.guarded(guard):
-            try:
+
+        def rendered(guard: Guard) -> array[int]:
+            with self._adapter.guarded(guard):
                 return ids(self._renderer.render_ids(guard.messages, tools=guard.tools, add_generation_prompt=True))
-            except (ValueError, TypeError, KeyError, LookupError, AttributeError) as error:
-                raise TemplateRefused(f"{type(error).__name__}: {error}") from error
+
+        with refusals(self.name):  # the package may raise anything at messages that it does not expect
+            return guarded(self.tokenizer, [_plain(message) for message in messages], tools, rendered)
 
     def following(self, branch: Branch, new: Messages, tools: Tools | None) -> array[int] | None:
-        guard = Guard(self.tokenizer, [_plain(message) for message in new], tools)
         last = branch.spans[-1]
         before = branch.tokens[max(0, last.start - _TAIL) : last.start].tolist()
         sampled = branch.tokens[last.start :].tolist()
-        with self._adapter.guarded(guard):
-            try:
-                bridged = self._renderer.bridge_to_next_turn(before, sampled, guard.messages, tools=guard.tools)
-            except (ValueError, TypeError, KeyError, LookupError, AttributeError):
-                return None
         size = len(before) + len(sampled)
-        if bridged is None or bridged.token_ids[:size] != before + sampled:
+
+        def bridged(guard: Guard) -> array[int] | None:
+            with self._adapter.guarded(guard):
+                bridge = self._renderer.bridge_to_next_turn(before, sampled, guard.messages, tools=guard.tools)
+            if bridge is None or bridge.token_ids[:size] != before + sampled:
+                return None
+            return ids(bridge.token_ids[size:])
+
+        try:
+            with refusals(self.name):
+                return guarded(self.tokenizer, [_plain(message) for message in new], tools, bridged)
+        except TemplateRefused:
             return None
-        return ids(bridged.token_ids[size:])
 
     async def parse(self, completion: Sequence[int], prompt: Sequence[int], tools: Tools | None) -> Parsed:
         if self._parser is not None:

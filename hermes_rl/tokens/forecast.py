@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hermes_rl.tokens.chat import turn_ids
-from hermes_rl.tokens.rendering import QUESTION, TOOL, Renderer, call, next_prompt, said, thinking
+from hermes_rl.tokens.rendering import QUESTION, TOOL, TOOL_NAME, Renderer, call, next_prompt, said, thinking
 from hermes_rl.tokens.tokenizer import TemplateRefused
 from hermes_rl.tokens.transcript import Step, Transcript, numbers
 
@@ -44,9 +44,9 @@ def _played(renderer: Renderer, system: bool, tools: bool, user: bool, *, though
     messages.append(QUESTION)
     transcript = Transcript()
     for number in range(2 if tools else 0):
-        calling = {**said(""), "tool_calls": [call("toolxq7z", {"x": "v"}, f"callxq7z{number}")]}
+        calling = {**said(""), "tool_calls": [call(TOOL_NAME, {"x": "v"}, f"c{number:08d}")]}
         _turn(renderer, transcript, messages, tools, thinking(calling, thought))
-        messages.append({"role": "tool", "tool_call_id": f"callxq7z{number}", "name": "toolxq7z", "content": "r"})
+        messages.append({"role": "tool", "tool_call_id": f"c{number:08d}", "name": TOOL_NAME, "content": "r"})
     for number in range(2 if user else 1):
         _turn(renderer, transcript, messages, tools, thinking(said("said"), thought))
         if user and number == 0:

@@ -22,9 +22,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
-from jinja2 import TemplateError
-
-from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, TokenizerUnavailable, Tools
+from hermes_rl.tokens.limits import LimitedEnvironment, limited_rendering
+from hermes_rl.tokens.tokenizer import Messages, TokenizerUnavailable, Tools, refusals
 from hermes_rl.values import whole_text
 
 _IMPORTING = Lock()
@@ -43,6 +42,7 @@ class HubTokenizer:
         self.name = name_or_path
         self._tokenizer = _load(name_or_path, local) if tokenizer is None else tokenizer
         self._engine = _engine_of(self._tokenizer)
+        _limit_templates()
         self._lock = Lock()
         added = self._tokenizer.added_tokens_decoder.values()
         self.control = frozenset(token.content for token in added if token.special)
@@ -55,10 +55,11 @@ class HubTokenizer:
 
     def encode(self, text: str) -> list[int]:
         if self._engine is not None:
-            (encoded,) = self._engine.encode_batch_fast([whole_text(text)], add_special_tokens=False)
+            with refusals(self.name):
+                (encoded,) = self._engine.encode_batch_fast([whole_text(text)], add_special_tokens=False)
             return list(encoded.ids)
         # The wrapper sets padding and truncation in each call, which two threads must not do at once.
-        with self._lock:
+        with self._lock, refusals(self.name):
             return list(self._tokenizer.encode(whole_text(text), add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -67,16 +68,13 @@ class HubTokenizer:
         return text
 
     def render(self, messages: Messages, tools: Tools | None, *, add_generation_prompt: bool) -> str:
-        try:
+        with refusals(self.name), limited_rendering():
             text: str = self._tokenizer.apply_chat_template(
                 list(messages),
                 tools=list(tools) if tools else None,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
             )
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-            # A template is foreign code; whatever it raises means that it refuses the messages.
-            raise TemplateRefused(f"{type(error).__name__}: {error}") from error
         return text
 
 
@@ -159,6 +157,15 @@ def without_advice() -> None:
 
 def _is_no_advice(record: logging.LogRecord) -> bool:
     return "PyTorch was not found" not in str(record.msg)
+
+
+def _limit_templates() -> None:
+    """Let the library compile chat templates, which come from strangers, for an environment with limits."""
+    from transformers.utils import chat_template_utils
+
+    if chat_template_utils.ImmutableSandboxedEnvironment is not LimitedEnvironment:
+        chat_template_utils.ImmutableSandboxedEnvironment = LimitedEnvironment
+        chat_template_utils._compile_jinja_template.cache_clear()  # what was compiled before has no limits
 
 
 def _engine_of(tokenizer: Any) -> Any:

@@ -14,8 +14,9 @@ from typing import Any, Protocol, TypeVar
 from hermes_rl.errors import UserError
 from hermes_rl.threads import one_at_a_time
 from hermes_rl.tokens.parsers import Parsed, Parser, parse_ids, parser_for
+from hermes_rl.tokens.texts import Guard, guarded, stand_in
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools
-from hermes_rl.tokens.transcript import Branch, Guard, RenderedPrompt, Transcript, ids
+from hermes_rl.tokens.transcript import Branch, RenderedPrompt, Transcript, ids
 from hermes_rl.values import read_bounded
 
 # -------------------------------------------------------------------------- Messages as chat templates want them
@@ -162,15 +163,17 @@ def prompt_anew(renderer: Renderer, messages: Messages, tools: Tools | None) -> 
 
 
 # ------------------------------------------------------------------------- Probes: what does a chat template do?
-# Does it show tools, and how does it end a turn? No template writes these words itself, so that they are found again.
+# Does it show tools, and how does it end a turn? These conversations have no text of anybody else, and their words that
+# are found again are drawn at random: no template writes them itself.
 
-ANCHOR = "ANCHORxq7z"
-RESULT = "resultxq7z"
+ANCHOR, RESULT, THOUGHT, ARGUMENT = (stand_in() for _ in range(4))
+TOOL_NAME = f"tool_{stand_in()}"
+CALL_ID = "c00000000"
 QUESTION = {"role": "user", "content": "u"}
 TOOL = {
     "type": "function",
     "function": {
-        "name": "toolxq7z",
+        "name": TOOL_NAME,
         "description": "d",
         "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}},
     },
@@ -181,33 +184,33 @@ def said(content: str) -> dict[str, Any]:
     return {"role": "assistant", "content": content}
 
 
-def call(name: str, arguments: dict[str, Any], identity: str = "callxq7z0") -> dict[str, Any]:
+def call(name: str, arguments: dict[str, Any], identity: str = CALL_ID) -> dict[str, Any]:
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def answering(role: str) -> dict[str, Any]:
-    return {"tool_call_id": "callxq7z0", "name": "toolxq7z"} if role == "tool" else {}
+    return {"tool_call_id": CALL_ID, "name": TOOL_NAME} if role == "tool" else {}
 
 
 def thinking(message: dict[str, Any], thought: bool) -> dict[str, Any]:
-    return {**message, "reasoning_content": "thoughtxq7z"} if thought else message
+    return {**message, "reasoning_content": THOUGHT} if thought else message
 
 
 def require_tools(tokenizer: Tokenizer) -> None:
     """Refuse a template that leaves out tools, calls or their results, because the model would not see them. Raises
     `RendererRefused` where the template leaves something out; the message names it."""
-    tool_call = call("toolxq7z", {"x": "argxq7z"})
+    tool_call = call(TOOL_NAME, {"x": ARGUMENT})
     messages: list[dict[str, Any]] = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [tool_call]}]
-    messages.append({"role": "tool", "tool_call_id": tool_call["id"], "name": "toolxq7z", "content": "resultxq7z"})
+    messages.append({"role": "tool", "tool_call_id": tool_call["id"], "name": TOOL_NAME, "content": RESULT})
     try:
         prompt = tokenizer.render([QUESTION], [TOOL], add_generation_prompt=True)
         text = tokenizer.render(messages, [TOOL], add_generation_prompt=True)
     except TemplateRefused as error:
         raise RendererRefused(f"the chat template of {tokenizer.name} refuses tools: {error}") from error
     for what, is_there in (
-        ("the tools", "toolxq7z" in prompt),
-        ("the arguments of calls", "argxq7z" in text),
-        ("the results of calls", "resultxq7z" in text),
+        ("the tools", TOOL_NAME in prompt),
+        ("the arguments of calls", ARGUMENT in text),
+        ("the results of calls", RESULT in text),
     ):
         if not is_there:
             raise RendererRefused(f"the chat template of {tokenizer.name} leaves out {what}")
@@ -215,9 +218,9 @@ def require_tools(tokenizer: Tokenizer) -> None:
 
 def closers(tokenizer: Tokenizer) -> list[str]:
     """Find the control tokens that end an assistant turn: after text, before another message, after calls."""
-    tool_call = call("toolxq7z", {"x": ANCHOR})
+    tool_call = call(TOOL_NAME, {"x": ANCHOR})
     called = {"role": "assistant", "content": "", "tool_calls": [tool_call]}
-    result = {"role": "tool", "tool_call_id": tool_call["id"], "name": "toolxq7z", "content": RESULT}
+    result = {"role": "tool", "tool_call_id": tool_call["id"], "name": TOOL_NAME, "content": RESULT}
     shapes: list[tuple[list[dict[str, Any]], Tools | None]] = [
         ([QUESTION, said(ANCHOR)], None),
         ([QUESTION, said(ANCHOR), QUESTION], None),
@@ -298,16 +301,17 @@ class TemplateRenderer:
         return parser_for(self._settings.tool_parser, self.tokenizer)
 
     def first(self, messages: Messages, tools: Tools | None) -> array[int]:
-        guard = Guard(self.tokenizer, [for_template(message) for message in messages], tools)
-        text = self.tokenizer.render(guard.messages, guard.tools, add_generation_prompt=True)
-        if guard.escaped(text):
-            raise TemplateRefused("it escapes characters, so that control tokens cannot be told from text")
-        if guard.broken:
-            return ids(guard.encode(text))
-        prompt = ids()
+        def encoded(guard: Guard) -> array[int]:
+            text = self.tokenizer.render(guard.messages, guard.tools, add_generation_prompt=True)
+            return ids(guard.encode(text, self._encode))
+
+        return guarded(self.tokenizer, [for_template(message) for message in messages], tools, encoded)
+
+    def _encode(self, text: str) -> array[int]:
+        tokens = ids()
         for piece in self._pieces.split(text):
-            prompt += self._encoded(piece) if len(piece) <= KEPT_PIECE else ids(self.tokenizer.encode(piece))
-        return prompt
+            tokens += self._encoded(piece) if len(piece) <= KEPT_PIECE else ids(self.tokenizer.encode(piece))
+        return tokens
 
     def following(self, branch: Branch, new: Messages, tools: Tools | None) -> array[int] | None:
         join = self._join(branch, new, tools)
@@ -368,7 +372,7 @@ class TemplateRenderer:
         if not ends:
             return False
         body = rest[: min(ends)]
-        thought, called = turn.get("reasoning_content"), ("toolxq7z", '"v"') if turn.get("tool_calls") else ()
+        thought, called = turn.get("reasoning_content"), (TOOL_NAME, '"v"') if turn.get("tool_calls") else ()
         wanted = [part for part in (thought, turn.get("content"), *called) if part]
         if not wanted or not all(part in body for part in wanted):
             return False
@@ -398,23 +402,27 @@ class TemplateRenderer:
 
     def _suffix(self, join: Join, new: Messages, tools: Tools | None) -> array[int] | None:
         """Return the tokens from the end of an assistant turn to the beginning of the next, with the new messages."""
-        calls = [
-            call(str(result.get("name") or "toolxq7z"), {"x": ANCHOR}, str(result.get("tool_call_id") or "callxq7z0"))
-            for result in new
-            if result.get("role") == "tool"
+        results = [message for message in new if message.get("role") == "tool"]
+        answered = [
+            (str(result.get("name") or TOOL_NAME), str(result.get("tool_call_id") or CALL_ID)) for result in results
         ]
-        anchored = {**said(""), "tool_calls": calls} if join.called and calls else said(ANCHOR)
-        guard = Guard(self.tokenizer, [QUESTION, anchored, *map(for_template, new)], tools)
-        try:
+        anchor = stand_in(answered, new, tools)
+        calls = [call(name, {"x": anchor}, identity) for name, identity in answered]
+        anchored = {**said(""), "tool_calls": calls} if join.called and calls else said(anchor)
+
+        def encoded(guard: Guard) -> array[int] | None:
             text = self.tokenizer.render(guard.messages, guard.tools, add_generation_prompt=True)
+            *turn, rest = text.split(anchor)
+            ends = [rest.find(stop) for stop in self._stops if stop in rest]
+            # A turn that ends before its last anchor has messages in front of it, which would be missing.
+            if not turn or not ends or any(stop in part for stop in self._stops for part in turn[1:]):
+                return None
+            return ids(guard.encode(rest[min(ends) :]))
+
+        try:
+            return guarded(self.tokenizer, [QUESTION, anchored, *map(for_template, new)], tools, encoded)
         except TemplateRefused:
             return None
-        place = text.rfind(ANCHOR)
-        rest = text[place + len(ANCHOR) :]
-        ends = [rest.find(stop) for stop in self._stops if stop in rest]
-        if place < 0 or not ends or guard.escaped(text):
-            return None
-        return ids(guard.encode(rest[min(ends) :]))
 
 
 def _begins_anew(tokenizer: Tokenizer, stop: str) -> bool:
@@ -430,10 +438,10 @@ def _conversation(join: Join) -> list[dict[str, Any]]:
     last = said("said" if join.said else "")
     if join.earlier:
         # An earlier call has its answer, and a model thinks before it calls.
-        earlier = {**said(""), "tool_calls": [call("toolxq7z", {"x": "e"})]} if join.tools else said("early")
+        earlier = {**said(""), "tool_calls": [call(TOOL_NAME, {"x": "e"})]} if join.tools else said("early")
         messages.append(thinking(earlier, join.thought))
         messages.append({"role": "tool", "content": "r", **answering("tool")} if join.tools else QUESTION)
     if join.called:
-        last["tool_calls"] = [call("toolxq7z", {"x": "v"})]
+        last["tool_calls"] = [call(TOOL_NAME, {"x": "v"})]
     messages.append(thinking(last, join.thought))
     return messages

@@ -7,7 +7,8 @@ Tokenizers of a hub or a folder are in `hermes_rl.tokens.hub`; the choice betwee
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -16,7 +17,7 @@ from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from hermes_rl.errors import UserError
+from hermes_rl.errors import HermesRLError, UserError, is_panic
 from hermes_rl.values import whole_text
 
 if TYPE_CHECKING:
@@ -33,7 +34,24 @@ class TokenizerUnavailable(UserError):
 
 
 class TemplateRefused(ValueError):
-    """The chat template raised on these messages."""
+    """The chat template raised on these messages, or their text cannot become tokens."""
+
+
+@contextmanager
+def refusals(name: str) -> Iterator[None]:
+    """Turn whatever a tokenizer or its template raises into `TemplateRefused`.
+
+    Templates and tokenizers are code and data of others. A panic of the library `tokenizers`, such as its regular
+    expressions have at ten million blanks, is no `Exception`: it would end the event loop.
+    """
+    try:
+        yield
+    except (TemplateRefused, HermesRLError):
+        raise
+    except BaseException as error:
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
+        raise TemplateRefused(f"{name}: {type(error).__name__}: {error}") from error
 
 
 class Tokenizer(Protocol):
@@ -58,7 +76,8 @@ class Tokenizer(Protocol):
         """The id of every token."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text; control and markup strings in it become their ids. Nothing is added."""
+        """Ids of the text; control and markup strings in it become their ids. Nothing is added. Raises
+        `TemplateRefused` where the tokenizer fails at the text."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of the ids, control tokens included."""
@@ -91,19 +110,18 @@ class SmallTokenizer:
 
     def encode(self, text: str) -> list[int]:
         # Only this call leaves out the place of each token in the text, which would take a quarter of the time.
-        (encoded,) = self._engine.encode_batch_fast([whole_text(text)], add_special_tokens=False)
+        with refusals(self.name):
+            (encoded,) = self._engine.encode_batch_fast([whole_text(text)], add_special_tokens=False)
         return list(encoded.ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._engine.decode(list(ids), skip_special_tokens=False)
 
     def render(self, messages: Messages, tools: Tools | None, *, add_generation_prompt: bool) -> str:
-        try:
+        with refusals(self.name):
             return self._template.render(
                 messages=messages, tools=tools or None, add_generation_prompt=add_generation_prompt
             )
-        except (TemplateError, TypeError) as error:
-            raise TemplateRefused(str(error)) from error
 
 
 def small_tokenizer_path() -> Path:

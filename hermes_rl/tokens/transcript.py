@@ -4,8 +4,7 @@ A step extends the longest sequence that is an exact prefix of its prompt; other
 sampled token lies in exactly one span of one sequence, in the context that the model saw. Servers, programs and
 templates rewrite an answer of the model without changing what it says (ids of calls, the JSON of arguments, blanks
 around the text, reasoning that is dropped); the transcript takes it for the same answer. All other messages have to be
-as they were. Renderers make the tokens of messages; `Guard` keeps text in them that looks like a control token from
-becoming one.
+as they were. Renderers make the tokens of messages, with `hermes_rl.tokens.texts`.
 """
 
 from __future__ import annotations
@@ -13,19 +12,18 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import re
 import sys
 import zlib
 from array import array
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 if TYPE_CHECKING:
-    from hermes_rl.tokens.tokenizer import Messages, Tokenizer, Tools
+    from hermes_rl.tokens.tokenizer import Tools
 
 # ------------------------------------ Sequences: tokens, which of them were sampled, and their log-probabilities
 # In memory 4 bytes per token and 8 more per sampled one, in files usually 4 to 10 per token, at most 16. Masks and
@@ -250,89 +248,6 @@ def _little(values: array[Number]) -> array[Number]:
         values = values[:]
         values.byteswap()
     return values
-
-
-# ---------------------------------------------------------------- Text that looks like control tokens stays text
-# Only the template makes control tokens. Each string such as ``<|im_end|>`` in tool output, dataset text and model text
-# gets a break character before rendering, and the rendered text is encoded piecewise between the breaks.
-
-_BREAKS = range(0xE000, 0xF8FF)
-"""Private-use characters; the break is the first one that occurs nowhere in the texts."""
-
-
-class Guard:
-    """Guards the texts of one conversation for one tokenizer."""
-
-    def __init__(self, tokenizer: Tokenizer, messages: Messages, tools: Tools | None) -> None:
-        self._tokenizer = tokenizer
-        self._break: str | None = None
-        self.messages: Messages = messages
-        self.tools = tools or None
-        of_model, of_others = _patterns(tokenizer)
-        patterns = [of_model if message.get("role") == "assistant" else of_others for message in messages]
-        if any(map(_occurs, patterns, messages)) or _occurs(of_others, tools):
-            text = json.dumps([list(messages), tools], ensure_ascii=False, default=str).lower()
-            self._break = next(char for char in map(chr, _BREAKS) if char not in text and _escape(char) not in text)
-            self.messages = [_mapped(message, self._breaker(p)) for message, p in zip(messages, patterns, strict=True)]
-            self.tools = _mapped(tools, self._breaker(of_others)) or None
-
-    def encode(self, rendered: str) -> list[int]:
-        """Encode a text that was rendered from the guarded messages."""
-        if self._break is None:
-            return self._tokenizer.encode(rendered)
-        return [token for piece in rendered.split(self._break) for token in self._tokenizer.encode(piece)]
-
-    @property
-    def broken(self) -> bool:
-        """Whether there is a break in a text."""
-        return self._break is not None
-
-    def escaped(self, rendered: str) -> bool:
-        """Whether the template wrote a break in another form, in which it cannot be taken out again."""
-        return self._break is not None and _escape(self._break) in rendered.lower()
-
-    def _breaker(self, pattern: re.Pattern[str] | None) -> Callable[[str], str]:
-        if pattern is None:
-            return str
-        return lambda text: pattern.sub(lambda match: f"{match[0][0]}{self._break}{match[0][1:]}", text)
-
-
-@functools.lru_cache(maxsize=16)
-def _patterns(tokenizer: Tokenizer) -> tuple[re.Pattern[str] | None, re.Pattern[str] | None]:
-    """Return the patterns of the strings to break up, in texts of the model and in all others."""
-    return _any_of(tokenizer.control), _any_of(tokenizer.control | tokenizer.markup)
-
-
-def _any_of(tokens: frozenset[str]) -> re.Pattern[str] | None:
-    # Runs of blanks and single characters are tokens of some vocabularies, but control nothing.
-    risky = sorted((t for t in tokens if len(t) > 1 and t.strip()), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, risky))) if risky else None
-
-
-def _escape(character: str) -> str:
-    return f"\\u{ord(character):04x}"
-
-
-def _occurs(pattern: re.Pattern[str] | None, value: Any) -> bool:
-    """Whether the pattern is in a string of the value."""
-    if pattern is None or value is None:
-        return False
-    if isinstance(value, str):
-        return pattern.search(value) is not None
-    if isinstance(value, list | tuple):
-        return any(_occurs(pattern, inner) for inner in value)
-    return isinstance(value, Mapping) and any(_occurs(pattern, inner) for pair in value.items() for inner in pair)
-
-
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """Change every string in a value, keys included."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {_mapped(key, change): _mapped(item, change) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_mapped(item, change) for item in value]
-    return value
 
 
 # ------------------------------------------------------------------------------------------------ The transcript

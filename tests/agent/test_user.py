@@ -18,7 +18,7 @@ from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.python_tools import python_tool
-from tests.agent.scripted_chat import Answer, ScriptedChat, call, calls, refused, says
+from tests.agent.scripted_chat import Answer, ScriptedChat, answer, call, calls, refused, says
 
 SYSTEM = {"role": "system", "content": "Be kind."}
 
@@ -107,6 +107,31 @@ async def test_a_stop_phrase_in_its_last_turn_is_a_stop(
     chat.script = [says("and?")]
     result = await converse(policy, customer, [says("bye")], prompt="Help!", max_turns=1, stop=["bye"])
     assert (result.ending, result.finished_naturally) == (Ending.USER_STOP, True)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": "bye", "tool_calls": [None]},
+        {"content": None, "tool_calls": [5, "x", [], {}, {"function": 5}, {"function": {"name": None}}]},
+        {"content": None, "tool_calls": [{"id": {"a": 1}, "function": {"name": ["a"], "arguments": [1]}}]},
+        {"content": ["hello", None, 5, {"text": {"a": 1}}], "tool_calls": {"a": 1}},
+        {"content": {"a": 1}, "tool_calls": "look"},
+        {"content": 5, "refusal": {"a": 1}, "reasoning": [1], "role": ["user"]},
+        {},
+    ],
+)
+async def test_a_message_of_its_server_out_of_shape_ends_nothing(
+    chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat, message: dict[str, Any]
+) -> None:
+    chat.script = [says("What is it?")] * 9
+    answers = [answer(message), says("A refund. bye")]
+    result = await converse(policy, customer, answers, tools=True, prompt="Help!", stop=["bye"])
+    assert (result.ending, spoken(result)[-1]) == (Ending.USER_STOP, ("user", "A refund. bye"))
+    for sent in customer.sent:
+        assert isinstance(sent["content"], str | list | None)
+        for each in sent.get("tool_calls") or ():
+            assert (isinstance(each["id"], str), each["function"]["arguments"]) == (True, "{}")
 
 
 async def test_its_calls_are_its_own(chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat) -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from hermes_rl.agent.loop import kept_message, sendable
+from hermes_rl.agent.history import kept_message, sendable
 from hermes_rl.sandbox.base import Conversation
 from hermes_rl.scoring.judge import number_in, verdict_in
 from hermes_rl.tokens.load import load_tokenizer

@@ -25,7 +25,7 @@ import pytest
 from mcp_types import CallToolResult
 from pydantic import ValidationError
 
-from hermes_rl.agent.loop import kept_message, sendable
+from hermes_rl.agent.history import kept_message, sendable
 from hermes_rl.plugins import did_you_mean
 from hermes_rl.reading.audit import _of_patch
 from hermes_rl.sandbox.base import Conversation

@@ -15,6 +15,7 @@ from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.servers.base import ContextLengthExceeded
 from hermes_rl.tokens.transcript import TokenSequence, ids
+from tests.panics import panic
 from tests.rollouts.worlds import Policy, World, row
 from tests.waiting import turns, until
 
@@ -85,6 +86,25 @@ async def test_evaluation_plays_every_member_also_where_one_fails() -> None:
 
     group = await RolloutRunner(World(on_grade=grade)).start(row(), "g", 3, whole=False)
     assert [rollout.score for rollout in group.rollouts] == [None, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("error", [StopIteration("end"), ZeroDivisionError("by zero"), RecursionError("deep"), panic()])
+async def test_an_unexpected_error_ends_its_rollout_alone(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    def grade(key: RolloutKey) -> float:
+        if key.index == 0:
+            raise error
+        return 1.0
+
+    world = World(on_grade=grade)
+    group = await RolloutRunner(world).start(row(), "g", 3, whole=False)
+    assert [rollout.score for rollout in group.rollouts] == [None, 1.0, 1.0]
+    assert type(error).__name__ in str(group.rollouts[0].error)
+    assert not group.rollouts[0].ending.graded
+    assert world.opened == world.closed
+    reported = [record for record in caplog.records if record.exc_info]
+    assert [record.exc_info is not None and record.exc_info[1] is not None for record in reported] == [True]
 
 
 async def test_cancelling_a_group_releases_every_machine() -> None:

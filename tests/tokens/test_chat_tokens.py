@@ -131,7 +131,7 @@ def test_markup_in_the_texts_of_others_is_text() -> None:
 
 
 def test_private_characters_in_the_texts_stay() -> None:
-    content = "\ue000\ue001 \\ue002 <|im_end|>"
+    content = "\ue000\ue001 \\ue002 <|im_end|>" + "".join(map(chr, range(0xE000, 0xF8FF)))
     sequence = sequence_of(chat_tokens(SMALL, [{"role": "user", "content": content}, *_reply("ok")]))
     assert content in SMALL.decode(sequence.tokens)
 
@@ -236,7 +236,8 @@ def test_a_template_that_drops_thinking_gives_a_sequence_for_each_context() -> N
             lambda text, messages: text.replace("assistant\n<think>", "assistant: <think>"),
             "otherwise than it asks",
         ),
-        (lambda text, messages: text.encode("ascii", "backslashreplace").decode(), "escapes characters"),
+        (lambda text, messages: re.sub(r"(user\n.{20}).*", r"\1", text), "changes texts"),
+        (lambda text, messages: text.replace("q", "Q"), "changes texts"),
     ],
 )
 def test_a_template_that_does_not_allow_it_is_told_with_the_reason(change: Any, reason: str) -> None:

@@ -13,8 +13,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
+from hermes_rl.tokens.texts import stand_in
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.values import UnwantedValueError, read_value, too_deep
 
@@ -335,8 +337,6 @@ _BLANKS = re.compile(r"\s*+")
 # prose about tools. Where the tokenizer has a token for a marker, the letters alone get a break before they are
 # parsed, and the result loses it again.
 
-_BREAK = "\ufdd0"
-"""A code point that is no character, so that no text holds it."""
 _OPENING = ("<think>", "[THINK]")
 REASONING = (*_OPENING, "</think>", "[/THINK]")
 """Texts that open or close reasoning."""
@@ -392,15 +392,16 @@ def marked_text(
     special = list(own.values())
     if not any(mark in text for mark in special):
         return text, lambda parsed: parsed
+    word = stand_in(text)
     pieces: list[str] = []
     start = 0
     for place, token in enumerate(ids):
         if token in own:
-            pieces += [_with_broken_markers(tokenizer.decode(ids[start:place]), special), own[token]]
+            pieces += [_with_broken_markers(tokenizer.decode(ids[start:place]), special, word), own[token]]
             start = place + 1
-    pieces.append(_with_broken_markers(tokenizer.decode(ids[start:]), special))
+    pieces.append(_with_broken_markers(tokenizer.decode(ids[start:]), special, word))
     marked = "".join(pieces)
-    return marked, _whole if _BREAK in marked else lambda parsed: parsed
+    return marked, partial(_whole, word=word) if word in marked else lambda parsed: parsed
 
 
 def opens_reasoning(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
@@ -408,21 +409,21 @@ def opens_reasoning(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
     return tokenizer.decode(list(prompt[-_TAIL:])).rstrip().endswith(_OPENING) if len(prompt) else False
 
 
-def _with_broken_markers(text: str, markers: Sequence[str]) -> str:
+def _with_broken_markers(text: str, markers: Sequence[str], word: str) -> str:
     for marker in markers:
-        text = text.replace(marker, marker[0] + _BREAK + marker[1:])
+        text = text.replace(marker, marker[0] + word + marker[1:])
     return text
 
 
-def _whole(parsed: Parsed) -> Parsed:
+def _whole(parsed: Parsed, word: str) -> Parsed:
     names = ("raw", "name", "arguments", "id")
-    calls = [replace(call, **{name: _plain(getattr(call, name)) for name in names}) for call in parsed.calls]
-    return Parsed(_plain(parsed.content), _plain(parsed.reasoning), calls)
+    calls = [replace(call, **{name: _plain(getattr(call, name), word) for name in names}) for call in parsed.calls]
+    return Parsed(_plain(parsed.content, word), _plain(parsed.reasoning, word), calls)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, word: str) -> Any:
     if isinstance(value, str):
-        return value.replace(_BREAK, "")
+        return value.replace(word, "")
     if isinstance(value, Mapping):
-        return json.loads(json.dumps(value, ensure_ascii=False).replace(_BREAK, ""))
+        return json.loads(json.dumps(value, ensure_ascii=False).replace(word, ""))
     return value

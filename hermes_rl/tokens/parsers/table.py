@@ -19,6 +19,7 @@ from hermes_rl.tokens.parsers.kimi_k2 import KIMI_K2
 from hermes_rl.tokens.parsers.llama3_json import LLAMA3_JSON
 from hermes_rl.tokens.parsers.mistral import MISTRAL
 from hermes_rl.tokens.parsers.qwen3_coder import QWEN3_CODER
+from hermes_rl.tokens.texts import stand_in
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
 
 _FORMATS: dict[str, tuple[str, Parser]] = {
@@ -40,7 +41,8 @@ ALIASES = {"llama4_json": "llama3_json", "deepseek_v31": "deepseek_v3_1"}
 """Names that other projects have for the same formats."""
 OPENINGS = tuple({parser.markers[0]: None for _, parser in _FORMATS.values()})
 """How a call begins in each format."""
-NAME, ARGUMENTS = "toolxq7z", {"x": "argxq7z"}
+NAME, ARGUMENTS = f"tool_{stand_in()}", {"x": stand_in()}
+"""Words drawn at random, as no template writes them itself."""
 TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -49,7 +51,8 @@ TOOL: dict[str, Any] = {
         "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}},
     },
 }
-_SAID, _RESULT = "saidxq7z", "resultxq7z"
+_SAID, _RESULT = stand_in(), stand_in()
+_ID = "c00000000"
 _QUESTION: dict[str, Any] = {"role": "user", "content": "u"}
 _CUTS = 6
 
@@ -129,9 +132,9 @@ def _before_result(text: str) -> str:
 
 
 def _conversation(text: str) -> list[dict[str, Any]]:
-    call = {"id": "callxq7z0", "type": "function", "function": {"name": NAME, "arguments": ARGUMENTS}}
+    call = {"id": _ID, "type": "function", "function": {"name": NAME, "arguments": ARGUMENTS}}
     return [
         _QUESTION,
         {"role": "assistant", "content": text, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "callxq7z0", "name": NAME, "content": _RESULT},
+        {"role": "tool", "tool_call_id": _ID, "name": NAME, "content": _RESULT},
     ]

@@ -1,0 +1,216 @@
+"""Limits of time and size for chat templates, which come with the tokenizer of a stranger.
+
+`LimitedEnvironment` renders as Jinja's sandbox does, and raises `TemplateTooLarge` where a template computes for too
+long or multiplies texts, so a template cannot stop the process. Each loop, call and filter looks at the time, and each
+operation that can make a large value looks at its operands before it is done.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import contextmanager
+from threading import local
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+SECONDS = 1.0
+"""Processor time of one rendering."""
+LARGEST = 1 << 26
+"""Elements of one value: characters of a text, entries of a list."""
+TOTAL = 1 << 30
+"""Bytes of all values that one rendering makes."""
+LARGEST_COUNT = 1 << 20
+"""The largest number that a filter or method is given: many are widths."""
+DIGITS_OF_NUMBERS = 4096
+"""Bits of the result of a multiplication or power."""
+_WIDTH = re.compile(r"[%{][^%{}a-zA-Z]*(?:\d{7}|\*)|\{[^{}]*\{")
+"""A field of a format that is wide, or whose width is an argument."""
+
+
+class TemplateTooLarge(ValueError):
+    """A chat template computes for too long, or makes values that are too large."""
+
+
+class _Rendering(local):
+    """What the rendering in this thread may still use."""
+
+    deadline = math.inf
+    bytes_left: float = math.inf
+
+
+_rendering = _Rendering()
+
+
+@contextmanager
+def limited_rendering() -> Iterator[None]:
+    """Limit the time and the memory of what this thread renders within the block."""
+    before = _rendering.deadline, _rendering.bytes_left
+    _rendering.deadline, _rendering.bytes_left = time.thread_time() + SECONDS, TOTAL
+    try:
+        yield
+    finally:
+        _rendering.deadline, _rendering.bytes_left = before
+
+
+def _tick() -> None:
+    if time.thread_time() > _rendering.deadline:
+        raise TemplateTooLarge(f"the chat template computes for more than {SECONDS:g} s")
+
+
+def _charged(value: Any) -> Any:
+    """Return a value that a template has made, once it fits."""
+    if isinstance(value, Sized):
+        _require(len(value))
+        _rendering.bytes_left -= sys.getsizeof(value)
+        if _rendering.bytes_left < 0:
+            raise TemplateTooLarge(f"the chat template makes values of more than {TOTAL >> 20} MiB")
+    return value
+
+
+def _require(size: float) -> None:
+    if size > LARGEST:
+        raise TemplateTooLarge(f"the chat template makes a value of more than {LARGEST} elements")
+
+
+def _joined(values: Iterable[Any]) -> str:
+    size, texts = 0, []
+    for value in values:
+        texts.append(str(_writable(value)))
+        size += len(texts[-1])
+        _require(size)
+    return str(_charged("".join(texts)))
+
+
+def _writable(value: Any) -> Any:
+    """Return a value that a template writes, once it fits; a list of few entries may be large as a text."""
+    _require(_size(value, {}))
+    return value
+
+
+def _size(value: Any, known: dict[int, int]) -> int:
+    """Return the elements of a value with all within it, those that it holds several times each time."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if not isinstance(value, Mapping | list | tuple):
+        return 1
+    if id(value) not in known:
+        inner = [each for pair in value.items() for each in pair] if isinstance(value, Mapping) else value
+        known[id(value)] = 1 + sum(_size(each, known) for each in inner)
+    return known[id(value)]
+
+
+def _require_operands(operator: str, left: Any, right: Any) -> None:
+    if isinstance(left, str) and operator == "%":
+        _require_call((left, *(right if isinstance(right, tuple) else (right,))), {}, formats=True)
+    elif operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
+        _require(len(left) + len(right))
+    elif operator == "*":
+        for value, count in ((left, right), (right, left)):
+            if isinstance(value, Sized) and isinstance(count, int):
+                _require(len(value) * max(count, 0))
+    if isinstance(left, int) and isinstance(right, int) and operator in ("*", "**"):
+        bits = left.bit_length() * max(right, 1) if operator == "**" else left.bit_length() + right.bit_length()
+        if abs(left) > 1 and bits > DIGITS_OF_NUMBERS:
+            raise TemplateTooLarge(f"the chat template makes a number of more than {DIGITS_OF_NUMBERS} bits")
+
+
+def _require_call(arguments: tuple[Any, ...], named: Mapping[str, Any], *, formats: bool = False) -> None:
+    """Raise `TemplateTooLarge` if the result of a filter or method may be too large for its arguments."""
+    _tick()
+    values = [*arguments, *named.values()]
+    if any(isinstance(value, int) and abs(value) > LARGEST_COUNT for value in values):
+        raise TemplateTooLarge(f"the chat template gives a filter or method a number above {LARGEST_COUNT}")
+    if formats and isinstance(arguments[0], str) and _WIDTH.search(arguments[0]):
+        raise TemplateTooLarge("the chat template formats a value with a width that is large or an argument")
+
+
+_MULTIPLYING = frozenset({"replace", "join", "indent", "wordwrap", "sum"})
+"""Filters and methods whose result may have the product of the sizes of two arguments."""
+_LOOKING = frozenset(
+    {"count", "first", "get", "items", "keys", "last", "length", "list", "rejectattr", "selectattr", "values"}
+)
+"""Those that write nothing of what they are given."""
+_FORMATTING = frozenset({"format", "format_map"})
+
+
+def _require_result(name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    """Raise `TemplateTooLarge` if the result of this filter or method may be too large."""
+    _require_call(arguments, named, formats=name in _FORMATTING)
+    if name in _LOOKING:
+        return
+    known = dict[int, int]()
+    sizes = sorted((_size(value, known) for value in (*arguments, *named.values())), reverse=True)
+    _require(math.prod(sizes[:2]) if name in _MULTIPLYING else sum(sizes))
+
+
+def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter within the limits."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        _require_result(name, arguments, named)
+        return _charged(function(*arguments, **named))
+
+    return call
+
+
+class _Filters(dict[str, Callable[..., Any]]):
+    """The filters of an environment, each within the limits."""
+
+    def __setitem__(self, name: str, function: Callable[..., Any]) -> None:
+        super().__setitem__(name, _limited(name, function))
+
+
+class _Generator(CodeGenerator):
+    """Writes templates whose loops and joined texts are within the limits."""
+
+    def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802
+        tick = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None, lineno=node.lineno)
+        node.body.insert(0, nodes.ExprStmt(tick, lineno=node.lineno))
+        super().visit_For(node, frame)
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
+        self.write("environment.concat((")
+        for argument in node.nodes:
+            self.visit(argument, frame)
+            self.write(", ")
+        self.write("))")
+
+
+class LimitedEnvironment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox with limits of time, within `limited_rendering`, and of size."""
+
+    code_generator_class = _Generator
+    concat = staticmethod(_joined)
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    tick = staticmethod(_tick)
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **{"finalize": _writable, **named})
+        filters = self.filters
+        self.filters = _Filters()
+        for name, function in filters.items():
+            self.filters[name] = function
+        del self.globals["lipsum"]
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        _require_operands(operator, left, right)
+        return _charged(super().call_binop(context, operator, left, right))
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        subject = getattr(inspect.unwrap(__obj), "__self__", None)  # the sandbox wraps `format`
+        if not isinstance(subject, str | list | tuple | dict):
+            _tick()
+            return super().call(__context, __obj, *args, **kwargs)
+        _require_result(__obj.__name__, (subject, *args), kwargs)
+        return _charged(super().call(__context, __obj, *args, **kwargs))

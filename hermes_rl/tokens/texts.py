@@ -1,0 +1,238 @@
+"""Text and template kept apart: the texts of a conversation become tokens without a control token among them.
+
+A control token in a prompt comes from the template alone. `guarded` breaks up every string in the texts that is one, or
+that is a half of one which the template may put beside the other half, and verifies the encoded prompt: it has the
+control tokens that stand in the template's text, and no others. The break is a word drawn at random that occurs in no
+input. The template has to carry it through unchanged: a prompt made with another word must have the same tokens.
+A prompt that cannot be verified is refused, so no rollout counts as exact because of a guess.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hermes_rl.tokens.tokenizer import TemplateRefused
+
+if TYPE_CHECKING:
+    from hermes_rl.tokens.tokenizer import Messages, Tokenizer, Tools
+
+T = TypeVar("T")
+DIGITS = (24, 31)
+"""Digits of the two words of a prompt. Templates that cut texts at a length treat words of two lengths differently."""
+
+
+def stand_in(*inputs: Any, digits: int = DIGITS[0]) -> str:
+    """Return a random word that is in no string of the inputs.
+
+    It consists of a letter and digits, which templates and JSON carry through as they are. No end of it is a beginning
+    of it, so it is found again beside any text.
+    """
+    while True:
+        word = f"q{secrets.randbelow(10**digits):0{digits}d}"
+        if not any(word in text for text in _strings(inputs)):
+            return word
+
+
+def guarded(tokenizer: Tokenizer, messages: Messages, tools: Tools | None, make: Callable[[Guard], T]) -> T:
+    """Return the tokens that `make` encodes with a `Guard`, once they are verified.
+
+    `make` may be called several times. Raises `TemplateRefused` if a text would become a control token, or if the
+    template does not write texts as they are.
+    """
+    for everywhere in (False, True):
+        guard = Guard(tokenizer, messages, tools, everywhere=everywhere)
+        made = make(guard)
+        if guard.forged:
+            continue  # the tokenizer normalizes texts: what becomes a control token does not look like one
+        if guard.broken:
+            other = Guard(tokenizer, messages, tools, everywhere=everywhere, digits=DIGITS[1])
+            other._encoded = guard._encoded  # the same pieces, if all is well
+            if make(other) != made or other.forged:
+                raise TemplateRefused("the chat template changes texts, so control tokens cannot be told from text")
+        return made
+    raise TemplateRefused("the tokenizer makes control tokens of a text that contains none")
+
+
+class Guard:
+    """The texts of one conversation for one tokenizer, with their control tokens broken up.
+
+    Args:
+        everywhere: break texts at each character that is not part of a word, because the tokenizer makes control
+            tokens of strings that are none.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        messages: Messages,
+        tools: Tools | None,
+        *,
+        everywhere: bool = False,
+        digits: int = DIGITS[0],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._break: str | None = None
+        self._of_model, self._of_others = _risks(tokenizer)
+        self._encoded: dict[str, Sequence[int]] = {}
+        """The tokens of the pieces between breaks."""
+        self.forged = False
+        """True if an encoded text had a control token that does not stand in it."""
+        self.messages: Messages = messages
+        self.tools = tools or None
+        risks = [self._of_model if message.get("role") == "assistant" else self._of_others for message in messages]
+        if not everywhere and not any(map(_is_risky, (*risks, self._of_others), (*messages, tools))):
+            return
+        word = self._break = stand_in(messages, tools, digits=digits)
+        kept = re.compile("|".join(map(re.escape, sorted(tokenizer.markup, key=len, reverse=True))) or r"(?!)")
+
+        def breaker(risk: _Risk) -> Callable[[str], str]:
+            markup = kept if everywhere and risk is self._of_model else None
+            return lambda text: risk.broken(_broken_everywhere(text, word, markup) if everywhere else text, word)
+
+        self.messages = [_mapped(message, breaker(risk)) for message, risk in zip(messages, risks, strict=True)]
+        self.tools = _mapped(tools, breaker(self._of_others)) or None
+
+    @property
+    def broken(self) -> bool:
+        """True if there is a break in a text."""
+        return self._break is not None
+
+    def encode(self, rendered: str, encode: Callable[[str], Sequence[int]] | None = None) -> list[int]:
+        """Encode a text that was rendered from the guarded messages, and look for control tokens that are not in it."""
+        encode = encode or self._tokenizer.encode
+        tokens: list[int] = []
+        for piece in [rendered] if self._break is None else rendered.split(self._break):
+            if (encoded := self._encoded.get(piece)) is None:
+                encoded = self._encoded[piece] = encode(piece)
+                self.forged = self.forged or not self._of_others.explains(encoded, piece)
+            tokens += encoded
+        return tokens
+
+
+@dataclass(frozen=True)
+class _Risk:
+    """The strings that must not become tokens where they are text."""
+
+    ids: Mapping[str, int]
+    """Their tokens; a string that is not one token of the tokenizer is not among them."""
+    pattern: re.Pattern[str]
+    heads: frozenset[str]
+    """The beginnings of the strings, at least one character shorter."""
+    tails: frozenset[str]
+    first: frozenset[str]
+    """The first characters of all strings."""
+    last: frozenset[str]
+    edges: re.Pattern[str]
+    """Any of these characters."""
+    longest: int
+    joined: str
+
+    @classmethod
+    def of(cls, strings: Iterable[str], tokenizer: Tokenizer) -> _Risk:
+        # Runs of blanks and single characters are tokens of some vocabularies, but control nothing.
+        risky = sorted((s for s in strings if len(s) > 1 and s.strip()), key=lambda s: (-len(s), s))
+        encoded = {string: tokenizer.encode(string) for string in risky}
+        return cls(
+            {string: tokens[0] for string, tokens in encoded.items() if len(tokens) == 1},
+            re.compile("|".join(map(re.escape, risky)) or r"(?!)"),
+            frozenset(string[:size] for string in risky for size in range(1, len(string))),
+            frozenset(string[-size:] for string in risky for size in range(1, len(string))),
+            frozenset(string[0] for string in risky),
+            frozenset(string[-1] for string in risky),
+            re.compile("|".join(re.escape(c) for c in sorted({c for s in risky for c in (s[0], s[-1])})) or r"(?!)"),
+            max(map(len, risky), default=0),
+            "\n".join(risky),
+        )
+
+    @functools.cached_property
+    def tokens(self) -> frozenset[int]:
+        return frozenset(self.ids.values())
+
+    def explains(self, encoded: Sequence[int], text: str) -> bool:
+        """Return True if each of these tokens in `encoded` stands in the text, in order."""
+        found = [token for token in encoded if token in self.tokens]
+        if not found:
+            return True
+        written = iter([self.ids.get(match[0]) for match in self.pattern.finditer(text)])
+        return all(token in written for token in found)
+
+    def breaks(self, text: str) -> list[int]:
+        """Return the places at which a text has to be broken, in order.
+
+        Templates write texts beside each other and without the blanks around them.
+        """
+        core = text.strip()
+        inside = len(core) < self.longest and core in self.joined and _UNWORDED.search(core) is not None
+        if not core or (self.edges.search(core) is None and not inside):
+            return []
+        places = {match.start() + 1 for match in self.pattern.finditer(text)}
+        start = len(text) - len(text.lstrip())
+        end = start + len(core)
+        if not self.first.isdisjoint(core[-self.longest :]):
+            sizes = range(1, min(self.longest, len(core) + 1))
+            places.update(end - size + 1 for size in sizes if core[-size:] in self.heads)
+        if not self.last.isdisjoint(core[: self.longest]):
+            sizes = range(1, min(self.longest, len(core) + 1))
+            places.update(start + size - 1 for size in sizes if core[:size] in self.tails)
+        if inside:
+            places |= {start, end}
+        return sorted(places)
+
+    def broken(self, text: str, word: str) -> str:
+        """Return the text with the word at each of these places."""
+        places = self.breaks(text)
+        cuts = [0, *places, len(text)]
+        return word.join(text[cuts[i] : cuts[i + 1]] for i in range(len(places) + 1))
+
+
+_UNWORDED = re.compile(r"[^\w\s]")
+_BESIDE_UNWORDED = re.compile(r"(?<=[^\w\s])(?=\S)|(?<=\w)(?=[^\w\s])")
+
+
+def _broken_everywhere(text: str, word: str, kept: re.Pattern[str] | None) -> str:
+    """Return the text with the word around each character that is no letter, digit or blank, but not in `kept`."""
+    if not _UNWORDED.search(text):
+        return text
+    if kept is None:
+        start, end = len(text) - len(text.lstrip()), len(text.rstrip())
+        return f"{text[:start]}{word}{_BESIDE_UNWORDED.sub(word, text[start:end])}{word}{text[end:]}"
+    pieces, marks = kept.split(text), [*kept.findall(text), ""]
+    return "".join(_broken_everywhere(piece, word, None) + mark for piece, mark in zip(pieces, marks, strict=True))
+
+
+@functools.lru_cache(maxsize=16)
+def _risks(tokenizer: Tokenizer) -> tuple[_Risk, _Risk]:
+    """Return the strings to break up, in texts of the model and in all others."""
+    return _Risk.of(tokenizer.control, tokenizer), _Risk.of(tokenizer.control | tokenizer.markup, tokenizer)
+
+
+def _is_risky(risk: _Risk, value: Any) -> bool:
+    return any(risk.breaks(text) for text in _strings(value))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield every string in a value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for pair in value.items():
+            yield from _strings(pair)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _strings(inner)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """Change every string in a value, keys included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_mapped(key, change): _mapped(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(item, change) for item in value]
+    return value

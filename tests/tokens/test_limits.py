@@ -1,0 +1,87 @@
+"""Chat templates of strangers: what computes without end or multiplies texts ends soon, and others are as ever."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer as Engine
+from transformers import PreTrainedTokenizerFast
+
+from hermes_rl.tokens import limits
+from hermes_rl.tokens.hub import HubTokenizer, wrapped
+from hermes_rl.tokens.limits import LimitedEnvironment
+from hermes_rl.tokens.tokenizer import TemplateRefused, small_tokenizer_path
+from tests.tokens.families import FAMILIES
+
+HI = [{"role": "user", "content": "hi"}]
+DOUBLED = "{% set ns = namespace(x='ab', l=[1]) %}{% for i in range(90) %}{% set ns.x = GROWN %}{% endfor %}{{ ns.x }}"
+
+
+def hub_tokenizer(template: str) -> HubTokenizer:
+    engine = Engine.from_file(str(small_tokenizer_path() / "tokenizer.json"))
+    return wrapped(PreTrainedTokenizerFast(tokenizer_object=engine, chat_template=template))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "{{ 'a' * 3000000000 }}",
+        "{{ 3000000000 * [1] }}",
+        "{{ 9 ** (9 ** 9) % 7 }}",
+        "{{ '%3000000000d' % 1 }}",
+        "{{ '%*d' % (3000000000, 1) }}",
+        "{{ '%3000000000d' | format(1) }}",
+        "{{ '{:3000000000}'.format(1) }}",
+        "{{ '{:{}}'.format(1, '3000000000') }}",
+        "{{ 'a'.ljust(3000000000) }}",
+        "{{ 'a' | center(3000000000) }}",
+        "{{ [1] | tojson(indent=3000000000) }}",
+        "{{ lipsum(n=100000) }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) recursive %}{{ loop([1]) }}{% endfor %}",
+        *(
+            DOUBLED.replace("GROWN", grown)
+            for grown in (
+                *("ns.x + ns.x", "ns.x ~ ns.x", "ns.x.replace('a', ns.x)", "ns.x | replace('a', ns.x)"),
+                *(
+                    "[ns.x, ns.x] | join",
+                    "ns.x.join([ns.x, ns.x, ns.x])",
+                    "('\\n' ~ ns.x) | indent(ns.x)",
+                    "[ns.x] + [ns.x, ns.x]",
+                ),
+                *("ns.x | wordwrap(1, wrapstring=ns.x)", "[[ns.x, 1], [ns.x, 2]] | tojson", "ns.x * 9"),
+            )
+        ),
+        "{% set ns = namespace(x='ab') %}{% for i in range(90) %}{% set t %}{{ ns.x }}{{ ns.x }}{% endset %}"
+        "{% set ns.x = t %}{% endfor %}",
+        "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}{% set ns = namespace(x='ab') %}"
+        "{% for i in range(90) %}{% set ns.x = m(ns.x) %}{% endfor %}",
+        "{% set x = 'a' * 9000000 %}{% for i in range(99999) %}{{ x }}{% endfor %}",
+    ],
+)
+def test_a_template_that_does_not_end_or_multiplies_text_is_refused(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SECONDS", 0.3)
+    monkeypatch.setattr(limits, "LARGEST", 1 << 22)
+    before = time.process_time()
+    with pytest.raises(TemplateRefused, match=r"the chat template|undefined|RecursionError"):
+        hub_tokenizer(code).render(HI, None, add_generation_prompt=True)
+    assert time.process_time() - before < 5
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_templates_render_as_without_limits(name: str) -> None:
+    template = FAMILIES[name].template.strip("\n")
+    call = {"id": "c00000001", "type": "function", "function": {"name": "t", "arguments": {"x": "1 < 2 & ü"}}}
+    messages: list[dict[str, Any]] = [
+        *HI,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c00000001", "name": "t", "content": "a\nb"},
+    ]
+    tools = [{"type": "function", "function": {"name": "t", "description": "d", "parameters": {"type": "object"}}}]
+    values = {"messages": messages, "tools": tools, "add_generation_prompt": True}
+    kinds = (ImmutableSandboxedEnvironment, LimitedEnvironment)
+    one, other = (kind(trim_blocks=True, lstrip_blocks=True).from_string(template).render(values) for kind in kinds)
+    assert one == other

@@ -7,15 +7,16 @@ it the state. The second half of this module is what runs there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_core import to_jsonable_python
 
-from hermes_rl.errors import UserError
+from hermes_rl.errors import SandboxFailure, UserError
+from hermes_rl.foreign.messages import require_texts
 from hermes_rl.foreign.pool import POOL, EndedError, ForeignError, OwnProcess
 from hermes_rl.foreign.process import current_runner, settled
 from hermes_rl.foreign.stand_ins import lives_in_runner
-from hermes_rl.plugins import Code
+from hermes_rl.plugins import Code, itself
 from hermes_rl.tools.base import (
     ArgumentRule,
     DescribedTool,
@@ -29,6 +30,7 @@ from hermes_rl.tools.base import (
 from hermes_rl.tools.python_tools import PythonTool, StateTool, answer_of, python_tool, tools_of_state
 
 HERE = "hermes_rl.tools.rollout_process"
+T = TypeVar("T")
 STATE = "state"
 """Name under which the process keeps the state."""
 LONGEST = 3600.0
@@ -51,36 +53,48 @@ class RolloutProcess:
         process = cls(await POOL.hold(own, *([state] if state is not None else []), reused=reused))
         if state is not None:
             try:
-                await process.call("begin", state=state, item=item)
-            except (ForeignError, EndedError) as error:
+                await process.call("begin", itself, state=state, item=item)
+            except ForeignError as error:
                 await process.close()
                 raise UserError(f"state: {where} raised {error}") from error
+            except EndedError as error:  # by whoever killed it, such as the kernel when memory ends
+                await process.close()
+                raise SandboxFailure(f"state: {where}: its process {error}") from error
         return process
 
     def stand_in_fields(self) -> dict[str, Any]:
         """Return nothing: the state is there."""
         return {}
 
-    async def call(self, function: str, **arguments: Any) -> Any:
+    async def call(self, function: str, read: Callable[[Any], T], **arguments: Any) -> T:
         """Call a function of this module in the process. Who is cancelled ends it: nobody else can stop the call."""
         code = Code.of(f"{HERE}:{function}")
-        return await self.held.call(code, arguments, "hermes_rl.plugins:itself", LONGEST)
+        return await self.held.call(code, arguments, "hermes_rl.plugins:itself", LONGEST, read)
 
     async def answer(self, name: str, function: str, **arguments: Any) -> str:
         """Return what a tool of this name answers, as `Tool.call` does."""
         try:
-            answer = await self.call(function, **arguments)
+            return text_of(name, await self.call(function, read_answer, **arguments))
         except EndedError as error:
             raise ToolFailedError(f"tool {name!r} failed: its process {error}", f"its process {error}") from error
-        if "input" in answer:
-            raise ToolInputError(answer["input"])
-        if "failed" in answer:
-            raise ToolFailedError(f"tool {name!r} failed: {answer['failed']}", answer["detail"])
-        return str(answer["text"])
 
     async def close(self) -> None:
         """End the process and all that it has started."""
         await self.held.close()
+
+
+def read_answer(answer: Any) -> Mapping[str, str]:
+    """Return what `_answered` has made in the process; raises `WireError` for anything else."""
+    return require_texts(answer, {"text"}, {"input"}, {"failed", "detail"})
+
+
+def text_of(name: str, answer: Mapping[str, str]) -> str:
+    """Return what a tool of this name answers; raises what `Tool.call` does."""
+    if "input" in answer:
+        raise ToolInputError(answer["input"])
+    if "failed" in answer:
+        raise ToolFailedError(f"tool {name!r} failed: {answer['failed']}", answer["detail"])
+    return answer["text"]
 
 
 class RolloutTool(DescribedTool):

@@ -362,13 +362,17 @@ def test_no_message_of_a_process_reaches_another_call_or_moves_code(
         writes, add, pid = (call.code(name) for name in ("writes", "add", "pid"))
         for seed in range(250 if THOROUGH else 30):
             arguments = odd_message(random.Random(seed))
+            arguments["waits"] &= own  # else a thread of one call may write into that of another seed
             process: Any = await pool.hold(writes, add) if own else pool
             with contextlib.suppress(EndedError, ForeignError, HermesRLError):
                 await process.call(writes, arguments, "hermes_rl.plugins:itself", 0.5)
             for number in range(2):
-                # A thread that the call has left behind may cost the process its next call, and nobody else.
-                with contextlib.suppress(*([EndedError] if own or arguments["waits"] else [])):
-                    sums = await process.call(add, {"a": seed, "b": number}, "hermes_rl.plugins:itself", 1)
+                # A second reply of a call that knows the secret may come late, and is refused as that to another call.
+                late = own or (arguments["genuine"] and number == 0)
+                with contextlib.suppress(*([EndedError] if late else [])):
+                    sums = await process.call(
+                        add, {"a": seed, "b": number}, "hermes_rl.plugins:itself", 1 if own else 60
+                    )
                     assert sums == seed + number, arguments
             if own:
                 await process.close()

@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import threading
 import traceback
@@ -27,6 +28,7 @@ from hermes_rl.errors import UserError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+_PACKAGE = f"{Path(__file__).parent}{os.sep}"
 _lock = threading.RLock()
 _siblings: dict[Path, dict[str, ModuleType]] = {}
 """By folder: the modules that its files imported from beside them, shared by all files of the folder."""
@@ -276,5 +278,8 @@ def place_of(error: BaseException, function: Callable[..., Any]) -> str:
     code = getattr(inspect.unwrap(function), "__code__", None)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
+    if code is not None and code.co_filename.startswith(_PACKAGE):  # it has called code of somebody else
+        file = next((frame.filename for frame in frames if not frame.filename.startswith(_PACKAGE)), code.co_filename)
+        own = [frame for frame in frames if frame.filename == file]
     where = f" at {(own or frames)[-1].filename}:{(own or frames)[-1].lineno}" if frames else ""
     return f"{type(error).__name__}: {error}{where}"

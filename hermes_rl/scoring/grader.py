@@ -83,7 +83,7 @@ def _load(points: list[EntryPoint]) -> Any:
 # A reward names its parameters: `item`, `result`, `ctx`, `state`, `group`, any server role, and its own keyword
 # arguments. It runs in a process of its own (`hermes_rl.foreign`), so that neither what it does nor what the agent has
 # written can hold up other rollouts; `ctx` may be used without await, in async rewards too. Code that no other process
-# can find, and that of which the spec says `process: false`, runs in a thread with an event loop of its own.
+# can find, and that of which the spec says `isolate: none`, runs in a thread with an event loop of its own.
 
 log = logging.getLogger(__name__)
 

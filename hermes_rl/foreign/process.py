@@ -24,7 +24,7 @@ import struct
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 from hermes_rl.errors import HermesRLError
 from hermes_rl.foreign.messages import LONGEST_LOG, LONGEST_NAME, LONGEST_TEXT, MOST_KINDS
 from hermes_rl.foreign.wire import Inbox, send, to_json
-from hermes_rl.fork_server import die_with_parent, reseed, text_output
+from hermes_rl.fork_server import adopt_orphans, die_with_parent, reseed, text_output
 from hermes_rl.plugins import Code, load_object, place_of
 
 MEMORY = 2 << 30
@@ -63,6 +63,8 @@ def main(descriptor: int) -> None:
         os.dup2(nothing, descriptor)
     os.close(nothing)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A process that works adopts what its calls have started; once it has ended, all of that is a child of this one.
+    adopt_orphans()
     children: set[int] = set()
     while True:
         data, descriptors = _receive(control)
@@ -78,6 +80,7 @@ def main(descriptor: int) -> None:
             with suppress(ProcessLookupError):
                 kill(child, signal.SIGKILL)
         os.waitpid(child, 0)  # so that the runner's own processor time has theirs
+    _end_orphans(frozenset())
 
 
 def _answer(
@@ -85,7 +88,10 @@ def _answer(
 ) -> dict[str, Any]:
     match request["do"]:
         case "load":
-            return {"problem": _load(request)}
+            before = _child_ids()
+            problem = _load(request)
+            _kept.update(_child_ids() - before)
+            return {"problem": problem}
         case "fork":
             child = os.fork()
             if child == 0:
@@ -97,7 +103,31 @@ def _answer(
             return {"pid": child}
         case _:  # bury
             children.discard(request["pid"])
-            return {"status": os.waitpid(request["pid"], 0)[1]}
+            status = os.waitpid(request["pid"], 0)[1]
+            _end_orphans(children)
+            return {"status": status}
+
+
+_kept: set[int] = set()
+"""Processes that modules have started while they were loaded."""
+
+
+def _child_ids() -> set[int]:
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:  # noqa: PTH123 - cheaper than a Path
+            return {int(pid) for pid in file.read().split()}
+    except FileNotFoundError:  # a kernel that does not list them
+        return set()
+
+
+def _end_orphans(children: Collection[int]) -> None:
+    """End what calls have started in processes that have ended, sessions of their own too."""
+    while orphans := _child_ids() - _kept - set(children):
+        for pid in orphans:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)  # its own children are this process's from then on
 
 
 def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
@@ -148,6 +178,7 @@ def _become_worker(connection: int, output: int) -> None:
     """Work for the runner until it closes the connection; never returns."""
     try:
         die_with_parent()
+        adopt_orphans()
         # No session of its own: the kernel shares the processor between sessions, and a run's code would have as many
         # shares as processes, beside the one of the runner.
         os.setpgid(0, 0)

@@ -615,7 +615,7 @@ def _outcome_of(task: asyncio.Task[str], tool: Tool) -> str:
     if error is None:
         result: object = task.result()
         return result if isinstance(result, str) else as_json(result)
-    if isinstance(error, ToolInputError | HermesRLError):
+    if isinstance(error, ToolInputError | ToolFailedError | HermesRLError):
         raise error
     if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
         raise SandboxFailure(f"tool {tool.name!r}: this machine has no descriptors left ({error})") from error

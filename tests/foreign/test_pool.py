@@ -82,6 +82,10 @@ def nested(depth):
     value = []
     for _ in range(depth): value = [value]
     return value
+def starts_a_session(double):
+    code = "import subprocess; print(subprocess.Popen(['sleep', '777.25'], start_new_session=True, stdout=-3).pid)"
+    if double: return int(subprocess.check_output([sys.executable, "-c", code]))
+    return subprocess.Popen(["sleep", "777.5"], start_new_session=True).pid
 def starts(): return subprocess.Popen(["sleep", "777.125"]).pid
 def connection():
     for name in os.listdir("/proc/self/fd"):
@@ -428,6 +432,23 @@ def test_what_a_call_has_started_ends_with_its_process(call: Caller, pool: Proce
     os.kill(child, 0)
     pool.close()
     until_gone(child)
+
+
+@pytest.mark.parametrize("double", [False, True])
+async def test_a_session_that_a_call_has_started_ends_with_its_process(
+    call: Caller, pool: ProcessPool, double: bool
+) -> None:
+    code = call.code("starts_a_session")
+    other = await pool.hold(code)
+    kept = await other.call(code, {"double": double}, "hermes_rl.plugins:itself", 60)
+    process = await pool.hold(code)
+    child = await process.call(code, {"double": double}, "hermes_rl.plugins:itself", 60)
+    os.kill(child, 0)
+    await process.close()
+    await asyncio.to_thread(until_gone, child)
+    os.kill(kept, 0)  # that of another process, which is at work
+    await other.close()
+    await asyncio.to_thread(until_gone, kept)
 
 
 def until_gone(pid: int) -> None:

@@ -51,7 +51,7 @@ CLOSE_SECONDS = 2.0
 """How long a client waits for the fork server to end, so that its processor time is counted as the client's."""
 REQUEST_BYTES = 1 << 16
 MOST_DESCRIPTORS = 16
-PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 """Options of prctl(2)."""
 LIMITS = tuple(sorted(name for name in dir(resource) if name.startswith("RLIMIT_")))
 _prctl = ctypes.CDLL(None).prctl
@@ -571,6 +571,11 @@ def _become(
 def die_with_parent() -> None:
     """Let the kernel kill this process when the thread that has forked it ends."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of each descendant whose own parent has ended, whatever session it is in."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def text_output(descriptor: int) -> io.TextIOWrapper:

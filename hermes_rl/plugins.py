@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import threading
 import traceback
@@ -27,10 +28,13 @@ from hermes_rl.errors import UserError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+_PACKAGE = f"{Path(__file__).parent}{os.sep}"
 _lock = threading.RLock()
 _siblings: dict[Path, dict[str, ModuleType]] = {}
 """By folder: the modules that its files imported from beside them, shared by all files of the folder."""
 
+_PREFIX = "_hermes_rl_plugin_"
+"""Beginning of the names of modules of files that are no packages."""
 SANDBOXES = "hermes_rl.sandboxes"
 """Entry points of packages that bring a sandbox backend of their own."""
 
@@ -75,13 +79,25 @@ class Code(NamedTuple):
     def load(self) -> Any:
         """Return the object. Raises `UserError` where it is not there, its module cannot be loaded, or its file has
         changed since."""
+        loaded = _attribute(self.load_module(), self.name, self.module)
+        return loaded if self.finds is None else loaded(self.finds)
+
+    def load_module(self) -> ModuleType:
+        """Return its module. Raises `UserError` where that cannot be loaded, or its file has changed since."""
         module = sys.modules.get(self.module)
         if module is None and self.file is not None:
             module = load_file(Path(self.file))
             if module.__name__ != self.module:
                 raise UserError(f"{self.file} was changed after the run had loaded it; start the run again")
-        loaded = _attribute(module or _import(self.module, f"{self.module}:{self.name}"), self.name, self.module)
-        return loaded if self.finds is None else loaded(self.finds)
+        return module or _import(self.module, f"{self.module}:{self.name}")
+
+
+def files_named_in(pickled: bytes) -> list[tuple[str, str]]:
+    """Return the name and the file of each module, loaded from a file that is no package, that a pickle refers to."""
+    if _PREFIX.encode() not in pickled:
+        return []
+    names = [name for name in tuple(sys.modules) if name.startswith(_PREFIX) and name.encode() in pickled]
+    return [(name, str(sys.modules[name].__file__)) for name in names]
 
 
 def itself(value: Any) -> Any:
@@ -148,7 +164,7 @@ def load_file(path: Path) -> ModuleType:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     digest = hashlib.sha256(str(path).encode() + b"\0" + source).hexdigest()[:16]
-    name = f"_hermes_rl_plugin_{path.stem}_{digest}"
+    name = f"{_PREFIX}{path.stem}_{digest}"
     with _lock:
         return sys.modules.get(name) or _execute(name, path, source)
 
@@ -262,5 +278,8 @@ def place_of(error: BaseException, function: Callable[..., Any]) -> str:
     code = getattr(inspect.unwrap(function), "__code__", None)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
+    if code is not None and code.co_filename.startswith(_PACKAGE):  # it has called code of somebody else
+        file = next((frame.filename for frame in frames if not frame.filename.startswith(_PACKAGE)), code.co_filename)
+        own = [frame for frame in frames if frame.filename == file]
     where = f" at {(own or frames)[-1].filename}:{(own or frames)[-1].lineno}" if frames else ""
     return f"{type(error).__name__}: {error}{where}"

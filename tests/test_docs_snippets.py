@@ -113,7 +113,16 @@ async def test_examples_of_the_spec_play_their_solution(text: str, tmp_path: Pat
 
 def test_there_is_an_example_of_each_word_of_worlds() -> None:
     text = "\n".join(str(example.values[0]) for example in examples())
-    words = ("says:", "state: answer", "opens:", "edit:", "max_agent_turns:", "min_reward:", "steps:", "process: true")
+    words = (
+        "says:",
+        "state: answer",
+        "opens:",
+        "edit:",
+        "max_agent_turns:",
+        "min_reward:",
+        "steps:",
+        "isolate: process",
+    )
     words += ("over:", "between:", "close:", "ends:", "schemas:", "marked:", "names:", "arguments: strict")
     words += ("arguments: repair", "max_tool_errors:", "combine:", "world_rewards:", "user_turns:", "tool_errors:")
     assert [word for word in words if word not in text] == []

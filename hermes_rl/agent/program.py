@@ -30,6 +30,7 @@ from hermes_rl.agent.tool_server import ToolServer
 from hermes_rl.agent.user import AnswersAgent
 from hermes_rl.endings import Ending
 from hermes_rl.errors import AgentFault, SandboxFailure, ToolError, UserError
+from hermes_rl.foreign.messages import require_text
 from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
 from hermes_rl.plugins import Code, load_object
 from hermes_rl.sandbox.base import KILLED_EXIT_CODE, CommandResult, SandboxFile
@@ -276,8 +277,8 @@ class ProgramDriver:
         process = await POOL.hold(function.code)
         try:
             arguments = {name: known[name] for name in function.takes}
-            returned = await process.call(function.code, arguments, "builtins:repr", 10 * LONGEST)
-            return CommandResult(0, b"" if returned == "None" else str(returned)[-OUTPUT:].encode())
+            returned = await process.call(function.code, arguments, "builtins:repr", 10 * LONGEST, require_text)
+            return CommandResult(0, b"" if returned == "None" else returned[-OUTPUT:].encode())
         except (ForeignError, AgentFault) as error:
             return CommandResult(RAISED, str(error).encode())
         except EndedError as error:

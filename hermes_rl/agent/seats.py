@@ -23,6 +23,7 @@ from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.agent.user import AnswersAgent, UserAnswer
 from hermes_rl.endings import Ending
 from hermes_rl.errors import AgentFault, Failure, UserError
+from hermes_rl.foreign.messages import require_text
 from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
 from hermes_rl.foreign.stand_ins import SeatStandIn, lives_in_runner
 from hermes_rl.plugins import place_of
@@ -389,7 +390,8 @@ def by_function(function: AgentFunction, row: Mapping[str, Any], state: Any) -> 
         process = await POOL.hold(function.code)
         try:
             arguments = {name: offered[name] for name in function.takes}
-            text = await process.call(function.code, arguments, f"{answer_in_json.__module__}:answer_in_json", LONGEST)
+            plain = f"{answer_in_json.__module__}:answer_in_json"
+            text = await process.call(function.code, arguments, plain, LONGEST, require_text)
             return read_bounded(text)
         except ForeignError as error:
             raise ScheduleError(f"raised {error}") from error

@@ -2,8 +2,9 @@
 
 This module owns which processes there are and who is in them. A call takes one that is free, or begins another; until
 it has ended, the event loop watches its time, carries what it prints to the log, and lets threads answer what it asks
-of objects that live here. A process whose call takes too long, or that ends by itself, costs that call alone. What a
-process says is never more than plain values.
+of objects that live here. A process whose call takes too long, or that ends by itself, costs that call alone. A message
+of a process is plain values of a known form (`hermes_rl.foreign.messages`); one of any other form ends the process, and
+none decides where code runs.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import logging
 import math
 import os
 import pickle
+import secrets
 import select
 import signal
 import socket
@@ -30,7 +32,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from hermes_rl.endings import Ending
@@ -46,14 +48,16 @@ from hermes_rl.errors import (
     ToolServerFailure,
     UserError,
 )
-from hermes_rl.foreign.process import ANSWER, ANSWERED, CALL, ForeignCall, stand_in
+from hermes_rl.foreign.messages import LogLine, Question, Raised, Reply, read_message
+from hermes_rl.foreign.process import ANSWER, ANSWERED, CALL, HEADER, ForeignCall, stand_in
 from hermes_rl.foreign.stand_ins import LIVING
 from hermes_rl.foreign.wire import LARGEST, Inbox, WireError, from_json, send
 from hermes_rl.fork_server import FORK_SERVER
-from hermes_rl.plugins import Code
+from hermes_rl.plugins import Code, files_named_in, itself
 from hermes_rl.threads import done_in_thread, hand_over, in_thread, made_in_thread
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 FREE = max(4, 2 * len(os.sched_getaffinity(0)))
 """Processes that stay without work, and from which on a call waits a moment for one before another is begun."""
@@ -68,8 +72,8 @@ PRINTED = 4_000
 """Characters of what a call prints that are logged."""
 MOST_PRINTED = 1 << 24
 """Bytes from which on a call that prints is ended."""
-FORM = {"ask", "log", "returned", "raised", "not_carried"}
-"""Keys, of which a message of a process has one."""
+MOST_OPEN = 1_000
+"""Questions of a call that may wait for their answers."""
 MOST_LINES = 100
 """Lines that a call may log."""
 START = 60.0
@@ -99,8 +103,8 @@ class OvertimeError(EndedError):
     """It was ended because its time was up."""
 
 
-class NotCarriedError(Exception):
-    """The arguments of a call cannot be carried to another process."""
+class NotCarriedError(EndedError):
+    """What a call is to be given cannot be pickled, so that nothing was sent, and its process goes on."""
 
 
 # ------------------------------------------------------------------------------------------------ The warm process
@@ -197,6 +201,8 @@ class Worker:
             os.close(output)
         os.set_blocking(self.output, False)
         self.inbox = Inbox()
+        self.calls = self.objects = 0
+        """How many it was given; each has a number that no other of this process has."""
         self._sending, self._ending = threading.Lock(), threading.Lock()
         self._buried = False
         self._why: str | None = None
@@ -206,7 +212,7 @@ class Worker:
         """Whether it is alive and has nothing to say: what has ended, or speaks without a call, is of no use."""
         poller = select.poll()
         poller.register(self.connection, select.POLLIN)
-        return not poller.poll(0)
+        return self.inbox.empty and not poller.poll(0)
 
     def end(self, why: str) -> None:
         """End it at once, whatever it does. Any thread may do this, at any time."""
@@ -242,24 +248,34 @@ class Worker:
         with self._sending:
             send(self.connection, b"".join(parts))
 
-    async def call(self, code: Code, arguments: Mapping[str, Any], plain: str, timeout: float) -> Any:
+    async def call(
+        self, code: Code, arguments: Mapping[str, Any], plain: str, timeout: float, read: Callable[[Any], T]
+    ) -> T:
         """Return what the code returns, as plain values; see `ProcessPool.call`."""
         served = _Served(self)
+        first, secret = self.objects, secrets.token_bytes(16)
         try:
             folder = os.getcwd()  # noqa: PTH109 - a Path would be made for nothing
         except FileNotFoundError:  # somebody has removed it, as Ray does where a node is lost
             folder = "/"
-        message = served.pickled(ForeignCall(code, arguments, plain, folder))
-        if len(message) > LARGEST:
-            raise EndedError(f"cannot be given {len(message) >> 20} MiB, at most {LARGEST >> 20}")
+        content = served.pickled(ForeignCall(code, arguments, plain, folder))
+        if len(content) > LARGEST:
+            raise EndedError(f"cannot be given {len(content) >> 20} MiB, at most {LARGEST >> 20}")
+        ahead = pickle.dumps(files_named_in(content))
+        self.calls += 1
+        message = HEADER.pack(self.calls, first, secret, len(ahead)) + ahead + content
         try:
-            with _Watch(self, served, timeout) as watch:
+            with _Watch(self, served, timeout, secret.hex()) as watch:
                 if len(message) > IN_LOOP:
                     await in_thread(partial(self.send, CALL, message))
                 else:
                     self.send(CALL, message)
-                answer = await watch.answer
-            raised = _raised(answer["raised"]) if "raised" in answer else None
+                reply = await watch.answer
+            if not self.inbox.empty:  # the reply to the next call would be taken for the rest of it
+                self.end("sent a part of a message after its reply")
+            if reply.raised is None:
+                return read(reply.returned)
+            raised = _exception(reply.raised)
         except WireError as error:
             self.end(f"sent what cannot be read: {error}")
             raise EndedError from error
@@ -268,11 +284,7 @@ class Worker:
         finally:
             if served.answering or served.entered:
                 await in_thread(served.close)
-        if "not_carried" in answer:
-            raise NotCarriedError(str(answer["not_carried"]))
-        if raised is not None:
-            raise raised
-        return answer["returned"]
+        raise raised
 
 
 class _Watchtower:
@@ -333,12 +345,14 @@ class _Watchtower:
 class _Watch:
     """Listens to a process on the event loop while it does a call: its answer, its questions, its prints, its time."""
 
-    def __init__(self, worker: Worker, served: _Served, timeout: float) -> None:
+    def __init__(self, worker: Worker, served: _Served, timeout: float, secret: str) -> None:
         self._worker, self._served, self._timeout = worker, served, timeout
+        self._number, self._secret = worker.calls, secret
         self._loop = asyncio.get_running_loop()
         self._tower = _Watchtower.here()
         self._printed, self._clock = _Printed(worker.output), _Clock(worker.pid)
-        self.answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._over = False
+        self.answer: asyncio.Future[Reply] = self._loop.create_future()
 
     def __enter__(self) -> Self:
         self._glance = min(GLANCE, self._timeout / 2)
@@ -349,6 +363,7 @@ class _Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._over = True
         self._tower.remove(self, self._descriptor)
         self._printed.read()
         self._printed.log()
@@ -385,18 +400,21 @@ class _Watch:
         except WireError as error:
             self._fail(error)
 
-    def _heed(self, answer: Any) -> None:
-        """Do what a message says; raises `WireError` where it has no form that is known."""
-        if isinstance(answer, WireError):
-            raise answer
-        if not isinstance(answer, dict) or len(FORM & answer.keys()) != 1:
-            raise WireError("neither an answer nor a question")
-        if "ask" in answer:
-            self._served.serve(answer)
-        elif "log" in answer:
-            self._printed.line(answer["log"])
-        elif not self.answer.done():
-            self.answer.set_result(answer)
+    def _heed(self, content: Any) -> None:
+        """Do what a message asks for; raises `WireError` where it has no form that is known."""
+        if isinstance(content, WireError):
+            raise content
+        if self._over or self.answer.done():
+            raise WireError("a message after its reply")
+        match message := read_message(content):
+            case Question():
+                self._served.serve(message)
+            case LogLine():
+                self._printed.line(message)
+            case Reply():
+                if (message.call, message.secret) != (self._number, self._secret):
+                    raise WireError("the reply to another call")
+                self.answer.set_result(message)
 
     def look(self) -> None:
         self._printed.read()
@@ -417,18 +435,21 @@ class _Watch:
     def _fail(self, error: BaseException) -> None:
         if not self.answer.done():
             self.answer.set_exception(error)
+        elif isinstance(error, WireError):  # the call has its reply; what comes after it is for no other call
+            self._worker.end(f"sent what cannot be read: {error}")
 
 
-def _raised(raised: Mapping[str, Any]) -> BaseException:
-    """Make the exception anew: one of ours as it was, by name; else a `ForeignError`."""
+def _exception(raised: Raised) -> Exception:
+    """Make the exception anew: one of ours as it was, by name; else a `ForeignError`. Raises `WireError`."""
+    if raised.ours is None:
+        return ForeignError(raised.text, raised.kinds, raised.errno)
+    kind = next((OURS[name] for name in raised.ours if name in OURS), HermesRLError)
+    if not issubclass(kind, Failure):
+        return kind(raised.text)
     try:
-        text, names = str(raised["text"]), raised.get("ours")
-        if names is None:
-            return ForeignError(text, [str(kind) for kind in raised["kinds"]], raised["errno"])
-        kind = next((OURS[name] for name in names if name in OURS), HermesRLError)
-        return kind(text, ending=Ending(raised["ending"])) if issubclass(kind, Failure) else kind(text)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise WireError(f"no exception in the form of one: {error!r}") from error
+        return kind(raised.text, ending=Ending(str(raised.ending)))
+    except ValueError as error:
+        raise WireError("an ending that there is not") from error
 
 
 OURS: Mapping[str, type[HermesRLError]] = {
@@ -498,16 +519,12 @@ class _Printed:
             self._bytes += len(data)
             self.full = len(data) >= PIECE // 2
 
-    def line(self, line: Any) -> None:
+    def line(self, line: LogLine) -> None:
         """Log a line that the call has logged; more than a few are counted as printed alone."""
-        try:
-            name, level, text = line
-            self._lines += 1
-            self._bytes += len(text)
-            if self._lines <= MOST_LINES:
-                logging.getLogger(str(name)).log(int(level), "%s", text)
-        except (TypeError, ValueError) as error:
-            raise WireError("no line of a log") from error
+        self._lines += 1
+        self._bytes += len(line.text)
+        if self._lines <= MOST_LINES:
+            logging.getLogger(line.logger).log(line.level, "%s", line.text)
 
     def log(self) -> None:
         text = self._text.decode("utf-8", "replace").strip()
@@ -536,7 +553,7 @@ class _Served:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._objects: list[Any] = []
+        self._objects: dict[int, Any] = {}
         self.entered: dict[int, AbstractContextManager[Any]] = {}
         """What the call has entered and not left, by number."""
         self.answering: set[Future[None]] = set()
@@ -544,11 +561,13 @@ class _Served:
 
     def number(self, obj: Any) -> int:
         """Return by which number the call may ask for this object."""
-        for number, known in enumerate(self._objects):
+        for number, known in self._objects.items():
             if known is obj:
                 return number
-        self._objects.append(obj)
-        return len(self._objects) - 1
+        number = self._worker.objects
+        self._worker.objects += 1
+        self._objects[number] = obj
+        return number
 
     def pickled(self, value: Any) -> bytes:
         """Return what is sent for a value; raises `NotCarriedError`, or `EndedError` where it nests too deeply."""
@@ -558,18 +577,22 @@ class _Served:
         except RecursionError as error:
             raise EndedError("cannot be given what nests that deeply") from error
         except Exception as error:
-            raise NotCarriedError(f"{type(error).__name__}: {error}") from error
+            raise NotCarriedError(
+                f"cannot be given what pickle cannot carry ({type(error).__name__}: {error}); leave that out of "
+                "the row and the state, or say `isolate: none`"
+            ) from error
         return file.getvalue()
 
-    def serve(self, question: Mapping[str, Any]) -> None:
+    def serve(self, question: Question) -> None:
         """Begin to answer: several questions may be open, and the time is watched.
 
-        A coroutine function is called on this event loop, any other method in a thread.
+        A coroutine function is called on this event loop, any other method in a thread. Raises `WireError` for an
+        object that the call was not given, and where too many questions are open.
         """
-        number = question["ask"]
-        if not isinstance(number, int) or not 0 <= number < 1 << 64:
-            self._worker.end("asked in no form that can be answered")
-            return
+        if question.of not in self._objects:
+            raise WireError("a question to an object that its call was not given")
+        if len(self.answering) >= MOST_OPEN:
+            raise WireError(f"more than {MOST_OPEN} questions at a time")
         done: Future[None] = Future()
         self.answering.add(done)
         context = self._context.copy()
@@ -597,16 +620,13 @@ class _Served:
             with suppress(HermesRLError):
                 entered.__exit__(None, None, None)
 
-    def _method(self, question: Mapping[str, Any]) -> Any:
+    def _method(self, question: Question) -> Any:
         """Return the public attribute of an object that is asked for; None where there is none."""
-        of, name = question.get("of"), str(question.get("method"))
-        if not isinstance(of, int) or not 0 <= of < len(self._objects) or name.startswith("_"):
-            return None
-        return getattr(self._objects[of], name, None)
+        return None if question.method.startswith("_") else getattr(self._objects[question.of], question.method, None)
 
-    async def _answer_here(self, question: Mapping[str, Any], method: Callable[..., Awaitable[Any]]) -> None:
+    async def _answer_here(self, question: Question, method: Callable[..., Awaitable[Any]]) -> None:
         try:
-            answer = self._answered(question, await method(*question["args"], **question["kwargs"]))
+            answer = self._answered(question, await method(*question.args, **question.kwargs))
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - carried to the foreign code
             answer = self._answered(question, error, succeeded=False)
         if len(answer) > IN_LOOP or len(self.answering) > 1:  # it may have to wait until the process has read others
@@ -614,35 +634,35 @@ class _Served:
         else:
             self._send(answer)
 
-    def _answer(self, question: Mapping[str, Any]) -> None:
+    def _answer(self, question: Question) -> None:
         try:
             answer = self._answered(question, self._asked(question))
         except BaseException as error:  # noqa: BLE001 - carried to the foreign code, whatever it is
             answer = self._answered(question, error, succeeded=False)
         self._send(answer)
 
-    def _answered(self, question: Mapping[str, Any], value: Any, *, succeeded: bool = True) -> bytes:
+    def _answered(self, question: Question, value: Any, *, succeeded: bool = True) -> bytes:
         """Return the answer to a question: what was returned, or is to be raised."""
         try:
             content = self.pickled(value)
-        except (NotCarriedError, EndedError):
+        except EndedError:
             if succeeded:
                 raise
             content = self.pickled(RuntimeError(f"{type(value).__name__}: {value}"))
-        return ANSWERED + ANSWER.pack(question["ask"], succeeded) + content
+        return ANSWERED + ANSWER.pack(question.number, succeeded) + content
 
     def _send(self, answer: bytes) -> None:
         with suppress(OSError, WireError):  # it has ended meanwhile
             self._worker.send(answer)
 
-    def _asked(self, question: Mapping[str, Any]) -> Any:
-        number, name = int(question["of"]), str(question["method"])
+    def _asked(self, question: Question) -> Any:
+        number, name = question.of, question.method
         if name == "leave" and number in self.entered:
             return self.entered.pop(number).__exit__(None, None, None)
         method = self._method(question)
         if not callable(method):
             raise AttributeError(f"{type(self._objects[number]).__name__} has no method {name!r}")
-        value = method(*question["args"], **question["kwargs"])
+        value = method(*question.args, **question.kwargs)
         if isinstance(value, AbstractContextManager):
             entered = value.__enter__()
             self.entered[self.number(entered)] = value
@@ -663,7 +683,14 @@ class ProcessPool:
         self._waiting: deque[_Waiting] = deque()
         self._lock = threading.Lock()
 
-    async def call(self, code: Code, arguments: Mapping[str, Any], plain: str, timeout: float) -> Any:
+    async def call(
+        self,
+        code: Code,
+        arguments: Mapping[str, Any],
+        plain: str,
+        timeout: float,
+        read: Callable[[Any], T] = itself,
+    ) -> T:
         """Call code in a process and return what `plain`, run there too, makes of its result.
 
         Who is cancelled while it waits ends the process.
@@ -673,17 +700,18 @@ class ProcessPool:
             arguments: of the function, by name.
             plain: reference to a function that makes plain values of what it returns.
             timeout: seconds that it may use.
+            read: returns what the runner takes for the plain value; raises `WireError` where `plain` makes no such one.
 
         Raises:
             ForeignError: the code raised.
             HermesRLError: the code raised one of ours.
-            OvertimeError, EndedError: it took too long, or its process ended.
-            NotCarriedError: the arguments are nothing that can be carried to another process.
+            OvertimeError, EndedError: it took too long, or its process ended, or sent what it may not send.
+            NotCarriedError: the arguments cannot be pickled.
         """
         worker = await self._worker(code)
         stays = False
         try:
-            returned = await worker.call(code, arguments, plain, timeout)
+            returned = await worker.call(code, arguments, plain, timeout, read)
             stays = True
         except (ForeignError, HermesRLError, NotCarriedError):
             stays = True
@@ -872,14 +900,23 @@ class OwnProcess:
         self.ended: str | None = None
         """How it has ended, as a predicate; None while it is there."""
 
-    async def call(self, code: Code, arguments: Mapping[str, Any], plain: str, timeout: float) -> Any:
+    async def call(
+        self,
+        code: Code,
+        arguments: Mapping[str, Any],
+        plain: str,
+        timeout: float,
+        read: Callable[[Any], T] = itself,
+    ) -> T:
         """See `ProcessPool.call`; one call after the other. Behind one that has ended the process, each says so."""
         async with self._calling:
             worker = self._worker
             if worker is None:
                 raise EndedError(self.ended or "was closed")
             try:
-                return await worker.call(code, arguments, plain, timeout)
+                return await worker.call(code, arguments, plain, timeout, read)
+            except NotCarriedError:
+                raise
             except EndedError as error:
                 self._worker = None
                 how = str(error) or await done_in_thread(worker.close)

@@ -24,26 +24,27 @@ import struct
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from hermes_rl.errors import HermesRLError
+from hermes_rl.foreign.messages import LONGEST_LOG, LONGEST_NAME, LONGEST_TEXT, MOST_KINDS
 from hermes_rl.foreign.wire import Inbox, send, to_json
-from hermes_rl.fork_server import die_with_parent, reseed, text_output
+from hermes_rl.fork_server import adopt_orphans, die_with_parent, reseed, text_output
 from hermes_rl.plugins import Code, load_object, place_of
 
 MEMORY = 2 << 30
 """Bytes of data that a process may hold; beyond it Python raises MemoryError."""
 PIECE = 1 << 16
-LONGEST_LOG = 4_000
-"""Characters of a line that is logged."""
 CONTROL = 1 << 17
 """Bytes of a message to the process that forks."""
 CALL, ANSWERED = b"c", b"a"
 """First byte of a message of the runner: a call, or what was asked for while it works."""
+HEADER = struct.Struct("!QQ16sI")
+"""Of a call: its number, the number of its first object, its secret, and the length of what comes before the call."""
 ANSWER = struct.Struct("!Q?")
 """Number of the question, and whether the value behind it was returned or is to be raised."""
 OOM_EARLY = 500
@@ -62,6 +63,8 @@ def main(descriptor: int) -> None:
         os.dup2(nothing, descriptor)
     os.close(nothing)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A process that works adopts what its calls have started; once it has ended, all of that is a child of this one.
+    adopt_orphans()
     children: set[int] = set()
     while True:
         data, descriptors = _receive(control)
@@ -77,6 +80,7 @@ def main(descriptor: int) -> None:
             with suppress(ProcessLookupError):
                 kill(child, signal.SIGKILL)
         os.waitpid(child, 0)  # so that the runner's own processor time has theirs
+    _end_orphans(frozenset())
 
 
 def _answer(
@@ -84,7 +88,10 @@ def _answer(
 ) -> dict[str, Any]:
     match request["do"]:
         case "load":
-            return {"problem": _load(request)}
+            before = _child_ids()
+            problem = _load(request)
+            _kept.update(_child_ids() - before)
+            return {"problem": problem}
         case "fork":
             child = os.fork()
             if child == 0:
@@ -96,7 +103,31 @@ def _answer(
             return {"pid": child}
         case _:  # bury
             children.discard(request["pid"])
-            return {"status": os.waitpid(request["pid"], 0)[1]}
+            status = os.waitpid(request["pid"], 0)[1]
+            _end_orphans(children)
+            return {"status": status}
+
+
+_kept: set[int] = set()
+"""Processes that modules have started while they were loaded."""
+
+
+def _child_ids() -> set[int]:
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:  # noqa: PTH123 - cheaper than a Path
+            return {int(pid) for pid in file.read().split()}
+    except FileNotFoundError:  # a kernel that does not list them
+        return set()
+
+
+def _end_orphans(children: Collection[int]) -> None:
+    """End what calls have started in processes that have ended, sessions of their own too."""
+    while orphans := _child_ids() - _kept - set(children):
+        for pid in orphans:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)  # its own children are this process's from then on
 
 
 def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
@@ -147,6 +178,7 @@ def _become_worker(connection: int, output: int) -> None:
     """Work for the runner until it closes the connection; never returns."""
     try:
         die_with_parent()
+        adopt_orphans()
         # No session of its own: the kernel shares the processor between sessions, and a run's code would have as many
         # shares as processes, beside the one of the runner.
         os.setpgid(0, 0)
@@ -184,7 +216,7 @@ class _Log(logging.Handler):
         if _runner is None:  # while code is loaded
             return
         try:
-            _runner.say({"log": [record.name, record.levelno, record.getMessage()[:LONGEST_LOG]]})
+            _runner.log(record.name[:LONGEST_NAME], record.levelno, record.getMessage()[:LONGEST_LOG])
         except Exception:  # noqa: BLE001 - as all handlers: what cannot be logged stops nobody
             self.handleError(record)
 
@@ -202,17 +234,31 @@ class Runner:
         another one costs more than many a reward."""
         self._answers: dict[int, Future[Any]] = {}
         self._count = 0
+        self._pid = os.getpid()
+        self._first: int | None = None
+        """Number of the first object of the call that is being done; None between calls."""
         self.objects: dict[str, Any] = {}
         """What this process keeps for the runner between calls, such as a rollout's state."""
 
     def work(self) -> None:
         """Do one call after the other until the runner is gone."""
         while True:
-            answer = self._perform(self._next())
+            content = self._next()
+            number, first, secret, ahead = HEADER.unpack_from(content)  # in no place where a call easily sees them
+            self._first = first
+            kind, value = self._perform(content[HEADER.size :], ahead)
             sys.stdout.flush()
             sys.stderr.flush()
+            if os.getpid() != self._pid:  # the call has forked, and returned here too
+                os._exit(0)
+            reply = {"call": number, "secret": secret.hex()}
+            try:
+                message = to_json({**reply, kind: value})
+            except (TypeError, ValueError, RecursionError) as error:
+                message = to_json({**reply, "raised": _in_words(error, None)})
             with self._sending:
-                send(self._connection, answer)
+                self._first = None
+                send(self._connection, message)
 
     def _next(self) -> bytes:
         """Wait for the next call."""
@@ -228,7 +274,10 @@ class Runner:
 
     def ask(self, number: int, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call a method of an object of the runner; what it returns or raises comes later. Any thread may ask."""
+        self._require_own()
         with self._sending:
+            if self._first is None or number < self._first:
+                raise RuntimeError("the call that was given this object has ended")
             self._count += 1
             answer: Future[Any] = Future()
             self._answers[self._count] = answer
@@ -239,10 +288,15 @@ class Runner:
             send(self._connection, to_json(request))
         return answer
 
-    def say(self, message: Mapping[str, Any]) -> None:
-        """Send what needs no answer."""
-        with self._sending:
-            send(self._connection, to_json(message))
+    def log(self, name: str, level: int, text: str) -> None:
+        """Send a line for the runner's log, which needs no answer; what a fork of this process logs is left out."""
+        if os.getpid() == self._pid:
+            with self._sending:
+                send(self._connection, to_json({"log": [name, level, text]}))
+
+    def _require_own(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError("a fork of the process of user code cannot ask the runner")
 
     def _read(self) -> None:
         with self._receiving:  # a thread that a call left behind may ask while the next call is waited for
@@ -261,21 +315,36 @@ class Runner:
                 number, succeeded = ANSWER.unpack_from(message, 1)
                 _settle(self._answers.pop(number), succeeded, message[1 + ANSWER.size :])
 
-    def _perform(self, content: bytes) -> bytes:
+    def _perform(self, content: bytes, ahead: int) -> tuple[str, Any]:
+        """Do a call; returns the kind of the reply and what it carries."""
         global _runner
         _runner = self
-        try:
-            call: ForeignCall = pickle.loads(content)
-        except BaseException as error:  # noqa: BLE001 - unpickling runs constructors of users' classes
-            return to_json({"not_carried": f"{type(error).__name__}: {error}"})
         function: Any = None
         try:
+            for module, file in pickle.loads(content[:ahead]):
+                Code(module, "", file).load_module()
+            call = _unpickled(content[ahead:])
             os.chdir(call.folder)  # without a look at where it is, as that folder may be gone
             function = call.code.load()
             returned = settled(function(**call.arguments))
-            return to_json({"returned": load_object(call.plain)(returned)})
+            return "returned", load_object(call.plain)(returned)
         except BaseException as error:  # noqa: BLE001 - SystemExit too: it is told, and ends nothing
-            return to_json({"raised": _in_words(error, function)})
+            return "raised", _in_words(error, function)
+
+
+def _unpickled(content: bytes) -> ForeignCall:
+    try:
+        call: ForeignCall = pickle.loads(content)
+    except Exception as error:
+        raise ArgumentsError(
+            f"its arguments cannot be made anew in another process ({type(error).__name__}: {error}); make the class "
+            "of that object one that pickle can carry, or say `isolate: none`"
+        ) from error
+    return call
+
+
+class ArgumentsError(Exception):
+    """What a call was given cannot be unpickled here."""
 
 
 def _settle(answer: Future[Any], succeeded: bool, content: bytes) -> None:
@@ -314,10 +383,11 @@ def _in_words(error: BaseException, function: Callable[..., Any] | None) -> dict
     """Return an exception as plain values; one of ours by its name, with what the runner makes it anew of."""
     if isinstance(error, HermesRLError):
         names = [kind.__name__ for kind in type(error).__mro__]
-        return {"ours": names, "text": str(error), "ending": getattr(error, "ending", None)}
-    kinds = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__]
+        return {"ours": names, "text": str(error)[:LONGEST_TEXT], "ending": getattr(error, "ending", None)}
+    kinds = [f"{kind.__module__}.{kind.__qualname__}"[:LONGEST_NAME] for kind in type(error).__mro__[:MOST_KINDS]]
     text = place_of(error, function) if function is not None else f"{type(error).__name__}: {error}"
-    return {"text": text[:10_000], "kinds": kinds, "errno": getattr(error, "errno", None)}
+    errno = getattr(error, "errno", None)
+    return {"text": text[:LONGEST_TEXT], "kinds": kinds, "errno": errno if type(errno) is int else None}
 
 
 # ------------------------------------------------------------------- What lives in the runner, as seen from a call

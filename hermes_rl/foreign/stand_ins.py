@@ -60,7 +60,7 @@ class ContextStandIn(StandIn):
     @property
     def runtime(self) -> Any:
         """Never there: the machine of a rollout lives in the runner."""
-        raise UserError("ctx.runtime is not there in a process of its own; give the reward `process: false`")
+        raise UserError("ctx.runtime is not there in a process of its own; give the reward `isolate: none`")
 
     @contextmanager
     def staged(self) -> Iterator[None]:

@@ -37,6 +37,11 @@ class Inbox:
     def __init__(self) -> None:
         self._data = bytearray()
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is no part of a message."""
+        return not self._data
+
     def add(self, data: bytes) -> Iterator[bytes]:
         """Take a piece, and give the messages that it completes; raises `WireError` for one that is too large."""
         self._data += data
@@ -61,7 +66,7 @@ def from_json(message: bytes) -> Any:
     """Read what `to_json` wrote; raises `WireError` for anything else."""
     try:
         return _DECODER.decode(message.decode("utf-8", "surrogatepass"))
-    except (ValueError, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError) as error:  # TypeError: bytes that are no text
         raise WireError(f"no JSON: {error}") from error
 
 

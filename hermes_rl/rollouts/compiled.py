@@ -44,6 +44,7 @@ from hermes_rl.agent.user import AnswersAgent, FixedWords, SimulatedUser, UserOf
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
+from hermes_rl.foreign.isolation import require_isolation
 from hermes_rl.foreign.pool import POOL
 from hermes_rl.plugins import Code, load_object, place_of
 from hermes_rl.rollouts.environment import EndingPolicy
@@ -354,6 +355,7 @@ class CompiledSpec:
     """
 
     def __init__(self, spec: Spec, environ: Mapping[str, str] | None = None) -> None:
+        require_isolation(spec)
         self.spec = spec
         self.name = spec.name
         self.seed = spec.seed
@@ -424,7 +426,8 @@ class CompiledSpec:
     async def _open(self, config: SandboxConfig) -> None:
         if not self._opened:
             self._opened = True
-            POOL.prepare([reward.function.code for reward in self.grader.rewards if reward.function.code is not None])
+            rewards = [reward.function.code for reward in self.grader.rewards if reward.function.code is not None]
+            POOL.prepare([*rewards, *self.tooling.codes, *self._user_tooling.codes])
         await self.tooling.open(config)
         await self._user_tooling.open(config)
 
@@ -519,11 +522,11 @@ class CompiledSpec:
         """Begin the process of a rollout's own, where the spec wants one."""
         state = self.spec.state if self.spec.state_apart else None
         tools = (*self.spec.tools, *(self.spec.user.tools if self.spec.user else ()))
-        if state is None and not any(tool.process for tool in tools):
+        if state is None and not any(tool.isolate == "process" for tool in tools):
             return None
         code = None if state is None else Code.of(state.python)
-        where, reused = f"{state and state.python} (row {row.key})", state is not None and state.process == "reused"
-        return await RolloutProcess.start(code, dict(row.columns), where, reused=reused)
+        python, reused = ("", False) if state is None else (state.python, state.isolate == "reuse")
+        return await RolloutProcess.start(code, dict(row.columns), python, row.key, reused=reused)
 
     def _described_by(self, row: Row, state: Any) -> Any:
         """Return the state by which tools are described: the rollout's own, or a sample where that lives elsewhere."""
@@ -554,7 +557,7 @@ class CompiledSpec:
             return None
         try:
             return self._state_class(own_copy(dict(row.columns)))
-        except Exception as error:  # the spec's own code: whatever it raises is the spec's mistake
+        except (Exception, SystemExit) as error:  # the spec's own code: whatever it raises is the spec's mistake
             where = place_of(error, self._state_class.__init__)
             raise UserError(
                 f"state: {self.spec.state and self.spec.state.python} raised {where} (row {row.key})"
@@ -866,7 +869,10 @@ def _schedule_function(spec: Spec) -> AgentFunction | None:
         return None
     function = AgentFunction.of(spec.play.fn, SCHEDULE_TAKES, "play.fn")
     if "state" in function.takes and spec.state_apart:
-        raise UserError("play.fn: it names `state`, which is in a process of its own; use `play: {state: METHOD}`")
+        raise UserError(
+            "play.fn: it names `state`, which is in a process; use `play: {state: METHOD}`, or say `isolate: none` of "
+            "the state"
+        )
     return function
 
 
@@ -914,11 +920,13 @@ def _roles(spec: Spec, environ: Mapping[str, str]) -> dict[str, ModelClient]:
 
 def _function(spec: Spec, name: str, reward: Reward) -> RewardFunction:
     reward_function = find_reward(name, reward.fn, [other for other in spec.rewards if other != name])
-    # A state of the runner is compared there: what was loaded for another process lacks the code of its class.
-    here = not reward.process or (reward.fn == "state_matches" and not spec.state_apart)
+    with_state = "state" in reward_function.parameters and spec.state is not None
+    # A reward that names the state is where that is, unless the spec says something else.
+    here = reward.isolate == "none" or (reward.isolate is None and with_state and not spec.state_apart)
     function = replace(reward_function, code=None if here else reward_function.code, timeout=reward.timeout)
-    if function.code is None and "state" in function.parameters and spec.state_apart:
-        raise UserError(f"rewards.{name}: it names `state`, which is in a process, so it cannot run in the runner")
+    if function.code is None and with_state and spec.state_apart:
+        way = "say `isolate: none` of the state too" if reward.isolate == "none" else "say `isolate: none` of the state"
+        raise UserError(f"rewards.{name}: it runs in the runner and names `state`, which is in a process; {way}")
     return function
 
 

@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import Problem, RunError, SandboxFailure, UserError
+from hermes_rl.plugins import Code
 from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig, SandboxFile, SandboxService
 from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.spec.model import File, Mcp, ServiceSection, Spec, TextFile, ToolSection, Toolsets
@@ -33,7 +34,7 @@ from hermes_rl.tools.mcp_server import McpSettings
 from hermes_rl.tools.mcp_tools import McpSource
 from hermes_rl.tools.python_tools import functions_of, python_tool, tools_of_state
 from hermes_rl.tools.recording import Recorder, Replay, canned_tools
-from hermes_rl.tools.rollout_process import RolloutTool, process_tools
+from hermes_rl.tools.rollout_process import PoolTool, RolloutTool, process_tools
 
 # ----------------------------------- Artifacts on the host: a folder per rollout, with a file or a folder per artifact
 # No name that the agent chose becomes a name on this machine, where it could be too long or lead elsewhere: an artifact
@@ -542,12 +543,18 @@ class Tooling:
             raise UserError("\n".join(map(str, problems)))
         return resolve_toolsets([name for _, name in named_toolsets(self.spec)], (), self._outside)
 
+    @property
+    def codes(self) -> list[Code]:
+        """Return the code of the functions that run in processes of the pool."""
+        return [tool.code for tool in self._functions if isinstance(tool, PoolTool)]
+
     def _function(self, entry: ToolSection, reference: str) -> Tool:
-        if entry.process:
-            tool: Tool = RolloutTool.of_function(reference, entry.arguments)
-        else:
-            tool = python_tool(reference)
-            tool.arguments = entry.arguments
+        tool = python_tool(reference)
+        tool.arguments = entry.arguments
+        if entry.isolate == "process":
+            tool = RolloutTool.of_function(tool, reference)
+        elif entry.isolate != "none":
+            tool = PoolTool(tool, reference)
         if not entry.outside:
             return tool
         if self._outside.replay is not None:

@@ -83,7 +83,7 @@ def _load(points: list[EntryPoint]) -> Any:
 # A reward names its parameters: `item`, `result`, `ctx`, `state`, `group`, any server role, and its own keyword
 # arguments. It runs in a process of its own (`hermes_rl.foreign`), so that neither what it does nor what the agent has
 # written can hold up other rollouts; `ctx` may be used without await, in async rewards too. Code that no other process
-# can find, and that of which the spec says `process: false`, runs in a thread with an event loop of its own.
+# can find, and that of which the spec says `isolate: none`, runs in a thread with an event loop of its own.
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ class RewardFunction:
     @property
     def apart(self) -> bool:
         """Whether it runs in a process of its own."""
-        return self.code is not None and self.code not in _not_carried
+        return self.code is not None
 
     def own(self, value: Any) -> Any:
         """Return a row or a result that the reward may change, as it is carried or copied: nobody else's is changed."""
@@ -261,20 +261,9 @@ async def call_reward(
     started, passed = time.perf_counter(), dict(arguments)
     seconds = reward.seconds(passed)
     async with _places.here():
-        # A state in a process of its own is nowhere else, whatever the states of another spec were.
-        if reward.code is not None and (reward.apart or isinstance(passed.get("state"), RolloutProcess)):
-            try:
-                returned = await _apart(reward, reward.code, passed, seconds, after)
-                return returned, time.perf_counter() - started
-            except NotCarriedError as error:
-                _not_carried.add(reward.code)
-                log.warning(
-                    "reward %r runs in the runner, as what it is given cannot be carried to another process: %s",
-                    *(reward.name, error),
-                )
-                passed = {
-                    name: reward.own(value) if name in ("item", "result") else value for name, value in passed.items()
-                }
+        if reward.code is not None:
+            returned = await _apart(reward, reward.code, passed, seconds, after)
+            return returned, time.perf_counter() - started
         try:
             # A thread that does not outlive the program: a reward that hangs must not hold up its end.
             here = partial(_here, reward, passed, seconds, after)
@@ -285,10 +274,6 @@ async def call_reward(
         except TimeoutError as error:
             raise RewardFailure(f"reward {reward.name!r} did not return within {seconds:g} s") from error
     return returned, time.perf_counter() - started
-
-
-_not_carried: set[Code] = set()
-"""Rewards whose rows or states are nothing that can be pickled."""
 
 
 async def _apart(
@@ -302,12 +287,15 @@ async def _apart(
                 raise AgentFault(f"the process of its state {state.held.ended}")
             call = state.held.call
         try:
-            return of_plain(reward.name, await call(code, arguments, "hermes_rl.scoring.value:plain", seconds))
+            read = partial(of_plain, reward.name)
+            return await call(code, arguments, "hermes_rl.scoring.value:plain", seconds, read)
         finally:
             if after is not None:
                 await done_in_thread(after)
-    except (asyncio.CancelledError, NotCarriedError):
+    except asyncio.CancelledError:
         raise
+    except NotCarriedError as error:
+        raise RewardFailure(f"reward {reward.name!r} {error}") from None
     except (HermesRLError, ForeignError, EndedError) as error:
         return _of_error(reward, error)
     except OSError as error:  # on the way to the process: nobody's doing but ours, so no cause is named

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from hermes_rl.errors import RewardFailure
+from hermes_rl.foreign.messages import LONGEST_NAME, LONGEST_TEXT, require_score
 from hermes_rl.values import LARGEST_NUMBER, is_number
 
 # ------------------------------------------------------------------------------------- What a reward says of itself
@@ -55,9 +56,6 @@ def takes_at_most(limit: float | str, imports: tuple[str, ...] = ()) -> Callable
 
 
 # ------------------------------------------------------------------------------------------------ What it may return
-
-LONGEST_REASON = 10_000
-"""Characters of a reason that are carried from the process of a reward."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +126,10 @@ def plain(returned: object) -> Any:
         metrics = returned.metrics
         return {
             "value": plain(returned.value),
-            "reason": None if returned.reason is None else str(returned.reason)[:LONGEST_REASON],
+            "reason": None if returned.reason is None else str(returned.reason)[:LONGEST_TEXT],
             "metrics": {str(key): plain(each) for key, each in metrics.items()}
             if isinstance(metrics, Mapping)
-            else type(metrics).__name__,
+            else type(metrics).__name__[:LONGEST_NAME],
             "overrides": dict(returned.overrides) if isinstance(returned.overrides, Mapping) else returned.overrides,
         }
     if isinstance(returned, Sequence) and not isinstance(returned, str | bytes):
@@ -139,22 +137,28 @@ def plain(returned: object) -> Any:
     if returned is None or isinstance(returned, bool | int):
         return returned
     if isinstance(returned, str) or not hasattr(returned, "__float__"):
-        return {"type": type(returned).__name__}
+        return {"type": type(returned).__name__[:LONGEST_NAME]}
     return float(returned)
 
 
 def of_plain(name: str, value: Any) -> object:
-    """Return what the reward `name` returned, from what `plain` made of it; raises `RewardFailure` like `interpret`."""
+    """Return what the reward `name` returned, from what `plain` made of it; raises `RewardFailure` like `interpret`,
+    and `WireError` where `plain` makes no such value."""
+    require_score(value)
+    return _of_plain(name, value)
+
+
+def _of_plain(name: str, value: Any) -> object:
     if isinstance(value, list):
-        return [of_plain(name, each) for each in value]
+        return [_of_plain(name, each) for each in value]
     if not isinstance(value, dict):
         return value
     if "type" in value:
         raise _no_value(name, value["type"])
     metrics = value["metrics"]
     if isinstance(metrics, dict):
-        metrics = {key: of_plain(f"{name}.{key}", each) for key, each in metrics.items()}
-    return Score(of_plain(name, value["value"]), value["reason"], metrics, value["overrides"])  # type: ignore[arg-type]
+        metrics = {key: _of_plain(f"{name}.{key}", each) for key, each in metrics.items()}
+    return Score(_of_plain(name, value["value"]), value["reason"], metrics, value["overrides"])  # type: ignore[arg-type]
 
 
 def interpret(name: str, returned: object, seconds: float, turns: int | None = None) -> RewardValue:

@@ -575,6 +575,10 @@ ToolSchemas = Annotated[
 ]
 
 
+Isolate = Literal["none", "process", "reuse", "sandbox"]
+"""Where code of the user runs."""
+
+
 class ToolSection(Section):
     """One source of tools: exactly one of python, state, mcp."""
 
@@ -603,8 +607,11 @@ class ToolSection(Section):
         description="For python and state: `strict` hands on what was sent, unchecked; `repair` is "
         "`agent.repair_arguments` for these tools alone; default: as `agent` says.",
     )
-    process: bool = Field(
-        False, description="For python: the rollout's own process runs it, so that its modules are the rollout's own."
+    isolate: Isolate | None = Field(
+        None,
+        description="For python, where it runs. reuse: in a worker process that calls of other rollouts use too "
+        "(default); process: in the rollout's own process, so that its modules are the rollout's own; sandbox: in a "
+        "process inside a sandbox; none: in the runner.",
     )
     mcp: Late[Mcp] | None = Field(None, description="A server that speaks the Model Context Protocol.")
     outside: bool = Field(
@@ -620,11 +627,11 @@ class State(Section):
     """What a rollout's tools act on: one object of a class of the spec."""
 
     python: str = Field(description="file.py:Class; one object Class(item) per rollout.")
-    process: Literal[False, True, "reused"] = Field(
-        False,
-        description="true: the object, its tools and the rewards that name `state` are in a process of the rollout's "
-        "own, with modules of its own; reused: in one that earlier rollouts may have used, as their code leaves "
-        "nothing in its modules.",
+    isolate: Isolate = Field(
+        "process",
+        description="process: the object, its tools and the rewards that name `state` are in a process of the "
+        "rollout's own, with modules of its own; reuse: in one that earlier rollouts may have used, as their code "
+        "leaves nothing in its modules; sandbox: in a process inside a sandbox; none: in the runner.",
     )
     over: str | None = Field(
         None,
@@ -841,10 +848,11 @@ class Reward(Section):
         "rollout",
         description="rollout: where the agent worked; fresh: a new sandbox with the artifacts laid in.",
     )
-    process: bool = Field(
-        True,
-        description="Run the function in a process of its own, which is ended when it takes too long; false: in the "
-        "runner, for code that shares what it keeps in memory with other rollouts.",
+    isolate: Isolate | None = Field(
+        None,
+        description="Where the function runs. process or reuse: in a worker process, which is ended when it takes too "
+        "long (default); sandbox: in a process inside a sandbox; none: in the runner, for code that shares what it "
+        "keeps in memory with other rollouts. One that names `state` runs where the state is.",
     )
     timeout: float | None = Field(
         None,
@@ -1025,7 +1033,7 @@ class Spec(Section):
     )
     state: StateField | None = Field(
         None,
-        description="file.py:Class, or {python: file.py:Class, process: true}; one object Class(item) per rollout.",
+        description="file.py:Class, or {python: file.py:Class, isolate: reuse}; one object Class(item) per rollout.",
     )
     user: Late[User] | None = Field(None, description="Who answers the agent's turns without tool calls.")
     agents: Map[Late[SeatSection]] = Field(EMPTY, description="The seats of an episode of several agents, by name.")
@@ -1115,7 +1123,7 @@ class Spec(Section):
     @property
     def state_apart(self) -> bool:
         """Whether the state of a rollout lives in a process of the rollout's own."""
-        return self.state is not None and bool(self.state.process)
+        return self.state is not None and self.state.isolate != "none"
 
     @property
     def tool_timeout(self) -> float:

@@ -134,6 +134,9 @@ def _tools(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(
                 (*path, "arguments"), "`arguments` goes with `python` or `state`; a server checks its own", at="key"
             )
+        if "isolate" in tool and "python" not in tool:
+            way = "write it of `state:`" if "state" in tool else "a server is a process of its own"
+            yield Fault((*path, "isolate"), f"`isolate` goes with `python`; {way}", at="key")
         if "outside" in tool and "python" not in tool:
             yield Fault((*path, "outside"), "`outside` goes with `python`; of other tools it is known", at="key")
         if isinstance(tool.get("mcp"), dict):

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hermes_rl.errors import HermesRLError, SandboxFailure, ToolError
+from hermes_rl.foreign.messages import require_texts
 from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
 from hermes_rl.plugins import Code, did_you_mean
 from hermes_rl.threads import end_tasks, one_at_a_time
@@ -136,7 +137,11 @@ async def _checked_apart(raw: str, schema: Schema, repair: bool) -> tuple[dict[s
     arguments = {"raw": raw, "schema": schema, "repair": repair}
     try:
         answer = await POOL.call(
-            Code.of(f"{__name__}:answer_checked"), arguments, "hermes_rl.plugins:itself", PATTERN_SECONDS
+            Code.of(f"{__name__}:answer_checked"),
+            arguments,
+            "hermes_rl.plugins:itself",
+            PATTERN_SECONDS,
+            lambda answer: require_texts(answer, {"problem"}, {"checked"}),
         )
     except (EndedError, ForeignError) as error:
         raise ToolInputError(f"the arguments cannot be checked against the tool's schema: {error}") from error
@@ -610,7 +615,7 @@ def _outcome_of(task: asyncio.Task[str], tool: Tool) -> str:
     if error is None:
         result: object = task.result()
         return result if isinstance(result, str) else as_json(result)
-    if isinstance(error, ToolInputError | HermesRLError):
+    if isinstance(error, ToolInputError | ToolFailedError | HermesRLError):
         raise error
     if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
         raise SandboxFailure(f"tool {tool.name!r}: this machine has no descriptors left ({error})") from error

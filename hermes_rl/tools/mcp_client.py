@@ -174,7 +174,7 @@ class McpSession:
             raise RuntimeError("it has no structured content")
         arguments = {"content": result.structured_content, "schema": schema}
         try:
-            problem = await POOL.call(
+            problem: object = await POOL.call(
                 Code.of(f"{__name__}:problem_of"), arguments, "hermes_rl.plugins:itself", CHECK_SECONDS
             )
         except EndedError as error:

@@ -11,6 +11,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -20,7 +21,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 from typing_extensions import TypedDict
 
-from hermes_rl.errors import UserError
+from hermes_rl.errors import RunError, UserError
 from hermes_rl.plugins import did_you_mean, load_module, load_object
 from hermes_rl.threads import Turns
 from hermes_rl.tools.base import ArgumentRule, DescribedTool, Tool, ToolInputError, ToolRuntime, as_json
@@ -179,9 +180,22 @@ def python_tool(function: Callable[..., Any] | str, name: str | None = None, bas
 async def call_function(function: Callable[..., Any], values: dict[str, Any], turns: Turns) -> Any:
     """Return the result of a function that may be sync or async, off the event loop where it could block."""
     if inspect.iscoroutinefunction(function):
-        return await function(**values)
-    result = await turns.call(functools.partial(function, **values))
-    return await result if inspect.isawaitable(result) else result
+        with _contained():
+            return await function(**values)
+    result = await turns.call(_contained()(functools.partial(function, **values)))
+    if not inspect.isawaitable(result):
+        return result
+    with _contained():
+        return await result
+
+
+@contextmanager
+def _contained() -> Iterator[None]:
+    """Raise `RuntimeError` for what would end the run or the event loop where the code of a tool raises it."""
+    try:
+        yield
+    except (UserError, RunError, KeyboardInterrupt) as error:
+        raise RuntimeError(f"the tool raised {type(error).__name__}: {error}") from error
 
 
 def answer_of(result: Any) -> str:

@@ -1,4 +1,7 @@
-"""The process of one rollout, in which its state lives and those of the spec's own tools run that say `process: true`.
+"""Processes in which the state of a rollout lives and tools of the spec run.
+
+A `PoolTool` shares processes with calls of other rollouts. All that is of one rollout alone is in its own process: the
+state, its tools, the rewards that name it, and functions with `isolate: process`.
 
 What such code keeps in its modules is then the rollout's own, and a call that takes too long ends the process, and with
 it the state. The second half of this module is what runs there.
@@ -7,15 +10,16 @@ it the state. The second half of this module is what runs there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_core import to_jsonable_python
 
-from hermes_rl.errors import UserError
+from hermes_rl.errors import SandboxFailure, UserError
+from hermes_rl.foreign.messages import require_texts
 from hermes_rl.foreign.pool import POOL, EndedError, ForeignError, OwnProcess
 from hermes_rl.foreign.process import current_runner, settled
 from hermes_rl.foreign.stand_ins import lives_in_runner
-from hermes_rl.plugins import Code
+from hermes_rl.plugins import Code, itself
 from hermes_rl.tools.base import (
     ArgumentRule,
     DescribedTool,
@@ -26,9 +30,10 @@ from hermes_rl.tools.base import (
     as_json,
     describe,
 )
-from hermes_rl.tools.python_tools import PythonTool, StateTool, answer_of, python_tool, tools_of_state
+from hermes_rl.tools.python_tools import PythonTool, StateTool, answer_of, tools_of_state
 
 HERE = "hermes_rl.tools.rollout_process"
+T = TypeVar("T")
 STATE = "state"
 """Name under which the process keeps the state."""
 LONGEST = 3600.0
@@ -44,43 +49,56 @@ class RolloutProcess:
 
     @classmethod
     async def start(
-        cls, state: Code | None, item: Mapping[str, Any], where: str, *, reused: bool = False
+        cls, state: Code | None, item: Mapping[str, Any], python: str, key: str, *, reused: bool = False
     ) -> RolloutProcess:
-        """Begin a process, and make the state of a row in it; UserError, with `where` it is, if it cannot be made."""
+        """Begin a process, and make the state of a row in it; UserError if it cannot be made. `python` and `key` name
+        its class and the row."""
         own = Code.of(f"{HERE}:begin")  # what rollouts without such a process have no use for
         process = cls(await POOL.hold(own, *([state] if state is not None else []), reused=reused))
         if state is not None:
             try:
-                await process.call("begin", state=state, item=item)
-            except (ForeignError, EndedError) as error:
+                await process.call("begin", itself, state=state, item=item)
+            except ForeignError as error:
                 await process.close()
-                raise UserError(f"state: {where} raised {error}") from error
+                raise UserError(f"state: {python} raised {error} (row {key})") from error
+            except EndedError as error:  # by whoever killed it, such as the kernel when memory ends
+                await process.close()
+                raise SandboxFailure(f"state: {python}: its process {error} (row {key})") from error
         return process
 
     def stand_in_fields(self) -> dict[str, Any]:
         """Return nothing: the state is there."""
         return {}
 
-    async def call(self, function: str, **arguments: Any) -> Any:
+    async def call(self, function: str, read: Callable[[Any], T], **arguments: Any) -> T:
         """Call a function of this module in the process. Who is cancelled ends it: nobody else can stop the call."""
         code = Code.of(f"{HERE}:{function}")
-        return await self.held.call(code, arguments, "hermes_rl.plugins:itself", LONGEST)
+        return await self.held.call(code, arguments, "hermes_rl.plugins:itself", LONGEST, read)
 
     async def answer(self, name: str, function: str, **arguments: Any) -> str:
         """Return what a tool of this name answers, as `Tool.call` does."""
         try:
-            answer = await self.call(function, **arguments)
+            return text_of(name, await self.call(function, read_answer, **arguments))
         except EndedError as error:
             raise ToolFailedError(f"tool {name!r} failed: its process {error}", f"its process {error}") from error
-        if "input" in answer:
-            raise ToolInputError(answer["input"])
-        if "failed" in answer:
-            raise ToolFailedError(f"tool {name!r} failed: {answer['failed']}", answer["detail"])
-        return str(answer["text"])
 
     async def close(self) -> None:
         """End the process and all that it has started."""
         await self.held.close()
+
+
+def read_answer(answer: Any) -> Mapping[str, str]:
+    """Return what `_answered` has made in the process; raises `WireError` for anything else."""
+    return require_texts(answer, {"text"}, {"input"}, {"failed", "detail"})
+
+
+def text_of(name: str, answer: Mapping[str, str]) -> str:
+    """Return what a tool of this name answers; raises what `Tool.call` does."""
+    if "input" in answer:
+        raise ToolInputError(answer["input"])
+    if "failed" in answer:
+        raise ToolFailedError(f"tool {name!r} failed: {answer['failed']}", answer["detail"])
+    return answer["text"]
 
 
 class RolloutTool(DescribedTool):
@@ -92,15 +110,31 @@ class RolloutTool(DescribedTool):
         self._function, self._arguments = function, arguments
 
     @classmethod
-    def of_function(cls, reference: str, arguments: ArgumentRule | None) -> RolloutTool:
-        """Return the tool of a function; what is wrong with it is told as `python_tool` does."""
-        tool = python_tool(reference)
-        tool.arguments = arguments
-        return cls(tool, "call_function", code=Code.of(reference), arguments=arguments)
+    def of_function(cls, tool: Tool, reference: str) -> RolloutTool:
+        """Return the tool of a function that the reference names."""
+        return cls(tool, "call_function", code=Code.of(reference), arguments=tool.arguments)
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         process: RolloutProcess = runtime.process
         return await process.answer(self.name, self._function, args=args, **self._arguments)
+
+
+class PoolTool(DescribedTool):
+    """A function of the spec, which is called in a process that calls of other rollouts use too."""
+
+    def __init__(self, tool: Tool, reference: str) -> None:
+        super().__init__(tool.name, tool.description, tool.parameters)
+        self.parallel, self.arguments = tool.parallel, tool.arguments
+        self.code = Code.of(reference)
+
+    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        arguments = {"code": self.code, "args": args, "arguments": self.arguments}
+        call = Code.of(f"{HERE}:call_function")
+        try:
+            answer = await POOL.call(call, arguments, "hermes_rl.plugins:itself", LONGEST, read_answer)
+        except EndedError as error:
+            raise ToolFailedError(f"tool {self.name!r} failed: its process {error}", f"its process {error}") from error
+        return text_of(self.name, answer)
 
 
 def process_tools(state: object, name: str, **args: Any) -> tuple[Tool, ...]:

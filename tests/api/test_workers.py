@@ -181,7 +181,7 @@ DEADLY = CODE.replace(
 
 
 async def test_a_rollout_that_takes_its_worker_along_fails_and_the_others_are_played(tmp_path: Path) -> None:
-    spec = spec_in(tmp_path, SCRIPTED.replace("deviate: 0.5", "deviate: 0"))
+    spec = spec_in(tmp_path, SCRIPTED.replace("deviate: 0.5", "deviate: 0").replace('add"}', 'add", isolate: none}'))
     (tmp_path / "code.py").write_text(DEADLY)
     async with open_env(spec, workers=2) as env:
         groups = {group.row.key: group async for group in env.groups(1, rows=env.rows(), concurrency=1)}

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import json
 import logging
+import math
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
@@ -22,7 +26,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.endings import Ending
-from hermes_rl.errors import AgentFault, JudgeFailure, RewardFailure, SandboxFailure, UserError
+from hermes_rl.errors import AgentFault, HermesRLError, JudgeFailure, RewardFailure, SandboxFailure, UserError
 from hermes_rl.foreign.pool import (
     EndedError,
     ForeignError,
@@ -35,11 +39,12 @@ from hermes_rl.foreign.process import OOM_EARLY
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.plugins import Code, load_object
 from tests.runs.processes import alive
+from tests.thorough import THOROUGH
 from tests.waiting import until_blocking
 
 CODE = """
-import asyncio, os, random, re, signal, socket, struct, subprocess, sys, threading, time
-from hermes_rl.errors import AgentFault, JudgeFailure, SandboxFailure, UserError
+import asyncio, json, os, random, re, signal, socket, struct, subprocess, sys, threading, time
+from hermes_rl.errors import AgentFault, HermesRLError, JudgeFailure, SandboxFailure, UserError
 from hermes_rl.endings import Ending
 
 calls = 0
@@ -77,6 +82,10 @@ def nested(depth):
     value = []
     for _ in range(depth): value = [value]
     return value
+def starts_a_session(double):
+    code = "import subprocess; print(subprocess.Popen(['sleep', '777.25'], start_new_session=True, stdout=-3).pid)"
+    if double: return int(subprocess.check_output([sys.executable, "-c", code]))
+    return subprocess.Popen(["sleep", "777.5"], start_new_session=True).pid
 def starts(): return subprocess.Popen(["sleep", "777.125"]).pid
 def connection():
     for name in os.listdir("/proc/self/fd"):
@@ -87,6 +96,36 @@ def connection():
             pass
 def says(data): os.write(connection(), data); time.sleep(100)
 def lengths(): os.write(connection(), struct.pack("!I", 1 << 31)); time.sleep(100)
+def of_call():
+    frame = sys._getframe()
+    while "secret" not in frame.f_locals: frame = frame.f_back
+    return {"call": frame.f_locals["number"], "secret": frame.f_locals["secret"].hex()}
+def writes(data, genuine, waits, stays):
+    if genuine:
+        data = json.dumps({**of_call(), **json.loads(data)}).encode()
+        data = struct.pack("!I", len(data)) + data
+    writer = lambda: os.write(connection(), data)
+    if waits:
+        threading.Timer(0.01, writer).start()
+    else:
+        writer()
+    if stays: time.sleep(100)
+    return "its own"
+def twice():
+    return ["fork", os.fork()]
+def fork_that_raises():
+    if os.fork() == 0: raise ValueError("in the fork")
+    return "the parent"
+def fork_that_asks():
+    import logging
+    if os.fork() == 0:
+        logging.getLogger("fork").warning("of the fork")
+        raise KeyError("x")
+    return "the parent"
+class Stubborn:
+    def __reduce__(self): return Stubborn.made, ()
+    @staticmethod
+    def made(): raise ValueError("only here")
 """
 
 
@@ -274,6 +313,104 @@ def test_whatever_it_says_is_its_own_failure(call: Caller, data: bytes) -> None:
     assert call("add", a=1, b=1) == 2
 
 
+def framed(content: Any) -> bytes:
+    data = json.dumps(content).encode()
+    return struct.pack("!I", len(data)) + data
+
+
+def odd_values(random: random.Random, depth: int = 3) -> Any:
+    """Return a JSON value of any kind."""
+    leaves = [None, True, -1, 0, 1, 1 << 70, 1.5, math.inf, math.nan, "", "x" * 5_000, "\0bytes", "Ending"]
+    kind = random.choice(("leaf", "leaf", "list", "object"))
+    if not depth or kind == "leaf":
+        return random.choice(leaves)
+    values = [odd_values(random, depth - 1) for _ in range(random.randrange(4))]
+    if kind == "list":
+        return values
+    keys = ("ask", "of", "method", "args", "kwargs", "log", "returned", "raised", "call", "secret", "not_carried",
+            "ours", "text", "kinds", "errno", "ending", "type", "value", "reason", "metrics", "overrides", "\0bytes",
+            )  # fmt: skip
+    return {random.choice(keys): value for value in values}
+
+
+def odd_message(random: random.Random) -> dict[str, Any]:
+    """Return the arguments of `writes` for a message, or a part of one, that no honest process sends."""
+    value, number = odd_values(random), random.choice((0, 1, 7, -1, 1 << 40))
+    reply = {"call": number, "secret": random.choice(("", "00" * 16, "ü"))}
+    contents: list[Any] = [
+        value, {"not_carried": "x"}, {"returned": {}}, {"returned": value}, {"raised": value}, {"log": value},
+        {"log": ["x", number, "x"]}, {**reply, "returned": value}, {**reply, "raised": value},
+        {"ask": number, "of": number, "method": "call", "args": [], "kwargs": {}},
+        {"ask": value, "of": value, "method": value, "args": value, "kwargs": value},
+    ]  # fmt: skip
+    content, genuine = random.choice(contents), False
+    raised = {"text": "x", "ours": ["SandboxFailure"], "ending": value}
+    if random.random() < 0.25:  # it has found the secret, and sends a second reply
+        content, genuine = random.choice(({"returned": value}, {"raised": value}, {"raised": raised})), True
+    data = json.dumps(content).encode() if genuine else framed(content)
+    if not genuine and random.random() < 0.3:
+        data = random.choice(
+            (data[: random.randrange(len(data))], data * 3, b"\xff" * 9, data + b"\0\0\0\x05{", b"\0" * 4)
+        )
+    return {"data": data, "genuine": genuine, "waits": random.random() < 0.3, "stays": random.random() < 0.3}
+
+
+@pytest.mark.generated
+@pytest.mark.parametrize("own", [False, True])
+def test_no_message_of_a_process_reaches_another_call_or_moves_code(
+    call: Caller, pool: ProcessPool, own: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+
+    async def played() -> None:
+        writes, add, pid = (call.code(name) for name in ("writes", "add", "pid"))
+        for seed in range(250 if THOROUGH else 30):
+            arguments = odd_message(random.Random(seed))
+            arguments["waits"] &= own  # else a thread of one call may write into that of another seed
+            process: Any = await pool.hold(writes, add) if own else pool
+            with contextlib.suppress(EndedError, ForeignError, HermesRLError):
+                await process.call(writes, arguments, "hermes_rl.plugins:itself", 0.5)
+            for number in range(2):
+                # A call that knows the secret may reply and work on, or send a second reply, which is refused as late.
+                late = own or (arguments["genuine"] and number == 0)
+                with contextlib.suppress(*([EndedError] if late else [])):
+                    sums = await process.call(
+                        add, {"a": seed, "b": number}, "hermes_rl.plugins:itself", 1 if late else 60
+                    )
+                    assert sums == seed + number, arguments
+            if own:
+                await process.close()
+        assert await pool.call(pid, {}, "hermes_rl.plugins:itself", 60) != os.getpid()
+
+    asyncio.run(played())
+    assert pool._busy == 0
+
+
+def test_only_the_process_itself_replies_where_a_call_has_forked(call: Caller) -> None:
+    for _ in range(5):
+        word, child = call("twice")
+        assert (word, child > 0) == ("fork", True)
+        until_gone(child)
+        assert call("fork_that_raises") == "the parent"
+        assert call("fork_that_asks") == "the parent"
+        assert call("add", a=1, b=1) == 2
+
+
+def test_arguments_that_cannot_be_made_anew_are_an_error_of_their_call(call: Caller) -> None:
+    stubborn = load_object(f"{call.path}:Stubborn")()
+    with pytest.raises(ForeignError, match=r"cannot be made anew in another process .*only here.*isolate: none"):
+        call("sent", value=stubborn)
+    assert call("add", a=1, b=1) == 2
+
+
+async def test_a_class_of_one_file_is_known_to_code_of_another(pool: ProcessPool, tmp_path: Path) -> None:
+    (tmp_path / "world.py").write_text("class World:\n    n = 7\n")
+    other = Caller(pool, tmp_path / "rewards.py", "def counted(world): return world.n\ndef first(): return 1\n")
+    await pool.call(other.code("first"), {}, "hermes_rl.plugins:itself", 60)
+    world = load_object(f"{tmp_path}/world.py:World")()
+    assert await pool.call(other.code("counted"), {"world": world}, "hermes_rl.plugins:itself", 60) == 7
+
+
 async def test_a_call_that_nobody_waits_for_is_ended(call: Caller, pool: ProcessPool) -> None:
     async def begun(name: str) -> asyncio.Task[Any]:
         task = asyncio.create_task(pool.call(call.code(name), {}, "hermes_rl.plugins:itself", 60))
@@ -295,6 +432,23 @@ def test_what_a_call_has_started_ends_with_its_process(call: Caller, pool: Proce
     os.kill(child, 0)
     pool.close()
     until_gone(child)
+
+
+@pytest.mark.parametrize("double", [False, True])
+async def test_a_session_that_a_call_has_started_ends_with_its_process(
+    call: Caller, pool: ProcessPool, double: bool
+) -> None:
+    code = call.code("starts_a_session")
+    other = await pool.hold(code)
+    kept = await other.call(code, {"double": double}, "hermes_rl.plugins:itself", 60)
+    process = await pool.hold(code)
+    child = await process.call(code, {"double": double}, "hermes_rl.plugins:itself", 60)
+    os.kill(child, 0)
+    await process.close()
+    await asyncio.to_thread(until_gone, child)
+    os.kill(kept, 0)  # that of another process, which is at work
+    await other.close()
+    await asyncio.to_thread(until_gone, kept)
 
 
 def until_gone(pid: int) -> None:

@@ -356,7 +356,7 @@ def test_a_node_that_joins_plays_too(tmp_path: Path, cluster: RayCluster) -> Non
     pids.mkdir()
     says_who = f"    import os; open(f'{pids}/{{os.getpid()}}', 'w').close()\n    return len(written) / 10"
     change(tmp_path, "    return len(written) / 10", says_who)
-    change(tmp_path, 'ours", weight', 'ours", process: false, weight')  # it says in which worker it is
+    change(tmp_path, 'ours", weight', 'ours", isolate: none, weight')  # it says in which worker it is
     change(tmp_path, "groups: 150", "groups: 150, concurrency: 8")
     with started(tmp_path, "process", "--out", "run", "--ray", cluster.address) as run:
         until(lambda: played(tmp_path) >= 20)
@@ -492,7 +492,7 @@ def test_ctrl_c_releases_what_actors_hold(tmp_path: Path, cluster: RayCluster) -
 def test_rollouts_that_take_their_actor_along_end_the_run(tmp_path: Path, cluster: RayCluster) -> None:
     write(tmp_path)
     change(tmp_path, "    return len(written) / 10", "    import os; os.kill(os.getpid(), 9)")
-    change(tmp_path, 'ours", weight', 'ours", process: false, weight')
+    change(tmp_path, 'ours", weight', 'ours", isolate: none, weight')
     more = ["--out", "run", "--ray", cluster.address, "--set", "process.concurrency=1"]
     done = on_ray("run", "spec.yaml", "process", *more, cwd=tmp_path, seconds=200)
     assert done.returncode == 1, done.stderr

@@ -77,7 +77,7 @@ async def played(folder: Path, turns: Any, args: dict[str, Any], apart: bool = F
     (folder / "shop.py").write_text(WORLD)
     spec = {
         "dataset": {"items": [{"orders": ["a", "b"], **row}]},
-        "state": {"python": "shop.py:Shop", "process": apart, "close": "shut"},
+        "state": {"python": "shop.py:Shop", "isolate": "process" if apart else "none", "close": "shut"},
         "prompt": {"user": "Cancel {{ orders[0] }}."},
         "tools": [{"state": "desk"}],
         "user": {"tools": [{"state": "act", "schemas": "documents", "arguments": "strict"}], "stop": ["END"]},

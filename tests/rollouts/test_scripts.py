@@ -61,7 +61,7 @@ servers: {policy: {type: scripted}, user: {type: scripted}}
 """
 
 
-@pytest.mark.parametrize("state", ["door.py:Door", '{python: "door.py:Door", process: true}'])
+@pytest.mark.parametrize("state", ["door.py:Door", '{python: "door.py:Door", isolate: process}'])
 async def test_a_scripted_user_calls_its_tools_before_it_speaks(state: str, tmp_path: Path) -> None:
     (tmp_path / "door.py").write_text(DOOR)
     text = TOGETHER.replace("state: door.py:Door", f"state: {state}")

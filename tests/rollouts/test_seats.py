@@ -209,9 +209,9 @@ async def test_the_first_seat_calls_the_others_as_tools_in_parallel(tmp_path: Pa
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("process", [False, True])
-async def test_a_method_of_the_state_says_who_speaks_and_ends_it(tmp_path: Path, process: bool) -> None:
-    state = {"python": "code.py:Board", "process": process}
+@pytest.mark.parametrize("isolate", ["none", "process", "reuse"])
+async def test_a_method_of_the_state_says_who_speaks_and_ends_it(tmp_path: Path, isolate: str) -> None:
+    state = {"python": "code.py:Board", "isolate": isolate}
     rewards = {"board": {"fn": "code.py:board"}}
     group = await played(tmp_path, state=state, play={"state": "turn"}, rewards=rewards)
     assert said(group, "white") == ["1"]
@@ -231,12 +231,12 @@ async def test_a_function_in_a_process_of_its_own_awaits_what_seats_say(tmp_path
 
 async def test_a_function_that_names_the_state_runs_where_the_state_is(tmp_path: Path) -> None:
     parts = {"play": {"fn": "code.py:with_state"}, "rewards": {"board": {"fn": "code.py:board"}}}
-    group = await played(tmp_path, state={"python": "code.py:Board"}, **parts)
+    group = await played(tmp_path, state={"python": "code.py:Board", "isolate": "none"}, **parts)
     assert [seat.score for seat in group.rollouts[0].seats] == [1.0, 1.0]
     assert [seat.turns for seat in group.rollouts[0].seats] == [1, 0]
     assert certify(group).exact and all(certify(part).exact for part in group.compared()), "its turn never came"
-    with pytest.raises(UserError, match="which is in a process of its own"):
-        await played(tmp_path, state={"python": "code.py:Board", "process": True}, **parts)
+    with pytest.raises(UserError, match=r"which is in a process; .* `isolate: none`"):
+        await played(tmp_path, state={"python": "code.py:Board", "isolate": "process"}, **parts)
 
 
 # ---------------------------------------------------------------------------------------- tools and sandboxes

@@ -125,7 +125,7 @@ APART = pytest.mark.parametrize("apart", [False, True])
 async def test_code_answers_the_agent_gives_rewards_and_ends_the_rollout(
     tmp_path: Path, apart: bool, method: str
 ) -> None:
-    state = {"python": "world.py:Game", "process": apart, "close": "finish"}
+    state = {"python": "world.py:Game", "isolate": "process" if apart else "none", "close": "finish"}
     turns = says("5", "8", "7", "never said")
     rollout = await play(spec_of(tmp_path, turns, state=state, user={"state": method, "opens": True}))
     assert (rollout.ending, rollout.turns) == (Ending.WORLD_OVER, 3)
@@ -152,7 +152,7 @@ async def test_code_answers_the_agent_gives_rewards_and_ends_the_rollout(
 async def test_what_the_agent_makes_the_code_raise_is_its_doing(
     tmp_path: Path, apart: bool, words: str, said: str
 ) -> None:
-    state = {"python": "world.py:Game", "process": apart}
+    state = {"python": "world.py:Game", "isolate": "process" if apart else "none"}
     rollout = await play(spec_of(tmp_path, says("5", words), state=state, tools=[{"state": "look"}]))
     assert (rollout.ending, rollout.turns) == (Ending.WORLD_FAILED, 2)
     assert rollout.score is not None
@@ -164,7 +164,7 @@ async def test_what_the_agent_makes_the_code_raise_is_its_doing(
 async def test_a_state_apart_is_made_there_alone(tmp_path: Path) -> None:
     made = 'self.guesses, self.over, self.closed = item["number"], 0, False, item.get("closed")\n'
     assert made in WORLD
-    spec = spec_of(tmp_path, says("7"), state={"python": "world.py:Game", "process": True})
+    spec = spec_of(tmp_path, says("7"), state={"python": "world.py:Game", "isolate": "process"})
     note = f"        open({str(tmp_path / 'made')!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
     (tmp_path / "world.py").write_text(WORLD.replace(made, made + note))
     async with open_env(spec) as env:
@@ -223,7 +223,7 @@ async def test_tools_and_the_state_end_a_rollout(
     tmp_path: Path, apart: bool, sections: dict[str, Any], turns: list[Any], ending: Ending, played: int
 ) -> None:
     sections = dict(sections)
-    state = {"python": "world.py:Game", "process": apart, "over": sections.pop("over", None)}
+    state = {"python": "world.py:Game", "isolate": "process" if apart else "none", "over": sections.pop("over", None)}
     state = {key: value for key, value in state.items() if value is not None}
     rollout = await play(spec_of(tmp_path, [*turns, calls("look"), calls("look")], state=state, **sections))
     assert (rollout.ending, rollout.turns) == (ending, played)
@@ -299,7 +299,7 @@ async def test_a_run_goes_on_and_plays_many_at_a_time(tmp_path: Path, apart: boo
         tmp_path,
         says("5", "{{ number }}"),
         dataset={"items": [{"number": number} for number in range(1, 10)]},
-        state={"python": "world.py:Game", "process": apart},
+        state={"python": "world.py:Game", "isolate": "process" if apart else "none"},
         process={"groups": 9, "group_size": 4, "concurrency": 36},
     )
     await run_process(spec, Launch("process", out=tmp_path / "run", progress=Progress(quiet=True)))
@@ -380,7 +380,7 @@ class World:
 
 def described(folder: Path, tool: dict[str, Any], turns: list[Any], apart: bool) -> Any:
     (folder / "described.py").write_text(DESCRIBED)
-    state = {"python": "described.py:World", "process": apart}
+    state = {"python": "described.py:World", "isolate": "process" if apart else "none"}
     return spec_of(folder, turns, state=state, tools=[tool], user=None, prompt={"user": "Go."}, rewards=None)
 
 
@@ -494,7 +494,7 @@ DOCUMENT = [{"name": name, "description": "A tool.", "parameters": PARAMETERS} f
 
 def chosen(folder: Path, tools: list[Any], turns: list[Any], apart: bool, **row: Any) -> Any:
     (folder / "chosen.py").write_text(CHOSEN)
-    state = {"python": "chosen.py:Shop", "process": apart}
+    state = {"python": "chosen.py:Shop", "isolate": "process" if apart else "none"}
     rows = {"items": [{"q": "a", **row}]}
     given = {"user": None, "prompt": {"user": "Go."}, "rewards": None, "dataset": rows}
     return spec_of(folder, turns, state=state, tools=tools, **given)
@@ -519,7 +519,7 @@ OF_ROW = {"state": "call", "schemas": "{{ documents }}", "arguments": "strict"}
         (DESK | {"names": "{{ may }}"}, ["get_order", "cancel"]),
         ({"state": "desk", "names": ["{{ may[0] }}"]}, ["get_order"]),
         ({"python": "chosen.py:*", "marked": "is_tool"}, ["weigh", "measure"]),
-        ({"python": "chosen.py:*", "marked": "is_tool", "names": ["w*"], "process": True}, ["weigh"]),
+        ({"python": "chosen.py:*", "marked": "is_tool", "names": ["w*"], "isolate": "process"}, ["weigh"]),
         (OF_ROW, ["first", "second"]),
         (OF_ROW | {"names": ["second"]}, ["second"]),
         ({"state": "call", "schemas": {"file": "tools.json"}}, ["first", "second"]),
@@ -611,7 +611,7 @@ def in_hall(folder: Path, turns: list[Any], apart: bool, user: dict[str, Any], f
         folder,
         turns,
         dataset={"items": [{"fails": fails}]},
-        state={"python": "hall.py:Hall", "process": apart, **state},
+        state={"python": "hall.py:Hall", "isolate": "process" if apart else "none", **state},
         tools=[{"state": "look"}],
         user=user,
         prompt={"user": "Begin."},

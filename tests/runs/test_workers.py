@@ -112,7 +112,7 @@ def test_what_code_logs_in_a_worker_comes_with_its_traceback(tmp_path: Path) -> 
     )
     change(tmp_path, "    written = ctx", f"{fails}    written = ctx")
     change(tmp_path, '"""The spec', 'import logging\n"""The spec')
-    change(tmp_path, 'ours", weight', 'ours", process: false, weight')
+    change(tmp_path, 'ours", weight', 'ours", isolate: none, weight')
     done = hermes("run", "spec.yaml", "process", *OUT, "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "it went wrong" in done.stderr and "ZeroDivisionError: division by zero" in done.stderr
@@ -383,7 +383,7 @@ def test_workers_that_die_again_and_again_end_the_run(tmp_path: Path, where: str
     if where == "a reward":
         change(tmp_path, "    return len(written) / 10", "    import os; os.kill(os.getpid(), 9)")
         change(tmp_path, "items: [", 'items: [{"n": 99}, ')
-        change(tmp_path, 'ours", weight', 'ours", process: false, weight')
+        change(tmp_path, 'ours", weight', 'ours", isolate: none, weight')
     else:
         ends = 'import os, sys\nif sys.argv[0] == "-c":\n    os._exit(3)\n'
         (tmp_path / "code.py").write_text(ends + CODE)

@@ -61,7 +61,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "solution": {"turns": [*CALL, {"say": "Done."}]},
     },
     "process": {
-        "state": {"python": "world.py:World", "process": True},
+        "state": {"python": "world.py:World", "isolate": "process"},
         "user": SPEAKS,
         "rewards": {"guesses": {"fn": "world.py:guesses"}, "world_rewards": {}},
         "solution": {"turns": GUESS},

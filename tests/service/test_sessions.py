@@ -131,7 +131,7 @@ def test_a_session_that_nobody_steps_ends(tmp_path: Path) -> None:
 def test_a_session_that_takes_long_to_start_is_not_idle(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW_STATE)
     spec = spec_in(tmp_path)
-    spec.write_text(spec.read_text() + '\nstate: {python: "slow.py:Slow", process: true}\n')
+    spec.write_text(spec.read_text() + '\nstate: {python: "slow.py:Slow", isolate: process}\n')
     with Served(spec, "--idle", "1") as service:
         turn = service.post("/v1/sessions", {"row": service.keys()[0]})
         assert turn["messages"]

@@ -155,16 +155,33 @@ CASES: dict[str, tuple[str, str]] = {
     # state
     "an end that is not there": (HEAD + "state: {python: world.py:World, over: ▶ended}\n", "has no `ended`"),
     "a close that is not there": (HEAD + "state: {python: world.py:World, close: ▶shut}\n", "has no `shut`"),
-    "a process in words": (
-        HEAD + "state: {python: world.py:World, process: ▶own}\n",
-        "not possible here; choices: false, true, reused",
+    "an isolation that there is not": (
+        HEAD + "state: {python: world.py:World, isolate: ▶own}\n",
+        "not possible here; choices: none, process, reuse, sandbox",
     ),
-    "a process of one word that is nearly right": (
-        HEAD + "state: {python: world.py:World, process: ▶reuse}\n",
-        "did you mean `reused`?",
+    "an isolation that is nearly right": (
+        HEAD + "state: {python: world.py:World, isolate: ▶reused}\n",
+        "did you mean `reuse`?",
     ),
-    "a state without its class": (HEAD + "▶state: {process: true}\n", "missing key `python`"),
-    "a class that is not there": (HEAD + "state: {python: ▶world.py:Wrld, process: true}\n", "did you mean `World`?"),
+    "an isolation that is not available": (
+        HEAD + "state: {python: world.py:World, isolate: ▶sandbox}\n",
+        "is not available on this machine",
+    ),
+    "an isolation of a tool of the state": (STATE + "tools: [{state: look, ▶isolate: none}]\n", "of `state:`"),
+    **{
+        f"the former key with {old}": (
+            HEAD + f"state: {{python: world.py:World, ▶process: {old}}}\n",
+            f"`process` is now `isolate`; write `isolate: {new}`",
+        )
+        for old, new in (("true", "process"), ("false", "none"), ("reused", "reuse"))
+    },
+    "the former key of a reward": (
+        HEAD + "rewards: {given: {fn: world.py:given, ▶process: false}}\n",
+        "write `isolate: none`",
+    ),
+    "the former key of a tool": (HEAD + "tools: [{python: world.py:pick, ▶process: true}]\n", "`isolate: process`"),
+    "a state without its class": (HEAD + "▶state: {isolate: process}\n", "missing key `python`"),
+    "a class that is not there": (HEAD + "state: {python: ▶world.py:Wrld, isolate: none}\n", "did you mean `World`?"),
     "a class that takes no row": (HEAD + "state: ▶world.py:Nothing\n", "takes the row"),
     "a class that takes more": (HEAD + "state: {python: ▶world.py:Two}\n", "cannot be made of the row alone"),
     # tools

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel
 
-from hermes_rl.errors import UserError
+from hermes_rl.errors import RunError, UserError
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.execute import ToolOutcome, execute_calls
 from hermes_rl.tools.python_tools import python_tool, state_tools
@@ -156,6 +156,22 @@ async def test_functions_that_raise_or_hang() -> None:
         assert outcome.error is not None
         assert why in outcome.content
         assert "/home/me" not in outcome.content
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt("x"), UserError("x"), RunError("x"), SystemExit("x")])
+async def test_what_a_function_of_the_runner_raises_costs_its_call_alone(error: BaseException) -> None:
+    def bad() -> str:
+        """Do not work."""
+        raise error
+
+    async def bad_too() -> str:
+        """Do not work."""
+        raise error
+
+    for function in (bad, bad_too):
+        outcome = (await play(python_tool(function), {}))[0]
+        assert outcome.error is not None
+        assert "the tool" in outcome.content
 
 
 def undocumented(x: int) -> int:

@@ -50,8 +50,8 @@ version: 1
 name: world
 dataset: {items: [{n: 1}, {n: 2}, {n: 13}]}
 prompt: {user: "Tell world {{ n }}."}
-state: {python: code.py:World, process: true}
-tools: [{state: tell}, {state: refuse}, {state: die}, {state: sleep}, {python: "code.py:shout", process: true}]
+state: {python: code.py:World, isolate: process}
+tools: [{state: tell}, {state: refuse}, {state: die}, {state: sleep}, {python: "code.py:shout", isolate: process}]
 rewards: {heard: {fn: "code.py:heard"}}
 agent: {tool_timeout: 1}
 solution: {turns: [{tools: TOOLS}, {say: done}]}
@@ -87,7 +87,7 @@ async def test_state_tools_and_rewards_are_in_one_process_with_modules_of_its_ow
 
 async def test_a_process_that_is_reused_keeps_its_modules_and_gets_a_new_state(tmp_path: Path) -> None:
     path = spec(tmp_path, "[{name: tell, args: {words: a}}]")
-    path.write_text(path.read_text().replace("process: true}\ntools", "process: reused}\ntools"))
+    path.write_text(path.read_text().replace("isolate: process}\ntools", "isolate: reuse}\ntools"))
     async with open_env(path) as env:
         first, second = [await env.play(row) for row in itertools.islice(env.rows(), 2)]
         assert '"heard": 1, "shared": 1' in answers(first)[0]
@@ -102,7 +102,7 @@ async def test_a_process_that_is_reused_keeps_its_modules_and_gets_a_new_state(t
 
 async def test_a_reused_process_that_a_call_has_ended_is_nobodys_any_more(tmp_path: Path) -> None:
     path = spec(tmp_path, "[{name: die, args: {}}]")
-    path.write_text(path.read_text().replace("process: true}\ntools", "process: reused}\ntools"))
+    path.write_text(path.read_text().replace("isolate: process}\ntools", "isolate: reuse}\ntools"))
     async with open_env(path) as env:
         for row in itertools.islice(env.rows(), 2):
             (said,) = answers(await env.play(row))
@@ -167,12 +167,75 @@ async def test_what_a_class_prepares_is_made_once_and_there_in_each_fork(
 ) -> None:
     monkeypatch.setenv("PREPARING", fails)
     text = SPEC.replace("[{state: tell}, {state: refuse}, {state: die}, {state: sleep}, ", "[{state: look}, ")
-    text = text.replace(', {python: "code.py:shout", process: true}', "").replace("{heard: {", "{prepared: {")
+    text = text.replace(', {python: "code.py:shout", isolate: process}', "").replace("{heard: {", "{prepared: {")
     text = text.replace("code.py:heard", "code.py:prepared").replace("TOOLS", "[{name: look}]")
-    text = text.replace('{python: "code.py:shout", process: true}', "").replace("look}, ]", "look}]")
+    text = text.replace('{python: "code.py:shout", isolate: process}', "").replace("look}, ]", "look}]")
     (tmp_path / "code.py").write_text(PREPARED + f"# {fails}\n")
     (tmp_path / "spec.yaml").write_text(text)
     async with open_env(tmp_path / "spec.yaml") as env:
         rollouts = [await env.play(row) for row in itertools.islice(env.rows(), 2)]
     for rollout in rollouts:
         assert (rollout.score, answers(rollout)) == (1, ["1 True"])
+
+
+BETWEEN = """
+import os, signal
+made = 0
+
+class Fragile:
+    def __init__(self, item):
+        if not os.path.exists(item["flag"]):
+            open(item["flag"], "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.pid = os.getpid()
+    def look(self) -> int:
+        \"\"\"Look.\"\"\"
+        return self.pid
+"""
+
+
+async def test_a_state_process_that_is_killed_while_it_starts_is_retried(tmp_path: Path) -> None:
+    (tmp_path / "world.py").write_text(BETWEEN)
+    text = SPEC.replace("{n: 1}, {n: 2}, {n: 13}", f"{{n: 1, flag: {tmp_path}/flag}}")
+    text = text.replace("code.py:World", "world.py:Fragile").replace("code.py:heard", "rewards.py:same")
+    text = text[: text.index("tools: [")] + "tools: [{state: look}]\n" + text[text.index("rewards:") :]
+    (tmp_path / "rewards.py").write_text("import os\ndef same(state): return state.pid == os.getpid()\n")
+    (tmp_path / "spec.yaml").write_text(text.replace("TOOLS", "[{name: look}]"))
+    async with open_env(tmp_path / "spec.yaml") as env:
+        rollout = await env.play(next(iter(env.rows())))
+    assert (rollout.error, rollout.score) == (None, 1), "a reward of another file runs where the state is"
+
+
+SPREAD = """
+version: 1
+name: spread
+dataset: {items: [{n: 1}, {n: 2}]}
+prompt: {user: "Count {{ n }}."}
+state: {python: world.py:World, isolate: ISOLATE}
+tools: [{state: inc}, {python: "tools.py:where"}]
+rewards: {counted: {fn: "rewards.py:counted"ELSE}}
+solution: {turns: [{tools: [{name: inc}, {name: where}]}, {say: done}]}
+servers: {policy: {type: scripted}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("isolate", "otherwise", "apart"),
+    [("process", "", True), ("reuse", "", True), ("none", ", isolate: process", True), ("none", "", False)],
+)
+async def test_code_of_several_files_runs_where_the_spec_says(
+    tmp_path: Path, isolate: str, otherwise: str, apart: bool
+) -> None:
+    counting = "class World:\n    def __init__(self, item): self.n = 0\n    def inc(self) -> int:\n"
+    (tmp_path / "world.py").write_text(counting + '        "Count."\n        self.n += 1\n        return self.n\n')
+    (tmp_path / "tools.py").write_text('import os\ndef where() -> int:\n    "Say it."\n    return os.getpid()\n')
+    metrics = "Score(state.n, metrics={'pid': os.getpid()})"
+    counted = f"import os\nfrom hermes_rl import Score\ndef counted(state): return {metrics}\n"
+    (tmp_path / "rewards.py").write_text(counted)
+    (tmp_path / "spec.yaml").write_text(SPREAD.replace("ISOLATE", isolate).replace("ELSE", otherwise))
+    async with open_env(tmp_path / "spec.yaml") as env:
+        rollouts = [await env.play(row) for row in env.rows()]
+    for rollout in rollouts:
+        assert rollout.score == 1, rollout.error
+        assert (rollout.rewards["counted"].metrics["pid"] != os.getpid()) is apart
+        assert answers(rollout)[1] != str(os.getpid())

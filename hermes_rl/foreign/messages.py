@@ -1,0 +1,147 @@
+"""What a process of user code may send to the runner: the exact form of each kind of message, and nothing else.
+
+Any code may have written a message: the policy's, where a reward runs it. So each has its keys, types and bounds, and
+`WireError` is raised for anything else. A reply carries the number of its call and the secret that came with the call;
+both are in a local variable of the process's work loop alone. Code in the same process can still find them with effort,
+so code over the text of a policy belongs in a sandbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from hermes_rl.foreign.wire import LARGEST, WireError
+
+MOST_NUMBER = 1 << 64
+"""Numbers of calls, questions and objects are below it."""
+LONGEST_NAME = 1_000
+"""Characters of the name of a method, logger, class or exception."""
+LONGEST_LOG = 4_000
+"""Characters of a line that is logged."""
+LONGEST_TEXT = 10_000
+"""Characters of the text of an exception, and of the reason of a score."""
+MOST_ARGUMENTS = 1_000
+MOST_KINDS = 100
+"""Classes that an exception derives from."""
+DEEPEST = 8
+"""Levels of lists and scores in what a reward returned."""
+
+
+class Question(NamedTuple):
+    """A call of a method of an object that lives in the runner."""
+
+    number: int
+    of: int
+    method: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+
+class LogLine(NamedTuple):
+    """A line for the runner's log."""
+
+    logger: str
+    level: int
+    text: str
+
+
+class Raised(NamedTuple):
+    """An exception: `ours` are the names of our own classes; for any other its `kinds` and its `errno`."""
+
+    text: str
+    ours: tuple[str, ...] | None = None
+    ending: str | None = None
+    kinds: tuple[str, ...] = ()
+    errno: int | None = None
+
+
+class Reply(NamedTuple):
+    """The one reply to a call: `raised`, or the plain value that was returned."""
+
+    call: int
+    secret: str
+    returned: Any = None
+    raised: Raised | None = None
+
+
+def read_message(content: Any) -> Question | LogLine | Reply:
+    """Return the message of a process; raises `WireError` for whatever has not the form of one."""
+    match content:
+        case {"ask": number, "of": of, "method": method, "args": args, "kwargs": kwargs} if len(content) == 5:
+            if not (isinstance(args, list) and isinstance(kwargs, dict)) or len(args) + len(kwargs) > MOST_ARGUMENTS:
+                raise WireError("a question has a list and an object of arguments")
+            return Question(_number(number), _number(of), _text(method, LONGEST_NAME), args, kwargs)
+        case {"log": [logger, level, text]} if len(content) == 1:
+            return LogLine(_text(logger, LONGEST_NAME), _number(level, 1 << 16), _text(text, LONGEST_LOG))
+        case {"call": call, "secret": secret, "returned": returned} if len(content) == 3:
+            return Reply(_number(call), _text(secret, LONGEST_NAME), returned)
+        case {"call": call, "secret": secret, "raised": raised} if len(content) == 3:
+            return Reply(_number(call), _text(secret, LONGEST_NAME), raised=_raised(raised))
+    raise WireError("neither a reply, a question nor a line of the log")
+
+
+def _raised(content: Any) -> Raised:
+    match content:
+        case {"ours": ours, "text": text, "ending": ending} if len(content) == 3:
+            ending = None if ending is None else _text(ending, LONGEST_NAME)
+            return Raised(_text(text, LONGEST_TEXT), _names(ours), ending)
+        case {"text": text, "kinds": kinds, "errno": errno} if len(content) == 3:
+            if errno is not None and (type(errno) is not int or abs(errno) >= MOST_NUMBER):
+                raise WireError("an errno is an integer")
+            return Raised(_text(text, LONGEST_TEXT), kinds=_names(kinds), errno=errno)
+    raise WireError("an exception has a text and its classes")
+
+
+def require_score(value: Any, depth: int = DEEPEST) -> None:
+    """Raise `WireError` for what `hermes_rl.scoring.value.plain` does not return."""
+    match value:
+        case None | bool() | int() | float():
+            return
+        case list() if depth:
+            for each in value:
+                require_score(each, depth - 1)
+        case {"type": kind} if len(value) == 1:
+            _text(kind, LONGEST_NAME)
+        case {"value": number, "reason": reason, "metrics": metrics, "overrides": _} if len(value) == 4 and depth:
+            require_score(number, depth - 1)
+            if reason is not None:
+                _text(reason, LONGEST_TEXT)
+            if isinstance(metrics, dict):
+                require_score(list(metrics.values()), depth - 1)
+            else:
+                _text(metrics, LONGEST_NAME)
+        case _:
+            raise WireError("what a reward returned has another form")
+
+
+def require_texts(value: Any, *keys: Collection[str]) -> Mapping[str, str]:
+    """Return an object of texts that has one of these sets of keys; raises `WireError` for anything else."""
+    if not isinstance(value, dict) or not any(value.keys() == set(each) for each in keys):
+        raise WireError("an answer has other keys")
+    if not all(isinstance(text, str) for text in value.values()):
+        raise WireError("an answer is of texts")
+    return value
+
+
+def require_text(value: Any) -> str:
+    """Return a text; raises `WireError` for anything else."""
+    return _text(value, LARGEST)
+
+
+def _number(value: Any, most: int = MOST_NUMBER) -> int:
+    if type(value) is not int or not 0 <= value < most:
+        raise WireError("a number is an integer from 0")
+    return value
+
+
+def _text(value: Any, longest: int) -> str:
+    if not isinstance(value, str) or len(value) > longest:
+        raise WireError(f"a text has at most {longest} characters")
+    return value
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > MOST_KINDS:
+        raise WireError(f"an exception has at most {MOST_KINDS} classes")
+    return tuple(_text(name, LONGEST_NAME) for name in value)

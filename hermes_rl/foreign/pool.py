@@ -110,7 +110,7 @@ class NotCarriedError(EndedError):
 # ------------------------------------------------------------------------------------------------ The warm process
 
 
-class _Warm:
+class Warm:
     """The process that has loaded the code; each call that finds no free process is a fork of it."""
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class _Warm:
                     name: value for name, value in now.items() if self._environ.get(name) != value
                 }
                 changed |= dict.fromkeys(self._environ.keys() - now.keys())
-                request = {"path": sys.path, "environ": changed, "modules": MODULES, "code": code}
+                request = {**self._start_request(changed), "modules": MODULES, "code": code}
                 problem = self._ask({"do": "load", **request}).get("problem")
                 self._environ = now
                 if problem is not None:
@@ -152,9 +152,16 @@ class _Warm:
                 self.loaded |= {code}
             return self.loaded
 
+    def _start_request(self, changed: Mapping[str, str | None]) -> dict[str, Any]:
+        """Return the module path and the changed variables that code is loaded with."""
+        return {"path": sys.path, "environ": changed}
+
     def fork(self, *descriptors: int) -> int:
         """Return the id of a new process that works for whoever has the other end of the first descriptor."""
-        return int(self._ask({"do": "fork"}, descriptors)["pid"])
+        answer = self._ask({"do": "fork"}, descriptors)
+        if "error" in answer:
+            raise RewardFailure(f"no process for user code can be made: {answer['error']}")
+        return int(answer["pid"])
 
     def bury(self, pid: int) -> int:
         """Wait until a process has ended, and return its status as waitpid(2) tells it."""
@@ -185,7 +192,7 @@ class _Warm:
 class Worker:
     """One process of foreign code. It does one call at a time."""
 
-    def __init__(self, warm: _Warm) -> None:
+    def __init__(self, warm: Warm) -> None:
         self.warm = warm
         self.knows = warm.loaded
         self.connection, theirs = socket.socketpair()
@@ -677,7 +684,7 @@ class ProcessPool:
     """All processes of foreign code of this runner, for all of its event loops."""
 
     def __init__(self) -> None:
-        self._warm: _Warm | None = None
+        self._warm: Warm | None = None
         self._free: list[Worker] = []
         self._busy = self._ended = 0
         self._waiting: deque[_Waiting] = deque()
@@ -739,12 +746,12 @@ class ProcessPool:
             self._busy += 1
         self._pass_on(worker)
 
-    def load(self, *codes: Code) -> _Warm:
+    def load(self, *codes: Code) -> Warm:
         """Return the warm process, which has this code from now on; blocks while that is imported."""
         with self._lock:
             if self._warm is None or not self._warm.alive:
                 self._let_go()
-                self._warm = _Warm()
+                self._warm = Warm()
             warm = self._warm
         for code in codes:
             warm.load(code)

@@ -54,8 +54,8 @@ OOM_EARLY = 500
 # ----------------------------------------------------------------------------------------- The process that forks
 
 
-def main(descriptor: int) -> None:
-    """Serve until the runner closes its end of the control socket."""
+def main(descriptor: int, fork: Callable[..., int] | None = None) -> None:
+    """Serve until the runner closes its end of the control socket; `fork`: how a process that works is made."""
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -70,7 +70,7 @@ def main(descriptor: int) -> None:
         data, descriptors = _receive(control)
         if not data:
             break
-        answer = _answer(json.loads(data), descriptors, children, control)
+        answer = _answer(json.loads(data), descriptors, children, control, fork)
         try:
             control.send(json.dumps(answer).encode())
         except OSError:
@@ -84,8 +84,13 @@ def main(descriptor: int) -> None:
 
 
 def _answer(
-    request: Mapping[str, Any], descriptors: list[int], children: set[int], control: socket.socket
+    request: Mapping[str, Any],
+    descriptors: list[int],
+    children: set[int],
+    control: socket.socket,
+    fork: Callable[..., int] | None,
 ) -> dict[str, Any]:
+    own = os.getpid()
     match request["do"]:
         case "load":
             before = _child_ids()
@@ -93,13 +98,18 @@ def _answer(
             _kept.update(_child_ids() - before)
             return {"problem": problem}
         case "fork":
-            child = os.fork()
+            try:
+                child = os.fork() if fork is None else fork(*descriptors)
+            except OSError as error:
+                return {"error": str(error)}
+            finally:
+                if os.getpid() == own:
+                    for descriptor in descriptors:
+                        os.close(descriptor)
             if child == 0:
                 control.close()
                 _become_worker(*descriptors)
             children.add(child)
-            for descriptor in descriptors:
-                os.close(descriptor)
             return {"pid": child}
         case _:  # bury
             children.discard(request["pid"])
@@ -187,16 +197,22 @@ def _become_worker(connection: int, output: int) -> None:
         os.dup2(output, 2)
         os.close(output)
         sys.stdout, sys.stderr = text_output(1), text_output(2)
-        _confine()
+        limit()
         reseed()
-        Runner(socket.socket(fileno=connection)).work()
+        work(connection)
     except BaseException:  # noqa: BLE001 - the parent's stack must never go on in a fork
         traceback.print_exc()
     finally:
         os._exit(0)
 
 
-def _confine() -> None:
+def work(connection: int, directory: str | None = None) -> None:
+    """Serve the runner behind a connection, in its working directory or in that of this process alone."""
+    Runner(socket.socket(fileno=connection), directory).work()
+
+
+def limit() -> None:
+    """Limit the memory of this process, and let others go first."""
     with suppress(ValueError, OSError):
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         most = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
@@ -224,8 +240,8 @@ class _Log(logging.Handler):
 class Runner:
     """The runner, as foreign code in this process sees it: whoever lives there can be asked."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    def __init__(self, connection: socket.socket, directory: str | None = None) -> None:
+        self._connection, self._directory = connection, directory
         self._inbox = Inbox()
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._calls: SimpleQueue[bytes] = SimpleQueue()
@@ -324,7 +340,7 @@ class Runner:
             for module, file in pickle.loads(content[:ahead]):
                 Code(module, "", file).load_module()
             call = _unpickled(content[ahead:])
-            os.chdir(call.folder)  # without a look at where it is, as that folder may be gone
+            os.chdir(self._directory or call.folder)  # without a look at where it is, as that folder may be gone
             function = call.code.load()
             returned = settled(function(**call.arguments))
             return "returned", load_object(call.plain)(returned)

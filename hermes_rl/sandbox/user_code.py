@@ -1,0 +1,164 @@
+"""Processes of user code that reads an agent's text: forks of a template process inside a bubblewrap sandbox.
+
+A template process has no network, no variables of the runner, and sees the system, the Python environment and the
+directory of the code alone, all read-only. It loads the code of one call or rollout; each call, and each own process,
+is a fresh fork of it in namespaces of its own (see `hermes_rl.sandbox.user_code_child`) that serves nobody else.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hermes_rl.errors import RewardFailure
+from hermes_rl.foreign.pool import START, OwnProcess, ProcessPool, Warm, Worker
+from hermes_rl.plugins import Code
+from hermes_rl.sandbox.bubblewrap import SYSTEM, find_bwrap, require_bubblewrap
+from hermes_rl.sandbox.launcher import Program, launcher, memory_file
+
+VARIABLES = {
+    **{"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+}
+"""All that user code in a sandbox sees. Threads of a numerical library would not outlive a fork."""
+
+
+class ConfinedTemplate(Warm):
+    """A template process in a sandbox; it has the code that it was made for, and no other."""
+
+    def __init__(self, codes: Sequence[Code]) -> None:
+        require_bubblewrap()
+        bwrap = find_bwrap()
+        directories = sorted(_directories(codes))
+        path = [entry for entry in sys.path if _below(entry, directories)]
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        script = (
+            f"import sys; sys.path[:] = {path!r}\n"
+            f"from hermes_rl.sandbox.user_code_child import main; main({theirs.fileno()})"
+        )
+        self._stderr = memory_file(b"", "stderr")
+        argv = ["bwrap", *_options(directories), "--", sys.executable, "-P", "-c", script]
+        libraries = {} if bwrap.libraries is None else {"LD_LIBRARY_PATH": bwrap.libraries}
+        with theirs:
+            program = Program(argv, bwrap.path, [theirs.fileno()], self._stderr, env=libraries)
+            self._sandbox = launcher().launch(program).result()
+        self._control, self._path, self._environ = ours, path, {}
+        self._control.settimeout(START)
+        self._lock, self._loading = threading.Lock(), threading.Lock()
+        self.loaded = frozenset()
+        for code in codes:
+            self.load(code)
+
+    def _start_request(self, changed: Mapping[str, str | None]) -> dict[str, Any]:
+        return {"path": self._path, "environ": {}}
+
+    @property
+    def alive(self) -> bool:
+        return self._sandbox.poll() is None
+
+    def close(self) -> None:
+        """End it and all of its forks."""
+        self._control.close()
+        with suppress(subprocess.TimeoutExpired):  # it does not end by itself
+            self._sandbox.wait(1.0)
+        self._sandbox.kill()
+        self._sandbox.wait()
+        os.close(self._stderr)
+
+    def _ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+        try:
+            return super()._ask(request, descriptors)
+        except RewardFailure as failure:
+            if self._control.fileno() < 0:  # it is closed, and so is what it has written
+                raise
+            message = os.pread(self._stderr, 4096, 0).decode("utf-8", "replace").strip()
+            raise RewardFailure(f"{failure}: {message}" if message else str(failure)) from failure
+
+
+class ConfinedPool(ProcessPool):
+    """All processes of user code in sandboxes; each call has one of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._templates: dict[tuple[Code, ...], ConfinedTemplate] = {}
+        self._starting = threading.Lock()
+        """Held while a template process starts; the event loop never waits for it."""
+
+    async def hold(self, *codes: Code, reused: bool = False) -> OwnProcess:
+        """Return a process with this code for one user alone, who closes it; it is never one that others have had."""
+        return await super().hold(*codes)
+
+    def load(self, *codes: Code) -> Warm:
+        """Return the template process of this code, which blocks while it starts.
+
+        Raises `UserError` where the machine has no bubblewrap, or does not let it make namespaces.
+        """
+        with self._starting:
+            template = self._templates.get(codes)
+            if template is None or not template.alive:
+                if template is not None:
+                    template.close()
+                template = self._templates[codes] = ConfinedTemplate(codes)
+        return template
+
+    def close(self) -> None:
+        """End all processes; the next call begins anew."""
+        with self._starting:
+            templates, self._templates = list(self._templates.values()), {}
+        for template in templates:
+            template.close()
+
+    def _leave(self, worker: Worker, *, stays: bool) -> None:
+        super()._leave(worker, stays=False)  # nobody else is served by a process that has read an agent's text
+
+
+def _directories(codes: Sequence[Code]) -> Iterator[str]:
+    """Yield what is shown beside the system."""
+    import hermes_rl
+
+    yield from {sys.prefix, sys.base_prefix}
+    yield str(Path(hermes_rl.__file__).parent.parent)
+    yield from (entry for entry in sys.path if entry.endswith(("site-packages", "dist-packages")))
+    for code in codes:
+        origin = code.file
+        if origin is None and code.module is not None and (spec := importlib.util.find_spec(code.module)) is not None:
+            origin = spec.origin
+        if origin is not None:
+            yield str(Path(origin).resolve().parent)
+
+
+def _below(entry: str, directories: Sequence[str]) -> bool:
+    return bool(entry) and any(Path(entry).is_relative_to(place) for place in (*directories, *SYSTEM))
+
+
+def _options(directories: Sequence[str]) -> Iterator[str]:
+    yield from ("--unshare-user", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--unshare-cgroup-try")
+    yield from ("--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox")
+    for name, value in VARIABLES.items():
+        yield from ("--setenv", name, value)
+    for place in SYSTEM:
+        if os.path.islink(place):  # noqa: PTH114 - a str
+            yield from ("--symlink", os.readlink(place), place)  # noqa: PTH115
+        else:
+            yield from ("--ro-bind-try", place, place)
+    yield from ("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache", "--dev", "/dev")
+    yield from ("--dev-bind", "/proc", "/proc", "--tmpfs", "/tmp")
+    for directory in directories:
+        if not directory.startswith(tuple(f"{place}/" for place in SYSTEM)) and directory not in SYSTEM:
+            yield from ("--ro-bind-try", directory, directory)
+    yield from ("--remount-ro", "/", "--chdir", "/")
+
+
+CONFINED = ConfinedPool()
+"""Of this process."""
+atexit.register(CONFINED.close)
+os.register_at_fork(after_in_child=CONFINED.__init__)  # type: ignore[misc]  # the processes are the parent's

@@ -1,0 +1,149 @@
+"""What runs inside the sandbox of user code: a template process, and its forks, each apart from all others.
+
+The template process, which bubblewrap has started, imports the code and reads no text of an agent. A fork of it gets
+user, process, mount and IPC namespaces of its own before it works: it is process 1 there, so that it sees and signals
+nothing but what it has started, and all of that ends with it. Its files are the template's, read-only, and an empty
+directory of its own in memory. Last it gives up all capabilities, and takes the filter on system calls of sandboxes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from typing import NoReturn
+
+from hermes_rl.foreign import process
+from hermes_rl.fork_server import die_with_parent, reseed, text_output
+from hermes_rl.sandbox.launcher import libc_call
+from hermes_rl.sandbox.seccomp import filter_program
+
+DIRECTORY = "/tmp"
+DISK = 64 << 20
+"""Bytes of files of one fork, and of each of them."""
+FILES = 4096
+"""Files of one fork."""
+PROCESSOR_SECONDS = 300
+DESCRIPTORS = 256
+NEW_NAMESPACES = 0x10000000 | 0x20000000 | 0x00020000 | 0x08000000
+"""CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNS and CLONE_NEWIPC."""
+NOSUID, NODEV = 2, 4
+PR_CAPBSET_DROP, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 24, 22, 36, 38
+CAPSET = {"x86_64": 126, "aarch64": 91}
+CAPABILITY_VERSION = 0x20080522
+
+
+def main(descriptor: int) -> None:
+    """Serve as the template until the runner closes its end of the control socket."""
+    libc_call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    process.main(descriptor, fork)
+
+
+def fork(connection: int, output: int) -> int:
+    """Return the id of a fork, as the runner sees it, that works for it in namespaces of its own.
+
+    Raises `OSError` where the kernel gives none.
+    """
+    told, tell = os.pipe()
+    wait, go = os.pipe()
+    between = os.fork()
+    if between == 0:
+        os.close(go)
+        _fork_apart(connection, output, tell, wait)
+    os.close(tell)
+    os.close(wait)
+    try:
+        answer = os.read(told, 4096).decode()
+        os.waitpid(between, 0)
+        if not answer.isdigit():
+            raise OSError(answer or "the process between ended")
+        os.write(go, b"g")  # from now on this process is its parent
+        return int(answer)
+    finally:
+        os.close(told)
+        os.close(go)
+
+
+def _fork_apart(connection: int, output: int, tell: int, wait: int) -> NoReturn:
+    """Between the template and a fork: become the owner of new namespaces, whose first process is the fork."""
+    try:
+        uid, gid = os.getuid(), os.getgid()
+        libc_call("unshare", NEW_NAMESPACES)
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+            with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123 - once per fork
+                file.write(text)
+        if (pid := os.fork()) == 0:
+            os.close(tell)
+            _become_worker(connection, output, wait)
+        os.write(tell, b"%d" % pid)
+    except BaseException as error:  # noqa: BLE001 - the template tells it
+        os.write(tell, f"{type(error).__name__}: {error}".encode()[:4096])
+    finally:
+        os._exit(0)
+
+
+def _become_worker(connection: int, output: int, wait: int) -> NoReturn:
+    try:
+        if not os.read(wait, 1):
+            os._exit(0)
+        die_with_parent()
+        os.close(wait)
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        kept = os.dup2(connection, 3, inheritable=False) if connection != 3 else 3
+        os.closerange(4, DESCRIPTORS * 16)  # the template's control socket above all
+        sys.stdout, sys.stderr = text_output(1), text_output(2)
+        _confine()
+        reseed()
+        process.work(kept, DIRECTORY)
+    except BaseException:  # noqa: BLE001 - the template's stack must never go on in a fork
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def _confine() -> None:
+    """Leave what the template can reach; raises `OSError` where any part of it fails."""
+    options = f"size={DISK},nr_inodes={FILES},mode=700".encode()
+    libc_call("mount", b"tmpfs", DIRECTORY.encode(), b"tmpfs", NOSUID | NODEV, options)
+    try:
+        libc_call("mount", b"proc", b"/proc", b"proc", NOSUID | NODEV, None)
+    except OSError:  # in a container that hides parts of it; the machine's processes are not shown in any case
+        libc_call("mount", b"tmpfs", b"/proc", b"tmpfs", NOSUID | NODEV, b"size=4096,mode=555")
+    os.chdir(DIRECTORY)
+    process.limit()
+    for limit, most in (
+        (resource.RLIMIT_CPU, PROCESSOR_SECONDS),
+        (resource.RLIMIT_FSIZE, DISK),
+        (resource.RLIMIT_NOFILE, DESCRIPTORS),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(limit)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(limit, (most, most))
+    libc_call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    for capability in range(64):
+        with suppress(OSError):  # the kernel has fewer
+            libc_call("prctl", PR_CAPBSET_DROP, capability, 0, 0, 0)
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
+    libc_call("syscall", CAPSET[os.uname().machine], header, (ctypes.c_uint32 * 6)())
+    _filter_calls()
+
+
+class _Program(ctypes.Structure):
+    """`struct sock_fprog` of linux/filter.h."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("rules", ctypes.c_char_p))
+
+
+def _filter_calls() -> None:
+    rules = filter_program()
+    if rules is None:
+        raise OSError(f"no filter on system calls is known for {os.uname().machine}")
+    libc_call("prctl", PR_SET_SECCOMP, 2, ctypes.byref(_Program(len(rules) // 8, rules)), 0, 0)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_rl.errors import RewardFailure
-from hermes_rl.scoring.value import RewardValue, Score, interpret
+from hermes_rl.foreign.wire import from_json
+from hermes_rl.plugins import Code, load_object
+from hermes_rl.scoring.grader import RewardFunction, call_reward
+from hermes_rl.scoring.value import RewardValue, Score, interpret, of_plain
 
 
 def read(returned: object, turns: int | None = None) -> RewardValue:
@@ -61,6 +65,43 @@ def test_numbers_of_every_kind_are_values(returned: object, value: float) -> Non
     ],
 )
 def test_what_is_no_finite_number_is_a_failure(returned: object) -> None:
+    with pytest.raises(RewardFailure, match="'mine"):
+        read(returned)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        *("Infinity", "-Infinity", "NaN", "1e999", "1" + "0" * 400, "[0.0, NaN]", "[1e999, -1e999]"),
+        '{"value": Infinity, "reason": null, "metrics": {}, "overrides": {}}',
+        '{"value": [NaN], "reason": null, "metrics": {}, "overrides": {}}',
+        '{"value": 1.0, "reason": null, "metrics": {"loss": -Infinity}, "overrides": {}}',
+        '{"value": 1.0, "reason": null, "metrics": {"loss": [NaN]}, "overrides": {}}',
+        '{"value": 1.0, "reason": null, "metrics": {}, "overrides": {"a": [1e999]}}',
+    ],
+)
+def test_a_number_in_a_message_of_a_process_must_be_finite(message: str) -> None:
+    with pytest.raises(RewardFailure, match="'mine"):
+        read(of_plain("mine", from_json(message.encode())))
+
+
+NOT_FINITE = """
+from hermes_rl import Score
+inf = float("inf")
+
+def value(): return inf
+def credit(): return [0.0, -inf]
+def score(): return Score(inf - inf)
+def metric(): return Score(1.0, metrics={"loss": inf})
+def overrides(): return Score(1.0, overrides={"a": inf})
+"""
+
+
+@pytest.mark.parametrize("name", ["value", "credit", "score", "metric", "overrides"])
+async def test_a_reward_in_a_process_must_return_finite_numbers(tmp_path: Path, name: str) -> None:
+    (tmp_path / "code.py").write_text(NOT_FINITE)
+    place = f"{tmp_path}/code.py:{name}"
+    returned, _ = await call_reward(RewardFunction.of("mine", load_object(place), Code.of(place)), {})
     with pytest.raises(RewardFailure, match="'mine"):
         read(returned)
 

@@ -227,7 +227,7 @@ class Worker:
             if not self._buried:  # its id may be another's by then
                 self._why = self._why or why
                 for kill in (os.killpg, os.kill):  # it may have no group of its own yet
-                    with suppress(ProcessLookupError):
+                    with suppress(ProcessLookupError, PermissionError):  # it may run a program of another user
                         kill(self.pid, signal.SIGKILL)
 
     def close(self) -> str:

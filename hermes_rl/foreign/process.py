@@ -23,6 +23,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
@@ -48,6 +49,8 @@ HEADER = struct.Struct("!QQ16sI")
 ANSWER = struct.Struct("!Q?")
 """Number of the question, and whether the value behind it was returned or is to be raised."""
 OOM_EARLY = 500
+REAP_SECONDS = 5.0
+"""How long a killed process may take to end."""
 """When memory ends, the kernel ends such a process before the runner, and after what is in sandboxes."""
 
 
@@ -77,9 +80,9 @@ def main(descriptor: int, fork: Callable[..., int] | None = None) -> None:
             break
     for child in children:
         for kill in (os.killpg, os.kill):  # it may have no group of its own yet
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):
                 kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)  # so that the runner's own processor time has theirs
+        _reap(child)  # so that the runner's own processor time has theirs
     _end_orphans(frozenset())
 
 
@@ -95,7 +98,7 @@ def _answer(
         case "load":
             before = _child_ids()
             problem = _load(request)
-            _kept.update(_child_ids() - before)
+            _kept.update(_with_descendants(_child_ids() - before))
             return {"problem": problem}
         case "fork":
             try:
@@ -113,31 +116,63 @@ def _answer(
             return {"pid": child}
         case _:  # bury
             children.discard(request["pid"])
-            status = os.waitpid(request["pid"], 0)[1]
+            status = _reap(request["pid"])
             _end_orphans(children)
-            return {"status": status}
+            return {"status": signal.SIGKILL if status is None else status}
 
 
 _kept: set[int] = set()
-"""Processes that modules have started while they were loaded."""
+"""Processes that modules have started while they were loaded, and those that could not be ended."""
 
 
-def _child_ids() -> set[int]:
+def _child_ids(pid: int | None = None) -> set[int]:
+    """Return the children of a process, by default of this one."""
+    pid = os.getpid() if pid is None else pid
     try:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:  # noqa: PTH123 - cheaper than a Path
-            return {int(pid) for pid in file.read().split()}
-    except FileNotFoundError:  # a kernel that does not list them
+        with open(f"/proc/{pid}/task/{pid}/children") as file:  # noqa: PTH123 - cheaper than a Path
+            return {int(child) for child in file.read().split()}
+    except (FileNotFoundError, ProcessLookupError):  # a kernel that does not list them, or the process has ended
         return set()
 
 
 def _end_orphans(children: Collection[int]) -> None:
+def _with_descendants(pids: Collection[int]) -> set[int]:
+    """Return these processes and all that they have started, which this process adopts when its parent ends."""
+    found, new = set[int](), set(pids)
+    while new:
+        found |= new
+        new = {child for pid in new for child in _child_ids(pid)} - found
+    return found
+
+
+def _reap(pid: int) -> int | None:
+    """Wait for a child that was killed, and return its status as waitpid(2) gives it.
+
+    Return None if it does not end: the kernel may hold it, or it may have the rights of another user. It is left alone
+    from then on, as the runner waits for this process.
+    """
+    deadline, pause = time.monotonic() + REAP_SECONDS, 0.0001
+    while True:
+        try:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if ended:
+            return status
+        if time.monotonic() > deadline:
+            _kept.add(pid)
+            return None
+        time.sleep(pause)
+        pause = min(2 * pause, 0.01)
+
+
     """End what calls have started in processes that have ended, sessions of their own too."""
     while orphans := _child_ids() - _kept - set(children):
         for pid in orphans:
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-            with suppress(ChildProcessError):
-                os.waitpid(pid, 0)  # its own children are this process's from then on
+        for pid in orphans:
+            _reap(pid)  # its own children are this process's from then on
 
 
 def _receive(control: socket.socket) -> tuple[bytes, list[int]]:

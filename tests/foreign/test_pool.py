@@ -27,6 +27,7 @@ import pytest
 
 from hermes_rl.endings import Ending
 from hermes_rl.errors import AgentFault, HermesRLError, JudgeFailure, RewardFailure, SandboxFailure, UserError
+from hermes_rl.foreign import process as code_process
 from hermes_rl.foreign.pool import (
     EndedError,
     ForeignError,
@@ -449,6 +450,44 @@ async def test_a_session_that_a_call_has_started_ends_with_its_process(
     os.kill(kept, 0)  # that of another process, which is at work
     await other.close()
     await asyncio.to_thread(until_gone, kept)
+
+
+DAEMON = """
+import os, signal, subprocess, sys
+CODE = "import subprocess; print(subprocess.Popen(['sleep', '777.0625'], stdout=-3).pid, flush=True); input()"
+between = subprocess.Popen([sys.executable, "-c", CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+daemon = int(between.stdout.readline())
+
+def pids(): return [between.pid, daemon]
+def orphans():
+    os.kill(between.pid, signal.SIGKILL)
+    return daemon
+"""
+
+
+async def test_what_a_module_has_started_while_it_was_loaded_outlives_a_call(pool: ProcessPool, tmp_path: Path) -> None:
+    """Its parent may end later, and the template process is its parent from then on."""
+    call = Caller(pool, tmp_path / "code.py", DAEMON)
+    process = await pool.hold(call.code("pids"))
+    between, daemon = await process.call(call.code("pids"), {}, "hermes_rl.plugins:itself", 60)
+    try:
+        assert await process.call(call.code("orphans"), {}, "hermes_rl.plugins:itself", 60) == daemon
+        await process.close()  # by then the template has looked for what the process has left behind
+        assert not alive(between) and alive(daemon)
+    finally:
+        os.kill(daemon, signal.SIGKILL)
+
+
+def test_a_child_that_does_not_end_holds_up_its_parent_for_a_moment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_process, "REAP_SECONDS", 0.01)
+    monkeypatch.setattr(code_process, "_kept", set())
+    with subprocess.Popen(["sleep", "777.375"]) as child:
+        assert code_process._reap(child.pid) is None
+        assert child.pid in code_process._kept, "the template no longer waits for it"
+        child.kill()
+        monkeypatch.setattr(code_process, "REAP_SECONDS", 60.0)
+        assert code_process._reap(child.pid) == signal.SIGKILL
+        assert code_process._reap(child.pid) is None, "nobody is there"
 
 
 def until_gone(pid: int) -> None:

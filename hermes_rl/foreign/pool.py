@@ -48,6 +48,7 @@ from hermes_rl.errors import (
     ToolServerFailure,
     UserError,
 )
+from hermes_rl.foreign.environment import listed_variables, user_code_variables, with_way_out
 from hermes_rl.foreign.messages import LogLine, Question, Raised, Reply, read_message
 from hermes_rl.foreign.process import ANSWER, ANSWERED, CALL, HEADER, ForeignCall, stand_in
 from hermes_rl.foreign.stand_ins import LIVING
@@ -115,7 +116,8 @@ class Warm:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._environ = dict(os.environ)
+        self.listed = listed_variables()
+        self._environ = user_code_variables()
         with theirs:
             self._process = FORK_SERVER.start(
                 "hermes_rl.foreign.process:main",
@@ -139,7 +141,7 @@ class Warm:
         """Let it import the code, once, and return all that it has; what is wrong with the code is told by the call."""
         with self._loading:
             if code not in self.loaded:
-                now = dict(os.environ)
+                now = user_code_variables()
                 changed: dict[str, str | None] = {
                     name: value for name, value in now.items() if self._environ.get(name) != value
                 }
@@ -220,6 +222,10 @@ class Worker:
         poller = select.poll()
         poller.register(self.connection, select.POLLIN)
         return self.inbox.empty and not poller.poll(0)
+
+    def fits(self, *codes: Code) -> bool:
+        """Return True if it can do a call of this code now, and sees the variables that specs list by now."""
+        return self.knows.issuperset(codes) and self.warm.listed == listed_variables() and self.waits
 
     def end(self, why: str) -> None:
         """End it at once, whatever it does. Any thread may do this, at any time."""
@@ -448,13 +454,14 @@ class _Watch:
 
 def _exception(raised: Raised) -> Exception:
     """Make the exception anew: one of ours as it was, by name; else a `ForeignError`. Raises `WireError`."""
+    text = with_way_out(raised.text)
     if raised.ours is None:
-        return ForeignError(raised.text, raised.kinds, raised.errno)
+        return ForeignError(text, raised.kinds, raised.errno)
     kind = next((OURS[name] for name in raised.ours if name in OURS), HermesRLError)
     if not issubclass(kind, Failure):
-        return kind(raised.text)
+        return kind(text)
     try:
-        return kind(raised.text, ending=Ending(str(raised.ending)))
+        return kind(text, ending=Ending(str(raised.ending)))
     except ValueError as error:
         raise WireError("an ending that there is not") from error
 
@@ -752,6 +759,9 @@ class ProcessPool:
             if self._warm is None or not self._warm.alive:
                 self._let_go()
                 self._warm = Warm()
+            elif self._warm.listed != listed_variables():  # the old one stays until its last process has ended
+                self._bury_free()
+                self._warm = Warm()
             warm = self._warm
         for code in codes:
             warm.load(code)
@@ -776,6 +786,10 @@ class ProcessPool:
             self._let_go()
         if warm is not None:
             warm.close()
+
+    def _bury_free(self) -> None:
+        while self._free:
+            hand_over(partial(_bury, self._free.pop()))
 
     def _let_go(self) -> None:
         while self._free:
@@ -829,7 +843,7 @@ class ProcessPool:
         """Take a free process that has this code; those that have not, or have ended, go."""
         while self._free:
             worker = self._free.pop()
-            if worker.knows.issuperset(codes) and worker.waits:
+            if worker.fits(*codes):
                 return worker
             hand_over(partial(_bury, worker))
         return None
@@ -861,7 +875,7 @@ class ProcessPool:
         """On the loop of whoever waits: let it go on, unless it has meanwhile given up or begun another."""
         if waiting.turn.done():
             self._pass_on(worker)
-        elif worker is None or (waiting.code in worker.knows and worker.waits):
+        elif worker is None or worker.fits(waiting.code):
             waiting.turn.set_result(worker)
         else:
             hand_over(partial(_bury, worker))

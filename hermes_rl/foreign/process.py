@@ -32,6 +32,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from hermes_rl.errors import HermesRLError
+from hermes_rl.foreign.environment import missing_variable
 from hermes_rl.foreign.messages import LONGEST_LOG, LONGEST_NAME, LONGEST_TEXT, MOST_KINDS
 from hermes_rl.foreign.wire import Inbox, send, to_json
 from hermes_rl.fork_server import adopt_orphans, die_with_parent, reseed, text_output
@@ -48,9 +49,9 @@ HEADER = struct.Struct("!QQ16sI")
 """Of a call: its number, the number of its first object, its secret, and the length of what comes before the call."""
 ANSWER = struct.Struct("!Q?")
 """Number of the question, and whether the value behind it was returned or is to be raised."""
-OOM_EARLY = 500
 REAP_SECONDS = 5.0
 """How long a killed process may take to end."""
+OOM_EARLY = 500
 """When memory ends, the kernel ends such a process before the runner, and after what is in sandboxes."""
 
 
@@ -135,7 +136,6 @@ def _child_ids(pid: int | None = None) -> set[int]:
         return set()
 
 
-def _end_orphans(children: Collection[int]) -> None:
 def _with_descendants(pids: Collection[int]) -> set[int]:
     """Return these processes and all that they have started, which this process adopts when its parent ends."""
     found, new = set[int](), set(pids)
@@ -166,6 +166,7 @@ def _reap(pid: int) -> int | None:
         pause = min(2 * pause, 0.01)
 
 
+def _end_orphans(children: Collection[int]) -> None:
     """End what calls have started in processes that have ended, sessions of their own too."""
     while orphans := _child_ids() - _kept - set(children):
         for pid in orphans:
@@ -432,13 +433,16 @@ def settled(value: Any) -> Any:
 
 def _in_words(error: BaseException, function: Callable[..., Any] | None) -> dict[str, Any]:
     """Return an exception as plain values; one of ours by its name, with what the runner makes it anew of."""
+    missing = missing_variable(error)
+    more = "" if missing is None else f"; {missing}"
+    room = LONGEST_TEXT - len(more)
     if isinstance(error, HermesRLError):
         names = [kind.__name__ for kind in type(error).__mro__]
-        return {"ours": names, "text": str(error)[:LONGEST_TEXT], "ending": getattr(error, "ending", None)}
+        return {"ours": names, "text": str(error)[:room] + more, "ending": getattr(error, "ending", None)}
     kinds = [f"{kind.__module__}.{kind.__qualname__}"[:LONGEST_NAME] for kind in type(error).__mro__[:MOST_KINDS]]
     text = place_of(error, function) if function is not None else f"{type(error).__name__}: {error}"
     errno = getattr(error, "errno", None)
-    return {"text": text[:LONGEST_TEXT], "kinds": kinds, "errno": errno if type(errno) is int else None}
+    return {"text": text[:room] + more, "kinds": kinds, "errno": errno if type(errno) is int else None}
 
 
 # ------------------------------------------------------------------- What lives in the runner, as seen from a call

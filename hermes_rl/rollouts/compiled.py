@@ -44,6 +44,7 @@ from hermes_rl.agent.user import AnswersAgent, FixedWords, SimulatedUser, UserOf
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
+from hermes_rl.foreign.environment import admit
 from hermes_rl.foreign.isolation import require_isolation
 from hermes_rl.foreign.pool import POOL
 from hermes_rl.plugins import Code, load_object, place_of
@@ -360,6 +361,7 @@ class CompiledSpec:
         self.name = spec.name
         self.seed = spec.seed
         variables = os.environ if environ is None else environ
+        admit(spec.user_code.env, variables)
         self.roles = _roles(spec, variables)
         self.tooling = Tooling(spec, variables)
         self._user_tooling = Tooling(spec, variables, spec.user.tools if spec.user else (), NO_TOOLSETS)

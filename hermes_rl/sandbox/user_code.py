@@ -1,8 +1,9 @@
 """Processes of user code that reads an agent's text: forks of a template process inside a bubblewrap sandbox.
 
-A template process has no network, no variables of the runner, and sees the system, the Python environment and the
-directory of the code alone, all read-only. It loads the code of one call or rollout; each call, and each own process,
-is a fresh fork of it in namespaces of its own (see `hermes_rl.sandbox.user_code_child`) that serves nobody else.
+A template process has no network, and none of the runner's variables but those that specs list. It sees the system, the
+Python environment and the directory of the code alone, all read-only. It loads the code of one call or rollout; each
+call, and each own process, is a fresh fork of it in namespaces of its own (see `hermes_rl.sandbox.user_code_child`)
+that serves nobody else.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import RewardFailure
+from hermes_rl.foreign.environment import listed_variables
 from hermes_rl.foreign.pool import START, OwnProcess, ProcessPool, Warm, Worker
 from hermes_rl.plugins import Code
 from hermes_rl.sandbox.bubblewrap import SYSTEM, find_bwrap, require_bubblewrap
@@ -29,7 +31,7 @@ VARIABLES = {
     **{"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
 }
-"""All that user code in a sandbox sees. Threads of a numerical library would not outlive a fork."""
+"""What user code in a sandbox sees beside what specs list. Threads of a numerical library would not outlive a fork."""
 
 
 class ConfinedTemplate(Warm):
@@ -51,7 +53,8 @@ class ConfinedTemplate(Warm):
         with theirs:
             program = Program(argv, bwrap.path, [theirs.fileno()], self._stderr, env=libraries)
             self._sandbox = launcher().launch(program).result()
-        self._control, self._path, self._environ = ours, path, {}
+        self._control, self._path = ours, path
+        self.listed, self._environ = listed_variables(), {}
         self._control.settimeout(START)
         self._lock, self._loading = threading.Lock(), threading.Lock()
         self.loaded = frozenset()
@@ -59,7 +62,7 @@ class ConfinedTemplate(Warm):
             self.load(code)
 
     def _start_request(self, changed: Mapping[str, str | None]) -> dict[str, Any]:
-        return {"path": self._path, "environ": {}}
+        return {"path": self._path, "environ": dict(self.listed)}
 
     @property
     def alive(self) -> bool:
@@ -89,7 +92,8 @@ class ConfinedPool(ProcessPool):
 
     def __init__(self) -> None:
         super().__init__()
-        self._templates: dict[tuple[Code, ...], ConfinedTemplate] = {}
+        self._templates: dict[tuple[tuple[Code, ...], frozenset[tuple[str, str]]], ConfinedTemplate] = {}
+        """By the code, and by the variables that it sees."""
         self._starting = threading.Lock()
         """Held while a template process starts; the event loop never waits for it."""
 
@@ -103,11 +107,12 @@ class ConfinedPool(ProcessPool):
         Raises `UserError` where the machine has no bubblewrap, or does not let it make namespaces.
         """
         with self._starting:
-            template = self._templates.get(codes)
+            key = codes, frozenset(listed_variables().items())
+            template = self._templates.get(key)
             if template is None or not template.alive:
                 if template is not None:
                     template.close()
-                template = self._templates[codes] = ConfinedTemplate(codes)
+                template = self._templates[key] = ConfinedTemplate(codes)
         return template
 
     def close(self) -> None:

@@ -646,6 +646,23 @@ class State(Section):
     close: str | None = Field(None, description="Method without arguments that is called when all is graded.")
 
 
+def _variable_name(name: str) -> str:
+    """Return the name of an environment variable; refuse any other text."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise wrong(f"{name!r} is not the name of an environment variable, such as GAME_DIR")
+    return name
+
+
+class UserCode(Section):
+    """What rewards, states and tools in worker processes see of this machine."""
+
+    env: Seq[Annotated[str, AfterValidator(_variable_name)]] = Field(
+        (),
+        description="Names of environment variables that user code in worker processes sees beside PATH, HOME, locale, "
+        "proxies, certificates, HF_* and XDG_*.",
+    )
+
+
 StateField = Annotated[Late[State], _short_for("python", str)]
 ToolsetsField = Annotated[Late[Toolsets], _short_for("enabled", list, tuple)]
 NO_TOOLSETS = Toolsets.model_construct()
@@ -1034,6 +1051,9 @@ class Spec(Section):
     state: StateField | None = Field(
         None,
         description="file.py:Class, or {python: file.py:Class, isolate: reuse}; one object Class(item) per rollout.",
+    )
+    user_code: Late[UserCode] = Field(
+        UserCode.model_construct(), description="Which environment variables the code of the spec sees."
     )
     user: Late[User] | None = Field(None, description="Who answers the agent's turns without tool calls.")
     agents: Map[Late[SeatSection]] = Field(EMPTY, description="The seats of an episode of several agents, by name.")

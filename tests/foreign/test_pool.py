@@ -198,11 +198,11 @@ def test_processes_have_random_numbers_of_their_own(call: Caller) -> None:
 
 
 def test_it_is_where_the_runner_is(call: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OF_THE_RUNNER", "yes")
+    monkeypatch.setenv("HF_HOME", "of the runner")
     assert call("place") == str(Path.cwd())
     monkeypatch.chdir(tmp_path)
     assert call("place") == str(tmp_path)
-    assert call("variable", key="OF_THE_RUNNER") == "yes"
+    assert call("variable", key="HF_HOME") == "of the runner"
 
 
 def test_the_folder_in_which_it_began_may_be_gone(

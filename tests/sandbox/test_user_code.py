@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hermes_rl.foreign import environment
 from hermes_rl.foreign.pool import EndedError, ForeignError, OvertimeError
 from hermes_rl.plugins import Code, load_object
 from hermes_rl.sandbox.user_code import ConfinedPool
@@ -98,6 +99,13 @@ def test_evaluated_text_sees_no_variable_of_the_runner(
     assert SECRET not in _call(pool, code, text="dict(os.environ)")
     everybody = "[open(f'/proc/{p}/environ').read() for p in os.listdir('/proc') if p.isdigit()]"
     assert SECRET not in _call(pool, code, text=everybody)
+
+
+def test_a_variable_that_specs_list_is_there(pool: ConfinedPool, scorer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = _code(scorer, "shown")
+    for value in ("first", "second"):
+        monkeypatch.setattr(environment, "_listed", {"GAME_DIR": value})
+        assert _call(pool, code, text="os.environ['GAME_DIR']") == repr(value)
 
 
 def test_evaluated_text_reads_no_file_beside_the_code(pool: ConfinedPool, scorer: Path, tmp_path: Path) -> None:

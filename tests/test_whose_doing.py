@@ -85,7 +85,7 @@ OF_A_ROW: Places = {
     "rewards/reward_model.py": "reward_model",
     "rewards/tests_pass.py": "tests_pass _apply _alone _lay _by_reference _scored_apart",
     "tools/python_tools.py": "Choice.require_met",
-    "tools/rollout_process.py": "RolloutProcess.start",
+    "tools/rollout_process.py": "RolloutProcess.start RolloutProcess.tools",
 }
 OF_A_CALLER: Places = {
     # Code of the user, of a trainer, or of a person who grades anew has called what it may not.

@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -331,7 +332,9 @@ class Env:
 
         Where the spec draws toolsets for each group, they are those of `group`.
         """
-        return self._compiled.toolkit(self._row(row), group or self._row(row).key).schemas
+        found = self._row(row)
+        with ThreadPoolExecutor(1) as thread:  # whose loop can run while the caller's waits
+            return thread.submit(asyncio.run, self._compiled.toolkit(found, group or found.key)).result().schemas
 
     @property
     def comparing(self) -> list[str]:

@@ -385,7 +385,6 @@ class CompiledSpec:
         """Digests of the images that graded rollouts were played in, by the name that the spec has for each."""
         self._folder = spec.folder
         self._environ = environ
-        self._sample: Any = None
         self._opened = False
         self._questions: dict[str, Tool] = {}
         """What the run asks states, by the name of the method or attribute."""
@@ -464,17 +463,34 @@ class CompiledSpec:
         prompt = self.spec.prompt if own is None or own.prompt is None else own.prompt
         return with_thinking(messages_of(prompt, row, self._folder), self.spec.env.get("custom_thinking_prompt"))
 
-    def toolkit(self, row: Row, group: str) -> Toolkit:
-        """Return the tools that a rollout of this row has in this group; those of tool servers once they are open."""
-        return self.tooling.toolkit(group, self._state(row) if self._has_state_tools else None, row)
+    async def toolkit(self, row: Row, group: str) -> Toolkit:
+        """Return the tools that a rollout of this row has in this group; those of tool servers once they are open.
+
+        A state is made for it where tools are those of the state: where the states of rollouts are.
+        """
+        if not self._has_state_tools:
+            return await self.tooling.toolkit(group, None, row)
+        if not self.spec.state_apart:
+            return await self.tooling.toolkit(group, self._state(row), row)
+        process = await self._process(row)
+        assert process is not None
+        try:
+            return await self.tooling.toolkit(group, process, row)
+        finally:
+            await process.close()
 
     @asynccontextmanager
     async def runtime(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:
         config = self._sandbox_of(key.row)
         await self._open(config)
         process = await self._process(key.row)
-        state = process if self.spec.state_apart else self._state(key.row)
-        toolkit = self.tooling.toolkit(key.group, self._described_by(key.row, state), key.row)
+        try:
+            state = process if self.spec.state_apart else self._state(key.row)
+            toolkit = await self.tooling.toolkit(key.group, state, key.row)
+        except BaseException:
+            if process is not None:
+                await process.close()
+            raise
         for role in self.roles.values():
             role.live_here()
         name = free_task_id(key.id)
@@ -529,14 +545,6 @@ class CompiledSpec:
         code = None if state is None else Code.of(state.python)
         python, reused = ("", False) if state is None else (state.python, state.isolate == "reuse")
         return await RolloutProcess.start(code, dict(row.columns), python, row.key, reused=reused)
-
-    def _described_by(self, row: Row, state: Any) -> Any:
-        """Return the state by which tools are described: the rollout's own, or a sample where that lives elsewhere."""
-        if not self.spec.state_apart or not self._has_state_tools:
-            return state
-        if self._sample is None:
-            self._sample = self._state(row)
-        return self._sample
 
     @property
     def _has_state_tools(self) -> bool:
@@ -643,7 +651,7 @@ class CompiledSpec:
         user, state = self.spec.user, self.spec.state
         if user is None:
             return None
-        answers = self._answers(user, key, runtime)
+        answers = await self._answers(user, key, runtime)
         return (
             answers if state is None or state.between is None else WithHook(answers, self._asks(state.between, runtime))
         )
@@ -655,7 +663,7 @@ class CompiledSpec:
             question = self._questions[member] = state_question(member, apart=self.spec.state_apart)
         return partial(ask_state, question, runtime, self.spec.tool_timeout)
 
-    def _answers(self, user: User, key: RolloutKey, runtime: ToolRuntime) -> AnswersAgent:
+    async def _answers(self, user: User, key: RolloutKey, runtime: ToolRuntime) -> AnswersAgent:
         names = runtime.toolkit.names | {seat.name for seat in self.seats[1:]}
         if user.state is not None:
             ask = self._asks(user.state, runtime)
@@ -666,7 +674,7 @@ class CompiledSpec:
             lines = [{"say": each.say, "tools": each.tools} for each in words]
             before = BeforeWords(self.spec, self.grader, key.row, runtime, words)
             return FixedWords(lines, "user.says", names, before, opens=user.opens)
-        toolkit = self._user_tooling.toolkit(key.group, self._described_by(key.row, runtime.state), key.row)
+        toolkit = await self._user_tooling.toolkit(key.group, runtime.state, key.row)
         return SimulatedUser(
             self.roles[user.server],
             content_of(user.system, key.row, "user.system") if user.system is not None else None,

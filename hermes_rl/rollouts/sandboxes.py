@@ -34,7 +34,7 @@ from hermes_rl.tools.mcp_server import McpSettings
 from hermes_rl.tools.mcp_tools import McpSource
 from hermes_rl.tools.python_tools import functions_of, python_tool, tools_of_state
 from hermes_rl.tools.recording import Recorder, Replay, canned_tools
-from hermes_rl.tools.rollout_process import PoolTool, RolloutTool, process_tools
+from hermes_rl.tools.rollout_process import PoolTool, RolloutProcess, RolloutTool
 
 # ----------------------------------- Artifacts on the host: a folder per rollout, with a file or a folder per artifact
 # No name that the agent chose becomes a name on this machine, where it could be too long or lead elsewhere: an artifact
@@ -467,7 +467,7 @@ class Tooling:
             for number, tool in enumerate(self._entries)
             if tool.mcp is not None
         )
-        self._of_sample: dict[str, tuple[Tool, ...]] = {}
+        self._of_processes: dict[str, tuple[Tool, ...]] = {}
         self._fixed: tuple[Tool, ...] | None = None
         self._listed: tuple[Tool, ...] | None = None
         self._opening = asyncio.Lock()
@@ -497,28 +497,32 @@ class Tooling:
         for server in self._servers:
             await server.close()
 
-    def toolkit(self, group: str, state: Any, row: Row) -> Toolkit:
-        """Return the tools of a rollout: those of its group, and those of its own state object. Raises `UserError`
-        where the state, or the row, has not what an entry names."""
+    async def toolkit(self, group: str, state: Any, row: Row) -> Toolkit:
+        """Return the tools of a rollout: those of its group, and those of its own state, an object or a process.
+
+        Raises `UserError` if the state, or the row, has not what an entry names.
+        """
         shared = self.shared(group)
         sources = [state_source(entry) for entry in self._entries if entry.state]
         own = [
             tool
             for source in sources
-            for tool in self._tools_of(state, render(source, row.columns, where="tools", key=row.key))
+            for tool in await self._tools_of(state, render(source, row.columns, where="tools", key=row.key))
         ]
         return Toolkit([*shared.tools, *own]) if own else shared
 
-    def _tools_of(self, state: Any, source: dict[str, Any]) -> tuple[Tool, ...]:
-        """Return the tools of one entry; where states have processes, once for all rows that ask alike."""
-        if not self.spec.state_apart:
+    async def _tools_of(self, state: Any, source: dict[str, Any]) -> tuple[Tool, ...]:
+        """Return the tools of one entry; a process is asked once for all rows that ask alike."""
+        if not isinstance(state, RolloutProcess):
             return tools_of_state(state, **source)
         key = repr(source)
-        if key not in self._of_sample:
-            if len(self._of_sample) >= SOURCES:  # each row brings tools of its own
-                self._of_sample.clear()
-            self._of_sample[key] = process_tools(state, **source)
-        return self._of_sample[key]
+        tools = self._of_processes.get(key)
+        if tools is None:
+            tools = await state.tools(source)
+            if len(self._of_processes) >= SOURCES:  # each row brings tools of its own
+                self._of_processes.clear()
+            self._of_processes[key] = tools
+        return tools
 
     def shared(self, group: str) -> Toolkit:
         """Return the tools that all rollouts of a group have; those of tool servers once they are open."""

@@ -19,6 +19,7 @@ from hermes_rl.foreign.messages import require_texts
 from hermes_rl.foreign.pool import POOL, EndedError, ForeignError, OwnProcess
 from hermes_rl.foreign.process import current_runner, settled
 from hermes_rl.foreign.stand_ins import lives_in_runner
+from hermes_rl.foreign.wire import WireError
 from hermes_rl.plugins import Code, itself
 from hermes_rl.tools.base import (
     ArgumentRule,
@@ -30,7 +31,7 @@ from hermes_rl.tools.base import (
     as_json,
     describe,
 )
-from hermes_rl.tools.python_tools import PythonTool, StateTool, answer_of, tools_of_state
+from hermes_rl.tools.python_tools import NAME, PythonTool, StateTool, answer_of, tools_of_state
 
 HERE = "hermes_rl.tools.rollout_process"
 T = TypeVar("T")
@@ -75,6 +76,24 @@ class RolloutProcess:
         code = Code.of(f"{HERE}:{function}")
         return await self.held.call(code, arguments, "hermes_rl.plugins:itself", LONGEST, read)
 
+    async def tools(self, source: Mapping[str, Any]) -> tuple[Tool, ...]:
+        """Return the tools of an entry that names a part of the state, as the state in the process describes them.
+
+        Raises `UserError` if the state has no such part or raises, `SandboxFailure` if the process ends.
+        """
+        name, rule = source["name"], source["arguments"]
+        try:
+            described = await self.call("describe_tools", read_descriptions, source=dict(source))
+        except ForeignError as error:
+            raise UserError(f"tools: {name} of the state raised {error}") from error
+        except EndedError as error:
+            raise SandboxFailure(f"tools: {name} of the state: its process {error}") from error
+        if source["schemas"] is not None:
+            return tuple(RolloutTool(one, rule, "call_described", member=name, called=one["name"]) for one in described)
+        return tuple(
+            RolloutTool(one, rule, "call_method", method=one["name"], source=name, arguments=rule) for one in described
+        )
+
     async def answer(self, name: str, function: str, **arguments: Any) -> str:
         """Return what a tool of this name answers, as `Tool.call` does."""
         try:
@@ -92,6 +111,20 @@ def read_answer(answer: Any) -> Mapping[str, str]:
     return require_texts(answer, {"text"}, {"input"}, {"failed", "detail"})
 
 
+def read_descriptions(value: Any) -> list[dict[str, Any]]:
+    """Return what `describe_tools` has made in the process; raises `WireError` for anything else."""
+    if not isinstance(value, list):
+        raise WireError("descriptions of tools are a list")
+    for each in value:
+        match each:
+            case {"name": str(name), "description": str(), "parameters": dict(), "parallel": bool()} if len(each) == 4:
+                if not NAME.fullmatch(name):
+                    raise WireError("a tool has another name")
+            case _:
+                raise WireError("the description of a tool has another form")
+    return value
+
+
 def text_of(name: str, answer: Mapping[str, str]) -> str:
     """Return what a tool of this name answers; raises what `Tool.call` does."""
     if "input" in answer:
@@ -104,15 +137,19 @@ def text_of(name: str, answer: Mapping[str, str]) -> str:
 class RolloutTool(DescribedTool):
     """A function of the spec, or a method of its state, that is called in the rollout's process."""
 
-    def __init__(self, tool: Tool, function: str, **arguments: Any) -> None:
-        super().__init__(tool.name, tool.description, tool.parameters)
-        self.parallel, self.arguments = tool.parallel, tool.arguments
+    def __init__(
+        self, description: Mapping[str, Any], rule: ArgumentRule | None, function: str, **arguments: Any
+    ) -> None:
+        super().__init__(description["name"], description["description"], description["parameters"])
+        self.parallel, self.arguments = description["parallel"], rule
         self._function, self._arguments = function, arguments
 
     @classmethod
     def of_function(cls, tool: Tool, reference: str) -> RolloutTool:
         """Return the tool of a function that the reference names."""
-        return cls(tool, "call_function", code=Code.of(reference), arguments=tool.arguments)
+        return cls(
+            description_of(tool), tool.arguments, "call_function", code=Code.of(reference), arguments=tool.arguments
+        )
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         process: RolloutProcess = runtime.process
@@ -137,12 +174,14 @@ class PoolTool(DescribedTool):
         return text_of(self.name, answer)
 
 
-def process_tools(state: object, name: str, **args: Any) -> tuple[Tool, ...]:
-    """Return the tools of an entry for a state of this class, called on that of the rollout's process."""
-    own, arguments = tools_of_state(state, name, **args), args["arguments"]
-    if args["schemas"] is not None:
-        return tuple(RolloutTool(tool, "call_described", member=name, called=tool.name) for tool in own)
-    return tuple(RolloutTool(tool, "call_method", method=tool.name, source=name, arguments=arguments) for tool in own)
+def description_of(tool: Tool) -> dict[str, Any]:
+    """Return what a model and the runner know of a tool, as plain values."""
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "parallel": tool.parallel,
+    }
 
 
 # ------------------------------------------------------------------------------------------ What runs in the process
@@ -156,6 +195,11 @@ def begin(state: Code, item: dict[str, Any]) -> None:
 def own_state(number: int) -> Any:
     """Return the state, for a reward that names it."""
     return current_runner().objects[STATE]
+
+
+def describe_tools(source: dict[str, Any]) -> list[dict[str, Any]]:
+    """Describe the tools of an entry that names a part of the state."""
+    return [description_of(tool) for tool in tools_of_state(current_runner().objects[STATE], **source)]
 
 
 def call_described(member: str, called: str, args: dict[str, Any]) -> dict[str, str]:

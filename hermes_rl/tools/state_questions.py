@@ -13,7 +13,7 @@ from hermes_rl.threads import Turns
 from hermes_rl.tools.base import DescribedTool, Tool, ToolFailedError, ToolRuntime
 from hermes_rl.tools.execute import run_tool
 from hermes_rl.tools.python_tools import call_function
-from hermes_rl.tools.rollout_process import RolloutTool, answer_in_json, asked
+from hermes_rl.tools.rollout_process import RolloutTool, answer_in_json, asked, description_of
 from hermes_rl.values import read_bounded
 
 
@@ -31,7 +31,7 @@ class StateQuestion(DescribedTool):
 def state_question(name: str, *, apart: bool) -> Tool:
     """Return the question for a method or an attribute; `apart`: the state is in a process of the rollout's own."""
     question = StateQuestion(name)
-    return RolloutTool(question, "ask_state", member=name) if apart else question
+    return RolloutTool(description_of(question), None, "ask_state", member=name) if apart else question
 
 
 async def ask_state(question: Tool, runtime: ToolRuntime, timeout: float | None, *words: Any) -> Any:

@@ -12,6 +12,8 @@ import pytest
 
 from hermes_rl.api.environment import open_env
 from hermes_rl.errors import UserError
+from hermes_rl.foreign.wire import WireError
+from hermes_rl.tools.rollout_process import read_descriptions
 
 CODE = '''
 import os, time
@@ -239,3 +241,86 @@ async def test_code_of_several_files_runs_where_the_spec_says(
         assert rollout.score == 1, rollout.error
         assert (rollout.rewards["counted"].metrics["pid"] != os.getpid()) is apart
         assert answers(rollout)[1] != str(os.getpid())
+
+
+COUNTED = '''
+import os
+from pathlib import Path
+
+class World:
+    def __init__(self, item):
+        with open(item["log"], "a") as log:
+            log.write(f"{os.getpid()}\\n")
+        if item.get("fails"):
+            raise ValueError("no such world")
+    @property
+    def odd(self):
+        raise OSError("not today")
+    schemas = [{"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}]
+    def play(self, name, args):
+        return name
+    def look(self) -> str:
+        """Look."""
+        return "seen"
+'''
+MADE = """
+dataset: {items: [{log: LOG}, {log: LOG}]}
+prompt: {user: Look.}
+state: {python: "code.py:World"}
+tools: [TOOLS]
+user: {server: user, system: You look too., tools: [{state: look}]}
+solution: {turns: [{tools: [{name: look}], user: Well?}, {say: Done.}]}
+servers: {policy: {type: scripted}, user: {type: scripted}}
+"""
+
+
+async def rollouts_of(directory: Path, tools: str) -> tuple[list[Any], list[dict[str, Any]], list[int]]:
+    """Return the rollouts, the schemas that the API shows, and the processes in which states were made."""
+    log = directory / "log"
+    (directory / "code.py").write_text(COUNTED)
+    (directory / "spec.yaml").write_text(MADE.replace("LOG", str(log)).replace("TOOLS", tools))
+    async with open_env(directory / "spec.yaml") as env:
+        rows = list(env.rows())
+        rollouts = [await env.play(row) for row in rows]
+        shown = env.tools(rows[0])
+    return rollouts, shown, [int(line) for line in log.read_text().split()]
+
+
+@pytest.mark.parametrize("tools", ["{state: look}", "{state: play, schemas: schemas}"])
+async def test_no_state_is_made_in_the_runner_to_describe_its_tools(tmp_path: Path, tools: str) -> None:
+    rollouts, shown, made_by = await rollouts_of(tmp_path, tools)
+    assert os.getpid() not in made_by
+    assert len(made_by) == 3, "one for each rollout, and one for what the API shows"
+    [look] = [tool["function"] for tool in shown]
+    assert (look["name"], look["description"], look["parameters"]["properties"]) == ("look", "Look.", {})
+    assert [answers(rollout) for rollout in rollouts] == [["look" if "schemas" in tools else "seen"]] * 2
+
+
+async def test_a_state_that_raises_when_its_tools_are_described_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"tools: odd of the state raised OSError: not today at .*code\.py"):
+        await rollouts_of(tmp_path, "{state: odd}")
+    with pytest.raises(UserError, match="has no 'lok'; did you mean `look`"):
+        await rollouts_of(tmp_path, "{state: lok}")
+
+
+DESCRIBED = {"name": "look", "description": "Look.", "parameters": {}, "parallel": False}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        None,
+        {},
+        [None],
+        [{**DESCRIBED, "name": "a b"}],
+        [{**DESCRIBED, "name": 1}],
+        [{**DESCRIBED, "description": None}],
+        [{**DESCRIBED, "parameters": []}],
+        [{**DESCRIBED, "parallel": 1}],
+        [{**DESCRIBED, "more": 1}],
+    ],
+)
+def test_descriptions_of_tools_in_another_form_are_refused(message: Any) -> None:
+    assert read_descriptions([DESCRIBED]) == [DESCRIBED]
+    with pytest.raises(WireError):
+        read_descriptions(message)

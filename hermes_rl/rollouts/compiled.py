@@ -44,7 +44,6 @@ from hermes_rl.agent.user import AnswersAgent, FixedWords, SimulatedUser, UserOf
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
-from hermes_rl.foreign.isolation import require_isolation
 from hermes_rl.foreign.pool import POOL
 from hermes_rl.plugins import Code, load_object, place_of
 from hermes_rl.rollouts.environment import EndingPolicy
@@ -64,6 +63,7 @@ from hermes_rl.rollouts.steps import BeforeWords, grade
 from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.sandbox.backends import Pool
 from hermes_rl.sandbox.base import SandboxConfig
+from hermes_rl.sandbox.isolation import require_isolation
 from hermes_rl.scoring.grader import GradedReward, GradedSeat, Grader, RewardFunction, find_reward
 from hermes_rl.scoring.value import Weighting
 from hermes_rl.servers.base import ChatServer, ReasoningOptions, ServerConfig

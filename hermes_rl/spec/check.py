@@ -175,14 +175,10 @@ def check_spec(
 
     None for the names of the toolsets or distributions that exist leaves them unchecked.
     """
-    from hermes_rl.sandbox.isolation import isolation_problems
-
     findings = Findings(spec)
     _check_code(spec, findings)
     _check_files(spec, findings)
     _check_toolsets(spec, known_toolsets, known_distributions, findings)
-    for path, problem in isolation_problems(spec):
-        findings.problem(path, problem)
     if spec.rewards:
         from hermes_rl.spec.check_code import check_rewards
 

@@ -130,7 +130,8 @@ def gold_turns(spec: Spec, row: Row, seat: str = "") -> tuple[ScriptedTurn, ...]
 
 def seats_of(spec: Spec) -> tuple[Seat, ...]:
     """Return the seats of a spec's episodes in its order; none where one agent plays."""
-    return tuple(Seat(name, own.server, own.train, own.baseline) for name, own in spec.agents.items())
+    trained = set(spec.trained_seats)
+    return tuple(Seat(name, own.server, name in trained, own.baseline) for name, own in spec.agents.items())
 
 
 def user_script(spec: Spec, row: Row, prior: int) -> Script:

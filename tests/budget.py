@@ -1,7 +1,7 @@
 """A bound on the processor time of each fast test, so that all of them stay quick to run.
 
-A test's time is what its process, its commands and the children that it has waited for have used, with its fixtures
-but those that other tests use too.
+A test's time is what its process, its commands and its children have used, with its fixtures but those that other
+tests use too. Children count while they run, so that one that ends later adds nothing to the test that is running then.
 Tests above `NAMED` are named at the end; they should be made cheaper or be marked `slow`. Those above `MOST` fail the
 run. A busy machine makes the same work dearer: a test above `MOST` is measured by how long a known piece of work takes
 at that moment.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -30,7 +31,28 @@ _began = [0.0]
 
 def processor_time() -> float:
     """Return the seconds that this process, its children and its commands have used."""
-    return sum(os.times()[:4]) + sum(commands.used)
+    return sum(os.times()[:4]) + sum(commands.used) + sum(map(used_by, descendants(os.getpid())))
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that run below one."""
+    found: list[int] = []
+    with suppress(OSError):  # it has ended meanwhile
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - for every test twice
+            with open(f"/proc/{pid}/task/{thread}/children") as file:  # noqa: PTH123
+                for child in map(int, file.read().split()):
+                    found += [child, *descendants(child)]
+    return found
+
+
+def used_by(pid: int) -> float:
+    """Return the seconds that a process and the children that it waited for have used; 0 where it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def known_work() -> float:

@@ -31,6 +31,7 @@ BEFORE: Places = {
     "agent/program.py": "AgentFunction.of",
     "agent/seats.py": "Table.play",
     "agent/user.py": "UserOfCode.speak FixedWords.__init__ FixedWords.speak",
+    "sandbox/isolation.py": "require_isolation",
     "plugins.py": "load_object published load_published load_file _execute _import _attribute",
     "rollouts/compiled.py": "CompiledSpec.policy CompiledSpec._require_tools _changed _function _schedule_function",
     "rollouts/sandboxes.py": "Tooling._every_toolset _variable",
@@ -90,7 +91,7 @@ OF_A_ROW: Places = {
 OF_A_CALLER: Places = {
     # Code of the user, of a trainer, or of a person who grades anew has called what it may not.
     "foreign/stand_ins.py": "ContextStandIn.runtime",
-    "plugins.py": "Code.load",
+    "plugins.py": "Code.load_module",
     "rollouts/rollout.py": "Rollout.examples Group.advantages",
     "rollouts/sandboxes.py": "kept_artifacts _kept",
     "threads.py": "wait_for_loop",
@@ -100,7 +101,7 @@ OF_A_CALLER: Places = {
 OURS: Places = {
     # A server, an engine, a process or the disk of ours: nothing of the agent's has run yet, or reaches it.
     "agent/loop.py": "HermesAgentLoop._play",
-    "agent/recorder.py": "PolicyRecorder.ask",
+    "agent/recorder.py": "PolicyRecorder.ask PolicyRecorder._in_time",
     "servers/completion.py": "CompletionAdapter.chat",
     "sandbox/user_code.py": "ConfinedTemplate._ask",
     "foreign/pool.py": "Warm._ask Warm.fork",
@@ -127,7 +128,7 @@ OF_A_REWARD: Places = {
 DECIDED: Places = {
     # An agent reaches these, and data decide: the same call over plain words, what the kernel says, what worked before,
     # whether an agent had touched the sandbox.
-    "agent/program.py": "ProgramDriver._play",
+    "agent/program.py": "ProgramDriver._play ProgramDriver._overtime",
     "agent/user.py": "SimulatedUser._words_or_whose_doing",
     "rollouts/runner.py": "RolloutRunner._fail_alone RolloutRunner._fail_unexpectedly RolloutRunner._compare",
     "runs/player.py": "error_of",

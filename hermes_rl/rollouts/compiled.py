@@ -45,7 +45,6 @@ from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
 from hermes_rl.foreign.environment import admit
-from hermes_rl.foreign.isolation import require_isolation
 from hermes_rl.foreign.pool import POOL
 from hermes_rl.plugins import Code, load_object, place_of
 from hermes_rl.rollouts.environment import EndingPolicy
@@ -65,6 +64,7 @@ from hermes_rl.rollouts.steps import BeforeWords, grade
 from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.sandbox.backends import Pool
 from hermes_rl.sandbox.base import SandboxConfig
+from hermes_rl.sandbox.isolation import require_isolation
 from hermes_rl.scoring.grader import GradedReward, GradedSeat, Grader, RewardFunction, find_reward
 from hermes_rl.scoring.value import Weighting
 from hermes_rl.servers.base import ChatServer, ReasoningOptions, ServerConfig
@@ -131,7 +131,8 @@ def gold_turns(spec: Spec, row: Row, seat: str = "") -> tuple[ScriptedTurn, ...]
 
 def seats_of(spec: Spec) -> tuple[Seat, ...]:
     """Return the seats of a spec's episodes in its order; none where one agent plays."""
-    return tuple(Seat(name, own.server, own.train, own.baseline) for name, own in spec.agents.items())
+    trained = set(spec.trained_seats)
+    return tuple(Seat(name, own.server, name in trained, own.baseline) for name, own in spec.agents.items())
 
 
 def user_script(spec: Spec, row: Row, prior: int) -> Script:

@@ -175,14 +175,10 @@ def check_spec(
 
     None for the names of the toolsets or distributions that exist leaves them unchecked.
     """
-    from hermes_rl.foreign.isolation import isolation_problems
-
     findings = Findings(spec)
     _check_code(spec, findings)
     _check_files(spec, findings)
     _check_toolsets(spec, known_toolsets, known_distributions, findings)
-    for path, problem in isolation_problems(spec):
-        findings.problem(path, problem)
     if spec.rewards:
         from hermes_rl.spec.check_code import check_rewards
 
@@ -193,6 +189,9 @@ def check_spec(
         if getattr(spec, mode).group_size == 1:
             message = f"`sampling: differing` does nothing in {mode}, whose groups of one rollout never differ"
             findings.warning((mode, "group_size"), message)
+    for name in (name for name in spec.unpaid_seats if spec.agents[name].train):
+        message = "no reward pays this seat, so it is not trained: name it in a reward's `seats`, or say `train: false`"
+        findings.warning(("agents", name), message)
     _check_programs(spec, findings)
     _check_far_away(spec, findings)
     check_samples(spec, samples, findings)

@@ -1115,8 +1115,17 @@ class Spec(Section):
 
     @property
     def trained_seats(self) -> list[str]:
-        """The seats that are trained; none where one agent plays."""
-        return [name for name, seat in self.agents.items() if seat.train]
+        """The seats that are trained; none where one agent plays.
+
+        What no reward pays has no score, and training on a score of 0 would teach it that it always loses.
+        """
+        return [name for name, seat in self.agents.items() if seat.train and name not in self.unpaid_seats]
+
+    @property
+    def unpaid_seats(self) -> list[str]:
+        """The seats that no reward pays; none where there are no rewards."""
+        paid = [reward.seats for reward in self.rewards.values()]
+        return [name for name in self.agents if paid and all(seats is not None and name not in seats for seats in paid)]
 
     @property
     def other_policies(self) -> str:

@@ -238,7 +238,7 @@ def _numbers(text: str, into: array[Number]) -> array[Number]:
     unpacking = zlib.decompressobj()
     into.frombytes(unpacking.decompress(b64decode(text), LARGEST_PACKED))
     if not unpacking.eof:
-        raise ValueError(f"it has more than {LARGEST_PACKED} bytes, or no end")
+        raise zlib.error(f"it has more than {LARGEST_PACKED} bytes, or no end")
     return _little(into)
 
 

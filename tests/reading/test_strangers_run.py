@@ -49,8 +49,15 @@ def printed(folder: Path, command: list[str]) -> str:
     return said
 
 
-@pytest.mark.parametrize("file", ["rollouts.jsonl", "run.json", "spec.yaml", "metrics.json"])
-@pytest.mark.parametrize("kind", ["link", "pipe", "device", "directory"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("file", [
+    "rollouts.jsonl", "metrics.json", pytest.param("run.json", marks=SLOW), pytest.param("spec.yaml", marks=SLOW),
+])  # fmt: skip
+@pytest.mark.parametrize("kind", [
+    "link", "pipe", pytest.param("device", marks=SLOW), pytest.param("directory", marks=SLOW),
+])  # fmt: skip
 def test_no_command_reads_or_waits_for_what_is_no_file_of_the_run(folder: Path, file: str, kind: str) -> None:
     place = folder / "run" / file
     place.unlink()

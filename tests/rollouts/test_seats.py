@@ -22,6 +22,7 @@ from hermes_rl.runs.evaluate import run_evaluate
 from hermes_rl.runs.opening import Launch
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
+from hermes_rl.spec.check import check_spec
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
@@ -319,6 +320,20 @@ async def test_a_seat_that_is_not_trained_is_played_by_its_own_server(tmp_path: 
     assert (mine.seat.name, rival.seat.name, rival.seat.role) == ("me", "rival", "rival")
     assert said(group, "me") == ["1", "2"] and said(group, "rival") == ["1"]
     assert mine.roles == {}, "what the rival's server was asked is in the usage of its own rollout"
+
+
+async def test_a_seat_that_no_reward_pays_is_not_trained(tmp_path: Path) -> None:
+    """Compared with the seat that is paid, it would learn that it always loses."""
+    agents = {"white": {"baseline": "row"}, "black": {"baseline": "row"}}
+    rewards = {"win": {"fn": "code.py:win", "seats": {"white": 1}}}
+    group = await played(tmp_path, agents=agents, rewards=rewards)
+    assert [(seat.seat.name, seat.seat.trained) for seat in group.rollouts[0].seats] == [
+        ("white", True),
+        ("black", False),
+    ]
+    assert {rollout.seat.name for part in group.compared() for rollout in part.rollouts} == {"white"}
+    _, warnings = check_spec(parse_spec((tmp_path / "spec.yaml").read_text(), folder=tmp_path))
+    assert any("no reward pays this seat, so it is not trained" in str(each) for each in warnings)
 
 
 # --------------------------------------------------------------------------------------- whose doing an end is

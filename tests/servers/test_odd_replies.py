@@ -59,8 +59,7 @@ def out_of_range(right: Any, chance: random.Random) -> Any:
     """Return a reply whose ids or log-probabilities no engine can have sampled, or not for what was asked."""
     ids = [[LARGEST + 1], [-1], [2**31], [5] * (MOST + 1), [10**30], [5.0], [True], []]
     values = [0.5, 1e-7, -1e99, math.nan, -math.inf, None, "x"]
-    tokens = chance.choice([*ids, [5]])
-    value = chance.choice([*values, -0.5])
+    tokens, value = (chance.choice(ids), -0.5) if chance.random() < 0.5 else ([5], chance.choice(values))
     changed = json.loads(json.dumps(right))
     if "choices" in changed:
         choice = changed["choices"][0]

@@ -348,7 +348,11 @@ class _Pump:
         import anyio
         from mcp.shared.message import SessionMessage
 
-        with self._closing(), contextlib.suppress(LineTooLongError, OSError, anyio.BrokenResourceError):
+        with (
+            self._to_session,
+            self._ending(),
+            contextlib.suppress(LineTooLongError, OSError, anyio.BrokenResourceError),
+        ):
             async for line in lines_of(self._conversation, LINE_LIMIT):
                 self._received += len(line) + 1
                 if self._received > FLOOD_LIMIT:
@@ -361,6 +365,14 @@ class _Pump:
                     return
                 await self._to_session.send(SessionMessage(message))
 
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Note in the end that the process is gone, before the session hears that nothing more comes."""
+        try:
+            yield
+        finally:
+            self._transport.ended = True
+
     async def send(self) -> None:
         with contextlib.suppress(OSError):
             async for message in self._from_session:
@@ -368,14 +380,5 @@ class _Pump:
                 text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
                 await self._conversation.write(text.encode() + b"\n")
         # Nobody reads any more: the session has to hear that, or its calls would wait for ever.
-        with self._closing():
-            pass
-
-    @contextlib.contextmanager
-    def _closing(self) -> Iterator[None]:
-        """Tell the session in the end that the process is gone."""
-        try:
-            yield
-        finally:
-            self._transport.ended = True
-            self._to_session.close()
+        self._transport.ended = True
+        self._to_session.close()

@@ -106,7 +106,7 @@ RULES: Mapping[Ending, Rule] = {
     ),
     Ending.SERVER_FAILURE: _ours("a model server gave no usable answer after all attempts"),
     Ending.SANDBOX_FAILURE: _ours("a sandbox could not start, its setup failed, or its backend was lost"),
-    Ending.TOOL_SERVER_FAILURE: _ours("a server behind a tool was lost"),
+    Ending.TOOL_SERVER_FAILURE: _ours("a server behind a tool was lost, or its HTTP layer answered in its place"),
     Ending.REWARD_FAILURE: _ours("a reward raised, could not tell although it counts, or was not finite"),
     Ending.JUDGE_FAILURE: _ours("a judge failed, or its verdict could not be read"),
     Ending.CANCELLED: _ours("the run ended, or its group was given up, before it had", retried=False),

@@ -179,22 +179,22 @@ _IN_STRING = re.compile(rb'(?:[^"\\]{1,65536}+|\\.){0,64}+', re.DOTALL)
 """A part of what stands between the quotes of a string, of bounded length."""
 
 
-def too_many_values(text: str | bytes) -> bool:
-    """Whether a JSON text has more than `MOST_VALUES` values; any text may be given."""
-    if len(text) <= MOST_VALUES:
+def too_many_values(text: str | bytes, most: int = MOST_VALUES) -> bool:
+    """Return True if a JSON text has more than `most` values; any text may be given."""
+    if len(text) <= most:
         return False
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     marks = (b",", b"[", b"{")
     # Most texts have few values even if all that stands in their strings is counted, and need not be looked through.
-    if sum(map(data.count, marks)) + (data.count(b'"') + 1) // 2 + 1 + len(data) // PER_VALUE <= MOST_VALUES:
+    if sum(map(data.count, marks)) + (data.count(b'"') + 1) // 2 + 1 + len(data) // PER_VALUE <= most:
         return False
     count = place = 0
-    while count <= MOST_VALUES:
+    while count <= most:
         begin = data.find(b'"', place)
         end = begin if begin >= 0 else len(data)
         count += 1 + sum(data.count(mark, place, end) for mark in marks) + (end - place) // PER_VALUE
         if begin < 0:
-            return count > MOST_VALUES
+            return count > most
         place = begin + 1
         while (piece := _IN_STRING.match(data, place)) is not None and piece.end() > place:
             place = piece.end()
@@ -202,11 +202,11 @@ def too_many_values(text: str | bytes) -> bool:
     return True
 
 
-def read_bounded(text: str | bytes, largest: int = LARGEST) -> Any:
+def read_bounded(text: str | bytes, largest: int = LARGEST, most: int = MOST_VALUES) -> Any:
     """Return the value of a JSON text; whoever reads it elsewhere may take it for one that can be read. Raises
     `ValueError` where it is none, or one that is too large or nested too deeply; the message is a predicate."""
-    if len(text) > largest or too_many_values(text):
-        raise ValueError(f"are too large to be read: at most {largest} characters and {MOST_VALUES} values")
+    if len(text) > largest or too_many_values(text, most):
+        raise ValueError(f"are too large to be read: at most {largest} characters and {most} values")
     try:
         return read_json(text)
     except TooDeepError:

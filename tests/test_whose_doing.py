@@ -146,6 +146,8 @@ LOST: Places = {
     # An agent could bring these about at a price that the spec names: `endings.lost` says what its group makes of it.
     "rollouts/teacher.py": "Teacher.ask",
     "runs/workers.py": "Workers.compare Workers._answered WorkersUsing.play WorkersUsing.compare",
+    # The HTTP layer of a server that arguments of a call bring down.
+    "tools/mcp_server.py": "McpServer.call",
 }
 TABLE = (BEFORE, OF_A_ROW, OF_A_CALLER, OURS, OF_A_REWARD, DECIDED, LOST)
 

@@ -20,9 +20,9 @@ from hermes_rl.rollouts.rollout import ALONE, Encoder, Rollout
 from hermes_rl.runs.exact import renderer_of, tokenizer_of
 from hermes_rl.servers.base import (
     CALLABLE,
+    UNREADABLE,
     ChatReply,
     ChatRequest,
-    Malformed,
     Sampling,
     ServerConfig,
     Timing,
@@ -69,6 +69,16 @@ class _Answer:
     version: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A turn that waits for its answer, and the request that token ids have to answer."""
+
+    turn: SessionTurn
+    sampling: Sampling | None
+    """None where there is no tokenizer."""
+    answer: asyncio.Future[_Answer]
+
+
 class _Said(Exception):
     def __init__(self, message: Message) -> None:
         self.message = message
@@ -89,8 +99,8 @@ class Stepped:
         self._tokens = TokenServer(self.config, self, lambda: renderer) if renderer is not None else None
         self.role = ModelClient("policy", [self], RetryPolicy(attempts=1))
         self._seats, self._alone = seats, asyncio.Lock()
-        self.turns: asyncio.Queue[tuple[SessionTurn, asyncio.Future[_Answer]]] = asyncio.Queue()
-        """What is asked, and where the answer belongs; who asked may have been ended meanwhile."""
+        self.turns: asyncio.Queue[_Asked] = asyncio.Queue()
+        """What is asked; who asked may have been ended meanwhile."""
         self.unknown_logprobs = False
         """Whether some token was given without its log-probability."""
 
@@ -111,11 +121,6 @@ class Stepped:
             return new(await asyncio.to_thread(make))
         except (TokenizerUnavailable, RendererRefused):
             return new(None)
-
-    @property
-    def takes_ids(self) -> bool:
-        """Whether a turn may be token ids."""
-        return self._tokens is not None
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
         """Wait for the caller's turn."""
@@ -161,7 +166,7 @@ class Stepped:
                 stop_ids=() if sampling is None else sampling.stop_ids,
                 seat=(request.rollout_id or "").rpartition("@")[2] if self._seats else "",
             )
-            self.turns.put_nowait((turn, answer))
+            self.turns.put_nowait(_Asked(turn, sampling, answer))
             return await answer
 
     @property
@@ -194,11 +199,8 @@ class Session(AbstractAsyncContextManager["Session"]):
     def __init__(self, stepped: Stepped, play: Callable[[], Coroutine[Any, Any, Rollout]]) -> None:
         self._stepped, self._play = stepped, play
         self._task: asyncio.Task[Rollout] | None = None
-        self._waiting: asyncio.Future[_Answer] | None = None
-        """Where the answer to the turn that was handed out belongs; None while there is no such turn."""
-        self._stop_ids: tuple[int, ...] = ()
-        self._most: int | None = None
-        """What ends the turn that waits, and how many tokens it may have."""
+        self._asked: _Asked | None = None
+        """The turn that was handed out last; None before the first."""
         self._closed = False
         self.rollout: Rollout | None = None
         """The rollout with its score, once it has ended; None before, and where the session was closed before."""
@@ -233,9 +235,10 @@ class Session(AbstractAsyncContextManager["Session"]):
             version: of the weights that sampled the ids.
 
         Raises:
-            UserError: no turn waits for an answer, it is none, or ids are given where there is no tokenizer.
+            UserError: no turn waits for an answer; it is not one; ids are given where there is no tokenizer; there are
+                more of them than the turn may have, or one is not in the vocabulary. The turn then still waits.
         """
-        waiting = self._waiting
+        waiting = self._asked.answer if self._asked is not None else None
         if self._task is not None and not (self.done or self._closed) and waiting is not None and waiting.cancelled():
             return await self._next(self._task)  # who asked was ended meanwhile, as where another seat has failed
         if self._task is None or waiting is None or waiting.done():
@@ -266,15 +269,16 @@ class Session(AbstractAsyncContextManager["Session"]):
     def _sampled(
         self, answer: Any, logprobs: Sequence[float] | None, finish: str | None, version: int | None
     ) -> _Answer:
-        if not self._stepped.takes_ids:
+        sampling = self._asked.sampling if self._asked is not None else None
+        if sampling is None:
             raise UserError("this session has no tokenizer, so a turn is a message: give env.session a `tokenizer`")
         try:
             ids = numbers_of(answer)
             values = [0.0] * len(ids) if logprobs is None else numbers_of(logprobs)
-            ended = bool(ids) and ids[-1] in self._stop_ids
-            cut = self._most is not None and len(ids) >= self._most and not ended
-            generation = generated(ids, values, finish or ("length" if cut else "stop"))
-        except (Malformed, TypeError, ValueError) as error:
+            ended = bool(ids) and ids[-1] in sampling.stop_ids
+            cut = len(ids) >= sampling.max_tokens and not ended
+            generation = sampling.checked(generated(ids, values, finish or ("length" if cut else "stop")))
+        except UNREADABLE as error:
             raise UserError(f"step takes a message, a text, or token ids: {error}") from error
         known = None if logprobs is None else array("d", generation.logprobs)
         return _Answer(ids=array("i", generation.ids), logprobs=known, finish=generation.finish, version=version)
@@ -287,9 +291,9 @@ class Session(AbstractAsyncContextManager["Session"]):
                 if not asking.done():
                     self.rollout = playing.result()
                     return None
-                turn, answer = asking.result()
-                if not answer.cancelled():
-                    self._waiting, self._stop_ids, self._most = answer, turn.stop_ids, turn.max_tokens
-                    return turn
+                asked = asking.result()
+                if not asked.answer.cancelled():
+                    self._asked = asked
+                    return asked.turn
             finally:
                 asking.cancel()

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from hermes_rl.errors import HermesRLError
 from hermes_rl.server_types import ServerType, server_type
 from hermes_rl.tokens.transcript import Step, TokenLogprobs, Transcript, WeightVersions, ids, listed, numbers
-from hermes_rl.values import is_number, read_json, write_message
+from hermes_rl.values import LARGEST_COUNT, MOST_VALUES, is_number, read_bounded, write_message
 
 T = TypeVar("T")
 
@@ -286,6 +286,10 @@ class Backend(Protocol):
 
 # -------------------------------------------------------------------------- A chat request and its reply as JSON
 
+LARGEST_REPLY = 64 << 20
+"""Bytes of a reply, whatever was asked for."""
+LARGEST_SCORES = 512 << 20
+"""The same of the log-probabilities of a prompt."""
 _OPTIONAL = ("temperature", "top_p", "max_tokens", "seed", "stop")
 _DEFAULT_EFFORT = "medium"
 _BROKEN_OFF = frozenset({"abort", "aborted", "cancelled", "canceled", "error", "timeout"})
@@ -344,11 +348,51 @@ def encode(body: dict[str, Any]) -> bytes:
     return write_message(body, default=dict)
 
 
-def read_reply(raw: bytes, config: ServerConfig, timing: Timing) -> ChatReply:
-    """Read the reply in an answer of status 200."""
-    data = _object(raw)
+@dataclass(frozen=True, slots=True)
+class ReplyBound:
+    """The largest reply that is read: what a server may need for what it was asked."""
+
+    size: int = LARGEST_REPLY
+    """Bytes, after decompression."""
+    values: int = 10 * MOST_VALUES
+    """Values of its JSON; to read them takes much longer than their bytes tell."""
+    tokens: int | None = None
+    """The tokens that were asked for; None: the server decides."""
+
+    @classmethod
+    def of_chat(cls, body: Mapping[str, Any]) -> ReplyBound:
+        """Return the bound of the reply to a chat request. A policy may write the longest tokens of its vocabulary
+        alone, and a server may write each character as an escape."""
+        asked = [body.get(name) for name in ("max_completion_tokens", "max_tokens")]
+        tokens = next((count for count in asked if type(count) is int and count > 0), None)
+        if tokens is None:
+            return cls()
+        each = (8192, 128) if body.get("logprobs") else (512, 8)
+        return cls._of(tokens, each, LARGEST_REPLY)
+
+    @classmethod
+    def of_tokens(cls, tokens: int) -> ReplyBound:
+        """Return the bound of an answer with so many sampled tokens: an id, a log-probability and a text for each."""
+        return cls._of(tokens, (1024, 32), LARGEST_REPLY)
+
+    @classmethod
+    def of_scores(cls, places: int, top_k: int) -> ReplyBound:
+        """Return the bound of an answer that scores a prompt; our own request says how long it is."""
+        return cls._of(places * (top_k + 2), (256, 16), LARGEST_SCORES)
+
+    @classmethod
+    def _of(cls, tokens: int, each: tuple[int, int], largest: int) -> ReplyBound:
+        size, values = each
+        return cls(min(largest, (1 << 18) + size * tokens), MOST_VALUES + values * tokens, tokens)
+
+
+def read_reply(raw: bytes, config: ServerConfig, timing: Timing, bound: ReplyBound | None = None) -> ChatReply:
+    """Read the reply in an answer of status 200. Raises `Malformed` where it is none, or has more log-probabilities
+    than tokens were asked for."""
+    bound = bound or ReplyBound()
+    data = _object(raw, bound)
     choice = _choice(data)
-    logprobs, tokens = _logprobs(choice.get("logprobs"))
+    logprobs, tokens = _logprobs(choice.get("logprobs"), bound.tokens)
     usage, model = data.get("usage"), data.get("model")
     return ChatReply(
         message=choice["message"],
@@ -366,19 +410,20 @@ UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticErro
 """What a value of another form than was expected raises, wherever it is used."""
 
 
-def read_answer(raw: bytes, read: Callable[[Any], T]) -> T:
+def read_answer(raw: bytes, read: Callable[[Any], T], bound: ReplyBound | None = None) -> T:
     """Return what `read` makes of an answer's JSON; raises `Malformed` where it can make nothing of it."""
+    bound = bound or ReplyBound()
     try:
-        return read(read_json(raw))
+        return read(read_bounded(raw, bound.size, bound.values))
     except Malformed:
         raise
     except UNREADABLE as error:
         raise Malformed(f"the answer cannot be read ({type(error).__name__})") from error
 
 
-def _object(raw: bytes) -> dict[str, Any]:
+def _object(raw: bytes, bound: ReplyBound) -> dict[str, Any]:
     try:
-        data = read_json(raw)
+        data = read_bounded(raw, bound.size, bound.values)
     except ValueError as error:
         raise Malformed(f"the answer is not JSON ({type(error).__name__})") from None
     if not isinstance(data, dict):
@@ -410,8 +455,9 @@ def _raise_error(data: dict[str, Any]) -> None:
     raise ErrorBody("the answer is an error", status)
 
 
-def _logprobs(logprobs: Any) -> tuple[list[float] | None, list[str] | None]:
-    """Read log-probabilities and token texts; None unless every sampled token has both."""
+def _logprobs(logprobs: Any, asked: int | None) -> tuple[list[float] | None, list[str] | None]:
+    """Read log-probabilities and token texts; None unless every sampled token has both. Raises `Malformed` for those
+    that no model can have given; OpenAI writes the sentinel for a very unlikely token."""
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     if not isinstance(content, list) or not content:
         return None, None
@@ -419,7 +465,11 @@ def _logprobs(logprobs: Any) -> tuple[list[float] | None, list[str] | None]:
         logprobs, tokens = [entry["logprob"] for entry in content], [str(entry["token"]) for entry in content]
     except (KeyError, TypeError):
         return None, None
-    return (logprobs, tokens) if all(map(is_number, logprobs)) else (None, None)
+    if asked is not None and len(tokens) > asked:
+        raise Malformed(f"the answer has {len(tokens)} tokens, and at most {asked} were asked for")
+    if not all(map(is_number, logprobs)) or SENTINEL in logprobs:
+        return None, None
+    return [_logprob(value) for value in logprobs], tokens
 
 
 # Token ids in, token ids and log-probabilities out: the common part of the dialects of token-level servers
@@ -429,6 +479,9 @@ LARGEST_ID = 2**31 - 1
 """Of a token; sequences keep ids in 32 bits."""
 SENTINEL = -9999.0
 """vLLM's log-probability of a token for which it has none."""
+ROUNDING = 1e-6
+"""A log-probability may be above 0 by this much, which some kernels' rounding makes of a certain token; it counts as
+0."""
 PROMPT = "@prompt ids@"
 """Stands for the ids of the prompt in a body, until `Sampling.written` puts them in."""
 NAMES = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max_tokens": "max_tokens"}
@@ -459,6 +512,8 @@ class Sampling:
     """Returns the prompt as parts of a JSON list without its brackets, where somebody keeps parts of it."""
     rollout: str | None = None
     """The id of the rollout that asks: all its calls begin alike, which an engine may have cached where it was."""
+    largest: int = LARGEST_ID
+    """The largest id of the vocabulary, where that is known."""
 
     @classmethod
     def of(
@@ -468,9 +523,19 @@ class Sampling:
         max_tokens: int,
         stop_ids: tuple[int, ...],
         text: Callable[[], tuple[bytes, ...]] | None = None,
+        largest: int = LARGEST_ID,
     ) -> Sampling:
         settings = request.temperature, request.top_p, request.seed, request.extra_body or {}
-        return cls(prompt, max_tokens, stop_ids, *settings, text, request.rollout_id)
+        return cls(prompt, max_tokens, stop_ids, *settings, text, request.rollout_id, largest)
+
+    def checked(self, sampled: Sampled) -> Sampled:
+        """Return the answer to this request; every source of tokens passes here. Raises `Malformed` where it has more
+        tokens than were asked for, or a token that is not in the vocabulary."""
+        if len(sampled.ids) > self.max_tokens:
+            raise Malformed(f"the answer has {len(sampled.ids)} tokens, and at most {self.max_tokens} were asked for")
+        if (largest := max(sampled.ids, default=0)) > self.largest:
+            raise Malformed(f"the answer has the token {largest}, and the vocabulary ends with {self.largest}")
+        return sampled
 
     def after(self, ids: array[int]) -> Sampling:
         """Make the request for the rest, when some tokens are there already; it has a seed of its own."""
@@ -573,8 +638,11 @@ def scores_of(places: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
         values = {
             candidate: max(value, SENTINEL) if is_number(value) else SENTINEL for candidate, value in place.items()
         }
-        if max(values.values()) > 0:
+        if max(values.values()) > ROUNDING:
             raise Malformed(f"the log-probability {max(values.values())} is above 0, which no token can have")
+        if not 0 <= min(values) <= max(values) <= LARGEST_ID:
+            raise Malformed(f"the answer has the token {min(values)} or {max(values)} at a place, which none can be")
+        values = {candidate: min(value, 0.0) for candidate, value in values.items()}
         best = sorted(values, key=lambda candidate: -values[candidate])[:top_k]
         if len(best) < top_k:
             raise Malformed(f"the answer has {len(best)} tokens at a place, and {top_k} were asked for")
@@ -599,8 +667,9 @@ def scores_of_prompt(places: Any, prompt: array[int], top_k: int) -> TokenLogpro
 
 
 def generated(ids: Any, logprobs: Any, finish: Any, version: Any = None, model: Any = None) -> Sampled:
-    """Check an answer and make a `Sampled` of it. Raises `Malformed` where lengths differ, a value is no number, a
-    log-probability is None, positive or a sentinel, or the server ended the answer for a reason of its own."""
+    """Check an answer and make a `Sampled` of it; `Sampling.checked` compares it with the request. Raises `Malformed`
+    where lengths differ, a value is no number, a log-probability is None, positive or a sentinel, or the server ended
+    the answer for a reason of its own."""
     if not _is_list(ids) or not set(map(type, ids)) <= {int} or (ids and not 0 <= min(ids) <= max(ids) <= LARGEST_ID):
         raise Malformed("the answer has no list of token ids")
     if not _is_list(logprobs) or len(logprobs) != len(ids):
@@ -620,22 +689,20 @@ def generated(ids: Any, logprobs: Any, finish: Any, version: Any = None, model: 
 
 
 def version_of(value: Any) -> int | None:
-    """Read a version as a number; ``default``, the name of the weights that a server started with, is 0."""
-    if isinstance(value, bool) or value is None:
-        return None
-    if isinstance(value, int):
-        return value
+    """Return a version as a number; ``default``, the name of the weights that a server started with, is 0. None for
+    anything that is not a version."""
     if isinstance(value, str):
-        return int(value) if value.isdecimal() else 0 if value == "default" else None
-    return None
+        value = int(value) if value.isdecimal() and len(value) <= 16 else 0 if value == "default" else None
+    known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_COUNT
+    return value if known else None
 
 
 def _logprob(value: Any) -> float:
     if not is_number(value):
         raise Malformed(f"a sampled token has the log-probability {value!r}")
-    if value > 0 or value <= SENTINEL:
+    if value > ROUNDING or value <= SENTINEL:
         raise Malformed(f"a sampled token has the log-probability {value}, which no token can have")
-    return float(value)
+    return min(float(value), 0.0)
 
 
 def _is_list(value: Any) -> bool:

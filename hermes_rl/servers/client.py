@@ -19,7 +19,6 @@ from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 from hermes_rl.errors import UserError
 from hermes_rl.servers.base import (
     ABORT,
-    LARGEST_ID,
     UNREADABLE,
     Backend,
     ChatReply,
@@ -29,6 +28,7 @@ from hermes_rl.servers.base import (
     HeadersFor,
     Malformed,
     Message,
+    ReplyBound,
     Sampled,
     Sampling,
     ScoringDialect,
@@ -41,7 +41,7 @@ from hermes_rl.servers.base import (
     without_thinking,
 )
 from hermes_rl.servers.pool import PooledServer, ServerPool
-from hermes_rl.servers.transport import AttemptFailed, HttpAnswer, RetryPolicy, Transport, excerpt, with_retries
+from hermes_rl.servers.transport import AttemptFailed, HttpAnswer, RetryPolicy, Transport, with_retries
 from hermes_rl.servers.weights import Pauses, Versions
 from hermes_rl.tokens.transcript import TokenLogprobs, ids, numbers
 from hermes_rl.values import is_number
@@ -369,11 +369,11 @@ class SampledByFunction:
         self._function, self._context, self._version = function, context, version
         self._heard: int | None = None
         """The newest version that an answer has told so far."""
-        self._largest, self._ends = LARGEST_ID, frozenset[int]()
+        self._ends = frozenset[int]()
 
-    def know(self, vocabulary: Mapping[str, int], ends: Iterable[int]) -> None:
-        """Take note of the vocabulary, and of tokens that may end a turn beside those of a request."""
-        self._largest, self._ends = max(vocabulary.values()), frozenset(ends)
+    def know(self, ends: Iterable[int]) -> None:
+        """Take note of tokens that may end a turn beside those of a request."""
+        self._ends = frozenset(ends)
 
     async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:
         """Call the function, and again where it broke off for new weights; raises `AttemptFailed`."""
@@ -422,18 +422,15 @@ class SampledByFunction:
         try:
             ids, logprobs = numbers_of(answer.ids), numbers_of(answer.logprobs)
             piece = generated(ids, logprobs, answer.finish, answer.version, answer.model)
-            piece = replace(piece, oldest=version_of(answer.oldest))
+            piece = sampling.checked(replace(piece, oldest=version_of(answer.oldest)))
             self._check(piece, sampling)
         except UNREADABLE as error:
             raise AttemptFailed(f"the policy's function gave a wrong answer: {error}") from error
         return piece, Timing(generating=time.monotonic() - started)
 
     def _check(self, piece: Sampled, sampling: Sampling) -> None:
-        """Raise `Malformed` for what no engine can have sampled when it was asked for this."""
-        if len(piece.ids) > sampling.max_tokens:
-            raise Malformed(f"the answer has {len(piece.ids)} tokens, and at most {sampling.max_tokens} were asked for")
-        if (largest := max(piece.ids, default=0)) > self._largest:
-            raise Malformed(f"the answer has the token {largest}, and the vocabulary ends with {self._largest}")
+        """Raise `Malformed` where the tokens do not end as a turn does, or their versions fall. A server may end a turn
+        by stop tokens of its own, which nothing here knows."""
         if passed := set(sampling.stop_ids).intersection(piece.ids[:-1]):
             raise Malformed(f"the answer goes on after the token {min(passed)}, which ends a turn")
         if piece.finish == "stop" and sampling.stop_ids and not {*sampling.stop_ids, *self._ends} & {piece.ids[-1]}:
@@ -615,8 +612,9 @@ class Asker:
             def body(dialect: Dialect) -> bytes:
                 return rest.written(dialect.body(rest, self._config.current()))
 
-            answer, timing = await self._answer(body, request, generation)
-            return self._read(answer, lambda data: self._dialect.read(data)), timing
+            bound = ReplyBound.of_tokens(rest.max_tokens)
+            answer, timing = await self._answer(body, request, generation, bound)
+            return await self._read(answer, lambda data: rest.checked(self._dialect.read(data)), bound), timing
 
         async def note(piece: Sampled) -> None:
             generation.sampling = sampling.policy(self._dialect)
@@ -636,19 +634,22 @@ class Asker:
             return sampling.written(_scoring(dialect, self._config).scoring_body(top_k, self._config.current()))
 
         waited = Generation()
-        answer, timing = await self._answer(body, request, waited)
-        scores = self._read(answer, lambda data: _scoring(self._dialect, self._config).read_scores(data, prompt, top_k))
+        bound = ReplyBound.of_scores(len(prompt), top_k)
+        answer, timing = await self._answer(body, request, waited, bound)
+        scores = await self._read(
+            answer, lambda data: _scoring(self._dialect, self._config).read_scores(data, prompt, top_k), bound
+        )
         return scores, replace(timing, paused=timing.paused + waited.timing.paused)
 
     async def _answer(
-        self, body: Callable[[Dialect], bytes], request: ChatRequest, generation: Generation
+        self, body: Callable[[Dialect], bytes], request: ChatRequest, generation: Generation, bound: ReplyBound
     ) -> tuple[HttpAnswer, Timing]:
         """Get one answer of the server. Waiting while the server is paused is no failure."""
         while True:
             seen = self._pauses.seconds
             try:
                 async with self._pauses.watched():
-                    answer = await self._ask(body, request)
+                    answer = await self._ask(body, request, bound)
             except AttemptFailed as failed:
                 if not failed.timed_out or self._pauses.seconds == seen:
                     raise
@@ -663,11 +664,11 @@ class Asker:
             paused = min(self._pauses.seconds - seen, took)
             return answer, Timing(queued=answer.sent - answer.asked, generating=took - paused, paused=paused)
 
-    async def _ask(self, body: Callable[[Dialect], bytes], request: ChatRequest) -> HttpAnswer:
+    async def _ask(self, body: Callable[[Dialect], bytes], request: ChatRequest, bound: ReplyBound) -> HttpAnswer:
         headers = self._headers_for(request) if self._headers_for is not None else None
         while True:
             dialect = self._dialect
-            answer = await self._transport.post(dialect.path, body(dialect), headers)
+            answer = await self._transport.post(dialect.path, body(dialect), headers, bound.size)
             # A server without the model answers 404 too, but with an error in JSON.
             if answer.status != 405 and (answer.status != 404 or b'"error"' in answer.raw):
                 return answer
@@ -677,12 +678,8 @@ class Asker:
                 del self._dialects[0]
                 self._use(self._dialects[0])
 
-    def _read(self, answer: HttpAnswer, read: Callable[[Any], T]) -> T:
-        try:
-            return read_answer(answer.raw, read)
-        except Malformed as problem:
-            detail = f"{problem}: {excerpt(answer.raw)[:200]}"
-        raise self._transport.failed(self._dialect.path, detail)
+    async def _read(self, answer: HttpAnswer, read: Callable[[Any], T], bound: ReplyBound) -> T:
+        return await self._transport.read(self._dialect.path, answer, lambda raw: read_answer(raw, read, bound))
 
 
 def _scoring(dialect: Dialect, config: ServerConfig) -> ScoringDialect:

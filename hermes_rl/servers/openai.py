@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from hermes_rl.servers.base import (
     ChatReply,
     ChatRequest,
-    ErrorBody,
     HeadersFor,
-    Malformed,
+    ReplyBound,
     ServerConfig,
     Timing,
     chat_body,
     encode,
     read_reply,
 )
-from hermes_rl.servers.transport import Transport, excerpt
+from hermes_rl.servers.transport import Transport
 
 PATH = "chat/completions"
 
@@ -29,18 +30,16 @@ class OpenAIServer:
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
         """Wait for a free place, send once, and read the answer."""
-        payload = encode(chat_body(request, self.config.current()))
+        body = chat_body(request, self.config.current())
+        bound = ReplyBound.of_chat(body)
         headers = self._headers_for(request) if self._headers_for is not None else None
-        answer = await self._transport.post(PATH, payload, headers)
+        answer = await self._transport.post(PATH, encode(body), headers, bound.size)
         if answer.status != 200:
             raise self._transport.refused(PATH, answer)
         timing = Timing(queued=answer.sent - answer.asked, generating=answer.received - answer.sent)
-        try:
-            return read_reply(answer.raw, self.config, timing)
-        except Malformed as error:
-            if isinstance(error, ErrorBody) and error.status is not None:
-                raise self._transport.refused(PATH, answer, error.status) from None
-            raise self._transport.failed(PATH, f"{error}: {excerpt(answer.raw)}") from None
+        return await self._transport.read(
+            PATH, answer, partial(read_reply, config=self.config, timing=timing, bound=bound)
+        )
 
     async def context_length(self) -> int | None:
         """Return the longest conversation, where the server tells it."""

@@ -9,9 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes_rl.servers.base import ChatReply, ChatRequest, Malformed, Message, ServerConfig, Timing, encode
-from hermes_rl.servers.transport import Transport, excerpt
-from hermes_rl.values import is_number, read_json
+from hermes_rl.servers.base import (
+    ChatReply,
+    ChatRequest,
+    Malformed,
+    Message,
+    ReplyBound,
+    ServerConfig,
+    Timing,
+    encode,
+    read_answer,
+)
+from hermes_rl.servers.transport import Transport
+from hermes_rl.values import is_number
+
+_BOUND = ReplyBound()
 
 
 class RewardModel:
@@ -34,27 +46,28 @@ class RewardModel:
     async def attempt(self, request: ChatRequest) -> ChatReply:
         """Wait for a free place, send once, and read the numbers; raises as `hermes_rl.servers.base.Backend`."""
         config = self.config.current()
-        answer = await self._transport.post(self.path, encode({"model": config.model, **self.body(request.messages)}))
+        body = encode({"model": config.model, **self.body(request.messages)})
+        answer = await self._transport.post(self.path, body, most=_BOUND.size)
         if answer.status != 200:
             raise self._transport.refused(self.path, answer)
-        try:
-            data = read_json(answer.raw)
+        timing = Timing(queued=answer.sent - answer.asked, generating=answer.received - answer.sent)
+
+        def read(data: Any) -> ChatReply:
             values = self.numbers(data["data"][0])
             if not isinstance(values, list) or not values or not all(map(is_number, values)):
-                raise Malformed("there are no numbers in it")
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-            problem = f"the answer of a reward model cannot be read ({type(error).__name__}: {error})"
-            raise self._transport.failed(self.path, f"{problem}: {excerpt(answer.raw)[:200]}") from None
-        usage, model = data.get("usage"), data.get("model")
-        return ChatReply(
-            message={"role": "assistant", "content": None},
-            finish_reason=None,
-            usage=usage if isinstance(usage, dict) else {},
-            model=model if isinstance(model, str) else config.model,
-            server_type=config.type,
-            numbers=tuple(map(float, values)),
-            timing=Timing(queued=answer.sent - answer.asked, generating=answer.received - answer.sent),
-        )
+                raise Malformed("the answer of a reward model cannot be read: there are no numbers in it")
+            usage, model = data.get("usage"), data.get("model")
+            return ChatReply(
+                message={"role": "assistant", "content": None},
+                finish_reason=None,
+                usage=usage if isinstance(usage, dict) else {},
+                model=model if isinstance(model, str) else config.model,
+                server_type=config.type,
+                numbers=tuple(map(float, values)),
+                timing=timing,
+            )
+
+        return await self._transport.read(self.path, answer, lambda raw: read_answer(raw, read, _BOUND))
 
     async def close(self) -> None:
         """Close the connections."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from hermes_rl.errors import UserError
 from hermes_rl.servers.base import (
+    LARGEST_ID,
     ChatReply,
     ChatRequest,
     ContextLengthExceeded,
@@ -69,6 +70,8 @@ class TokenServer:
         self._renderer: Renderer | None = None
         """The loaded one, once the length of the server's context is known too."""
         self._context: int | None = None
+        self._largest = LARGEST_ID
+        """The largest id of the renderer's vocabulary, once that is loaded."""
         self._response = response
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
@@ -129,7 +132,7 @@ class TokenServer:
         self, renderer: Renderer, prompt: RenderedPrompt, transcript: Transcript, request: ChatRequest
     ) -> tuple[Step, Generation]:
         room = self._room(request, prompt, transcript)
-        sampling = Sampling.of(request, prompt.ids, room, renderer.stop_ids, lambda: prompt.text)
+        sampling = Sampling.of(request, prompt.ids, room, renderer.stop_ids, lambda: prompt.text, self._largest)
         reply = await self._source.sample(sampling, request)
         weights = WeightVersions(reply.before, reply.after)
         return Step(prompt.ids, reply.ids, reply.logprobs, reply.finish, weights), reply
@@ -139,9 +142,10 @@ class TokenServer:
         if self._renderer is None:
             renderer = await self.load()
             self._context = await self._source.context_length()
+            vocabulary = renderer.tokenizer.vocabulary
+            self._largest = max(vocabulary.values())
             if isinstance(self._source, SampledByFunction):
-                vocabulary = renderer.tokenizer.vocabulary
-                self._source.know(vocabulary, (vocabulary[token] for token in renderer.tokenizer.control))
+                self._source.know(vocabulary[token] for token in renderer.tokenizer.control)
             self._renderer = renderer
         return self._renderer
 

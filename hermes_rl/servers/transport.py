@@ -13,12 +13,13 @@ import random
 import re
 import ssl
 import time
+import zlib
 from base64 import b64encode
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
@@ -26,8 +27,9 @@ from urllib.request import getproxies, proxy_bypass
 from yarl import URL
 
 from hermes_rl.errors import ServerFailure, UserError
-from hermes_rl.servers.base import ContextLengthExceeded, ServerConfig
-from hermes_rl.values import read_json
+from hermes_rl.servers.base import LARGEST_REPLY, ContextLengthExceeded, ErrorBody, Malformed, ServerConfig
+from hermes_rl.threads import one_at_a_time
+from hermes_rl.values import read_bounded
 
 if TYPE_CHECKING:
     import aiohttp
@@ -199,6 +201,10 @@ _CONNECT_SECONDS = 30.0
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 AT_ONCE = 8
 """Answers per turn of the loop; the work that follows each of them takes about half a millisecond."""
+IN_THREAD = 1 << 17
+"""Bytes from which on a reply is read in the helper thread."""
+MOST_TOLD = 16 << 20
+"""Bytes of an answer beside the calls, such as a list of models."""
 EXCERPT = 300
 """Characters of a server's answer that are kept with a failure."""
 _MASK = "***"
@@ -245,13 +251,16 @@ class Transport:
             return self._base.removesuffix("/v1") + path
         return f"{self._base}/{path}"
 
-    async def post(self, path: str, payload: bytes, headers: Mapping[str, str] | None = None) -> HttpAnswer:
-        """Wait for a free place and send once; raises `AttemptFailed` where no answer came."""
+    async def post(
+        self, path: str, payload: bytes, headers: Mapping[str, str] | None = None, most: int = LARGEST_REPLY
+    ) -> HttpAnswer:
+        """Wait for a free place and send once; raises `AttemptFailed` where no answer came, or one of more than `most`
+        bytes."""
         session = await self._connected()
         began = time.monotonic()
         async with self._places:
             sent = time.monotonic()
-            status, received, raw = await self._send(session, path, payload, headers)
+            status, received, raw = await self._send(session, path, payload, headers, most)
         answer = HttpAnswer(status, received, raw, began, sent, time.monotonic())
         await self._turnstile.pass_through()
         return answer
@@ -264,13 +273,26 @@ class Transport:
         limit = aiohttp.ClientTimeout(total=timeout)
         try:
             async with session.get(self._url(path), timeout=limit, allow_redirects=False, proxy=self._proxy) as answer:
-                raw = await answer.read()
-        except (aiohttp.ClientError, OSError, TimeoutError):
+                raw = await self._body(path, answer, MOST_TOLD)
+        except (aiohttp.ClientError, OSError, TimeoutError, AttemptFailed):
             return 0, None
         try:
-            return answer.status, read_json(raw)
+            return answer.status, await _read_aside(partial(read_bounded, largest=MOST_TOLD), raw)
         except ValueError:
             return answer.status, None
+
+    async def read(self, path: str, answer: HttpAnswer, read: Callable[[bytes], T]) -> T:
+        """Return what `read` makes of an answer, off the event loop where it is large. Raises `AttemptFailed`, or
+        `ContextLengthExceeded`, where it raises `Malformed`."""
+        try:
+            return await _read_aside(read, answer.raw)
+        except ErrorBody as problem:
+            failed: Exception = self.failed(path, f"{problem}: {excerpt(answer.raw)}")
+            if problem.status is not None:
+                failed = self.refused(path, answer, problem.status)
+        except Malformed as problem:
+            failed = self.failed(path, f"{problem}: {excerpt(answer.raw)}")
+        raise failed
 
     async def context_length(self) -> int | None:
         """Return the longest conversation in tokens, where the server tells it in its list of models."""
@@ -319,11 +341,17 @@ class Transport:
                 timeout=aiohttp.ClientTimeout(total=self._config.timeout, sock_connect=_CONNECT_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=self._headers,
+                auto_decompress=False,  # `_body` does, within its bound
             )
         return self._session
 
     async def _send(
-        self, session: aiohttp.ClientSession, path: str, payload: bytes, headers: Mapping[str, str] | None
+        self,
+        session: aiohttp.ClientSession,
+        path: str,
+        payload: bytes,
+        headers: Mapping[str, str] | None,
+        most: int,
     ) -> tuple[int, Mapping[str, str], bytes]:
         import aiohttp
 
@@ -332,7 +360,7 @@ class Transport:
             async with session.post(
                 self._url(path), data=payload, headers=headers, allow_redirects=False, proxy=self._proxy
             ) as response:
-                return response.status, response.headers, await response.read()
+                return response.status, response.headers, await self._body(path, response, most)
         except aiohttp.ConnectionTimeoutError:
             failed = self.failed(path, f"no connection within {_CONNECT_SECONDS:g} s", unreachable=True)
         except TimeoutError:
@@ -341,6 +369,56 @@ class Transport:
             failed = self.failed(path, f"connection lost: {type(error).__name__}: {error}", unreachable=True)
         # Outside the handler: aiohttp's exceptions hold the request's headers, and so the key.
         raise failed
+
+    async def _body(self, path: str, response: aiohttp.ClientResponse, most: int) -> bytes:
+        """Read a body of at most `most` bytes, counted after decompression; raises `AttemptFailed` for another one.
+
+        aiohttp would decompress each part as it comes, on the event loop, and 64 KiB may become 64 MiB.
+        """
+        body = bytearray()
+        encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+        async for part in response.content.iter_any():
+            body += part
+            if len(body) > most:
+                raise self.failed(path, _too_large(most))
+        if encoding in ("", "identity"):
+            return bytes(body)
+        if encoding not in _ENCODINGS:
+            raise self.failed(path, f"the reply has the encoding {encoding!r:.50}, which was not asked for")
+        try:
+            whole = await one_at_a_time(_decompressed, bytes(body), most)
+        except zlib.error as error:
+            raise self.failed(path, f"the reply cannot be decompressed: {error}") from None
+        if whole is None:
+            raise self.failed(path, _too_large(most))
+        return whole
+
+
+_ENCODINGS = ("gzip", "x-gzip", "deflate")
+_EITHER_HEADER = zlib.MAX_WBITS | 32
+"""zlib finds out whether it is gzip or deflate."""
+
+
+def _decompressed(raw: bytes, most: int) -> bytes | None:
+    """Return the bytes, or None where they are more than `most`; raises `zlib.error`."""
+    whole = bytearray()
+    while raw:  # gzip may have several parts
+        part = zlib.decompressobj(_EITHER_HEADER)
+        whole += part.decompress(raw, most + 1 - len(whole))
+        if len(whole) > most:
+            return None
+        if not part.eof:
+            raise zlib.error("it ends too early")
+        raw = part.unused_data
+    return bytes(whole)
+
+
+def _too_large(most: int) -> str:
+    return f"the reply has more than {most} bytes after decompression, the most that is read for what was asked"
+
+
+async def _read_aside(read: Callable[[bytes], T], raw: bytes) -> T:
+    return read(raw) if len(raw) <= IN_THREAD else await one_at_a_time(read, raw)
 
 
 @cache
@@ -361,7 +439,7 @@ def excerpt(raw: bytes) -> str:
 
 
 def _headers(config: ServerConfig) -> dict[str, str]:
-    headers = {"Content-Type": "application/json", "User-Agent": "hermes-rl"}
+    headers = {"Content-Type": "application/json", "User-Agent": "hermes-rl", "Accept-Encoding": "gzip, deflate"}
     if config.api_key is not None:
         headers["Authorization"] = f"Bearer {config.api_key.reveal()}"
     elif (basic := _url_credentials(config)) is not None:

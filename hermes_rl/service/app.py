@@ -5,12 +5,13 @@ Annotations are not postponed here: FastAPI reads those of functions that are ma
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
@@ -34,7 +35,8 @@ from hermes_rl.service.bodies import (
 from hermes_rl.service.refusals import Refused, ending, wrong
 from hermes_rl.service.sessions import Sessions
 from hermes_rl.service.state import Service, first_of
-from hermes_rl.values import read_json, write_json
+from hermes_rl.threads import one_at_a_time
+from hermes_rl.values import read_json, too_many_values, write_json
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -49,9 +51,50 @@ _STATUSES = {
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": RefusalTold, "description": text} for status, text in _STATUSES.items()
 }
+IN_THREAD = 1 << 16
+"""Bytes from which on a body is read in the helper thread."""
+MOST_BODY_VALUES = 400_000
+"""Values of a body: the ids and log-probabilities of a turn of 200,000 tokens."""
+MOST_KEYS = 10_000
+"""Keys of one object; an error is made for each that is unknown."""
 _ALTERNATIVES = ("str", "MessageAsked")
 """Types that a value may have, which pydantic names among the places."""
 _NO_SESSION: dict[int | str, dict[str, Any]] = {404: {"model": RefusalTold, "description": "there is no such session"}}
+
+
+class BoundedRoute(APIRoute):
+    """A path whose body is read in a helper thread where it is large, one at a time, and within bounds.
+
+    FastAPI reads it on the event loop, where all rollouts would wait for as long as it takes.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def bounded(request: Request) -> Response:
+            if self.body_field is not None and len(body := await request.body()) > IN_THREAD:
+                request._json = await one_at_a_time(_read_body, body)  # where `Request.json` looks first
+            return await handler(request)
+
+        return bounded
+
+
+def _read_body(body: bytes) -> Any:
+    """Return the value of a body. Raises Refused where it has more values or levels than are read, or is no JSON."""
+    if too_many_values(body, MOST_BODY_VALUES):
+        raise Refused(413, "too_large", f"a request has at most {MOST_BODY_VALUES} values: ask in several parts")
+    value = _parsed(body)
+    level = [value]
+    while level:
+        if any(isinstance(each, dict) and len(each) > MOST_KEYS for each in level):
+            raise Refused(413, "too_large", f"an object of a request has at most {MOST_KEYS} keys")
+        level = [inner for holder in level for inner in _inside(holder)]
+    return value
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [each for each in inner if isinstance(each, dict | list)]
 
 
 class JsonAnswer(JSONResponse):
@@ -81,6 +124,7 @@ def bare_app(description: str, *, token: bool, below: str = "", elsewhere: str =
         default_response_class=JsonAnswer,
         responses=_REFUSALS,
     )
+    app.router.route_class = BoundedRoute
     _answer_mistakes(app, f"see {below}/openapi.json for the paths and their methods{elsewhere}")
     _describe(app, token=token)
     return app

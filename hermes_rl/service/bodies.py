@@ -14,6 +14,9 @@ _LARGEST = 2**53
 Key = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Version = Annotated[int, Field(ge=0, le=_LARGEST)]
+TokenIds = Annotated[
+    list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=1_000_000, fail_fast=True)
+]
 SplitName = Literal["train", "eval"]
 
 
@@ -42,7 +45,9 @@ class PolicyAsked(RequestBody):
 class RolloutsAsked(RequestBody):
     """A batch of groups."""
 
-    rows: list[Key] = Field(min_length=1, max_length=MOST_ROWS, description="Keys of GET /v1/rows, a group for each.")
+    rows: Annotated[list[Key], Field(fail_fast=True)] = Field(
+        min_length=1, max_length=MOST_ROWS, description="Keys of GET /v1/rows, a group for each."
+    )
     n: Annotated[int, Field(ge=1, le=MOST_MEMBERS)] | None = Field(
         None, description="Rollouts of a group; default: the spec's serve.group_size."
     )
@@ -87,15 +92,15 @@ class MessageAsked(RequestBody):
     role: Literal["assistant"] = "assistant"
     content: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[CallAsked] | None = None
+    tool_calls: Annotated[list[CallAsked], Field(fail_fast=True)] | None = None
 
 
 class StepAsked(RequestBody):
     """The turn of the one who steps: a message, or its token ids."""
 
     message: MessageAsked | str | None = None
-    ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=1_000_000)] | None = None
-    logprobs: list[Annotated[float, Field(allow_inf_nan=False)]] | None = None
+    ids: TokenIds | None = None
+    logprobs: Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(fail_fast=True)] | None = None
     finish: Literal["stop", "length"] | None = None
     version: Version | None = None
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,8 @@ from hermes_rl.plugins import Code
 from hermes_rl.sandbox.base import Conversation
 from hermes_rl.threads import one_at_a_time
 from hermes_rl.tools.host_process import LineTooLongError, lines_of
-from hermes_rl.values import too_many_values
+from hermes_rl.tools.mcp_exchange import EXCHANGE, Exchange
+from hermes_rl.values import MOST_VALUES, too_many_values
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -44,11 +45,36 @@ CHECK_SECONDS = 1.0
 PROBLEM = 200
 """Characters of what is wrong with it that the model is told."""
 
-Transport = AbstractAsyncContextManager["TransportStreams"]
+
+class McpTransport(AbstractAsyncContextManager["TransportStreams"]):
+    """A connection to one server, which `connect` opens; it tells whether the other side has ended it."""
+
+    def __init__(self, connect: Callable[[McpTransport], AbstractAsyncContextManager[TransportStreams]]) -> None:
+        self._streams = connect(self)
+        self.ended = False
+
+    async def __aenter__(self) -> TransportStreams:
+        return await self._streams.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> bool | None:
+        return await self._streams.__aexit__(*error)
 
 
 class McpLostError(Exception):
     """The session is over, or never began; the message says why."""
+
+
+class McpUnansweredError(Exception):
+    """The HTTP layer, and not the server itself, answered a call. `executed`: it may have been executed; `ended`: the
+    server no longer knows the session."""
+
+    def __init__(self, problem: str, *, executed: bool, ended: bool) -> None:
+        super().__init__(problem)
+        self.executed, self.ended = executed, ended
+
+
+class McpTooLargeError(Exception):
+    """The answer to a call is larger than is read."""
 
 
 class McpTimeoutError(Exception):
@@ -83,17 +109,20 @@ def require_mcp() -> None:
 class McpSession:
     """A session that is open from `open` until `close` or until the server is gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, transport: McpTransport) -> None:
         self.tools: tuple[Listed, ...] = ()
+        self.calls = 0
+        """Calls that wait for their answers."""
+        self._transport = transport
         self._client: Client | None = None
         self._ready = asyncio.Event()
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, transport: Transport, seconds: float) -> McpSession:
+    async def open(cls, transport: McpTransport, seconds: float) -> McpSession:
         """Shake hands and list the tools; raises `McpLostError` when that fails or takes longer."""
-        session = cls()
+        session = cls(transport)
         session._task = asyncio.create_task(session._live(transport))
         try:
             async with asyncio.timeout(seconds):
@@ -113,26 +142,42 @@ class McpSession:
         return self._client is not None
 
     async def call(self, name: str, arguments: Mapping[str, Any], seconds: float) -> tuple[str, bool]:
-        """Return the answer as text, and whether the tool calls it an error; raises `McpTimeoutError`, or
-        `McpLostError`."""
+        """Return the answer as text, and whether the tool calls it an error. Raises `McpTimeoutError`, `McpLostError`,
+        `McpUnansweredError` or `McpTooLargeError`; the transport and the clock decide, since the numbers of the SDK's
+        errors may also be the server's own."""
         from mcp.shared.exceptions import MCPError
-        from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
         from pydantic import ValidationError
 
         client = self._open_client()
+        exchange = Exchange()
+        context = EXCHANGE.set(exchange)
+        self.calls += 1
         try:
-            result = await client.call_tool(name, dict(arguments), read_timeout_seconds=seconds)
+            async with asyncio.timeout(seconds):
+                result = await client.call_tool(name, dict(arguments))
+        except TimeoutError:
+            raise McpTimeoutError(f"no answer within {seconds:g} s") from None
         except MCPError as error:
-            if error.code == REQUEST_TIMEOUT:
-                raise McpTimeoutError(f"no answer within {seconds:g} s") from None
-            if error.code == CONNECTION_CLOSED:
+            if exchange.large:
+                raise McpTooLargeError(f"more than {LINE_LIMIT} bytes or {MOST_VALUES} values") from None
+            if exchange.problem is not None:
+                problem = f"{exchange.problem} in answer to a call of {name}"
+                raise McpUnansweredError(problem, executed=exchange.executed, ended=exchange.ended) from None
+            if self._transport.ended:
                 self._client = None
                 raise McpLostError("it ended during the call") from None
             return error.message, True
         except (RuntimeError, ValidationError) as error:
             # The SDK checks answers against what the server promised of them.
             return f"the tool server's answer is not what it promised: {str(error).splitlines()[0]}", True
+        finally:
+            self.calls -= 1
+            EXCHANGE.reset(context)
         return _text(result), result.is_error
+
+    def retire(self) -> None:
+        """Take no further calls; those that wait may still be answered."""
+        self._client = None
 
     async def close(self) -> None:
         """End the session and whatever its transport holds; may be called twice."""
@@ -143,7 +188,7 @@ class McpSession:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def _live(self, transport: Transport) -> None:
+    async def _live(self, transport: McpTransport) -> None:
         from mcp import Client
 
         try:
@@ -246,28 +291,37 @@ def _message(line: bytes) -> JSONRPCMessage | None:
     return None if too_many_values(line) else jsonrpc_message_adapter.validate_json(line, by_name=False)
 
 
+def over_http(url: str, headers: Mapping[str, str]) -> McpTransport:
+    """Return the transport to a server at a streamable HTTP endpoint."""
+    return McpTransport(lambda transport: _http_streams(url, headers))
+
+
 @contextlib.asynccontextmanager
-async def over_http(url: str, headers: Mapping[str, str]) -> AsyncIterator[TransportStreams]:
-    """Open the transport to a server at a streamable HTTP endpoint."""
+async def _http_streams(url: str, headers: Mapping[str, str]) -> AsyncIterator[TransportStreams]:
     from mcp.client.streamable_http import streamable_http_client
-    from mcp.shared._httpx_utils import create_mcp_http_client
+
+    from hermes_rl.tools.mcp_wire import BoundedClient
 
     async with (
-        create_mcp_http_client(headers=dict(headers)) as client,
-        streamable_http_client(url, http_client=client) as streams,
+        BoundedClient(dict(headers)) as client,
+        streamable_http_client(url, http_client=client, max_sse_event_size=None) as streams,
     ):
         yield streams
 
 
+def over_process(conversation: Conversation) -> McpTransport:
+    """Return the transport to a server whose standard input and output are `conversation`, which it closes."""
+    return McpTransport(lambda transport: _process_streams(conversation, transport))
+
+
 @contextlib.asynccontextmanager
-async def over_process(conversation: Conversation) -> AsyncIterator[TransportStreams]:
-    """Open the transport to a server whose standard input and output are `conversation`, which it closes."""
+async def _process_streams(conversation: Conversation, transport: McpTransport) -> AsyncIterator[TransportStreams]:
     import anyio
     from mcp.shared.message import SessionMessage
 
     to_session, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     outgoing, from_session = anyio.create_memory_object_stream[SessionMessage](0)
-    pump = _Pump(conversation, to_session, from_session)
+    pump = _Pump(conversation, transport, to_session, from_session)
     try:
         async with anyio.create_task_group() as group:
             group.start_soon(pump.receive)
@@ -284,8 +338,8 @@ async def over_process(conversation: Conversation) -> AsyncIterator[TransportStr
 class _Pump:
     """Messages between a process and a session, one a line; a flood ends it."""
 
-    def __init__(self, conversation: Conversation, to_session: Any, from_session: Any) -> None:
-        self._conversation = conversation
+    def __init__(self, conversation: Conversation, transport: McpTransport, to_session: Any, from_session: Any) -> None:
+        self._conversation, self._transport = conversation, transport
         self._to_session = to_session
         self._from_session = from_session
         self._received = 0
@@ -294,7 +348,11 @@ class _Pump:
         import anyio
         from mcp.shared.message import SessionMessage
 
-        with self._to_session, contextlib.suppress(LineTooLongError, OSError, anyio.BrokenResourceError):
+        with (
+            self._to_session,
+            self._ending(),
+            contextlib.suppress(LineTooLongError, OSError, anyio.BrokenResourceError),
+        ):
             async for line in lines_of(self._conversation, LINE_LIMIT):
                 self._received += len(line) + 1
                 if self._received > FLOOD_LIMIT:
@@ -307,6 +365,14 @@ class _Pump:
                     return
                 await self._to_session.send(SessionMessage(message))
 
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Note in the end that the process is gone, before the session hears that nothing more comes."""
+        try:
+            yield
+        finally:
+            self._transport.ended = True
+
     async def send(self) -> None:
         with contextlib.suppress(OSError):
             async for message in self._from_session:
@@ -314,4 +380,5 @@ class _Pump:
                 text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
                 await self._conversation.write(text.encode() + b"\n")
         # Nobody reads any more: the session has to hear that, or its calls would wait for ever.
+        self._transport.ended = True
         self._to_session.close()

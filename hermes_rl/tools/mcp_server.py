@@ -8,6 +8,7 @@ is the agent's doing, who shares that machine with it.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
@@ -27,7 +28,9 @@ from hermes_rl.tools.mcp_client import (
     McpLostError,
     McpSession,
     McpTimeoutError,
-    Transport,
+    McpTooLargeError,
+    McpTransport,
+    McpUnansweredError,
     fingerprint,
     over_http,
     over_process,
@@ -35,6 +38,9 @@ from hermes_rl.tools.mcp_client import (
 
 START_SECONDS = 30.0
 """For the handshake and the list of tools; a server in Python takes a second, many at once take longer."""
+
+PAUSES = (0.5, 2.0, 5.0)
+"""Seconds before a call is sent again that the server has not taken."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class McpServer(ABC):
         self._worked = False
 
     @abstractmethod
-    async def transport(self) -> Transport:
+    async def transport(self) -> McpTransport:
         """Start what is needed to talk to it; `OSError` where that cannot start."""
 
     def blames_agent(self) -> bool:
@@ -90,13 +96,31 @@ class McpServer(ABC):
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Return the answer; raises `ToolInputError` for the model's mistakes, `ToolServerFailure` for ours."""
-        session = await self._open()
+        for attempt in itertools.count(1):
+            session = await self._open()
+            try:
+                return await self._answer(session, name, arguments)
+            except McpUnansweredError as error:
+                if error.ended:
+                    session.retire()
+                if error.executed or attempt > (1 if error.ended else len(PAUSES)):
+                    raise ToolServerFailure(f"MCP server {self.settings.name}: {error}") from None
+                await asyncio.sleep(0 if error.ended else PAUSES[attempt - 1])
+            finally:
+                if not session.alive and not session.calls:  # the last call of a session that has ended
+                    await session.close()
+        raise AssertionError("a call is answered or fails")
+
+    async def _answer(self, session: McpSession, name: str, arguments: Mapping[str, Any]) -> str:
+        """Return the answer of a session; raises as `call`, or `McpUnansweredError`."""
         try:
             text, is_error = await session.call(name, arguments, self.settings.timeout)
         except McpTimeoutError as error:
             if not self.settings.shared:  # what hangs in one call may never answer again
                 await session.close()
             raise ToolInputError(f"the tool server gave {error}") from None
+        except McpTooLargeError as error:
+            raise ToolInputError(f"the tool server's answer has {error}, and is not read") from None
         except McpLostError as error:
             await session.close()
             raise ToolInputError(f"the tool server was lost: {error}; the next call finds it started anew") from None
@@ -134,7 +158,7 @@ class McpServer(ABC):
 class HttpServer(McpServer):
     """A server at a URL."""
 
-    async def transport(self) -> Transport:
+    async def transport(self) -> McpTransport:
         assert self.settings.url is not None
         return over_http(self.settings.url, self.settings.headers)
 
@@ -146,7 +170,7 @@ class SandboxServer(McpServer):
         super().__init__(settings, expected)
         self._sandbox = sandbox
 
-    async def transport(self) -> Transport:
+    async def transport(self) -> McpTransport:
         sandbox = await self._sandbox()
         folder = f"{sandbox.home}/.mcp/{self.settings.name}"
         await sandbox.make_dir(folder)
@@ -164,7 +188,7 @@ class HostServer(McpServer):
 
     _folder: Path | None = None
 
-    async def transport(self) -> Transport:
+    async def transport(self) -> McpTransport:
         if self._folder is None and self.settings.files:
             self._folder = await made_in_thread(self._lay, lambda made: shutil.rmtree(made, ignore_errors=True))
         folder = self._folder or self.settings.folder

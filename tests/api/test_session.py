@@ -92,6 +92,26 @@ async def test_ids_that_end_at_the_limit_were_cut(tmp_path: Path) -> None:
     assert session.rollout.ending is Ending.LENGTH
 
 
+async def test_ids_that_no_policy_has_sampled_are_refused_and_the_turn_still_waits(tmp_path: Path) -> None:
+    sampler = Sampler()
+    async with open_env(spec_in(tmp_path)) as env:
+        session = await env.session(env.rows()[0], tokenizer=SMALL)
+        turn = await session.start()
+        while turn is not None:
+            assert turn.prompt_ids is not None
+            for ids, problem in (
+                ([10_000_000, 5], "the token 10000000, and the vocabulary ends with"),
+                ([5] * 2600, "2600 tokens, and at most 200 were asked for"),
+            ):
+                with pytest.raises(UserError, match=problem):
+                    await session.step(ids, logprobs=[-0.5] * len(ids))
+            answer = await sampler(turn.prompt_ids, None)  # type: ignore[arg-type]
+            turn = await session.step(answer.ids, logprobs=[1e-7 for _ in answer.ids])
+    assert session.rollout is not None
+    assert session.rollout.score == 1.0
+    assert trained([session.rollout]) == [(token, 0.0) for token, _ in sampled(sampler.answers)]
+
+
 async def test_a_message_is_taken_where_ids_could_be_and_is_not_called_exact(tmp_path: Path) -> None:
     text = TEXT + "servers: {policy: {type: scripted}}\nsolution: {turns: [{say: hi}]}\n"
     async with open_env(spec_in(tmp_path, text)) as env:

@@ -19,7 +19,7 @@ from hermes_rl.tools import editing
 from hermes_rl.tools.base import Tool, ToolInputError, Toolkit, ToolRuntime
 from hermes_rl.tools.editing import NoMatchError, PatchFormError
 from hermes_rl.tools.execute import MOST_CALLS, TOO_MANY, checked_arguments, execute_calls
-from hermes_rl.tools.mcp_client import MOST_BLOCKS, _Pump, _text
+from hermes_rl.tools.mcp_client import MOST_BLOCKS, _Pump, _text, over_process
 from hermes_rl.tools.toolsets._patch import _unified
 from hermes_rl.values import MOST_VALUES, too_many_values
 
@@ -203,8 +203,10 @@ async def test_parts_and_values_of_an_mcp_servers_answers_are_bounded() -> None:
     assert read.endswith("[... 7 parts left out ...]")
     line = json.dumps({"jsonrpc": "2.0", "id": 1, "result": {"content": blocks * 400}}).encode()
     to_session = Session()
-    await _Pump(cast(Conversation, Server([line + b"\n"])), to_session, None).receive()
+    transport = over_process(cast(Conversation, Server([line + b"\n"])))
+    await _Pump(cast(Conversation, Server([line + b"\n"])), transport, to_session, None).receive()
     assert to_session.messages == []
+    assert transport.ended
     assert to_session.closed  # so that the call hears at once that the server is gone
 
 

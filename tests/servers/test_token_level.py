@@ -132,6 +132,17 @@ def _logprob(value: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+def _ids(change: Callable[[list[int]], list[int]]) -> Callable[[dict[str, Any]], None]:
+    """Change the ids of an answer; each has a log-probability."""
+
+    def apply(body: dict[str, Any]) -> None:
+        choice = body["choices"][0]
+        choice["token_ids"] = change(choice["token_ids"])
+        choice["logprobs"]["token_logprobs"] = [-0.5] * len(choice["token_ids"])
+
+    return apply
+
+
 WRONG = {
     "no ids": _drop("token_ids"),
     "no log-probabilities": _drop("logprobs"),
@@ -140,6 +151,9 @@ WRONG = {
     "positive": _logprob(0.5),
     "sentinel": _logprob(-9999.0),
     "text": _logprob("x"),
+    "not in the vocabulary": _ids(lambda ids: [10_000_000, *ids[1:]]),
+    "negative": _ids(lambda ids: [-1, *ids[1:]]),
+    "more than were asked for": _ids(lambda ids: ids * 5000),
     "an error": lambda body: body["choices"][0].update(finish_reason="error"),
     "no tokens": lambda body: body["choices"][0].update(token_ids=[], logprobs={"token_logprobs": []}),
     "no choices": lambda body: body.pop("choices"),
@@ -165,8 +179,19 @@ async def test_answers_that_stay_wrong_are_a_failure() -> None:
             await play(role_of("vllm", url))
 
 
+async def test_a_log_probability_above_0_by_rounding_counts_as_0() -> None:
+    policy = TokenPolicy(SMALL, adds)
+    policy.faults = [_logprob(1e-7)]
+    async with policy.running() as url:
+        result = await play(role_of("vllm", url))
+    (sequence,) = result.transcript.sequences()
+    assert sequence.trained == [token for one in policy.log for token in one.ids]
+    assert max(sequence.sampled) == 0.0
+
+
 def test_numbers_of_a_server_are_read_with_care() -> None:
     assert [version_of(value) for value in (3, "12", "default", "v2", None, True)] == [3, 12, 0, None, None, None]
+    assert [version_of(value) for value in (-1, 2**70, "9" * 5000, 1.5, [3])] == [None] * 5
     assert generated([1], [0.0], "stop").logprobs == [0.0]
     for ids, logprobs in (
         ([1.5], [-1.0]), ("ab", [-1.0]), ([-1], [-1.0]), ([1], [float("nan")]), ([1], [True]),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from typing import Any
 
 import pytest
 
+from hermes_rl.service.bodies import StepAsked
 from tests.service.served import Served
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
@@ -103,3 +106,62 @@ def test_rows_come_in_pages(served: Served) -> None:
     assert page["after"] is None
     assert page["fingerprint"]
     assert len(page["rows"][0]["digest"]) == 64
+
+
+MIB_8 = 8 << 20
+
+
+LARGE: list[tuple[bytes, int, str]] = [
+    (b'{"ids": [' + b"1," * (MIB_8 // 2 - 10) + b"1]}", 413, "400000 values"),
+    (b"[" * (MIB_8 - 10), 413, "400000 values"),
+    (b'{"message": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 422, "is not JSON"),
+    (b'{"message": "' + b"x" * (MIB_8 - 100), 422, "is not JSON"),
+    (json.dumps({"ids": ["a"] * 150_000}).encode(), 422, "ids.0"),
+    (json.dumps({"ids": [1], "logprobs": ["a"] * 150_000}).encode(), 422, "logprobs.0"),
+    (json.dumps({f"key {number}": 1 for number in range(20_000)}).encode(), 413, "10000 keys"),
+]
+
+
+def test_a_large_body_is_read_within_bounds(served: Served) -> None:
+    turn = served.post("/v1/sessions", {"row": served.keys()[0]})
+    path = f"/v1/sessions/{turn['id']}"
+    for body, status, detail in LARGE:
+        answer = served.ask("POST", f"{path}/step", body)
+        assert (answer.status, detail in answer.json["detail"]) == (status, True), answer.json
+    assert served.post(f"{path}/step", {"message": "The sum is 3." + " " * (1 << 20)})["done"]
+    served.ask("DELETE", path)
+
+
+async def test_a_large_body_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hermes_rl.service import app
+
+    threads: list[bool] = []
+    read = app._read_body
+
+    def watching(body: bytes) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return read(body)
+
+    monkeypatch.setattr(app, "_read_body", watching)
+    service = app.bare_app("", token=False)
+
+    @service.post("/step")
+    async def step(asked: StepAsked) -> Any:
+        return {"tokens": len(asked.ids or ())}
+
+    for count in (10, 100_000):
+        body = json.dumps({"ids": [7] * count}).encode()
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return messages.pop()  # noqa: B023 - called within this turn
+
+        async def send(message: Any) -> None:
+            sent.append(message)  # noqa: B023 - called within this turn
+
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/step", "headers": headers, "query_string": b""}
+        await service({**scope, "raw_path": b"/step", "root_path": "", "http_version": "1.1"}, receive, send)
+        assert json.loads(sent[1]["body"]) == {"tokens": count}
+    assert threads == [False]

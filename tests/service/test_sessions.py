@@ -90,6 +90,8 @@ def test_a_wrong_step_is_422_and_the_session_goes_on(served: Served) -> None:
         ({"ids": [-1]}, "ids.0"),
         ({"ids": [1.5]}, "ids.0"),
         ({"ids": [1, 2], "logprobs": [0.0]}, "ids"),
+        ({"ids": [2_000_000_000]}, "ids"),
+        ({"ids": [1] * 2600}, "ids"),
         ({"message": {"role": "tool", "content": "1"}}, "message.role"),
         ({"message": {"role": "assistant", "tool_calls": "?"}}, "message.tool_calls"),
         ({"message": {"content": [1]}}, "message.content"),

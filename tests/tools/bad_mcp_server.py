@@ -24,6 +24,8 @@ def listed() -> list[dict[str, Any]]:
     tools = []
     for name in TOOLS:
         properties = {key: {"type": "integer"} for key in ("a", "b") if name == "add"}
+        if name == "lock":
+            properties = {"a": {"type": "integer"}}
         schema = {"type": "object", "properties": properties, "required": list(properties)}
         tools.append({"name": name, "description": f"Does {name}.", "inputSchema": schema})
         if name == "lie":
@@ -96,6 +98,10 @@ def environment() -> dict[str, Any]:
     return text(json.dumps(dict(os.environ)))
 
 
+def lock(a: int) -> dict[str, Any]:
+    return {"error": {"code": a, "message": "row 7 is locked"}}
+
+
 def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
     if method == "initialize":
         info = {"name": "bad", "version": "1"}
@@ -107,14 +113,16 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-tools = (add, count, crash, hang, flood, junk, huge, lie, endless, refuse, image, pid, environment)
+tools = (add, count, crash, hang, flood, junk, huge, lie, endless, refuse, image, pid, environment, lock)
 TOOLS = {tool.__name__: tool for tool in tools}
 for line in sys.stdin:
     request = json.loads(line)
     if "id" not in request:
         continue
     result = answer(request["method"], request.get("params", {}))
-    if result is None:
+    if result is not None and "error" in result:
+        send({"id": request["id"], **result})
+    elif result is None:
         send({"id": request["id"], "error": {"code": -32601, "message": "Method not found"}})
     else:
         send({"id": request["id"], "result": result})

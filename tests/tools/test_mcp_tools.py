@@ -104,6 +104,15 @@ async def test_a_server_that_misbehaves_harms_only_its_own_call(
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("code", [-32000, -32001, -32603, 7])
+async def test_an_error_of_the_server_is_the_models_to_read_whatever_its_number(play: Player, code: int) -> None:
+    assert await said(play, "count") == "1"
+    outcome = await play.outcome("lock", json.dumps({"a": code}))
+    assert "row 7 is locked" in outcome.content
+    assert outcome.error is not None
+    assert await said(play, "count") == "2", "the server has kept its state"
+
+
 async def test_a_pattern_that_takes_for_ever_holds_up_nobody(play: Player) -> None:
     call = asyncio.create_task(play.outcome("endless", "{}"))
     free = 0

@@ -1,0 +1,163 @@
+"""HTTP to an MCP server, below the SDK: bounds on what comes, and what the HTTP layer did with a call.
+
+The SDK answers a call with an error of its own where the HTTP layer gave none, and an error of the server may have the
+same number. So this client notes in the `Exchange` of a call whether the server itself answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+
+from hermes_rl.threads import one_at_a_time
+from hermes_rl.tools.mcp_exchange import EXCHANGE, Exchange
+from hermes_rl.values import MOST_VALUES, read_bounded, too_many_values
+
+ANSWER_LIMIT = 16 << 20
+"""Bytes of one answer or event."""
+STREAM_LIMIT = 64 << 20
+"""Bytes of all events of one call."""
+ERROR_LIMIT = 1 << 16
+"""Bytes of an answer with an error status that are read."""
+CONNECT_SECONDS = 30.0
+NOT_EXECUTED = frozenset({429, 502, 503})
+"""Statuses of a server, or of a gateway before it, that has not taken the call."""
+
+
+class TooLargeError(httpx2.StreamError):
+    """An answer is larger than is read."""
+
+    def __init__(self) -> None:
+        super().__init__(f"an answer has more than {ANSWER_LIMIT} bytes or {MOST_VALUES} values")
+
+
+class BoundedClient(httpx2.AsyncClient):
+    """The client that the SDK is given for one session."""
+
+    def __init__(self, headers: dict[str, str]) -> None:
+        # Decompressed in parts by the client, a small answer could be a large one. Each call has a clock of its own.
+        timeout = httpx2.Timeout(CONNECT_SECONDS, read=None)
+        super().__init__(headers={**headers, "Accept-Encoding": "identity"}, timeout=timeout)
+
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """Send; what fails in the context of a call costs that call alone, and is noted in its exchange."""
+        exchange = EXCHANGE.get() or Exchange()
+        exchange.problem = None
+        try:
+            response = await super().send(request, **options)
+            return await self._checked(request, response, exchange)
+        except TooLargeError:
+            exchange.large = True
+        except httpx2.TransportError as error:
+            unsent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
+            exchange.fail(f"{type(error).__name__}: {error}", executed=not unsent)
+            if EXCHANGE.get() is None:
+                raise
+        if EXCHANGE.get() is None:
+            raise TooLargeError
+        return httpx2.Response(500, request=request)  # the SDK makes an error of this call of it
+
+    async def _checked(self, request: httpx2.Request, response: httpx2.Response, exchange: Exchange) -> httpx2.Response:
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        encoding = response.headers.get("content-encoding", "identity").strip().lower()
+        if encoding != "identity":
+            exchange.fail(f"its answer has the encoding {encoding[:50]!r}, which was not asked for")
+            await response.aclose()
+            return httpx2.Response(500, request=request)
+        if response.status_code >= 400:
+            return await _refused(request, response, exchange)
+        if response.status_code == 200 and kind == "text/event-stream":
+            response.stream = Events(response, exchange)
+        elif response.status_code == 200 and kind == "application/json":
+            body = await _body(response, ANSWER_LIMIT)
+            if await one_at_a_time(too_many_values, body) if len(body) > MOST_VALUES else False:
+                raise TooLargeError
+            return httpx2.Response(200, headers=_kept(response), content=body, request=request)
+        elif response.status_code >= 300 or request.method == "POST":
+            exchange.fail(f"it answered with the HTTP status {response.status_code} and content type {kind[:100]!r}")
+        return response
+
+
+async def _refused(request: httpx2.Request, response: httpx2.Response, exchange: Exchange) -> httpx2.Response:
+    """Return an answer with an error status, whose body is kept where it is the server's own answer to the request."""
+    status = response.status_code
+    try:
+        body = await _body(response, ERROR_LIMIT)
+    except TooLargeError:
+        body = b""
+    asked, told = _object(request.content), _object(body)
+    has_session = "mcp-session-id" in request.headers
+    is_rpc = isinstance(told.get("error"), dict) and "jsonrpc" in told
+    if is_rpc and told.get("id") is not None and told.get("id") == asked.get("id"):
+        return httpx2.Response(status, headers=_kept(response), content=body, request=request)
+    # By the specification 404 says that the session has ended. Some servers say 400, before they have read the id.
+    ended = has_session and (status == 404 or (status == 400 and is_rpc))
+    exchange.fail(f"HTTP status {status}", executed=not ended and status not in NOT_EXECUTED, ended=ended)
+    return httpx2.Response(status, request=request)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        value = read_bounded(body, ANSWER_LIMIT)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _kept(response: httpx2.Response) -> dict[str, str]:
+    """Return the headers that the SDK looks at."""
+    names = ("content-type", "mcp-session-id")
+    return {name: response.headers[name] for name in names if name in response.headers}
+
+
+async def _body(response: httpx2.Response, most: int) -> bytes:
+    """Return the whole body; raises `TooLargeError`."""
+    body = bytearray()
+    try:
+        async for part in response.aiter_raw():
+            body += part
+            if len(body) > most:
+                raise TooLargeError
+    finally:
+        await response.aclose()
+    return bytes(body)
+
+
+_BLANK_LINES = (b"\n\n", b"\r\r", b"\r\n\r\n")
+
+
+class Events(httpx2.AsyncByteStream):
+    """The events of an answer, each passed on when it is whole."""
+
+    def __init__(self, response: httpx2.Response, exchange: Exchange) -> None:
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        self._stream, self._exchange = response.stream, exchange
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        waiting, total = bytearray(), 0
+        try:
+            async for part in self._stream:
+                total += len(part)
+                waiting += part
+                since = max(0, len(waiting) - len(part) - 3)
+                ends = [place + len(mark) for mark in _BLANK_LINES if (place := waiting.rfind(mark, since)) >= 0]
+                if len(waiting) > ANSWER_LIMIT or total > STREAM_LIMIT:
+                    self._exchange.large = True
+                    raise TooLargeError
+                if not ends:
+                    continue
+                events = bytes(waiting[: max(ends)])
+                del waiting[: max(ends)]
+                if len(events) > MOST_VALUES and await one_at_a_time(too_many_values, events):
+                    self._exchange.large = True
+                    raise TooLargeError
+                yield events
+        except httpx2.TransportError as error:
+            self._exchange.fail(f"{type(error).__name__}: {error}")
+            raise httpx2.StreamError(str(error)) from error
+        self._exchange.fail("its events ended before the answer")
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

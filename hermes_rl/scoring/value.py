@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from hermes_rl.errors import RewardFailure
-from hermes_rl.foreign.messages import LONGEST_NAME, LONGEST_TEXT, require_score
+from hermes_rl.foreign.messages import DEEPEST, LONGEST_NAME, LONGEST_TEXT, require_score
 from hermes_rl.values import LARGEST_NUMBER, is_number
 
 # ------------------------------------------------------------------------------------- What a reward says of itself
@@ -120,20 +120,23 @@ def reward_of(record: Mapping[str, Any]) -> RewardValue:
     )
 
 
-def plain(returned: object) -> Any:
-    """Return what a reward returned as plain values, which `of_plain` reads in the process that asked for it."""
-    if isinstance(returned, Score):
+def plain(returned: object, depth: int = DEEPEST) -> Any:
+    """Return what a reward returned as plain values, which `of_plain` reads in the process that asked for it.
+
+    Below `depth` levels there is only the name of a value's type, as no reward returns so many.
+    """
+    if isinstance(returned, Score) and depth:
         metrics = returned.metrics
         return {
-            "value": plain(returned.value),
+            "value": plain(returned.value, depth - 1),
             "reason": None if returned.reason is None else str(returned.reason)[:LONGEST_TEXT],
-            "metrics": {str(key): plain(each) for key, each in metrics.items()}
+            "metrics": {str(key): plain(each, max(0, depth - 2)) for key, each in metrics.items()}
             if isinstance(metrics, Mapping)
             else type(metrics).__name__[:LONGEST_NAME],
             "overrides": dict(returned.overrides) if isinstance(returned.overrides, Mapping) else returned.overrides,
         }
-    if isinstance(returned, Sequence) and not isinstance(returned, str | bytes):
-        return [plain(each) for each in returned]
+    if isinstance(returned, Sequence) and not isinstance(returned, str | bytes) and depth:
+        return [plain(each, depth - 1) for each in returned]
     if returned is None or isinstance(returned, bool | int):
         return returned
     if isinstance(returned, str) or not hasattr(returned, "__float__"):

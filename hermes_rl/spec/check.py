@@ -175,7 +175,7 @@ def check_spec(
 
     None for the names of the toolsets or distributions that exist leaves them unchecked.
     """
-    from hermes_rl.foreign.isolation import isolation_problems
+    from hermes_rl.spec.isolation import isolation_problems
 
     findings = Findings(spec)
     _check_code(spec, findings)

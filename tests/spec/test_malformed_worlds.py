@@ -163,10 +163,6 @@ CASES: dict[str, tuple[str, str]] = {
         HEAD + "state: {python: world.py:World, isolate: ▶reused}\n",
         "did you mean `reuse`?",
     ),
-    "an isolation that is not available": (
-        HEAD + "state: {python: world.py:World, isolate: ▶sandbox}\n",
-        "is not available on this machine",
-    ),
     "an isolation of a tool of the state": (STATE + "tools: [{state: look, ▶isolate: none}]\n", "of `state:`"),
     **{
         f"the former key with {old}": (

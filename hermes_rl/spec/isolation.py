@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hermes_rl.errors import UserError
+from hermes_rl.plugins import load_object
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.nodes import NodePath
 
 
 def sandbox_problem() -> str | None:
     """Return why user code cannot run in a sandbox here; None if it can."""
-    return "this version runs user code in processes alone"
+    problem: str | None = load_object("hermes_rl.sandbox.user_code:problem")()  # by name: sandboxes build on this
+    return problem
 
 
 def isolation_problems(spec: Spec) -> Iterator[tuple[NodePath, str]]:

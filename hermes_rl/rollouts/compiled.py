@@ -13,7 +13,7 @@ import io
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -65,6 +65,7 @@ from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.sandbox.backends import Pool
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.isolation import require_isolation
+from hermes_rl.sandbox.user_code import CONFINED
 from hermes_rl.scoring.grader import GradedReward, GradedSeat, Grader, RewardFunction, find_reward
 from hermes_rl.scoring.value import Weighting
 from hermes_rl.servers.base import ChatServer, ReasoningOptions, ServerConfig
@@ -76,6 +77,7 @@ from hermes_rl.spec.model import (
     NO_TOOLSETS,
     PROGRAM_VALUES,
     Agent,
+    Isolate,
     Part,
     ProgramSection,
     Prompt,
@@ -92,7 +94,7 @@ from hermes_rl.spec.templates import TemplateError, has_template, render, render
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.artifacts import ArtifactRequest, TakenArtifact
 from hermes_rl.tools.base import Tool, ToolFailedError, Toolkit, ToolRuntime, free_task_id
-from hermes_rl.tools.rollout_process import RolloutProcess
+from hermes_rl.tools.rollout_process import BEGIN, RolloutProcess
 from hermes_rl.tools.state_questions import ask_state, state_question
 from hermes_rl.values import own_copy
 
@@ -428,8 +430,10 @@ class CompiledSpec:
     async def _open(self, config: SandboxConfig) -> None:
         if not self._opened:
             self._opened = True
-            rewards = [reward.function.code for reward in self.grader.rewards if reward.function.code is not None]
+            rewards = [code for function, code in self._rewards_apart() if function.pool is POOL]
             POOL.prepare([*rewards, *self.tooling.codes, *self._user_tooling.codes])
+            for codes in self._sandboxed():
+                CONFINED.prepare(codes)
         await self.tooling.open(config)
         await self._user_tooling.open(config)
 
@@ -544,8 +548,30 @@ class CompiledSpec:
         if state is None and not any(tool.isolate == "process" for tool in tools):
             return None
         code = None if state is None else Code.of(state.python)
-        python, reused = ("", False) if state is None else (state.python, state.isolate == "reuse")
-        return await RolloutProcess.start(code, dict(row.columns), python, row.key, reused=reused)
+        python = "" if state is None else state.python
+        isolate: Isolate = "process" if state is None else state.isolate
+        item, codes = dict(row.columns), self._codes_of_process() if isolate == "sandbox" else ()
+        return await RolloutProcess.start(code, item, python, row.key, isolate=isolate, codes=codes)
+
+    def _rewards_apart(self) -> list[tuple[RewardFunction, Code]]:
+        """Return each reward that runs in a process, with its code."""
+        functions = [reward.function for reward in self.grader.rewards]
+        return [(function, function.code) for function in functions if function.code is not None]
+
+    def _codes_of_process(self) -> tuple[Code, ...]:
+        """Return all code of the spec that the process of a rollout may load: a sandbox shows nothing else."""
+        assert self.spec.state is not None
+        tools = (*self.spec.tools, *(self.spec.user.tools if self.spec.user else ()))
+        functions = [Code.of(tool.python) for tool in tools if tool.python is not None and tool.isolate == "process"]
+        rewards = [code for function, code in self._rewards_apart() if "state" in function.parameters]
+        return tuple(dict.fromkeys((BEGIN, Code.of(self.spec.state.python), *functions, *rewards)))
+
+    def _sandboxed(self) -> Iterator[tuple[Code, ...]]:
+        """Yield the code of each kind of sandboxed process."""
+        if self.spec.state is not None and self.spec.state.isolate == "sandbox":
+            yield self._codes_of_process()
+        yield from ((code,) for function, code in self._rewards_apart() if function.pool is CONFINED)
+        yield from (*self.tooling.sandboxed, *self._user_tooling.sandboxed)
 
     @property
     def _has_state_tools(self) -> bool:
@@ -934,7 +960,16 @@ def _function(spec: Spec, name: str, reward: Reward) -> RewardFunction:
     with_state = "state" in reward_function.parameters and spec.state is not None
     # A reward that names the state is where that is, unless the spec says something else.
     here = reward.isolate == "none" or (reward.isolate is None and with_state and not spec.state_apart)
-    function = replace(reward_function, code=None if here else reward_function.code, timeout=reward.timeout)
+    own_state = with_state and spec.state_apart
+    pool = CONFINED if reward.isolate == "sandbox" and not own_state else POOL
+    code = None if here else reward_function.code
+    function = replace(reward_function, code=code, timeout=reward.timeout, pool=pool)
+    if reward.isolate == "sandbox" and (
+        function.code is None or (with_state and spec.state is not None and spec.state.isolate != "sandbox")
+    ):
+        way = "say `isolate: sandbox` of the state" if with_state else "leave `isolate` out"
+        where = "where the state is" if with_state else "in the runner alone"
+        raise UserError(f"rewards.{name}.isolate: it cannot run in a sandbox, as it runs {where}; {way}")
     if function.code is None and with_state and spec.state_apart:
         way = "say `isolate: none` of the state too" if reward.isolate == "none" else "say `isolate: none` of the state"
         raise UserError(f"rewards.{name}: it runs in the runner and names `state`, which is in a process; {way}")

@@ -34,7 +34,7 @@ from hermes_rl.tools.mcp_server import McpSettings
 from hermes_rl.tools.mcp_tools import McpSource
 from hermes_rl.tools.python_tools import functions_of, python_tool, tools_of_state
 from hermes_rl.tools.recording import Recorder, Replay, canned_tools
-from hermes_rl.tools.rollout_process import PoolTool, RolloutProcess, RolloutTool
+from hermes_rl.tools.rollout_process import PoolTool, RolloutProcess, RolloutTool, SandboxedTool
 
 # ----------------------------------- Artifacts on the host: a folder per rollout, with a file or a folder per artifact
 # No name that the agent chose becomes a name on this machine, where it could be too long or lead elsewhere: an artifact
@@ -550,13 +550,20 @@ class Tooling:
     @property
     def codes(self) -> list[Code]:
         """Return the code of the functions that run in processes of the pool."""
-        return [tool.code for tool in self._functions if isinstance(tool, PoolTool)]
+        return [tool.code for tool in self._functions if type(tool) is PoolTool]
+
+    @property
+    def sandboxed(self) -> list[tuple[Code, ...]]:
+        """Return the code of each function whose calls have sandboxed processes."""
+        return [tool.codes for tool in self._functions if isinstance(tool, SandboxedTool)]
 
     def _function(self, entry: ToolSection, reference: str) -> Tool:
         tool = python_tool(reference)
         tool.arguments = entry.arguments
         if entry.isolate == "process":
             tool = RolloutTool.of_function(tool, reference)
+        elif entry.isolate == "sandbox":
+            tool = SandboxedTool(tool, reference)
         elif entry.isolate != "none":
             tool = PoolTool(tool, reference)
         if not entry.outside:

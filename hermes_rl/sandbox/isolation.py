@@ -11,7 +11,9 @@ from hermes_rl.spec.nodes import NodePath
 
 def sandbox_problem() -> str | None:
     """Return why user code cannot run in a sandbox here; None if it can."""
-    return "this version runs user code in processes alone"
+    from hermes_rl.sandbox.user_code import problem  # which most specs do not need
+
+    return problem()
 
 
 def isolation_problems(spec: Spec) -> Iterator[tuple[NodePath, str]]:

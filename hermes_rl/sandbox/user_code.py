@@ -24,14 +24,18 @@ from hermes_rl.errors import RewardFailure
 from hermes_rl.foreign.environment import listed_variables
 from hermes_rl.foreign.pool import START, OwnProcess, ProcessPool, Warm, Worker
 from hermes_rl.plugins import Code
-from hermes_rl.sandbox.bubblewrap import SYSTEM, find_bwrap, require_bubblewrap
+from hermes_rl.sandbox.bubblewrap import SYSTEM, find_bwrap, probe, require_bubblewrap
 from hermes_rl.sandbox.launcher import Program, launcher, memory_file
 
 VARIABLES = {
-    **{"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},
+    **{"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
 }
 """What user code in a sandbox sees beside what specs list. Threads of a numerical library would not outlive a fork."""
+
+
+OTHER_TMP = "/run/user-code"
+"""The writable directory of a fork where /tmp holds what it needs."""
 
 
 class ConfinedTemplate(Warm):
@@ -41,14 +45,16 @@ class ConfinedTemplate(Warm):
         require_bubblewrap()
         bwrap = find_bwrap()
         directories = sorted(_directories(codes))
-        path = [entry for entry in sys.path if _below(entry, directories)]
+        # A directory in memory would hide what is shown below it, such as a virtual environment in /tmp.
+        own = "/tmp" if not any(_below(each, ["/tmp"]) for each in directories) else OTHER_TMP
+        path = [entry for entry in sys.path if _below(entry, (*directories, *SYSTEM))]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         script = (
             f"import sys; sys.path[:] = {path!r}\n"
-            f"from hermes_rl.sandbox.user_code_child import main; main({theirs.fileno()})"
+            f"from hermes_rl.sandbox.user_code_child import main; main({theirs.fileno()}, {own!r})"
         )
         self._stderr = memory_file(b"", "stderr")
-        argv = ["bwrap", *_options(directories), "--", sys.executable, "-P", "-c", script]
+        argv = ["bwrap", *_options(directories, own), "--", sys.executable, "-P", "-c", script]
         libraries = {} if bwrap.libraries is None else {"LD_LIBRARY_PATH": bwrap.libraries}
         with theirs:
             program = Program(argv, bwrap.path, [theirs.fileno()], self._stderr, env=libraries)
@@ -126,6 +132,12 @@ class ConfinedPool(ProcessPool):
         super()._leave(worker, stays=False)  # nobody else is served by a process that has read an agent's text
 
 
+def problem() -> str | None:
+    """Return why user code cannot run in a sandbox on this machine; None if it can."""
+    ability = probe()
+    return None if ability.ok else ability.detail
+
+
 def _directories(codes: Sequence[Code]) -> Iterator[str]:
     """Yield what is shown beside the system."""
     import hermes_rl
@@ -142,25 +154,26 @@ def _directories(codes: Sequence[Code]) -> Iterator[str]:
 
 
 def _below(entry: str, directories: Sequence[str]) -> bool:
-    return bool(entry) and any(Path(entry).is_relative_to(place) for place in (*directories, *SYSTEM))
+    return bool(entry) and any(Path(entry).is_relative_to(place) for place in directories)
 
 
-def _options(directories: Sequence[str]) -> Iterator[str]:
+def _options(directories: Sequence[str], own: str) -> Iterator[str]:
     yield from ("--unshare-user", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--unshare-cgroup-try")
     yield from ("--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox")
     for name, value in VARIABLES.items():
         yield from ("--setenv", name, value)
+    yield from ("--setenv", "HOME", own, "--setenv", "TMPDIR", own)
     for place in SYSTEM:
         if os.path.islink(place):  # noqa: PTH114 - a str
             yield from ("--symlink", os.readlink(place), place)  # noqa: PTH115
         else:
             yield from ("--ro-bind-try", place, place)
     yield from ("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache", "--dev", "/dev")
-    yield from ("--dev-bind", "/proc", "/proc", "--tmpfs", "/tmp")
+    yield from ("--dev-bind", "/proc", "/proc", "--tmpfs", "/tmp", "--dir", own)
     for directory in directories:
         if not directory.startswith(tuple(f"{place}/" for place in SYSTEM)) and directory not in SYSTEM:
             yield from ("--ro-bind-try", directory, directory)
-    yield from ("--remount-ro", "/", "--chdir", "/")
+    yield from ("--remount-ro", "/tmp", "--remount-ro", "/", "--chdir", "/")
 
 
 CONFINED = ConfinedPool()

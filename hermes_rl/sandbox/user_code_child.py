@@ -9,12 +9,14 @@ directory of its own in memory. Last it gives up all capabilities, and takes the
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import resource
 import signal
 import sys
 import traceback
 from contextlib import suppress
+from functools import partial
 from typing import NoReturn
 
 from hermes_rl.foreign import process
@@ -22,7 +24,6 @@ from hermes_rl.fork_server import die_with_parent, reseed, text_output
 from hermes_rl.sandbox.launcher import libc_call
 from hermes_rl.sandbox.seccomp import filter_program
 
-DIRECTORY = "/tmp"
 DISK = 64 << 20
 """Bytes of files of one fork, and of each of them."""
 FILES = 4096
@@ -35,25 +36,27 @@ NOSUID, NODEV = 2, 4
 PR_CAPBSET_DROP, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 24, 22, 36, 38
 CAPSET = {"x86_64": 126, "aarch64": 91}
 CAPABILITY_VERSION = 0x20080522
+CONFINED = b"confined"
+"""What a fork writes to its template when user code may run in it."""
 
 
-def main(descriptor: int) -> None:
-    """Serve as the template until the runner closes its end of the control socket."""
+def main(descriptor: int, directory: str) -> None:
+    """Serve as the template, whose forks may write to `directory`, until the runner closes the control socket."""
     libc_call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    process.main(descriptor, fork)
+    process.main(descriptor, partial(fork, directory))
 
 
-def fork(connection: int, output: int) -> int:
+def fork(directory: str, connection: int, output: int) -> int:
     """Return the id of a fork, as the runner sees it, that works for it in namespaces of its own.
 
-    Raises `OSError` where the kernel gives none.
+    Raises `OSError` where the kernel gives none, or the fork could not be confined: then it has read nothing yet.
     """
     told, tell = os.pipe()
     wait, go = os.pipe()
     between = os.fork()
     if between == 0:
         os.close(go)
-        _fork_apart(connection, output, tell, wait)
+        _fork_apart(directory, connection, output, tell, wait)
     os.close(tell)
     os.close(wait)
     try:
@@ -62,13 +65,17 @@ def fork(connection: int, output: int) -> int:
         if not answer.isdigit():
             raise OSError(answer or "the process between ended")
         os.write(go, b"g")  # from now on this process is its parent
+        confined = os.read(told, 4096)
+        if confined != CONFINED:
+            os.waitpid(int(answer), 0)
+            raise OSError(confined.decode() or "it ended while it was confined")
         return int(answer)
     finally:
         os.close(told)
         os.close(go)
 
 
-def _fork_apart(connection: int, output: int, tell: int, wait: int) -> NoReturn:
+def _fork_apart(directory: str, connection: int, output: int, tell: int, wait: int) -> NoReturn:
     """Between the template and a fork: become the owner of new namespaces, whose first process is the fork."""
     try:
         uid, gid = os.getuid(), os.getgid()
@@ -77,8 +84,7 @@ def _fork_apart(connection: int, output: int, tell: int, wait: int) -> NoReturn:
             with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123 - once per fork
                 file.write(text)
         if (pid := os.fork()) == 0:
-            os.close(tell)
-            _become_worker(connection, output, wait)
+            _become_worker(directory, connection, output, tell, wait)
         os.write(tell, b"%d" % pid)
     except BaseException as error:  # noqa: BLE001 - the template tells it
         os.write(tell, f"{type(error).__name__}: {error}".encode()[:4096])
@@ -86,7 +92,7 @@ def _fork_apart(connection: int, output: int, tell: int, wait: int) -> NoReturn:
         os._exit(0)
 
 
-def _become_worker(connection: int, output: int, wait: int) -> NoReturn:
+def _become_worker(directory: str, connection: int, output: int, tell: int, wait: int) -> NoReturn:
     try:
         if not os.read(wait, 1):
             os._exit(0)
@@ -96,27 +102,41 @@ def _become_worker(connection: int, output: int, wait: int) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        kept = os.dup2(connection, 3, inheritable=False) if connection != 3 else 3
-        os.closerange(4, DESCRIPTORS * 16)  # the template's control socket above all
+        kept, tell = _only(connection, tell)  # the template's control socket above all is closed
         sys.stdout, sys.stderr = text_output(1), text_output(2)
-        _confine()
+        try:
+            _confine(directory)
+        except BaseException as error:  # the template tells it
+            os.write(tell, f"{type(error).__name__}: {error}".encode()[:4096])
+            raise
+        os.write(tell, CONFINED)
+        os.close(tell)
         reseed()
-        process.work(kept, DIRECTORY)
+        process.work(kept, directory)
     except BaseException:  # noqa: BLE001 - the template's stack must never go on in a fork
         traceback.print_exc()
     finally:
         os._exit(0)
 
 
-def _confine() -> None:
+def _only(*descriptors: int) -> range:
+    """Close all descriptors but the standard ones and these, which get the returned numbers."""
+    copies = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 3 + len(descriptors)) for each in descriptors]
+    for number, copy in enumerate(copies, 3):
+        os.dup2(copy, number, inheritable=False)
+    os.closerange(3 + len(descriptors), DESCRIPTORS * 16)
+    return range(3, 3 + len(descriptors))
+
+
+def _confine(directory: str) -> None:
     """Leave what the template can reach; raises `OSError` where any part of it fails."""
     options = f"size={DISK},nr_inodes={FILES},mode=700".encode()
-    libc_call("mount", b"tmpfs", DIRECTORY.encode(), b"tmpfs", NOSUID | NODEV, options)
+    libc_call("mount", b"tmpfs", directory.encode(), b"tmpfs", NOSUID | NODEV, options)
     try:
         libc_call("mount", b"proc", b"/proc", b"proc", NOSUID | NODEV, None)
     except OSError:  # in a container that hides parts of it; the machine's processes are not shown in any case
         libc_call("mount", b"tmpfs", b"/proc", b"tmpfs", NOSUID | NODEV, b"size=4096,mode=555")
-    os.chdir(DIRECTORY)
+    os.chdir(directory)
     process.limit()
     for limit, most in (
         (resource.RLIMIT_CPU, PROCESSOR_SECONDS),

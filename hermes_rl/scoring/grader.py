@@ -21,7 +21,7 @@ from importlib.metadata import EntryPoint
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from hermes_rl.errors import AgentFault, Failure, HermesRLError, RewardFailure, UserError
-from hermes_rl.foreign.pool import POOL, EndedError, ForeignError, NotCarriedError, OvertimeError
+from hermes_rl.foreign.pool import POOL, EndedError, ForeignError, NotCarriedError, OvertimeError, ProcessPool
 from hermes_rl.foreign.stand_ins import LIVING
 from hermes_rl.plugins import Code, did_you_mean, load_object, place_of
 from hermes_rl.scoring.value import RewardValue, Score, Weighting, combine, interpret, of_plain, require_gate, total
@@ -141,6 +141,8 @@ class RewardFunction:
     """Seconds that it may take; None: by what it looks at."""
     limit: float | str | None = None
     """What `takes_at_most` says of it; None where nobody does."""
+    pool: ProcessPool = field(default=POOL, compare=False, repr=False)
+    """Where its process comes from, unless it runs in that of a state."""
     on_loop: bool = False
     """Whether it is awaited on the loop that calls it, as what it uses was made there; one that is not async is not."""
     turns: Turns = field(default_factory=Turns, compare=False, repr=False)
@@ -280,7 +282,7 @@ async def _apart(
     reward: RewardFunction, code: Code, arguments: dict[str, Any], seconds: float, after: Callable[[], None] | None
 ) -> object:
     """Run a reward in a process."""
-    state, call = arguments.get("state"), POOL.call
+    state, call = arguments.get("state"), reward.pool.call
     try:
         if isinstance(state, RolloutProcess):
             if state.held.ended is not None:

@@ -21,6 +21,8 @@ from hermes_rl.foreign.process import current_runner, settled
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.foreign.wire import WireError
 from hermes_rl.plugins import Code, itself
+from hermes_rl.sandbox.user_code import CONFINED
+from hermes_rl.spec.model import Isolate
 from hermes_rl.tools.base import (
     ArgumentRule,
     DescribedTool,
@@ -35,6 +37,8 @@ from hermes_rl.tools.python_tools import NAME, PythonTool, StateTool, answer_of,
 
 HERE = "hermes_rl.tools.rollout_process"
 T = TypeVar("T")
+BEGIN = Code.of(f"{HERE}:begin")
+"""What rollouts without such a process have no use for."""
 STATE = "state"
 """Name under which the process keeps the state."""
 LONGEST = 3600.0
@@ -50,12 +54,22 @@ class RolloutProcess:
 
     @classmethod
     async def start(
-        cls, state: Code | None, item: Mapping[str, Any], python: str, key: str, *, reused: bool = False
+        cls,
+        state: Code | None,
+        item: Mapping[str, Any],
+        python: str,
+        key: str,
+        *,
+        isolate: Isolate = "process",
+        codes: Sequence[Code] = (),
     ) -> RolloutProcess:
         """Begin a process, and make the state of a row in it; UserError if it cannot be made. `python` and `key` name
-        its class and the row."""
-        own = Code.of(f"{HERE}:begin")  # what rollouts without such a process have no use for
-        process = cls(await POOL.hold(own, *([state] if state is not None else []), reused=reused))
+        its class and the row; `codes` is all that a sandboxed process may have to load (see `codes_of_process`)."""
+        if isolate == "sandbox":
+            held = await CONFINED.hold(*codes)
+        else:
+            held = await POOL.hold(BEGIN, *([state] if state is not None else []), reused=isolate == "reuse")
+        process = cls(held)
         if state is not None:
             try:
                 await process.call("begin", itself, state=state, item=item)
@@ -168,10 +182,29 @@ class PoolTool(DescribedTool):
         arguments = {"code": self.code, "args": args, "arguments": self.arguments}
         call = Code.of(f"{HERE}:call_function")
         try:
-            answer = await POOL.call(call, arguments, "hermes_rl.plugins:itself", LONGEST, read_answer)
+            answer = await self._answer(call, arguments)
         except EndedError as error:
             raise ToolFailedError(f"tool {self.name!r} failed: its process {error}", f"its process {error}") from error
         return text_of(self.name, answer)
+
+    async def _answer(self, call: Code, arguments: Mapping[str, Any]) -> Mapping[str, str]:
+        return await POOL.call(call, arguments, "hermes_rl.plugins:itself", LONGEST, read_answer)
+
+
+class SandboxedTool(PoolTool):
+    """A function of the spec, each call of which has a sandboxed process of its own."""
+
+    @property
+    def codes(self) -> tuple[Code, ...]:
+        """All that its process loads."""
+        return Code.of(f"{HERE}:call_function"), self.code
+
+    async def _answer(self, call: Code, arguments: Mapping[str, Any]) -> Mapping[str, str]:
+        process = await CONFINED.hold(*self.codes)
+        try:
+            return await process.call(call, arguments, "hermes_rl.plugins:itself", LONGEST, read_answer)
+        finally:
+            await process.close()
 
 
 def description_of(tool: Tool) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from hermes_rl.cli.options import Options
 from hermes_rl.data.check import check_spec
 from hermes_rl.errors import HermesRLError, Problem, SpecError, UserError
 from hermes_rl.runs.exact import foreign_teachers, foretold, unknown_renderers
-from hermes_rl.sandbox.isolation import isolation_problems
 from hermes_rl.spec.load import load_draft, load_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.overrides import Overrides
@@ -73,7 +72,10 @@ def judge(source: str, overrides: Overrides | None = None, environ: Mapping[str,
         verdict.problems = [Problem(source, None, None, str(error))]
         return verdict
     problems += [*unknown_renderers(draft.spec), *foreign_teachers(draft.spec, at_hand=True)]
-    problems += [draft.spec.problem(path, problem) for path, problem in isolation_problems(draft.spec)]
+    if draft.spec.in_sandboxes:
+        from hermes_rl.sandbox.isolation import isolation_problems  # most specs load nothing of sandboxes
+
+        problems += [draft.spec.problem(path, problem) for path, problem in isolation_problems(draft.spec)]
     verdict.problems = in_order([*wrong, *problems])
     if not wrong:  # a warning may be about what was left out
         try:

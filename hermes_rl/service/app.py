@@ -5,6 +5,7 @@ Annotations are not postponed here: FastAPI reads those of functions that are ma
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Annotated, Any, TypeVar
 
@@ -35,7 +36,6 @@ from hermes_rl.service.bodies import (
 from hermes_rl.service.refusals import Refused, ending, wrong
 from hermes_rl.service.sessions import Sessions
 from hermes_rl.service.state import Service, first_of
-from hermes_rl.threads import one_at_a_time
 from hermes_rl.values import read_json, too_many_values, write_json
 
 T = TypeVar("T")
@@ -73,10 +73,19 @@ class BoundedRoute(APIRoute):
 
         async def bounded(request: Request) -> Response:
             if self.body_field is not None and len(body := await request.body()) > IN_THREAD:
-                request._json = await one_at_a_time(_read_body, body)  # where `Request.json` looks first
+                request._json = await asyncio.to_thread(_read_alone, body)  # where `Request.json` looks first
             return await handler(request)
 
         return bounded
+
+
+_reading = threading.Lock()
+
+
+def _read_alone(body: bytes) -> Any:
+    """See `_read_body`; one at a time, as each holds the interpreter against the event loop."""
+    with _reading:
+        return _read_body(body)
 
 
 def _read_body(body: bytes) -> Any:

@@ -1150,6 +1150,16 @@ class Spec(Section):
         return self._tree.mark.source.name
 
     @property
+    def in_sandboxes(self) -> list[NodePath]:
+        """The keys that let user code run in a sandbox."""
+        entries: dict[NodePath, str | None] = {
+            **{(*path, "isolate"): tool.isolate for path, tool in self.all_tools.items()},
+            **{("rewards", name, "isolate"): reward.isolate for name, reward in self.rewards.items()},
+            ("state", "isolate"): None if self.state is None else self.state.isolate,
+        }
+        return [path for path, isolate in entries.items() if isolate == "sandbox"]
+
+    @property
     def state_apart(self) -> bool:
         """Whether the state of a rollout lives in a process of the rollout's own."""
         return self.state is not None and self.state.isolate != "none"

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -180,7 +181,7 @@ def from_server(rng: random.Random) -> Work:
     async def receive() -> None:
         session = Session()
         conversation = cast(Conversation, Server(pieces.copy()))
-        await _Pump(conversation, session, None).receive()
+        await _Pump(conversation, cast(Any, SimpleNamespace()), session, None).receive()
         for each in cast(list[Any], session.messages):
             with contextlib.suppress(ValidationError):  # as the session has it, which tells the model
                 _text(CallToolResult.model_validate(getattr(each.message, "result", None)))
@@ -319,6 +320,7 @@ def seed_of_today() -> str:
     return seed
 
 
+@pytest.mark.slow
 async def test_hostile_texts_are_read_in_time() -> None:
     with rare_full_collections():  # as in a run
         await play(len(READERS) * 2, seed_of_today())

@@ -303,8 +303,8 @@ def _of_seat(record: RunRecord, seat: str | None) -> list[RolloutSummary]:
 
 def _other_rows(a: Rows, b: Rows) -> Iterable[str]:
     """Yield what differs between the rows of two runs and between how often they were played."""
-    sizes = [Counter(map(len, rows.values())).most_common(1)[0][0] for rows in (a, b)]
-    if sizes[0] != sizes[1]:
+    sizes = [Counter(map(len, rows.values())).most_common(1)[0][0] for rows in (a, b) if rows]
+    if len(set(sizes)) > 1:
         yield f"most rows have {sizes[0]} rollouts in A and {sizes[1]} in B"
     changed = sum(a[key][0].row_digest != b[key][0].row_digest for key in a if key in b)
     if changed:

@@ -492,7 +492,7 @@ class CompiledSpec:
         try:
             state = process if self.spec.state_apart else self._state(key.row)
             toolkit = await self.tooling.toolkit(key.group, state, key.row)
-        except BaseException:
+        except BaseException:  # nobody else knows of this process yet
             if process is not None:
                 await process.close()
             raise

@@ -89,7 +89,7 @@ BODIES: dict[str, Maker] = {
     "a key that nobody knows": lambda d, count, size: body(d, [user(d, "go")], **{"x" * size: 1}),
     "keys": lambda d, count, size: body(d, [user(d, "go")], **{f"x{each}": "a" * 100 for each in range(count)}),
     "objects in each other": lambda d, count, size: body(d, [user(d, "go")], metadata=[{"a": [[]]}] * count),
-    "no messages": lambda d, count, size: [[]] * size,
+    "no messages": lambda d, count, size: [[]] * (size // len("[], ")),
 }
 
 

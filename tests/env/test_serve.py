@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -36,10 +36,12 @@ def write_spec(folder: Path, url: str, steps: int = STEPS) -> Path:
 
 
 @asynccontextmanager
-async def serve(spec: Path, out: Path, *more: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def serve(
+    spec: Path, out: Path, *more: str, program: Sequence[str] = ("-m", "hermes_rl.cli.main")
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """The program as a user starts it; killed at the end where it still runs."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "hermes_rl.cli.main", "run", str(spec), "serve", "--out", str(out), *more,
+        sys.executable, *program, "run", str(spec), "serve", "--out", str(out), *more,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, "SOME_API_KEY": KEY},
         preexec_fn=listen_to_ctrl_c,

@@ -22,6 +22,13 @@ rewards: {{right: {{fn: exact_match, args: {{target: done}}}}}}
 servers: {{policy: {{type: openai, base_url: "{model}", model: m, tokenizer: {tokenizer}}}}}
 serve: {{group_size: 4, total_steps: 2, api_url: "{api}", allow_inexact: true, drop_uniform: false{more}}}
 """
+ALONE = """
+from hermes_rl.cli.main import main
+from hermes_rl.rollouts import admission
+admission.whole_machine = list
+main()
+"""
+"""The program on a machine where nobody else uses the cores: beside others it would start fewer rollouts."""
 USUAL = 64
 """What is in flight at a time where nothing is measured."""
 
@@ -64,7 +71,7 @@ async def test_as_many_as_are_carried_or_as_the_spec_says(tmp_path: Path, more: 
     async with slow.running() as model, trajectory_api() as api:
         spec = SPEC.format(model=model, api=api, tokenizer=small_tokenizer_path(), more=more)
         (tmp_path / "slow.yaml").write_text(spec)
-        async with serve(tmp_path / "slow.yaml", out):
+        async with serve(tmp_path / "slow.yaml", out, program=("-c", ALONE)):
             training = asyncio.create_task(train(api, steps=1, batch_size=48 if most else 256))
             if most is None:
                 await asyncio.wait_for(slow.reached.wait(), 200)  # it begins with few, and looks for more

@@ -159,7 +159,7 @@ async def test_sandboxes_of_the_machines_root_do_not_share_what_inotify_takes() 
     if os.geteuid() != 0 or ALL_USERS not in Path("/proc/self/uid_map").read_text():
         pytest.skip("elsewhere the kernel counts it for all sandboxes together")
     script = "import ctypes\nwhile ctypes.CDLL(None).inotify_init() >= 0: print('one')\nprint('all', flush=True)\n"
-    waiting = f'python3 -c "{script}import time; time.sleep(60)" > said &'
+    waiting = f': > said; python3 -c "{script}import time; time.sleep(60)" >> said &'
     async with create_sandbox(SandboxConfig(limits=ResourceLimits(open_files=4096))) as greedy:
         taken = await greedy.run(f"{waiting} until grep -q all said; do sleep 0.05; done; wc -l < said", timeout=60)
         assert int(taken.output) > 10

@@ -247,7 +247,7 @@ def results_of_ours(folder: Path) -> dict[str, Any]:
         try:
             return tokenizer.render(messages, tools, add_generation_prompt=prompt)
         except TemplateRefused as error:
-            return f"refused: {error}"
+            return str(error).replace(f"{folder}:", "refused:")
 
     return results(
         tokenizer.encode,

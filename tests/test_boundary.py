@@ -360,6 +360,7 @@ def test_hostile_values_are_refused_in_words_or_taken_for_what_they_are(door: Do
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.by_turns(2)
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)
 def test_ten_times_as_many_hostile_values(door: Door, tmp_path: Path) -> None:
     played(door, 10 * VALUES, tmp_path)

@@ -331,6 +331,7 @@ TEXTS = int(os.environ.get("READERS_TEXTS", "7000"))
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.by_turns(2, 1)
 async def test_thousands_of_hostile_texts_are_read_in_time() -> None:
     with rare_full_collections():  # as in a run
         await play(TEXTS, seed_of_today())

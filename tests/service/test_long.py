@@ -102,6 +102,7 @@ def all_keys(service: Served) -> list[str]:
     return keys
 
 
+@pytest.mark.by_turns(2, 1)
 async def test_each_group_once_and_nothing_trained_that_failed(tmp_path: Path) -> None:
     model, trainer = policy(wrong=0.4), Trainer()
     (tmp_path / "grading.py").write_text(FAILS)

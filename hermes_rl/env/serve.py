@@ -87,7 +87,7 @@ class EnvHooks(Hooks):
 
     async def registered(self, answer: Registered, step: int) -> None:
         env = self._env
-        env.env_id, env.curr_step, env.wandb_prepend = answer.session, step, answer.run_name
+        env.env_id, env.curr_step, env.wandb_prepend = answer.number, step, answer.run_name
         env.checkpoint_dir, env.checkpoint_interval = answer.checkpoint_folder, answer.checkpoint_every or -1
         env.wandb_project = env.wandb_project or answer.project
         env.wandb_group = env.wandb_group or answer.run_group

@@ -7,7 +7,7 @@ way; after one of the trainer, what the trainer says it has lost.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -47,6 +47,7 @@ class DeliveryLog:
         marks: one per step that the trainer was seen at.
         session: what the trainer gave at its last registration, by which it knows us.
         contents: what tells the group in doubt, and the one before it, from others (`content_of`).
+        repeated: groups that were sent again, and that the trainer may have twice.
     """
 
     journal: Journal | None
@@ -57,6 +58,7 @@ class DeliveryLog:
     marks: list[StepMark] = field(default_factory=list)
     session: Any = None
     contents: dict[str, str] = field(default_factory=dict)
+    repeated: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._known: set[str] = set()
@@ -85,6 +87,8 @@ class DeliveryLog:
             self._known -= set(line["groups"])
             self.delivered = [group_id for group_id in self.delivered if group_id in self._known]
             self.marks = [mark for mark in self.marks if mark.taken <= len(self.delivered)]
+        elif event == "repeated":
+            self.repeated.update(line["groups"])
         elif event == "registered":
             self.session, self.doubtful = line["session"], []
         elif event == "step":
@@ -110,6 +114,11 @@ class DeliveryLog:
     def has(self, group: str) -> None:
         """Record that the trainer has the group."""
         self._write("delivered", group=group)
+
+    def repeat(self, groups: Sequence[str]) -> None:
+        """Record that groups are sent again though the trainer may have them, or may still get them."""
+        if groups:
+            self._write("repeated", groups=list(groups))
 
     def leave_out(self, group: str, cause: str) -> None:
         """Record that the group is not to be sent, now or later."""

@@ -1,32 +1,121 @@
 """Atropos' trajectory API as a trainer: a client of `run-api` (atroposlib 0.4.0, `atroposlib.api.server`).
 
-The API gives out groups in the order in which it got them, and says how many of ours are in its queue. So a number of
-groups tells which of them the trainer has had. It keeps everything in memory: where it was started again, the groups
-that the trainer had not received by the step at which it goes on are lost, and are sent again.
+The API hands out groups in the order in which they arrived, and reports how many of ours are in its queue, so a count
+of groups tells which of them the trainer has used. The API keeps everything in memory. After it was restarted, the
+groups that the trainer had not used by the step at which it continues are lost, and are sent again.
+
+An error of a proxy or a lost connection says nothing about the API. Only numbers show that the API was restarted: those
+that it gives to environments grow for as long as it runs. A group whose request failed is looked for in the API before
+it is sent again, and is then recorded as `repeated`: it may still arrive twice.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import aiohttp
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hermes_rl.errors import RunError
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.deliveries import DeliveryLog, StepMark, content_of
 from hermes_rl.runs.groups import body_of
+from hermes_rl.threads import in_thread
 from hermes_rl.trainers.base import GroupRefused, Registered, Registration, TrainerState
 
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 5
-"""Tries at a request, with pauses of 1, 2, 4, … seconds between them."""
+"""Attempts at a request, with pauses of 1, 2, 4, … seconds between them."""
+PAUSE = 1.0
+"""Seconds before the second attempt; each further pause is twice as long."""
 PATIENCE = 60.0
-"""Seconds that a request may take."""
+"""Seconds that a request may take, and the longest pause that a server may ask for."""
+LARGEST_ANSWER = 1 << 28
+"""Bytes of an answer."""
+RETRIED = frozenset({408, 413, 425, 429})
+"""Statuses below 500 that a proxy or a busy server gives; they say nothing about the content of a request."""
+REFUSING = frozenset({400, 422})
+"""Statuses by which the API refuses the content of a request."""
+REFUSALS = 10
+"""Groups in a row that the API may refuse before the run stops."""
+
+
+class _Answer(BaseModel):
+    """An answer of the API; fields are those of `atroposlib.api.server`."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+Count = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class _Registered(_Answer):
+    status: str
+    env_id: Count = 0
+    wandb_name: str | None = None
+    checkpoint_dir: str | None = None
+    starting_step: Count = 0
+    checkpoint_interval: int | None = None
+    num_steps: int = -1
+
+    def follows(self, numbers: Collection[int], name: str | None) -> bool:
+        """Return whether the API has been running since it gave earlier numbers, and an earlier name.
+
+        It numbers environments, and those of one name too. A restart begins both at 0.
+        """
+        before, now = _number_of(name), _number_of(self.wandb_name)
+        return max(numbers) < self.env_id and (before is None or now is None or before < now)
+
+
+class _Info(_Answer):
+    batch_size: int
+    max_token_len: int
+
+
+class _Names(_Answer):
+    group: str | None = None
+    project: str | None = None
+
+
+class _Status(_Answer):
+    current_step: Count
+    queue_size: Count = 0
+    self_queue_size: Count = 0
+    env_weight: float = Field(1.0, ge=0)
+    unallocated_fraction: float = Field(1.0, ge=0, le=1)
+
+
+class _Group(_Answer):
+    env_id: int | None = None
+    tokens: list[list[int]] = []
+    scores: list[float] = []
+
+
+A = TypeVar("A", bound=_Answer)
+
+
+class _FailedRequestError(Exception):
+    """A request got no answer of the API.
+
+    Attributes:
+        unclear: whether the API may have taken what the request held.
+        wait: seconds after which the server wants to be asked again.
+    """
+
+    def __init__(self, problem: str, unclear: bool = True, wait: float = 0.0) -> None:
+        super().__init__(problem)
+        self.unclear, self.wait = unclear, wait
+
+
+def _number_of(name: str | None) -> int | None:
+    """Return the number in the name of an environment, `NAME_0` for the first of its name."""
+    number = (name or "").rpartition("_")[2]
+    return int(number) if number.isascii() and number.isdigit() else None
 
 
 @dataclass
@@ -58,41 +147,43 @@ class AtroposTrainer:
         self._session: aiohttp.ClientSession | None = None
         self._group_size = 1
         self._weighted = False
-        self._env_id: int | None = None
-        self._former: int | None = None
-        """What the API called the environment before, while groups of that time may be in its queue."""
+        self._numbers = [0]
+        """What the API calls the environment now, and what it called it at earlier starts whose groups are queued."""
+        self._log = DeliveryLog(None, self.name)
+        self._step = 0
+        self._refused = 0
+        """Groups in a row that the API has refused."""
 
     async def register(self, registration: Registration, log: DeliveryLog) -> Registered:
-        self._group_size, self._weighted = registration.group_size, registration.weight >= 0
+        self._group_size, self._weighted, self._log = registration.group_size, registration.weight >= 0, log
         answer = await self._registered(registration)
         if self.total_steps == -1:
-            self.total_steps = int(answer["num_steps"])
-        info = await self._get("info")
-        if int(info["batch_size"]) != -1:
-            self.batch_size = int(info["batch_size"])
+            self.total_steps = answer.num_steps
+        info = await self._get("info", _Info)
+        if info.batch_size != -1:
+            self.batch_size = info.batch_size
         if self.batch_size != -1 and self._group_size > self.batch_size:
             raise RunError(
                 f"a group of {self._group_size} rollouts does not fit into the trainer's batch of {self.batch_size} "
                 "sequences: make the group smaller, or the batch larger"
             )
-        names = await self._get("wandb_info")
-        lost, arrived = await self._compared(log, int(answer["starting_step"]))
-        self._env_id = int(answer["env_id"])
-        longest = int(info["max_token_len"])
+        names = await self._get("wandb_info", _Names)
+        lost, arrived = await self._compared(log, answer)
         return Registered(
-            session=self._env_id,
+            session={"numbers": self._numbers, "name": answer.wandb_name},
+            number=answer.env_id,
             lost=tuple(lost),
             arrived=tuple(arrived),
             # Trainers leave out sequences that reach their bound.
-            longest=longest - 1 if longest > 0 else None,
-            project=names.get("project"),
-            run_group=names.get("group"),
-            run_name=answer.get("wandb_name"),
-            checkpoint_folder=answer.get("checkpoint_dir"),
-            checkpoint_every=answer.get("checkpoint_interval"),
+            longest=info.max_token_len - 1 if info.max_token_len > 0 else None,
+            project=names.project,
+            run_group=names.group,
+            run_name=answer.wandb_name,
+            checkpoint_folder=answer.checkpoint_dir,
+            checkpoint_every=answer.checkpoint_interval,
         )
 
-    async def _registered(self, registration: Registration) -> dict[str, Any]:
+    async def _registered(self, registration: Registration) -> _Registered:
         """Return the API's answer, once a trainer has registered with it too."""
         body = {
             "max_token_length": registration.max_token_length,
@@ -104,54 +195,58 @@ class AtroposTrainer:
         waited = False
         while True:
             # Each registration that succeeds is another environment to the API, so this is never tried twice.
-            answer = await self._request("POST", "register-env", json=body)
-            if answer.get("status") == "success":
+            answer = await self._request("POST", "register-env", _Registered, attempts=1, json=body)
+            if answer.status == "success":
                 return answer
             if not waited:
                 self.say(f"the trajectory API at {self.url} waits for a trainer")
             waited = True
             await asyncio.sleep(1)
 
-    async def _compared(self, log: DeliveryLog, step: int) -> tuple[list[str], list[str]]:
-        """Which groups of the log the API has lost with its queue, and which in doubt it has after all."""
-        known = await self._status(log.session) if log.session is not None else None
-        queued = None if known is None else int(known.get("self_queue_size", 0))
-        if queue_was_lost(log, step, queued):
-            return log.delivered[log.at(step).taken :], []
-        self._former = log.session  # its groups may still be in the queue, and nobody is to wait for more of it
-        if queued is not None:
-            await self._request("POST", "disconnect-env", json={"env_id": log.session})
-        if log.doubtful and queued is not None and await self._arrived(log):
+    async def _compared(self, log: DeliveryLog, answer: _Registered) -> tuple[list[str], list[str]]:
+        """Return the groups of the log that the API has lost with its queue, and those in doubt that it has."""
+        session: dict[str, Any] = log.session if isinstance(log.session, dict) else {"numbers": [log.session]}
+        former = [number for number in session["numbers"] if number is not None]
+        self._numbers = [answer.env_id]
+        step, queued = answer.starting_step, None
+        if former and answer.follows(former, session.get("name")):
+            status, queued = await self._status(former)
+            step = status.current_step  # of the same moment as the queue, as a batch may be taken at any time
+        if queue_was_lost(log, step, None if queued is None else sum(queued.values())):
+            mark = log.at(step)
+            lost = log.delivered[mark.taken :]
+            # Without a mark of this very step, the trainer may have used some of them.
+            log.repeat([*(lost if mark.step < step else ()), *log.doubtful])
+            return lost, []
+        for number in former if queued is not None else ():
+            self._numbers.append(number)
+            # Nobody is to wait for more of it.
+            await self._request("POST", "disconnect-env", _Answer, json={"env_id": number})
+        if queued is not None and log.doubtful and await self._arrived(former):
             return [], log.doubtful[-1:]
+        log.repeat(log.doubtful)
         return [], []
 
-    async def _arrived(self, log: DeliveryLog) -> bool:
-        """Whether the group in doubt is the last that the API has taken from anybody.
+    async def _arrived(self, ours: Collection[int]) -> bool:
+        """Return whether the group in doubt is the latest that the API has taken, and one of `ours`.
 
-        Only one group of this process is ever under way, whatever the number of its environments; so this is wrong only
-        where an environment of another process has sent one since: then ours is sent again.
+        This process sends one group at a time for all its environments. So a group that has arrived is not found only
+        where an environment of another process has sent one since, or where it equals the one before it.
         """
-        latest = await self._get("latest_example")
-        if log.content_in_doubt is None or latest.get("env_id") != log.session:
-            return False
-        return content_of(latest["tokens"], latest["scores"]) == log.content_in_doubt
+        latest = await self._get("latest_example", _Group)
+        content = self._log.content_in_doubt
+        return content is not None and latest.env_id in ours and content_of(latest.tokens, latest.scores) == content
 
     async def state(self) -> TrainerState:
-        status = await self._status(self._env_id)
-        if status is None:
-            raise RunError(
-                f"the trajectory API at {self.url} no longer knows this environment: it was started again. The same "
-                "command goes on with it"
-            )
-        step, queue = int(status["current_step"]), int(status.get("queue_size", 0))
+        status, groups = await self._status(self._numbers)
+        self._numbers[1:] = [number for number in self._numbers[1:] if groups[number]]
+        step, queue, queued = status.current_step, status.queue_size, sum(groups.values())
+        if step < self._step:
+            raise self._lost(f"it was restarted at step {step}")
+        self._step = step
         if self._group_size == 1:
             # For groups of one the API leaves out those of other environments: count them.
-            queue = max(queue, int((await self._get("status"))["queue_size"]))
-        queued = int(status.get("self_queue_size", 0))
-        if self._former is not None:
-            former = await self._status(self._former) or {}
-            queued += int(former.get("self_queue_size", 0))
-            self._former = self._former if former.get("self_queue_size") else None
+            queue = max(queue, (await self._get("status", _Status)).queue_size)
         # Groups of other environments may fill no batch without ours, so that only our own count as enough.
         ahead = queued * self._group_size // self.batch_size if self.batch_size > 0 else 0
         return TrainerState(
@@ -159,17 +254,17 @@ class AtroposTrainer:
             wants=0 if step + ahead >= self.total_steps else self._wanted(status, queue, queued),
             queued=queued,
             finished=step >= self.total_steps,
-            share=float(status.get("env_weight", 1.0)) if self._weighted else 1.0,
+            share=status.env_weight if self._weighted else 1.0,
         )
 
-    def _wanted(self, status: dict[str, Any], queue: int, queued: int) -> int:
+    def _wanted(self, status: _Status, queue: int, queued: int) -> int:
         """Return how many groups the queue still takes."""
         if self.batch_size <= 0:
             return 0  # nobody has said how large a batch is
         if self.batches_ahead <= 0:
             return 1 << 30
         least = self.min_batch_allocation
-        fraction = float(status.get("unallocated_fraction", 1.0)) + (least or 0.0)
+        fraction = status.unallocated_fraction + (least or 0.0)
         wanted = self.batches_ahead * int(self.batch_size * fraction) // self._group_size - queue
         if least is None:
             return wanted
@@ -178,13 +273,31 @@ class AtroposTrainer:
         return max(wanted, int(share) - queued)
 
     async def send(self, group: Group, lines: list[dict[str, Any]]) -> None:
-        parts = [{**line, "env_id": self._env_id} for line in lines]
+        parts = [{**line, "env_id": self._numbers[0]} for line in lines]
         if not self.include_messages:
             parts = [{**part, "messages": None} for part in parts]
         single = len(parts) == 1
         body, headers = await body_of(parts[0] if single else parts)
         path = "scored_data" if single else "scored_data_list"
-        await self._request("POST", path, attempts=ATTEMPTS, data=body, headers=headers)
+        for attempt in range(ATTEMPTS):
+            try:
+                await self._once("POST", path, _Answer, data=body, headers=headers)
+                break
+            except GroupRefused as refused:
+                self._refused += 1
+                if self._refused < REFUSALS:
+                    raise
+                raise RunError(f"the trajectory API refused {REFUSALS} groups in a row: {refused.detail}") from refused
+            except _FailedRequestError as error:
+                await self._pause(error, path, attempt)
+                if error.unclear and await self._arrived(self._numbers):
+                    break
+                await self._status(self._numbers)  # fails where the API was restarted: the group is not for that one
+                if error.unclear:
+                    self._log.repeat([group.id])
+        else:
+            raise self._lost(f"{path} failed {ATTEMPTS} times")
+        self._refused = 0
 
     async def close(self) -> None:
         if self._session is not None:
@@ -193,59 +306,99 @@ class AtroposTrainer:
 
     # ------------------------------------------------------------------ requests
 
-    async def _status(self, env_id: int | None) -> dict[str, Any] | None:
-        """Return what the API says of an environment; None where it does not know it."""
-        try:
-            return await self._request("GET", "status-env", attempts=3, json={"env_id": env_id})
-        except (GroupRefused, _UnknownEnvironmentError):
-            return None
+    async def _status(self, numbers: Sequence[int]) -> tuple[_Status, dict[int, int]]:
+        """Return what the API says of the first of these environments, and how many groups of each are queued, all at
+        one step."""
+        while True:
+            answers = [await self._request("GET", "status-env", _Status, json={"env_id": each}) for each in numbers]
+            if len({status.current_step for status in answers}) == 1:
+                queued = (status.self_queue_size for status in answers)
+                return answers[0], dict(zip(numbers, queued, strict=True))
 
-    async def _get(self, path: str) -> dict[str, Any]:
-        return await self._request("GET", path, attempts=3)
+    async def _get(self, path: str, form: type[A]) -> A:
+        return await self._request("GET", path, form)
 
-    async def _request(self, method: str, path: str, *, attempts: int = 1, **more: Any) -> dict[str, Any]:
-        """Return the answer to a request; tried again where the API failed or could not be reached.
+    async def _request(self, method: str, path: str, form: type[A], *, attempts: int = ATTEMPTS, **more: Any) -> A:
+        """Return the answer to a request that may be repeated.
 
-        A POST that got no answer is not tried again, since the API may have taken what it held.
+        Raises:
+            RunError: the API gave no answer in `attempts` attempts, or one in another form.
         """
+        attempt = 0
+        while True:
+            try:
+                return await self._once(method, path, form, **more)
+            except GroupRefused as refused:
+                raise RunError(refused.detail) from refused
+            except _FailedRequestError as error:
+                attempt += 1
+                if attempt >= attempts:
+                    raise self._lost(error) from error
+                await self._pause(error, path, attempt - 1)
+
+    async def _once(self, method: str, path: str, form: type[A], **more: Any) -> A:
+        """Return the answer to one request.
+
+        Raises:
+            GroupRefused: the API refuses the content of the request.
+            RunError: it refuses every request of ours, or the answer has another form.
+            _FailedRequestError: there is no answer of the API.
+        """
+        url = f"{self.url}/{path}"
+        try:
+            status, headers, body = await self._exchanged(method, url, **more)
+        except TimeoutError as error:
+            raise _FailedRequestError(f"no answer to {path} in {PATIENCE:g} s") from error
+        except aiohttp.ClientError as error:
+            unclear = not isinstance(error, aiohttp.ClientConnectorError)
+            raise _FailedRequestError(f"{type(error).__name__}: {error}", unclear) from error
+        problem = f"status {status}: {body[:300].decode(errors='replace')}"
+        if status in REFUSING:
+            raise GroupRefused("refused", f"{url} answered with {problem}")
+        if status >= 500 or status in RETRIED:
+            wait = headers.get("Retry-After", "")
+            seconds = float(wait) if wait.isascii() and wait.isdigit() else 0.0
+            raise _FailedRequestError(problem, status >= 500, seconds)
+        if status >= 400:
+            raise RunError(f"{url} answered with {problem}")
+        if "json" not in headers.get("Content-Type", ""):
+            raise _FailedRequestError(f"an answer that is not JSON, as the API's are: {body[:300]!r}")
+        try:
+            return await in_thread(lambda: form.model_validate_json(body))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "the answer"
+            raise RunError(f"{url}: {place}: {first['msg']}, got {first['input']!r:.60}") from error
+
+    async def _exchanged(self, method: str, url: str, **more: Any) -> tuple[int, Mapping[str, str], bytes]:
+        """Return the status, headers and body of the answer to a request."""
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE))
-        problem = ""
-        for attempt in range(attempts):
-            if attempt:
-                await asyncio.sleep(2 ** (attempt - 1))
-            try:
-                async with self._session.request(method, f"{self.url}/{path}", **more) as answer:
-                    if answer.status < 400:
-                        body: dict[str, Any] = await answer.json()
-                        return body
-                    problem = f"status {answer.status}: {(await answer.text())[:300]}"
-                    if answer.status < 500:
-                        raise GroupRefused("refused", f"{self.url}/{path} answered with {problem}")
-                    if path == "status-env":
-                        raise _UnknownEnvironmentError  # run-api fails on a number that it has not given
-            except TimeoutError as error:
-                raise self._lost(f"no answer to {path} in {PATIENCE:.0f} s") from error
-            except (aiohttp.ClientError, ValueError) as error:
-                problem = f"{type(error).__name__}: {error}"
-                if method == "POST" and not isinstance(error, aiohttp.ClientConnectorError):
-                    raise self._lost(problem) from error
-            logger.warning("%s/%s failed (attempt %d of %d): %s", self.url, path, attempt + 1, attempts, problem)
-        raise self._lost(problem)
+        body = bytearray()
+        async with self._session.request(method, url, **more) as answer:
+            async for piece in answer.content.iter_any():
+                body += piece
+                if len(body) > LARGEST_ANSWER:
+                    raise RunError(f"{url} answered with more than {LARGEST_ANSWER >> 20} MiB")
+            return answer.status, answer.headers, bytes(body)
 
-    def _lost(self, problem: str) -> RunError:
+    async def _pause(self, error: _FailedRequestError, path: str, attempt: int) -> None:
+        logger.warning("%s/%s failed (attempt %d of %d): %s", self.url, path, attempt + 1, ATTEMPTS, error)
+        await asyncio.sleep(min(PATIENCE, max(PAUSE * 2**attempt, error.wait)))
+
+    def _lost(self, problem: object) -> RunError:
         return RunError(
             f"the trajectory API at {self.url} was lost: {problem}. The same command goes on when it is back"
         )
 
 
-class _UnknownEnvironmentError(Exception):
-    """The API was started again, and has not given the number that it is asked about."""
-
-
 def queue_was_lost(log: DeliveryLog, step: int, queued: int | None) -> bool:
-    """Whether the API has forgotten what it was sent: the trainer goes on at `step`, and so many of our groups are
-    `queued` there now (None: it does not know us)."""
+    """Return whether the API has lost what it was sent.
+
+    Args:
+        step: at which the trainer continues.
+        queued: groups of ours in its queue; None: it was restarted.
+    """
     if queued is None:
         return bool(log.delivered)
     last = log.marks[-1] if log.marks else StepMark(step, 0, {})

@@ -42,6 +42,7 @@ class Registered:
 
     Attributes:
         session: how the trainer knows the environment, as JSON; it is recorded, and there at the next registration.
+        number: of the environment at Atropos' trajectory API; None: the trainer gives none.
         lost: groups in the log that the trainer no longer has; they are sent again.
         arrived: groups that were under way when an earlier start ended, and that the trainer has after all.
         longest: tokens of the longest sequence that the trainer takes; None: no bound.
@@ -50,6 +51,7 @@ class Registered:
     """
 
     session: Any = None
+    number: int | None = None
     lost: tuple[str, ...] = ()
     arrived: tuple[str, ...] = ()
     longest: int | None = None

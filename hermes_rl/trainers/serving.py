@@ -183,8 +183,8 @@ class Serving:
         """Whether nothing new is to begin, even where a group ends."""
         if self.satisfied or self.run.paused:
             return True
-        evaluating = self._evaluation is not None
-        return evaluating and self._running >= self._before_evaluation * self.hooks.evaluation_share
+        share = self.hooks.evaluation_share if self._evaluation is not None else 1.0
+        return share < 1 and self._running >= self._before_evaluation * share
 
     @property
     def _at_bound(self) -> bool:
@@ -217,9 +217,9 @@ class Serving:
         going_on = bool(self.log.delivered or answer.lost)
         self.log.registered(answer.session)
         self.state = await self.trainer.state()
-        if not self.log.marks:
-            self.log.step(self.state.step, 0, {})
         mark = self.log.at(self.state.step)
+        if not self.log.marks or self.log.marks[-1].step != self.state.step:
+            self.log.step(self.state.step, self.state.queued, mark.state)
         self.run.quarantine = Quarantine(mark.state.get("quarantined") or ())
         if mark.state.get("environment") is not None:
             self.hooks.restore(mark.state["environment"])
@@ -239,9 +239,13 @@ class Serving:
             state = await self.trainer.state()
             self.looked, self.seen, self.state = now, seen, state
             if self.state.step != before:
-                # What the trainer has used by this step.
-                state_then = {"quarantined": self.run.quarantine.record(), "environment": self.hooks.state()}
-                self.log.step(self.state.step, self.state.queued, state_then)
+                if self.together.under_way.locked() or self.together.sent != seen:
+                    # The trainer may or may not have counted the group that was being sent: look between two sends.
+                    async with self.together.under_way:
+                        self.state = await self.trainer.state()
+                        self._mark_step()
+                else:
+                    self._mark_step()
                 await self._look_at_arrivals()
                 # Once, even if the step jumped over several multiples of `evaluate_every`.
                 every = self.hooks.evaluate_every
@@ -250,6 +254,11 @@ class Serving:
                 await self.hooks.stepped(before, self.state.step)
             self._begin_evaluation()
             self.together.wake()
+
+    def _mark_step(self) -> None:
+        """Record what the trainer has used by its step."""
+        state = {"quarantined": self.run.quarantine.record(), "environment": self.hooks.state()}
+        self.log.step(self.state.step, self.state.queued, state)
 
     async def _look_at_arrivals(self) -> None:
         """See how old the groups are that the trainer has just taken, and say so where they are too old.

@@ -25,6 +25,9 @@ evaluate: {{rollouts: 2}}
 env: {{max_batches_offpolicy: 1}}
 """
 STEPS = 20
+ALL_OF_IT = 250
+"""Seconds that any part may take on a busy machine."""
+pytestmark = pytest.mark.timeout(600)
 KEY = "sk-never-shown-4711"
 
 
@@ -74,8 +77,8 @@ async def test_twenty_steps_of_full_groups_with_two_evaluations(tmp_path: Path) 
         trajectory_api() as url,
         serve(write_spec(tmp_path, url), tmp_path / "run", "--openai.api_key", KEY) as process,
     ):
-        batches = await asyncio.wait_for(train(url, steps=STEPS, batch_size=8), 90)
-        output, _ = await asyncio.wait_for(process.communicate(), 60)
+        batches = await asyncio.wait_for(train(url, steps=STEPS, batch_size=8), ALL_OF_IT)
+        output, _ = await asyncio.wait_for(process.communicate(), ALL_OF_IT)
     assert process.returncode == 0, output.decode()
     groups = [group for batch in batches for group in batch]
     assert len(batches) == STEPS
@@ -103,9 +106,9 @@ async def test_ctrl_c_ends_serving_with_130_and_leaves_nothing(tmp_path: Path) -
         trajectory_api() as url,
         serve(write_spec(tmp_path, url, steps=1000), tmp_path / "run") as process,
     ):
-        await asyncio.wait_for(train(url, steps=1, batch_size=8), 60)
+        await asyncio.wait_for(train(url, steps=1, batch_size=8), ALL_OF_IT)
         process.send_signal(2)
-        output, _ = await asyncio.wait_for(process.communicate(), 30)
+        output, _ = await asyncio.wait_for(process.communicate(), ALL_OF_IT)
     assert process.returncode == 130, output.decode()
     assert sandboxes_of(process.pid) == []
     assert (tmp_path / "run" / "report.html").is_file(), "an interrupted run has its report too"

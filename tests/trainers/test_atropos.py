@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hermes_rl.trainers.base import GroupRefused, Registration
 from tests.env.canned import group
 from tests.env.trainer import trajectory_api
 from tests.rollouts.worlds import row
+from tests.trainers.run_api import Answer, FaultyTrainer, Network, RunApi
 
 ONE = Group("one", row(), [])
 
@@ -47,7 +49,7 @@ async def test_groups_reach_a_real_api_and_are_counted() -> None:
         await train(url)
         trainer, log = client(url), DeliveryLog(None, "atropos")
         answer = await trainer.register(Registration("canned", 2, 100), log)
-        assert (answer.session, answer.longest, answer.project, answer.run_name) == (0, 63, "p", "canned_0")
+        assert (answer.longest, answer.project, answer.run_name) == (63, "p", "canned_0")
         assert (await trainer.state()).wants == 200
         await trainer.send(ONE, [group(0.0, 1.0)])
         layers = [{**group(0.0, 1.0), "layer": number} for number in range(2)]
@@ -169,47 +171,153 @@ async def answering(handle: Any) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def test_a_group_is_sent_again_where_the_api_failed_and_not_where_nobody_knows_whether_it_arrived(
-    monkeypatch: pytest.MonkeyPatch,
+def sent(*replies: tuple[int, str] | Exception, took: bool = False) -> tuple[FaultyTrainer, Scripted]:
+    """Return a client that is about to send the group `ONE`, and the network, which answers so before it works.
+
+    Args:
+        replies: statuses and content types of the first answers to a group, or what is raised instead of one.
+        took: whether the API gets the groups all the same.
+    """
+    trainer = FaultyTrainer("http://api", total_steps=5)
+    trainer.network = network = Scripted(replies, took)
+    network.api("register-env", {"desired_name": "canned", "group_size": 2, "max_token_length": 9, "weight": 1.0})
+    return trainer, network
+
+
+class Scripted(Network):
+    """A network whose answers to groups are given."""
+
+    def __init__(self, replies: Sequence[tuple[int, str] | Exception], took: bool) -> None:
+        super().__init__(RunApi(batch_size=100), random.Random(0), 0.0)
+        self.replies, self.took = list(replies), took
+
+    def request(self, path: str, body: dict[str, Any]) -> Answer:
+        if path != "scored_data" or not self.replies:
+            return super().request(path, body)
+        if self.took:
+            super().request(path, body)
+        reply = self.replies.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply[0], {"Content-Type": reply[1], "Retry-After": "0"}, b"{}"
+
+
+LOST = aiohttp.ServerDisconnectedError()
+
+
+@pytest.mark.parametrize("took", [False, True])
+@pytest.mark.parametrize(
+    "reply", [(502, "text/html"), (500, "text/plain"), (200, "text/html"), LOST, TimeoutError()], ids=str
+)
+async def test_a_group_whose_request_failed_is_in_the_queue_once(
+    reply: tuple[int, str] | Exception, took: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    posts = 0
+    monkeypatch.setattr("hermes_rl.trainers.atropos.PAUSE", 0.0)
+    trainer, network = sent(reply, took=took)
+    log = DeliveryLog(None, "atropos")
+    await trainer.register(Registration("canned", 2, 100), log)
+    await trainer.send(sending(log, "one", group(0.0, 1.0)), [group(0.0, 1.0)])
+    assert len(network.api.queue) == 1
+    assert log.repeated == (set() if took else {"one"}), "a request may still arrive where its group was not found"
 
-    async def failing_once(request: web.Request) -> web.Response:
-        nonlocal posts
-        posts += 1
-        return web.json_response({}, status=500 if posts == 1 else 200)
 
-    async with answering(failing_once) as url:
-        trainer = client(url)
+@pytest.mark.parametrize("status", [408, 413, 425, 429])
+async def test_a_busy_server_and_the_limits_of_a_proxy_cost_no_group(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes_rl.trainers.atropos.PAUSE", 0.0)
+    trainer, network = sent(*[(status, "text/html")] * 4)
+    await trainer.send(ONE, [group(0.0, 1.0)])
+    assert len(network.api.queue) == 1
+    trainer, _ = sent(*[(status, "text/html")] * 5)
+    with pytest.raises(RunError, match=r"was lost: scored_data failed 5 times.*goes on when it is back"):
         await trainer.send(ONE, [group(0.0, 1.0)])
-        assert posts == 2
-        await trainer.close()
 
-    async def hanging_up(request: web.Request) -> web.Response:
-        nonlocal posts
-        posts += 1
-        assert request.transport is not None
-        request.transport.close()
-        return web.Response()
 
-    posts = 0
-    async with answering(hanging_up) as url:
-        trainer = client(url)
-        with pytest.raises(RunError, match=r"was lost.*The same command goes on when it is back"):
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_a_refusal_that_does_not_concern_the_group_ends_the_run(status: int) -> None:
+    trainer, _ = sent((status, "application/json"))
+    with pytest.raises(RunError, match=f"http://api/scored_data answered with status {status}"):
+        await trainer.send(ONE, [group(0.0, 1.0)])
+
+
+async def test_many_groups_in_a_row_that_the_api_refuses_end_the_run() -> None:
+    trainer, _ = sent(*[(422, "application/json")] * 10)
+    for _ in range(9):
+        with pytest.raises(GroupRefused, match="422"):
             await trainer.send(ONE, [group(0.0, 1.0)])
-        assert posts == 1
-        await trainer.close()
+    with pytest.raises(RunError, match=r"refused 10 groups in a row: .*422"):
+        await trainer.send(ONE, [group(0.0, 1.0)])
 
 
-async def test_an_api_that_was_started_again_is_noticed() -> None:
-    async def unknown(request: web.Request) -> web.Response:
-        return web.json_response({}, status=500)
+async def test_one_failure_of_a_proxy_does_not_mean_that_the_queue_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The groups in the queue were sent again, and trained twice."""
+    monkeypatch.setattr("hermes_rl.trainers.atropos.PAUSE", 0.0)
 
-    async with answering(unknown) as url:
+    class FailsOnce(Network):
+        failed = False
+
+        def request(self, path: str, body: dict[str, Any]) -> Answer:
+            if path == "status-env" and not self.failed:
+                self.failed = True
+                return 502, {"Content-Type": "text/html"}, b""
+            return super().request(path, body)
+
+    api, log = RunApi(batch_size=100), DeliveryLog(None, "atropos")
+    for start in range(2):
+        trainer = FaultyTrainer("http://api", total_steps=5)
+        trainer.network = FailsOnce(api, random.Random(0), 0.0)
+        answer = await trainer.register(Registration("canned", 2, 100), log)
+        assert answer.lost == ()
+        log.registered(answer.session)
+        await trainer.send(sending(log, str(start), group(start, 1.0)), [group(start, 1.0)])
+        log.has(str(start))
+        assert (await trainer.state()).queued == start + 1
+
+
+@pytest.mark.parametrize("former", [{"numbers": [0], "name": "canned_0"}, 0])
+async def test_an_environment_goes_on_with_an_api_that_was_restarted(former: object) -> None:
+    """The API calls it what it called it before."""
+    log = DeliveryLog(None, "atropos")
+    log.registered(former)
+    for name in ("a", "b", "c"):
+        log.has(name)
+    log.step(1, 1, {})
+    trainer = FaultyTrainer("http://api", total_steps=5)
+    trainer.network = Network(RunApi(step=1), random.Random(0), 0.0)
+    answer = await trainer.register(Registration("canned", 2, 100), log)
+    assert (answer.lost, answer.session) == (("c",), {"numbers": [0], "name": "canned_0"})
+    assert (await trainer.state()).share == 1.0, "it is still connected"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("current_step", 1e99), ("current_step", "3"), ("current_step", -1), ("env_weight", None), ("queue_size", True)],
+)
+async def test_an_answer_of_another_form_is_named(field: str, value: object) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"current_step": 2, field: value})
+
+    async with answering(answer) as url:
         trainer = client(url)
-        with pytest.raises(RunError, match="no longer knows this environment"):
+        with pytest.raises(RunError, match=f"status-env: {field}: "):
             await trainer.state()
         await trainer.close()
+
+
+async def test_an_api_that_was_restarted_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes_rl.trainers.atropos.PAUSE", 0.0)
+    trainer = FaultyTrainer("http://api", total_steps=5)
+    trainer.network = Network(RunApi(step=3), random.Random(0), 0.0)
+    await trainer.register(Registration("canned", 2, 100), DeliveryLog(None, "atropos"))
+    await trainer.state()
+    trainer.network.api = RunApi(step=3)
+    with pytest.raises(RunError, match=r"was lost: status 500.*The same command"):
+        await trainer.state()
+    trainer.network.api = RunApi(step=2)
+    await trainer.register(Registration("another process", 2, 100), DeliveryLog(None, "atropos"))
+    with pytest.raises(RunError, match="it was restarted at step 2"):
+        await trainer.state()
 
 
 @pytest.mark.parametrize(
@@ -227,7 +335,7 @@ async def test_what_the_queue_takes_is_what_is_wanted(status: dict[str, Any], le
 
     async with answering(answer) as url:
         trainer = client(url, batches_ahead=1, batch_size=8, min_batch_allocation=least, total_steps=100)
-        trainer._group_size, trainer._env_id = 2, 0
+        trainer._group_size = 2
         assert (await trainer.state()).wants == wants
         await trainer.close()
 
@@ -246,7 +354,7 @@ async def test_a_trainer_whose_queue_is_enough_wants_no_more_and_is_finished_at_
 
     async with answering(answer) as url:
         trainer = client(url, batch_size=8)
-        trainer._group_size, trainer._env_id = 2, 0
+        trainer._group_size = 2
         state = await trainer.state()
         assert (state.finished, state.wants > 0) == (finished, wants_more)
         await trainer.close()

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import os
 import socket
+import stat
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -315,12 +316,19 @@ class Connection:
 
 
 def _unfold(frame: bytes, fds: list[int]) -> Frame:
-    """Return a message that came in a file, read from it."""
+    """Return a message that came in a file, read from it.
+
+    Raises:
+        ValueError: it is no regular file, larger than a message may be, or has holes, which cost its sender no memory.
+    """
     if frame != IN_FILE:
         return frame, fds
     first = fds.pop(0)
     try:
-        return os.pread(first, os.fstat(first).st_size, 0), fds
+        info = os.fstat(first)
+        if not stat.S_ISREG(info.st_mode) or info.st_size > min(PIECES_LIMIT, info.st_blocks * 512):
+            raise ValueError("no message is in this file")
+        return os.pread(first, info.st_size, 0), fds
     finally:
         os.close(first)
 

@@ -79,6 +79,8 @@ class Container:
         self.built: Mapping[str, str] = {}
         """Folders of which images were built, and the engine's name of each."""
         self.limits = {limit: getattr(config.limits, limit) or default for limit, default in DEFAULTS.items()}
+        self.loading: list[str] = []
+        """Variables of the image that make the dynamic linker load other code; the helper starts without them."""
         self._unenforced: set[str] = set()
 
     def enforced(self) -> dict[str, str]:
@@ -170,7 +172,7 @@ class Container:
             own["Healthcheck"] = {"Test": ["CMD-SHELL", service.healthy], "Interval": seconds, "Retries": 1_000_000}
         # In the network of the sandbox, and so without a bridge and addresses of its own, of which an engine has few.
         host = self._host(f"container:{self.name}", OF_SERVICES)
-        await self.engine.create(name, {**own, "Labels": {LABEL: own_mark()}, "HostConfig": host})
+        await self.engine.create(name, {**own, "Labels": {LABEL: f"{own_mark()}:{name}"}, "HostConfig": host})
         if service.files:
             await self.engine.lay(name, _archive(service.files))
         await self.engine.start(name)
@@ -224,7 +226,8 @@ class Container:
             "Cmd": [],
             "WorkingDir": "/",
             "Hostname": "sandbox",
-            "Labels": {LABEL: own_mark()},
+            "Env": [f"{name}=" for name in self.loading],
+            "Labels": {LABEL: f"{own_mark()}:{self.name}"},
             "Healthcheck": {"Test": ["NONE"]},
             "HostConfig": host,
         }
@@ -312,6 +315,9 @@ class Rendezvous:
         self._outer = Path(tempfile.mkdtemp(prefix=PREFIX))
         self.folder = self._outer / "in"
         self.folder.mkdir()
+        self.empty = self._outer / "empty"
+        """An empty file; the container sees it where the linker looks for libraries to load into every program."""
+        self.empty.touch()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             self._listen()
@@ -346,9 +352,10 @@ class Rendezvous:
 
 
 # -------------------------------------------------------------------------------- leftovers of killed runners
-# A label says whose a container is. A runner that is no more can be told only where it had this machine's boot and PID
-# namespace, so a container of any other is removed once it does not run and is too old to be starting. The folder of a
-# rendezvous is needed for no longer than a start.
+# A label says whose a container is, and its name: an image that a user commits of a sandbox passes the label on to the
+# user's own containers. A runner that is no more can be told only where it had this machine's boot and PID namespace,
+# so a container of any other is removed once it does not run and is too old to be starting. The folder of a rendezvous
+# is needed for no longer than a start.
 
 LABEL = "hermes-rl.runner"
 RUNNING = ("running", "paused", "restarting")
@@ -381,8 +388,11 @@ async def remove_leftovers(engine: Engine) -> None:
     """Remove what runners that are dead have left: containers, and folders in which helpers were to be met."""
     await asyncio.to_thread(_remove_folders)
     for container in await engine.containers(LABEL):
+        mark, _, name = container["Labels"][LABEL].rpartition(":")
+        if f"/{name}" not in container["Names"]:
+            continue
         aside = container["State"] not in RUNNING and time.time() - container["Created"] > CONTAINER_SECONDS
-        if aside or is_dead(container["Labels"][LABEL]):
+        if aside or is_dead(mark):
             try:
                 await engine.remove(container["Id"])
             except EngineError as error:
@@ -591,9 +601,7 @@ class Docker(Isolation):
                 if self._proxy is not None:
                     await self._proxy.listen(await sandbox.listen(PORT))
                 if not sandbox.has_shell:
-                    raise UserError(
-                        f"the image {self.image} has no {sandbox.shell}, which runs commands; choose another image"
-                    )
+                    raise sandbox.unusable_image(f"has no {sandbox.shell}")
                 await self._make_folders(sandbox)
                 await self.container.look_at_limits(sandbox)
                 for service in self.config.services:
@@ -622,6 +630,7 @@ class Docker(Isolation):
         if image is None:
             raise SandboxFailure(f"the engine has no image {self.image}, although it was pulled")
         self._described = image.get("Config") or {}
+        self.container.loading = [name for name in self._image_variables() if name.startswith(("LD_", "GLIBC_"))]
         # An image that was built here has an id and no digest of a registry.
         self.image_digest = next(iter(image.get("RepoDigests") or ()), image.get("Id"))
 
@@ -673,7 +682,11 @@ class Docker(Isolation):
     async def _start_container(self, code: bytes, runtime: Path) -> socket.socket:
         """Start the container and meet its helper, whose socket it gives."""
         rendezvous = await made_in_thread(Rendezvous, Rendezvous.close)
-        shown = shared_folder(runtime, RUNTIME_FOLDER), shared_folder(rendezvous.folder, RENDEZVOUS_FOLDER)
+        shown = (
+            shared_folder(runtime, RUNTIME_FOLDER),
+            shared_folder(rendezvous.folder, RENDEZVOUS_FOLDER),
+            shared_folder(rendezvous.empty, "/etc/ld.so.preload"),
+        )
         try:
             self.python = runtime_python(runtime)  # an image may have none
             command = [*self.python, "-c", CONNECT + BOOT]

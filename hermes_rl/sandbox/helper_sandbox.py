@@ -32,7 +32,7 @@ from functools import partial
 from itertools import starmap
 from typing import cast
 
-from hermes_rl.errors import SandboxFailure, UserError
+from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox.base import (
     LIST_LIMIT,
     OUTPUT_LIMIT,
@@ -229,6 +229,8 @@ class HelperSandbox(Sandbox):
             if may_wait(self.shell, self._variables):
                 waiting = self._command([BASH, "-c", PROGRAM])
                 self.waiting_shell = WaitingShell(self.connection, self._processes, waiting)
+            if self.config.image is not None:
+                await self._try_shell()
             await self.prepare()
         except BaseException:  # a cancellation too: whoever asked has no sandbox to close
             await self.close()
@@ -236,6 +238,17 @@ class HelperSandbox(Sandbox):
         self.connection.exposed = True
         if self.config.lifetime is not None:
             self._expiry = asyncio.get_running_loop().call_later(self.config.lifetime, self._expire)
+
+    async def _try_shell(self) -> None:
+        """Run the image's shell before the agent does, whose failure it would count as."""
+        if not self.has_shell:
+            return
+        tried = await self.run([self.shell, "-c", ":"])
+        if tried.exit_code:
+            raise self.unusable_image(f"has a {self.shell} that cannot run ({tried.output.strip()[:200]})")
+
+    def unusable_image(self, why: str) -> SandboxFailure:
+        return SandboxFailure(f"the image {self.config.image} {why}, which runs commands; choose another image")
 
     def blame_agent(self) -> None:
         self.connection.killed_by_agent = True
@@ -348,7 +361,7 @@ class HelperSandbox(Sandbox):
         if not isinstance(command, str):
             return Command(command, place, variables)
         if not self.has_shell:
-            raise UserError(f"the image of the sandbox has no {self.shell}, which runs commands; choose another image")
+            raise self.unusable_image(f"has no {self.shell}")
         script = system_bytes(command)
         if len(script) <= SCRIPT_LIMIT:
             return Command([self.shell, "-c", command], place, variables)

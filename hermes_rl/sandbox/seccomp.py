@@ -6,8 +6,10 @@ namespaces, mounts, keys, kernel modules, io_uring, BPF, performance counters, o
 netlink beyond what lists the network's interfaces (programs can queue messages to themselves there, in memory that no
 limit counts),
 typing into a terminal, and what would change how process 1 is scheduled or limited: a process 1 that gets no time
-cannot end the sandbox, and one that can open nothing cannot serve it. Tracing is left, for debuggers: it reaches only
-the sandbox's own processes, and never the helper.
+cannot end the sandbox, and one that can open nothing cannot serve it. Leases and notifications (`fcntl`) are refused,
+as whoever has one delays all sandboxes that open the same file. Tracing is left, for debuggers: it reaches only the
+sandbox's own processes, and never the helper. Only PTRACE_O_TRACEEXIT is refused: two processes that trace each other
+with it cannot be killed.
 
 Numbers are those of Linux' own tables (`arch/x86/entry/syscalls/syscall_64.tbl`, `include/uapi/asm-generic/unistd.h`);
 the layout of what a filter sees is `struct seccomp_data` of `include/uapi/linux/seccomp.h`.
@@ -37,6 +39,10 @@ TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 FAMILIES = (1, 2, 10)
 """AF_UNIX, AF_INET, AF_INET6. Others are not fenced in by a network namespace, such as AF_VSOCK."""
 AF_NETLINK, NETLINK_ROUTE = 16, 0
+LEASES = (1024, 1026)
+"""F_SETLEASE and F_NOTIFY."""
+SET_OPTIONS, SEIZE, TRACE_EXIT = 0x4200, 0x4206, 0x40
+"""Of ptrace: the requests that set options, and PTRACE_O_TRACEEXIT."""
 HELPER = 1
 """Process id of the helper, in the sandbox's own namespace."""
 OF_A_USER = {"setpriority": 2, "ioprio_set": 3}
@@ -64,7 +70,8 @@ X86_64 = Processor(
     0xC000003E,
     {
         **_COMMON,
-        "socket": 41, "clone": 56, "ioctl": 16, "personality": 135, "unshare": 272, "setns": 308,
+        "socket": 41, "clone": 56, "ioctl": 16, "fcntl": 72, "ptrace": 101, "personality": 135, "unshare": 272,
+        "setns": 308,
         "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161, "swapon": 167, "swapoff": 168,
         "reboot": 169, "sethostname": 170, "setdomainname": 171, "iopl": 172, "ioperm": 173, "init_module": 175,
         "delete_module": 176, "quotactl": 179, "acct": 163, "settimeofday": 164, "adjtimex": 159, "syslog": 103,
@@ -82,7 +89,8 @@ AARCH64 = Processor(
     0xC00000B7,
     {
         **_COMMON,
-        "socket": 198, "clone": 220, "ioctl": 29, "personality": 92, "unshare": 97, "setns": 268,
+        "socket": 198, "clone": 220, "ioctl": 29, "fcntl": 25, "ptrace": 117, "personality": 92, "unshare": 97,
+        "setns": 268,
         "mount": 40, "umount2": 39, "pivot_root": 41, "chroot": 51, "swapon": 224, "swapoff": 225,
         "reboot": 142, "sethostname": 161, "setdomainname": 162, "init_module": 105, "delete_module": 106,
         "quotactl": 60, "acct": 89, "settimeofday": 170, "adjtimex": 171, "syslog": 116, "vhangup": 58,
@@ -98,7 +106,7 @@ AARCH64 = Processor(
 MACHINES = {"x86_64": X86_64, "aarch64": AARCH64}
 OF_A_PROCESS = ("prlimit64", "sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr")
 """Calls whose first argument is the process that they change."""
-INSPECTED = ("socket", "clone", "clone3", "ioctl", "personality", *OF_A_PROCESS, *OF_A_USER)
+INSPECTED = ("socket", "clone", "clone3", "ioctl", "fcntl", "ptrace", "personality", *OF_A_PROCESS, *OF_A_USER)
 """Calls of which only some are refused, by their arguments."""
 
 
@@ -132,6 +140,11 @@ def _rules(machine: Processor) -> list[Instruction]:
     rules += _with_argument(numbers["clone"], 0, [(ANY_BIT, 0, 1, NEW_NAMESPACES), _refuse(errno.EPERM)])
     terminal = [(EQUAL, 1, 0, TIOCSTI), (EQUAL, 0, 1, TIOCLINUX), _refuse(errno.EPERM)]
     rules += _with_argument(numbers["ioctl"], 1, terminal)
+    leases = [(EQUAL, 1, 0, LEASES[0]), (EQUAL, 0, 1, LEASES[1]), _refuse(errno.EPERM)]
+    rules += _with_argument(numbers["fcntl"], 1, leases)
+    options = [(LOAD, 0, 0, ARGUMENTS + 24), (ANY_BIT, 0, 1, TRACE_EXIT), _refuse(errno.EPERM)]
+    requests = [(EQUAL, 1, 0, SET_OPTIONS), (EQUAL, 0, len(options), SEIZE), *options]
+    rules += _with_argument(numbers["ptrace"], 0, requests)
     route = [(LOAD, 0, 0, ARGUMENTS + 16), *_only((NETLINK_ROUTE,), errno.EPROTONOSUPPORT), (RETURN, 0, 0, ALLOW)]
     families = [(EQUAL, 0, len(route), AF_NETLINK), *route, *_only(FAMILIES, errno.EAFNOSUPPORT)]
     rules += _with_argument(numbers["socket"], 0, families)

@@ -97,7 +97,7 @@ async def test_an_image_with_nothing_but_a_shell_is_enough() -> None:
 
 
 async def test_an_image_without_a_shell_is_told_at_the_start() -> None:
-    with pytest.raises(UserError, match=r"image no-shell:1 has no /bin/sh"):
+    with pytest.raises(SandboxFailure, match=r"image no-shell:1 has no /bin/sh"):
         await create_sandbox(SandboxConfig(backend="docker", image=NO_SHELL)).start()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.errors import SandboxFailure, UserError
+from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, create_sandbox
 from hermes_rl.sandbox.base import DEFAULT_IMAGE as IMAGE
 from tests.real.conftest import hermes
@@ -64,7 +64,7 @@ globals().update(conformance())
 
 
 async def test_an_image_without_a_shell_is_told_at_the_start() -> None:
-    with pytest.raises(UserError, match=r"image no-shell:1 has no /bin/sh"):
+    with pytest.raises(SandboxFailure, match=r"image no-shell:1 has no /bin/sh"):
         await create_sandbox(SandboxConfig(backend="docker", image=NO_SHELL)).start()
 
 

@@ -449,18 +449,22 @@ async def test_the_fake_engine_ends_a_container_that_has_hardly_begun(plan: Plan
 async def test_leftovers_of_a_dead_runner_are_removed(plan: Plan, docker_host: str) -> None:
     code = "from hermes_rl.sandbox.docker import own_mark; print(own_mark())"
     dead = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()  # noqa: ASYNC221
-    await plan(containers={"dead": {LABEL: dead}, "mine": {LABEL: own_mark()}, "theirs": {LABEL: "b:1:2:3"}, "x": {}})
+    marks = {
+        "dead": f"{dead}:dead", "mine": f"{own_mark()}:mine", "theirs": "b:1:2:3:theirs",
+        "users": f"{dead}:dead",  # of an image that was committed of a sandbox
+    }  # fmt: skip
+    await plan(containers={**{name: {LABEL: mark} for name, mark in marks.items()}, "x": {}})
     async with create_sandbox(CONFIG):
-        assert set((await state(docker_host))["containers"]) >= {"mine", "theirs", "x"}
+        assert set((await state(docker_host))["containers"]) >= {"mine", "theirs", "users", "x"}
         assert "dead" not in (await state(docker_host))["containers"]
-    for name in ("mine", "theirs", "x"):
+    for name in ("mine", "theirs", "users", "x"):
         await Engine().remove(name)
     await Engine().remove("x")
 
 
 async def test_a_leftover_that_cannot_be_removed_stops_no_run(plan: Plan, caplog: pytest.LogCaptureFixture) -> None:
     boot, namespace, pid, _ = own_mark().split(":")
-    await plan(containers={"stuck": {LABEL: f"{boot}:{namespace}:{pid}:1"}}, unremovable=1)
+    await plan(containers={"stuck": {LABEL: f"{boot}:{namespace}:{pid}:1:stuck"}}, unremovable=1)
     async with create_sandbox(CONFIG) as sandbox:
         assert (await sandbox.run("echo works")).output == "works\n"
     assert "stuck" in caplog.text
@@ -470,7 +474,8 @@ async def test_containers_from_before_a_restart_or_of_elsewhere_are_removed_when
     plan: Plan, docker_host: str
 ) -> None:
     _, namespace, pid, began = own_mark().split(":")
-    strangers = {"restarted": {LABEL: f"another:{namespace}:{pid}:{began}"}, "elsewhere": {LABEL: "b:1:2:3"}}
+    marks = {"restarted": f"another:{namespace}:{pid}:{began}", "elsewhere": "b:1:2:3"}
+    strangers = {name: {LABEL: f"{mark}:{name}"} for name, mark in marks.items()}
     await plan(containers=strangers)
     await remove_leftovers(Engine())
     assert set((await state(docker_host))["containers"]) == set(strangers)

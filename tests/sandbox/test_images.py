@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.errors import UserError
+from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox import ResourceLimits, SandboxConfig, create_sandbox
 from hermes_rl.sandbox.images import ZSTANDARD, overlay_refused, ready_image
 from hermes_rl.sandbox.packages import runtime_folder
@@ -163,10 +163,21 @@ def test_kernel_that_refuses_layers() -> None:
     assert overlay_refused("bwrap: something else") is None
 
 
+@pytest.mark.parametrize("shell", [b"\x7fELF of another processor", b""], ids=["other processor", "empty"])
+async def test_an_image_whose_shell_cannot_run_does_not_start(shell: bytes, tmp_path: Path) -> None:
+    """Its rollouts were graded, each command a failure of the agent."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "sh").write_bytes(shell)
+    (tmp_path / "bin" / "sh").chmod(0o755)
+    with pytest.raises(SandboxFailure, match="has a /bin/sh that cannot run"):
+        async with create_sandbox(SandboxConfig(image=str(tmp_path))):
+            pass
+
+
 async def test_image_without_shell(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     async with create_sandbox(SandboxConfig(image=str(tmp_path))) as sandbox:
-        with pytest.raises(UserError, match="has no /bin/sh"):
+        with pytest.raises(SandboxFailure, match="has no /bin/sh"):
             await sandbox.run("true")
         await sandbox.write_file("x", b"files work")
         assert await sandbox.read_file("x") == b"files work"

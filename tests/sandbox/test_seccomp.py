@@ -55,6 +55,20 @@ async def test_typing_into_a_terminal_is_refused(fenced: Sandbox) -> None:
     assert await call(fenced, "ioctl", 0, TIOCSTI | 1 << 40, 0) == (-1, errno.EPERM)
 
 
+@pytest.mark.parametrize("command", [1024, 1026, 1024 | 1 << 40])
+async def test_nobody_gets_a_lease_on_a_file_or_is_told_of_its_use(fenced: Sandbox, command: int) -> None:
+    """Who held one on a file that all sandboxes are shown delayed each that opened it."""
+    assert await call(fenced, "fcntl", 0, command, 1) == (-1, errno.EPERM)
+    assert (await call(fenced, "fcntl", 0, 1))[0] >= 0
+
+
+@pytest.mark.parametrize("request_number", [0x4200, 0x4206])
+async def test_no_process_is_stopped_at_its_end_by_a_tracer(fenced: Sandbox, request_number: int) -> None:
+    """Two that trace each other so cannot be killed. Of process 0, which there is not, everything else says so."""
+    assert await call(fenced, "ptrace", request_number, 0, 0, 0x40 | 1) == (-1, errno.EPERM)
+    assert await call(fenced, "ptrace", request_number, 0, 0, 1) == (-1, errno.ESRCH)
+
+
 @pytest.mark.parametrize(
     ("family", "allowed"), [(1, True), (2, True), (10, True), (17, False), (38, False), (40, False)]
 )

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from hermes_rl.tools.context import ToolContext as ToolContext
     from hermes_rl.tools.context import cleanup_all_environments as cleanup_all_environments
     from hermes_rl.tools.context import cleanup_vm as cleanup_vm
+    from hermes_rl.trainers.base import GroupRefused as GroupRefused
     from hermes_rl.trainers.base import Registered as Registered
     from hermes_rl.trainers.base import Registration as Registration
     from hermes_rl.trainers.base import Trainer as Trainer
@@ -87,7 +88,7 @@ _NAMES = {
     "spec.model": "Spec",
     "tools.base": "Tool ToolInputError Toolset clear_task_env_overrides register_task_env_overrides",
     "tools.context": "ToolContext cleanup_all_environments cleanup_vm",
-    "trainers.base": "Registered Registration Trainer TrainerState",
+    "trainers.base": "GroupRefused Registered Registration Trainer TrainerState",
 }
 _HOMES = {name: f"hermes_rl.{home}" for home, names in _NAMES.items() for name in names.split()}
 

@@ -256,14 +256,24 @@ def test_the_public_names_are_the_ones_listed() -> None:
     for name in hermes_rl.__all__:
         assert getattr(hermes_rl, name) is not None
     assert set(hermes_rl.__all__) == {
-        "AgentFault", "AgentResult", "Ending", "Env", "Example", "Failure", "Group", "HermesAgentBaseEnv",
-        "HermesAgentEnvConfig", "HermesAgentLoop", "HermesRLError", "JudgeFailure", "LogprobDifference", "Policy",
-        "Registered", "Registration", "RewardFailure", "Rollout", "Row", "RunError", "Sampled", "Sampling",
-        "SandboxFailure", "Score", "ServerFailure", "ServerType", "Session", "SessionTurn", "Spec", "SpecEnv",
-        "SpecError", "Tool", "ToolContext", "ToolError", "ToolInputError", "ToolServerFailure", "Toolset", "Trainer",
-        "TrainerState", "UserError", "__version__", "certify", "cleanup_all_environments", "cleanup_vm",
-        "clear_task_env_overrides", "compile_spec", "connect_ray", "load_spec", "open_env",
-        "register_task_env_overrides", "sync",
+        "AgentFault", "AgentResult", "Ending", "Env", "Example", "Failure", "Group", "GroupRefused",
+        "HermesAgentBaseEnv", "HermesAgentEnvConfig", "HermesAgentLoop", "HermesRLError", "JudgeFailure",
+        "LogprobDifference", "Policy", "Registered", "Registration", "RewardFailure", "Rollout", "Row",
+        "RunError", "Sampled", "Sampling", "SandboxFailure", "Score", "ServerFailure", "ServerType", "Session",
+        "SessionTurn", "Spec", "SpecEnv", "SpecError", "Tool", "ToolContext", "ToolError", "ToolInputError",
+        "ToolServerFailure", "Toolset", "Trainer", "TrainerState", "UserError", "__version__", "certify",
+        "cleanup_all_environments", "cleanup_vm", "clear_task_env_overrides", "compile_spec", "connect_ray",
+        "load_spec", "open_env", "register_task_env_overrides", "sync",
     }  # fmt: skip
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         hermes_rl.nothing  # noqa: B018
+
+
+def test_documents_speak_of_public_names_alone() -> None:
+    import hermes_rl
+
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")):
+        text = page.read_text()
+        named = {name for names in re.findall(r"from hermes_rl import ([\w, ]+)", text) for name in names.split(", ")}
+        named |= set(re.findall(r"\bhermes_rl\.([A-Za-z]\w+)\(", text)) | set(re.findall(r"raises `(\w+)\(", text))
+        assert named <= set(hermes_rl.__all__), page

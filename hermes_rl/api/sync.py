@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, suppress
@@ -34,10 +35,12 @@ class SyncEnv:
     def __init__(self, env: Env) -> None:
         self._env = env
         self._loop = env.loop
+        self._process = os.getpid()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         if self._loop is None:
+            self._process = os.getpid()
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name="hermes-rl-sync", daemon=True)
             self._thread.start()
@@ -120,6 +123,12 @@ class SyncEnv:
         if self._loop is None:
             work.close()
             raise UserError("the environment is not open: play within `with hermes_rl.sync(…) as env`")
+        if os.getpid() != self._process:
+            work.close()
+            raise UserError(
+                "this process was forked after the environment was opened, and its threads stayed behind: start "
+                "processes with the method `spawn`, or open an environment in each"
+            )
         return self._loop
 
     def _end(self) -> None:

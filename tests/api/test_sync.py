@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,21 @@ def earlier() -> None:
 
 def loops() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name == "hermes-rl-sync" and each not in EARLIER]
+
+
+def test_a_forked_process_is_told_what_to_do(tmp_path: Path) -> None:
+    """It waited for ever, as the thread of the loop stays behind in a fork."""
+    with sync(open_env(spec_in(tmp_path))) as env:
+        child = os.fork()
+        if child == 0:
+            try:
+                env.status()
+            except UserError as error:
+                os._exit(7 if "`spawn`" in str(error) else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert not env.status().phases
 
 
 def test_every_call_has_a_blocking_twin(tmp_path: Path) -> None:

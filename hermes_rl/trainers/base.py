@@ -82,6 +82,13 @@ class TrainerState:
     version: int | None = None
     share: float = 1.0
 
+    def __post_init__(self) -> None:
+        for name in ("step", "wants", "queued", *(("version",) if self.version is not None else ())):
+            if not hasattr(getattr(self, name), "__index__"):
+                raise TypeError(f"TrainerState: {name} is {getattr(self, name)!r:.60}, and no whole number")
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"TrainerState: share is {self.share!r:.60}, and not from 0 to 1")
+
 
 class Trainer(Protocol):
     """Something that trains on groups."""

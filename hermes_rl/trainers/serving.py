@@ -8,10 +8,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
 from hermes_rl.data.rows import Row
-from hermes_rl.errors import RunError
+from hermes_rl.errors import HermesRLError, RunError
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.deliveries import DeliveryLog, content_of
 from hermes_rl.runs.groups import GroupsFile
@@ -22,7 +22,10 @@ from hermes_rl.trainers.base import GroupRefused, Registered, Registration, Trai
 from hermes_rl.trainers.checks import Checks
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
+OUTBOX = 64
+"""Groups that may wait to be sent; a trainer that is slow to take them may want any number."""
 LOOK = 0.1
 """Seconds between two looks at the trainer."""
 ASKING = 10.0
@@ -189,6 +192,8 @@ class Serving:
     @property
     def _at_bound(self) -> bool:
         plan = self.run.plan
+        if self._outbox.qsize() >= OUTBOX:
+            return True
         if plan.concurrency is None:
             return False
         return self._running >= max(1, round(plan.concurrency // plan.size * self.state.share))
@@ -210,13 +215,13 @@ class Serving:
     # ------------------------------------------------------------------ the trainer
 
     async def _register(self) -> None:
-        answer = await self.trainer.register(self.registration, self.log)
+        answer = await self._answer(Registered, "register", self.registration, self.log)
         for group in answer.arrived:
             self.log.has(group)
         self.log.lost(list(answer.lost))
         going_on = bool(self.log.delivered or answer.lost)
         self.log.registered(answer.session)
-        self.state = await self.trainer.state()
+        self.state = await self._state()
         mark = self.log.at(self.state.step)
         if not self.log.marks or self.log.marks[-1].step != self.state.step:
             self.log.step(self.state.step, self.state.queued, mark.state)
@@ -230,19 +235,42 @@ class Serving:
             more = f", {len(answer.lost)} groups that it had not received are sent again" if answer.lost else ""
             self.run.progress.note(f"going on at step {self.state.step}{more}; nothing that was played is played again")
 
+    async def _state(self) -> TrainerState:
+        return await self._answer(TrainerState, "state")
+
+    async def _answer(self, kind: type[T], method: str, *arguments: Any) -> T:
+        """Return what a method of the trainer, which may be the user's code, returns.
+
+        Raises:
+            GroupRefused, HermesRLError: as the method does.
+            RunError: it raises anything else, or returns something that is not of this kind.
+        """
+        try:
+            answer = await getattr(self.trainer, method)(*arguments)
+        except HermesRLError:
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            raise RunError(f"trainer {self.trainer.name}: {method} raised {type(error).__name__}: {error}") from error
+        if not isinstance(answer, kind):
+            raise RunError(f"trainer {self.trainer.name}: {method} returned {answer!r:.60}, not a {kind.__name__}")
+        return answer
+
     async def _follow(self) -> None:
         """Look at the trainer again and again, until it has had its steps."""
         while not self.satisfied:
             await asyncio.sleep(LOOK)
             # What arrives during the look may be missing in its answer, and counts as in flight until the next one.
             now, seen, before = time.monotonic(), self.together.sent, self.state.step
-            state = await self.trainer.state()
+            state = await self._state()
             self.looked, self.seen, self.state = now, seen, state
             if self.state.step != before:
                 if self.together.under_way.locked() or self.together.sent != seen:
                     # The trainer may or may not have counted the group that was being sent: look between two sends.
                     async with self.together.under_way:
-                        self.state = await self.trainer.state()
+                        self.state = await self._state()
                         self._mark_step()
                 else:
                     self._mark_step()
@@ -372,7 +400,7 @@ class Serving:
         content = await in_thread(lambda: content_of(usable[-1]["tokens"], usable[-1]["scores"]))
         async with self.together.under_way:
             self.log.sending(group.id, content)
-            await self.trainer.send(group, usable)
+            await self._answer(object, "send", group, usable)
             self.log.has(group.id)
         oldest = [line["certificate"]["oldest"] for line in usable if line.get("certificate")]
         if oldest and None not in oldest:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from hermes_rl.runs.store import RolloutStore
 from hermes_rl.runs.training import TrainingMetrics
 from hermes_rl.threads import end_tasks
 from hermes_rl.tokens.load import load_tokenizer
-from hermes_rl.trainers.base import Registration, TrainerState
+from hermes_rl.trainers.base import Registered, Registration, TrainerState
 from hermes_rl.trainers.checks import Checks
 from hermes_rl.trainers.serving import Hooks, Serving
 from tests.rollouts.worlds import Policy, World, rows
@@ -221,6 +222,65 @@ async def test_rows_that_fail_again_and_again_end_the_run_with_the_cause(tmp_pat
 
     with pytest.raises(RunError, match=r"every row was set aside.*no space left"):
         await serve(Collects(steps=1), tmp_path, World(on_grade=broken), count=2)
+
+
+def raised(error: BaseException) -> Any:
+    async def method(*_: object) -> Any:
+        raise error
+
+    return method
+
+
+def returned(answer: Callable[[], Any]) -> Any:
+    async def method(*_: object) -> Any:
+        return answer()
+
+    return method
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "said"),
+    [
+        ("register", raised(KeyError("x")), "register raised KeyError: 'x'"),
+        ("register", returned(lambda: None), "register returned None, not a Registered"),
+        ("register", lambda *_: Registered(), "register raised TypeError: object Registered can't be used in 'await'"),
+        ("state", raised(ZeroDivisionError("by zero")), "state raised ZeroDivisionError: by zero"),
+        ("state", returned(lambda: {"step": 1}), "state returned {'step': 1}, not a TrainerState"),
+        ("state", returned(lambda: TrainerState(0, wants=float("nan"))), "wants is nan, and no whole number"),  # type: ignore[arg-type]
+        ("state", returned(lambda: TrainerState("3", wants=1)), "step is '3', and no whole number"),  # type: ignore[arg-type]
+        ("state", returned(lambda: TrainerState(0, wants=1, share=float("nan"))), "share is nan, and not from 0 to 1"),
+        ("send", raised(OSError("gone")), "send raised OSError: gone"),
+        ("send", raised(asyncio.CancelledError()), "send raised CancelledError"),
+    ],
+)
+async def test_what_a_trainers_code_does_wrong_ends_the_run_with_its_name(
+    name: str, method: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Collects(steps=1)
+    monkeypatch.setattr(trainer, name, method)
+    with pytest.raises(RunError, match=re.escape("trainer collects: ") + ".*" + re.escape(said)):
+        await serve(trainer, tmp_path)
+
+
+async def test_a_trainer_that_wants_any_number_and_takes_none_gets_a_bounded_number_of_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes_rl.trainers.serving.OUTBOX", 3)
+    monkeypatch.setattr("hermes_rl.trainers.serving.LOOK", 0.01)
+
+    class Greedy(Looked):
+        async def state(self) -> TrainerState:
+            self.look()
+            return TrainerState(0, wants=10**9)
+
+        async def send(self, group: Any, lines: list[dict[str, Any]]) -> None:
+            await asyncio.Event().wait()
+
+    trainer, world = Greedy(steps=1), World(on_grade=by_index)
+    async with serving(trainer, tmp_path, world):
+        await until(lambda: world.policy.calls >= 2 * 4)
+        await trainer.looked(50)
+    assert world.policy.calls <= 2 * (1 + 3 + 4), "of one that is sent, three that wait, and four in flight"
 
 
 class Steps(Collects):

@@ -52,3 +52,6 @@ def score(result: Any, item: Any) -> float:
 
     questions = dataset(item["dataset"], item["seed"])
     return float(questions.score_answer(extract_answer(result.final_response), questions[item["index"]]))
+
+
+score.imports = ("reasoning_gym",)

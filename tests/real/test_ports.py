@@ -173,6 +173,20 @@ def test_answers_that_run_as_code_change_nothing(tmp_path: Path) -> None:
     assert said["before"] == said["after"]
 
 
+OFTEN_RIGHT = {"circuit_logic", "course_schedule", "prime_factorization", "syllogism", "time_intervals"}
+"""Datasets of which docs/ports.md names the best share of an answer that needs no solving."""
+
+
+def test_answers_that_need_no_solving_score_below_a_half() -> None:
+    program = [str(python("reasoning-gym")), str(HERE / "blind_answers.py")]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(program, capture_output=True, text=True, timeout=800, env=environ, check=True)
+    best = json.loads(done.stdout)
+    assert len(best) >= 80
+    assert {name for name, (_, mean) in best.items() if mean >= 0.5} == OFTEN_RIGHT
+    assert max(mean for _, mean in best.values()) < 0.7
+
+
 @pytest.mark.parametrize("name", ["reasoning-gym", "textworld"])
 def test_the_worst_known_text_is_ended(name: str, tmp_path: Path) -> None:
     assert attacked("held", name, tmp_path) == 0.0

@@ -101,13 +101,13 @@ REPLACES = (
 
 async def evaluated(name: str) -> dict[str, Any]:
     """Answer each dataset's question with texts that write a file; `others` are wrong answers' scores after them."""
-    texts = [f"<answer>{text}</answer>" for text in hostile(Path.cwd() / "written")]
+    texts = [f"<answer>{text}</answer>" for text in (*hostile(Path.cwd() / "written"), REPLACES)]
     async with open_env(name) as env:
         rows = list({row.columns["dataset"]: row for row in islice(env.rows(), 100)}.values())
         before = await asyncio.gather(*(score(env, row, ["<answer>qq</answer>"]) for row in rows))
         for start in range(0, len(rows), 20):
             some = rows[start : start + 20]
-            await asyncio.gather(*(score(env, row, [text]) for row in some for text in (*texts, REPLACES)))
+            await asyncio.gather(*(score(env, row, [text]) for row in some for text in texts))
         after = await asyncio.gather(*(score(env, row, ["<answer>qq</answer>"]) for row in rows))
     return {"rows": len(rows), "before": before, "after": after}
 

@@ -244,6 +244,8 @@ def _become_worker(connection: int, output: int) -> None:
 
 def work(connection: int, directory: str | None = None) -> None:
     """Serve the runner behind a connection, in its working directory or in that of this process alone."""
+    if directory is not None:
+        os.environ["HOME"] = directory
     Runner(socket.socket(fileno=connection), directory).work()
 
 

@@ -33,7 +33,8 @@ VARIABLES = {
 }
 """What user code in a sandbox sees beside what specs list. Threads of a numerical library would not outlive a fork."""
 
-
+PATHS = frozenset({"HOME", "XDG_CACHE_HOME"})
+"""Variables by which modules find the directories of `reads` when they are loaded; HOME of a fork is its own."""
 OTHER_TMP = "/run/user-code"
 """The writable directory of a fork where /tmp holds what it needs."""
 
@@ -151,6 +152,7 @@ def _directories(codes: Sequence[Code]) -> Iterator[str]:
             origin = spec.origin
         if origin is not None:
             yield str(Path(origin).resolve().parent)
+        yield from map(str, getattr(code.load(), "reads", ()))
 
 
 def _below(entry: str, directories: Sequence[str]) -> bool:
@@ -162,18 +164,21 @@ def _options(directories: Sequence[str], own: str) -> Iterator[str]:
     yield from ("--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox")
     for name, value in VARIABLES.items():
         yield from ("--setenv", name, value)
-    yield from ("--setenv", "HOME", own, "--setenv", "TMPDIR", own)
+    yield from ("--setenv", "TMPDIR", own)
+    for name in PATHS.intersection(os.environ):
+        yield from ("--setenv", name, os.environ[name])
     for place in SYSTEM:
         if os.path.islink(place):  # noqa: PTH114 - a str
             yield from ("--symlink", os.readlink(place), place)  # noqa: PTH115
         else:
             yield from ("--ro-bind-try", place, place)
     yield from ("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache", "--dev", "/dev")
-    yield from ("--dev-bind", "/proc", "/proc", "--tmpfs", "/tmp", "--dir", own)
+    yield from ("--dev-bind", "/proc", "/proc", "--tmpfs", "/tmp")
     for directory in directories:
         if not directory.startswith(tuple(f"{place}/" for place in SYSTEM)) and directory not in SYSTEM:
             yield from ("--ro-bind-try", directory, directory)
-    yield from ("--remount-ro", "/tmp", "--remount-ro", "/", "--chdir", "/")
+    # Modules may write while they are loaded; forks mount a directory of their own on this one.
+    yield from ("--remount-ro", "/tmp", "--tmpfs", own, "--remount-ro", "/", "--chdir", "/")
 
 
 CONFINED = ConfinedPool()

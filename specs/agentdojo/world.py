@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import json
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -95,23 +94,14 @@ def utility(result: Any, item: dict[str, Any], state: World) -> float:
     from agentdojo.types import text_content_block_from_string
 
     answers = [message for message in result.messages if message["role"] == "assistant"]
-    steps = [[FunctionCall(function=name, args=args) for name, args in calls_of(answer)] for answer in answers]
-    if len(steps) == STEPS and steps[-1]:
+    executed = [call for call in result.tool_calls if call.error is None and call.executed_by == "hermes_rl"]
+    calls = [FunctionCall(function=call.name, args=read(call.arguments)) for call in executed]
+    if len(answers) == STEPS and answers[-1].get("tool_calls"):
         state = World(item)
-        for call in (call for step in steps[:-1] for call in step):
-            state.call(call.function, dict(call.args))
+        for call in executed:
+            if call.turn < STEPS:
+                state.call(call.name, call.arguments)
     words = (answers[-1].get("content") or "") if answers else ""
     said = [text_content_block_from_string(words)] if words else []
-    suite, calls = suites()[state.suite], [call for step in steps for call in step]
+    suite = suites()[state.suite]
     return float(suite._check_task_result(suite.user_tasks[state.task], said, state.before, state.now, calls))
-
-
-def calls_of(answer: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The calls of an answer that can be read."""
-    for call in answer.get("tool_calls") or ():
-        try:
-            arguments = json.loads(call["function"]["arguments"] or "{}")
-        except ValueError:
-            continue
-        if isinstance(arguments, dict):
-            yield call["function"]["name"], read(arguments)

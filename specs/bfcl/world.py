@@ -21,7 +21,10 @@ WORLDS = (
 """The worlds of these rows, in an order that that of each row agrees with; the package has further ones."""
 REFUSED = {"kill", "exit", "quit", "remove", "unlink", "popen", "Popen", "run"}
 """Names of functions that are not called."""
-NOTES = {"multi_turn_base_4": "its gold cannot be known from what the user says (issues 1133 and 1367)"}
+NOTES = {
+    "multi_turn_base_4": "its gold cannot be known from what the user says (issues 1133 and 1367)",
+    "multi_turn_miss_func_49": "its gold calls a tool that it withholds",
+}
 """What is known to be wrong with a row; issues are those of the original."""
 
 
@@ -182,19 +185,17 @@ def public(world: object) -> dict[str, Any]:
     return {name: value for name, value in vars(world).items() if not name.startswith("_")}
 
 
-def calls_by_turn(messages: Iterable[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The calls that could be read, for each message of the user."""
-    turns: list[list[dict[str, Any]]] = []
-    for message in messages:
+def calls_by_turn(result: Any) -> list[list[Any]]:
+    """The calls that were executed, for each message of the user."""
+    turns: list[list[Any]] = []
+    executed = [call for call in result.tool_calls if call.error is None and call.executed_by == "hermes_rl"]
+    answers = 0
+    for message in result.messages:
         if message["role"] == "user":
             turns.append([])
-        for call in message.get("tool_calls") or ():
-            try:
-                arguments = json.loads(call["function"]["arguments"] or "{}")
-            except ValueError:
-                continue
-            if turns and isinstance(arguments, dict):
-                turns[-1].append({"name": call["function"]["name"], "args": arguments})
+        elif message["role"] == "assistant":
+            answers += 1
+            turns[-1] += [call for call in executed if call.turn == answers]
     return turns
 
 
@@ -202,11 +203,11 @@ def turn_by_turn(result: Any, item: dict[str, Any]) -> float:
     """Whether, behind each turn that has gold calls, worlds are as gold leaves them and gold's answers were seen."""
     ours = Worlds(item)
     gold = Worlds(item, beside=ours)
-    turns, seen = calls_by_turn(result.messages), Counter[str]()
+    turns, seen = calls_by_turn(result), Counter[str]()
     if len(turns) < len(item["truth"]):
         return 0.0
     for calls, truth in zip(turns, item["truth"], strict=False):
-        seen.update(ours.call(call["name"], call["args"]) for call in calls)
+        seen.update(ours.call(call.name, call.arguments) for call in calls)
         needed = Counter(gold.truth(text) for text in truth)
         if truth and not (
             calls

@@ -175,7 +175,7 @@ class World:
         self.task = tasks(self.domain)[item["task"]]
         self.world = started(self.task, self.domain)
         self.errors, self.calls = 0, list[Any]()
-        """Failed calls of tools that exist, and the user's calls."""
+        """Failed calls of tools that exist, and all calls of either side."""
         self.writes: list[tuple[str, ...]] = []
         """Calls of either side that may change the world, in order."""
         ALIVE.append(self)
@@ -194,8 +194,7 @@ class World:
         from tau2.data_model.message import ToolCall
 
         call = ToolCall(id="call", name=name, arguments=arguments, requestor=requestor)
-        if requestor == "user":
-            self.calls.append(call)
+        self.calls.append(call)
         side = self.world.tools if requestor == "assistant" else self.world.user_tools
         if side is not None and side.has_tool(name) and side.tool_mutates_state(name):
             self.writes.append((requestor, name, json.dumps(arguments, sort_keys=True)))
@@ -272,7 +271,8 @@ def by_the_rules(result: Any, state: Any) -> float:
     offered = {each["name"] for each in state.documents}
     unknown = sum(error.tool_name not in offered for error in result.tool_errors)
     batches = sum(1 for message in said if message.get("tool_calls"))
-    if len(said) + batches + 2 * len(state.calls) + 1 >= STEPS or state.errors + unknown >= ERRORS:
+    of_user = sum(call.requestor == "user" for call in state.calls)
+    if len(said) + batches + 2 * of_user + 1 >= STEPS or state.errors + unknown >= ERRORS:
         return 0.0
     if any(not message.get("tool_calls") and not str(message["content"] or "").strip() for message in said):
         return 0.0
@@ -281,23 +281,9 @@ def by_the_rules(result: Any, state: Any) -> float:
         checks = [world.run_env_assertion(each, raise_assertion_error=False) for each in criteria.env_assertions or []]
         value = all(checks)
     if asks(criteria, "ACTION"):
-        calls = [*state.calls, *calls_of(said)]
-        value &= all(any(action.compare_with_tool_call(call) for call in calls) for action in criteria.actions or [])
+        actions = criteria.actions or []
+        value &= all(any(action.compare_with_tool_call(call) for call in state.calls) for action in actions)
     if asks(criteria, "COMMUNICATE"):
         words = [str(each["content"] or "").lower().replace(",", "") for each in said if each["role"] == "assistant"]
         value &= all(any(info.lower() in text for text in words) for info in criteria.communicate_info or [])
     return float(value)
-
-
-def calls_of(messages: list[Any]) -> Iterator[Any]:
-    """The agent's calls, whatever became of them: the original counts failed ones, too."""
-    from tau2.data_model.message import ToolCall
-
-    for message in messages:
-        for call in message.get("tool_calls") or ():
-            try:
-                arguments = json.loads(call["function"]["arguments"] or "{}")
-            except ValueError:
-                continue
-            if isinstance(arguments, dict):
-                yield ToolCall(id="call", name=call["function"]["name"], arguments=arguments, requestor="assistant")

@@ -14,46 +14,45 @@ GAMES = [
     for seed in range(8)
     for rooms, quest in ((2, 2), (3, 3), (5, 4), (6, 6))
 ]
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hermes-rl" / "textworld-1.7"
 
 
-def made(game: dict[str, int]) -> Any:
-    """The game and the options that it was made with."""
+def compiled(game: dict[str, Any], directory: Path) -> Path:
+    """Return the file of a game; it and its description are made if the directory does not have them."""
     try:
         from textworld import GameOptions
-        from textworld.generator import make_game
+        from textworld.generator import compile_game, make_game
     except ImportError as error:
         raise UserError("TextWorld is not installed: pip install 'hermes-rl[textworld]'") from error
-    options = GameOptions()
-    options.seeds, options.nb_rooms, options.nb_objects = game["seed"], game["rooms"], game["objects"]
-    options.quest_length, options.quest_breadth = game["quest"], 1
-    return make_game(options), options
+    file = directory / f"{game['rooms']}-{game['objects']}-{game['quest']}-{game['seed']}.z8"
+    if not file.exists():
+        options = GameOptions()
+        options.seeds, options.nb_rooms, options.nb_objects = game["seed"], game["rooms"], game["objects"]
+        options.quest_length, options.quest_breadth = game["quest"], 1
+        with tempfile.TemporaryDirectory(dir=directory) as own:
+            options.path = str(Path(own) / "game.z8")
+            compile_game(make_game(options), options)
+            Path(own, "game.json").replace(file.with_suffix(".json"))
+            Path(own, "game.z8").replace(file)
+    return file
 
 
 def games(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
-    """The games, each with the commands that win it."""
+    """The games, each with the commands that win it; each is compiled once on a machine."""
+    CACHE.mkdir(parents=True, exist_ok=True)
     for game in GAMES:
-        walkthrough = made(game)[0].walkthrough
-        identity = "-".join(map(str, game.values()))
-        yield {"id": identity, **game, "walkthrough": [{"say": command} for command in walkthrough]}
+        with (CACHE / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be compiling
+            file = compiled(game, CACHE)
+        commands = [{"say": command} for command in walkthrough(file.with_suffix(".json"))]
+        yield {"id": file.stem, **game, "walkthrough": commands}
 
 
-def compiled(item: dict[str, Any]) -> Path:
-    """The file of a game, which is compiled once on a machine."""
-    from textworld.generator import compile_game
+def walkthrough(description: Path) -> list[str]:
+    """The commands that win a game."""
+    from textworld.generator import Game as Description
 
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hermes-rl" / "textworld-1.7"
-    file = folder / f"{item['id']}.z8"
-    folder.mkdir(parents=True, exist_ok=True)
-    with file.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the rollouts of a group begin at once, each in a process of its own
-        if not file.exists():
-            with tempfile.TemporaryDirectory(dir=folder) as own:
-                game, options = made(item)
-                options.path = str(Path(own) / "game.z8")
-                compile_game(game, options)
-                Path(own, "game.json").replace(file.with_suffix(".json"))
-                Path(own, "game.z8").replace(file)
-    return file
+    return list(Description.load(str(description)).walkthrough)
 
 
 class Game:
@@ -61,12 +60,21 @@ class Game:
 
     imports = ("textworld",)
     """What is loaded once, and not in each rollout's process."""
+    reads = (CACHE,)
+    """What its process sees of this machine; a game that is not there, as on another machine, is compiled in it."""
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Let TextWorld parse its rules once, and not in each rollout's process."""
+        for file in sorted(CACHE.glob("*.json"))[:1]:
+            walkthrough(file)
 
     def __init__(self, item: dict[str, Any]) -> None:
         import textworld
 
         wanted = textworld.EnvInfos(objective=True, max_score=True, won=True, lost=True, feedback=True, score=True)
-        self.game = textworld.start(str(compiled(item)), wanted)
+        directory = CACHE if (CACHE / f"{item['id']}.z8").exists() else Path.cwd()
+        self.game = textworld.start(str(compiled(item, directory)), wanted)
         self.now, self.done = self.game.reset(), False
 
     def act(self, words: str | None) -> str | dict[str, Any]:

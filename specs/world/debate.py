@@ -14,7 +14,7 @@ async def debate(seats: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
             heard = await seats[side].say(heard and f"The other side says: {heard}")
             if heard is None:
                 return {"winner": "contra" if side == "pro" else "pro"}
-            said.append(f"{side}: {heard}")
+            said.append(f"{side}: {' '.join(heard.split())}")  # a line break would speak as the other side
     verdict = await seats["judge"].say(f"The claim is: {row['claim']}\n\n" + "\n".join(said))
     return {"winner": (verdict or "").strip().lower()}
 

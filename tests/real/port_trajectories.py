@@ -418,7 +418,7 @@ def variants(row: Row, others: Sequence[Row]) -> Iterator[tuple[str, Script]]:
 
 
 PORTS: dict[str, tuple[Callable[[Row, Script], float], int, Sequence[str]]] = {
-    "reasoning-gym": (reasoning_gym, 98, ()),
+    "reasoning-gym": (reasoning_gym, 89, ()),
     "textworld": (textworld, 32, ()),
     "textarena": (textarena, 75, ()),
     "bfcl": (

@@ -33,8 +33,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(900)]
 
 LEAST = 200
 """Trajectories of each."""
-UNREACHED = {"dbbench": 1, "intercode-sql": 2}
+UNREACHED = {"dbbench": 1}
 """Rows with a `note`, whose own solutions do not score 1."""
+DIFFERENT = {
+    "intercode-sql": ("behind a write", "two statements in one"),  # the original executes gold after the agent's
+    "bfcl": ("multi_turn_miss_func_49",),  # its gold calls a tool that it withholds, which the original executes
+}
+"""Kinds of trajectories, or rows, that score otherwise, as docs/ports.md says."""
 PACKAGES = {
     "reasoning-gym": ("reasoning-gym", "Apache-2.0"),
     "textworld": ("textworld", "MIT"),
@@ -47,6 +52,8 @@ PACKAGES = {
     "intercode-sql": ("InterCode", "MIT"),
 }
 """What each plays, and its licence."""
+CALLING = ("bfcl", "agentdojo", "humaneval", "dbbench", "intercode-sql")
+"""Those whose agents call tools."""
 VERSIONS = {"dbbench": "578c5e9", "intercode-sql": "c3e46d8"}
 """Of what is on no registry: the commit."""
 PORTS = [
@@ -74,6 +81,7 @@ def test_scores_are_those_of_the_original(name: str, record_property: Callable[[
     done = subprocess.run(program, capture_output=True, text=True, timeout=800, env=environ, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout.splitlines()[-1].lstrip("."))
+    said["differ"] = [each for each in said["differ"] if not {*each[:2]} & {*DIFFERENT.get(name, ())}]
     record_property("figure", f"{name}: gold {said['gold']}, {said['trajectories']} trajectories, {said['differ']}")
     for page, row in zip(("ports.md", "../benchmarks/played.md"), rows_of_page(name, said), strict=True):
         record_property(page, row)
@@ -141,6 +149,59 @@ def test_a_call_without_end_costs_its_rollout_alone(tmp_path: Path) -> None:
     assert scores.pop("multi_turn_base_15") == 0
     assert list(scores.values()) == [1.0] * 5
     assert {line["error"] for line in lines} == {None}
+
+
+def attacked(kind: str, name: str, folder: Path) -> Any:
+    """Return what `port_attacks.py` prints, which must leave nothing in its working directory."""
+    program = [str(python(name)), str(HERE / "port_attacks.py"), kind, name]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=800, env=environ, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert list(folder.iterdir()) == []
+    return json.loads(done.stdout.splitlines()[-1].lstrip("."))
+
+
+def test_a_game_saves_and_restores_no_file_of_others(tmp_path: Path) -> None:
+    scores = attacked("saved", "textworld", tmp_path)
+    assert scores.pop("gold") == 1.0
+    assert set(scores.values()) == {0.0}
+
+
+def test_answers_that_run_as_code_change_nothing(tmp_path: Path) -> None:
+    said = attacked("evaluated", "reasoning-gym", tmp_path)
+    assert said["rows"] >= 80
+    assert said["before"] == said["after"]
+
+
+OFTEN_RIGHT = {"circuit_logic", "course_schedule", "prime_factorization", "syllogism", "time_intervals"}
+"""Datasets of which docs/ports.md names the best share of an answer that needs no solving."""
+
+
+def test_answers_that_need_no_solving_score_below_a_half() -> None:
+    program = [str(python("reasoning-gym")), str(HERE / "blind_answers.py")]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(program, capture_output=True, text=True, timeout=800, env=environ, check=True)
+    best = json.loads(done.stdout)
+    assert len(best) >= 80
+    assert {name for name, (_, mean) in best.items() if mean >= 0.5} == OFTEN_RIGHT
+    assert max(mean for _, mean in best.values()) < 0.7
+
+
+@pytest.mark.parametrize("name", ["reasoning-gym", "textworld"])
+def test_the_worst_known_text_is_ended(name: str, tmp_path: Path) -> None:
+    assert attacked("held", name, tmp_path) == 0.0
+
+
+@pytest.mark.parametrize("name", [each for each in PORTS if each.values[0] in CALLING])
+def test_refused_calls_score_as_none(name: str, tmp_path: Path) -> None:
+    for refused, none in attacked("refused", name, tmp_path).values():
+        assert refused == none
+
+
+@pytest.mark.parametrize("name", [each for each in PORTS if each.values[0] == "intercode-sql"])
+def test_gold_is_computed_before_the_agent_acts(name: str, tmp_path: Path) -> None:
+    """The agent drops its database, or limits the rows that its session selects."""
+    assert set(map(tuple, attacked("emptied", name, tmp_path).values())) == {(0.0, 0.0)}
 
 
 FOR_EVALUATION = ("bfcl", "agentdojo", "humaneval", "dbbench", "intercode-sql")

@@ -115,6 +115,32 @@ def test_evaluated_text_reads_no_file_beside_the_code(pool: ConfinedPool, scorer
         _call(pool, _code(scorer, "shown"), text=f"open({str(secret)!r}).read()")
 
 
+def test_a_process_reads_the_directories_that_its_code_names(pool: ConfinedPool, scorer: Path, tmp_path: Path) -> None:
+    """They are found by the variables of the runner, and what modules write while they load is seen by no call."""
+    games = tmp_path / "cache" / "games"
+    games.mkdir(parents=True)
+    (games / "one").write_text("a game")
+    source = """
+        import os, tempfile
+        from pathlib import Path
+        GAMES = Path(os.environ["XDG_CACHE_HOME"]) / "games"
+        LEFT = tempfile.mkstemp()[1]
+
+        def shown(text):
+            return repr(eval(text))
+
+        shown.reads = (GAMES,)
+    """
+    scorer.write_text(textwrap.dedent(source))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        code = _code(scorer, "shown")
+        assert _call(pool, code, text="(GAMES / 'one').read_text()") == "'a game'"
+        with pytest.raises(ForeignError, match="Read-only file system"):
+            _call(pool, code, text="(GAMES / 'two').write_text('x')")
+        assert _call(pool, code, text="os.path.exists(LEFT), os.environ['HOME'] == os.getcwd()") == "(False, True)"
+
+
 @pytest.mark.parametrize("where", ["tmp_path", "scorer", "cwd", "modules"])
 def test_evaluated_text_writes_nothing_outside(pool: ConfinedPool, scorer: Path, tmp_path: Path, where: str) -> None:
     places = {"tmp_path": tmp_path, "scorer": scorer.parent, "cwd": Path.cwd(), "modules": Path(sys.prefix)}

@@ -1,0 +1,148 @@
+"""Play what agents should gain nothing by through a shipped port, in the working directory of this process.
+
+    python port_attacks.py KIND NAME
+
+Prints a JSON object, whose form depends on the kind; see the functions at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from hermes_rl import Env, open_env
+from hermes_rl.data.rows import Row
+from hermes_rl.rollouts.compiled import gold_turns
+from hermes_rl.tools.execute import MOST_CALLS
+from tests.real.port_trajectories import UNKNOWN, Script, played
+
+AT_A_TIME = asyncio.Semaphore(8)
+
+
+def rows_of(env: Env, count: int, step: int = 1) -> list[Row]:
+    """Return some rows, those of its evaluation if it has no others."""
+    return list(islice(env.rows("eval" if env.spec.dataset.eval.only else "train"), 0, count * step, step))
+
+
+async def score(env: Env, row: Row, script: Script) -> float:
+    """Play a script, whose end is the end of the rollout."""
+    async with AT_A_TIME:
+        rollout = await played(env, row, script)
+    assert rollout.score is not None, (row.key, rollout.error)
+    return rollout.score
+
+
+async def refused(name: str) -> dict[str, list[float]]:
+    """Play solutions whose calls are more than a turn may make, and their words alone; by row, both scores."""
+
+    async def scores(row: Row) -> list[float]:
+        turns: Script = [[asdict(call) for call in turn.tools] or turn.say for turn in gold_turns(env.spec, row)]
+        return [await score(env, row, script) for script in ([*map(late, turns)], [*filter(said, turns)] or [""])]
+
+    async with open_env(name) as env:
+        rows = rows_of(env, 8, 12)
+        return dict(zip([row.key for row in rows], await asyncio.gather(*map(scores, rows)), strict=True))
+
+
+def late(turn: Any) -> Any:
+    """Return a turn whose calls are all refused, with readable arguments."""
+    return [*UNKNOWN * MOST_CALLS, *turn] if isinstance(turn, list) else turn
+
+
+def said(turn: Any) -> bool:
+    return not isinstance(turn, list)
+
+
+async def saved(name: str) -> dict[str, float]:
+    """Let one rollout save a game that another one restores, and name files of the working directory."""
+    async with open_env(name) as env:
+        row = next(row for row in env.rows() if row.columns["quest"] >= 4)
+        walk = [turn["say"] for turn in row.columns["walkthrough"]]
+        kinds = {
+            "gold": walk,
+            "saves": [*walk[:-1], "save", "mine"],
+            "restores": ["restore", "mine", walk[-1]],
+            "restores the default": ["restore", walk[-1]],
+            "writes": ["script", "transcript", "transcripts.txt", "look", "unscript", "record", "commands", "look"],
+        }
+        return {kind: await score(env, row, script) for kind, script in kinds.items()}
+
+
+def hostile(file: Path) -> list[str]:
+    """Return texts that write a file where they are evaluated in some way."""
+    write = f"__import__('pathlib').Path({str(file)!r}).write_text('x')"
+
+    class Writes:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return eval, (write,)
+
+    return [
+        f"[str({write})]",
+        f"{write} and globals().update(__builtins__={{}})",
+        f"!!python/object/apply:builtins.eval [{json.dumps(write)}]",
+        pickle.dumps(Writes(), 0).decode("latin-1"),
+        "{0.__class__.__init__.__globals__} {self.__class__} %(x)s",
+    ]
+
+
+REPLACES = (
+    "[setattr(c, 'score_answer', lambda *a, **k: 1.0) for c in __import__('gc').get_objects() "
+    "if isinstance(c, type) and hasattr(c, 'score_answer')] and 'x'"
+)
+"""What makes every answer right in the process in which it is evaluated."""
+
+
+async def evaluated(name: str) -> dict[str, Any]:
+    """Answer each dataset's question with texts that write a file; `others` are wrong answers' scores after them."""
+    texts = [f"<answer>{text}</answer>" for text in (*hostile(Path.cwd() / "written"), REPLACES)]
+    async with open_env(name) as env:
+        rows = list({row.columns["dataset"]: row for row in islice(env.rows(), 100)}.values())
+        before = await asyncio.gather(*(score(env, row, ["<answer>qq</answer>"]) for row in rows))
+        for start in range(0, len(rows), 20):
+            some = rows[start : start + 20]
+            await asyncio.gather(*(score(env, row, [text]) for row in some for text in texts))
+        after = await asyncio.gather(*(score(env, row, ["<answer>qq</answer>"]) for row in rows))
+    return {"rows": len(rows), "before": before, "after": after}
+
+
+WORST: dict[str, tuple[str, Script]] = {
+    "reasoning-gym": ("coin_flip", ["<answer>1e99999999</answer>"]),
+    "textworld": ("", ["\\P"]),
+}
+"""Start of the keys of the rows for which the text is that takes longest of those that are known."""
+
+
+async def held(name: str) -> float:
+    """Play the worst known text, which the port's own time limit ends."""
+    start, script = WORST[name]
+    async with open_env(name) as env:
+        return await score(env, next(row for row in env.rows() if row.key.startswith(start)), script)
+
+
+async def emptied(name: str) -> dict[str, list[float]]:
+    """Change what gold would be compared with: the database itself, and the agent's session; by row, the scores."""
+
+    def asked(*statements: str) -> Script:
+        submit: Sequence[dict[str, Any]] = [{"name": "submit", "args": {}}]
+        return [[{"name": "execute", "args": {"sql": each}} for each in statements], list(submit)]
+
+    drop = "CREATE PROCEDURE p() EXECUTE IMMEDIATE CONCAT('DROP DATABASE ', DATABASE())"
+    none = "SELECT 1 FROM dual WHERE 1 = 0"
+    scripts = [asked(drop, "CALL p()", none), asked("SET SESSION sql_select_limit = 0", "SELECT 1")]
+    async with open_env(name) as env:
+        return {row.key: [await score(env, row, script) for script in scripts] for row in rows_of(env, 8, 110)}
+
+
+KINDS: dict[str, Callable[[str], Awaitable[Any]]] = {
+    each.__name__: each for each in (refused, saved, evaluated, held, emptied)
+}
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(KINDS[sys.argv[1]](sys.argv[2]))))

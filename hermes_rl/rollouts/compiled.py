@@ -46,6 +46,7 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
 from hermes_rl.foreign.environment import admit
 from hermes_rl.foreign.pool import POOL
+from hermes_rl.others_files import RefusedFileError, read_file
 from hermes_rl.plugins import Code, load_object, place_of
 from hermes_rl.rollouts.environment import EndingPolicy
 from hermes_rl.rollouts.model_handle import ModelHandle
@@ -330,9 +331,9 @@ def _bytes(value: Any, folder: Path, where: str) -> bytes:
         return value
     if isinstance(value, str):
         try:
-            return (folder / value).read_bytes()
-        except OSError as error:
-            raise UserError(f"{where}: the image {value} cannot be read: {error.strerror}") from error
+            return read_file(folder / value)
+        except (OSError, RefusedFileError) as error:
+            raise UserError(f"{where}: the image {value} cannot be read: {error}") from error
     if hasattr(value, "save"):  # decoded by `datasets`, with Pillow
         file = io.BytesIO()
         value.save(file, format="PNG")

@@ -552,13 +552,16 @@ class Mcp(Section):
     command: Annotated[Seq[str], BeforeValidator(_argv)] | None = Field(
         None, description="Program and arguments of a server over stdio."
     )
-    url: str | None = Field(None, description="Address of a server over HTTP; it is shared by all rollouts.")
+    url: str | None = Field(None, description="Address of a server over HTTP.")
     files: Seq[File] = Field((), description="Files put beside the server before it starts.")
-    scope: Literal["rollout", "shared"] = Field("rollout", description="One server per rollout, or one for all.")
+    scope: Literal["rollout", "shared"] = Field(
+        "rollout", description="One server per rollout, or one for all; of a server at a `url` one session."
+    )
     where: Literal["sandbox", "host"] = Field("sandbox", description="Where a server over stdio runs.")
     allow: Seq[str] | None = Field(None, description="Tools that the agent may use; default: all.")
     prefix: str | None = Field(None, description="Text in front of each tool's name.")
     timeout: float = Field(60.0, gt=0, description="Seconds for one call.")
+    start_timeout: float = Field(120.0, gt=0, description="Seconds for the start of a server, or of a session.")
     env: Map[EnvText] = Field(EMPTY, description="Environment variables of a server over stdio.")
     headers_env: Map[str] = Field(EMPTY, description="HTTP header → environment variable that holds its value.")
 

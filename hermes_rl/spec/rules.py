@@ -177,8 +177,6 @@ def _mcp(path: NodePath, server: dict[str, Any]) -> Iterator[Fault]:
         for key in ("files", "where", "env"):
             if key in server:
                 yield Fault((*path, key), f"`{key}` is for a server started by `command`", at="key")
-        if server.get("scope") == "rollout":
-            yield Fault((*path, "scope"), "a server at a `url` is shared by all rollouts", at="key")
         return
     if server.get("scope") == "shared" and server.get("where", "sandbox") == "sandbox":
         yield Fault((*path, "scope"), "a server in the rollout's sandbox cannot be shared; `where: host` can", at="key")

@@ -268,6 +268,10 @@ class Tool(ABC):
         """Whether its parameters are matched with regular expressions, each of which may take for ever."""
         return _has_patterns(self.parameters)
 
+    async def prepare(self, runtime: ToolRuntime) -> None:
+        """Start what it has in the sandbox, before the agent acts there and can break it."""
+        return
+
     @abstractmethod
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         """Act, and answer in text (JSON for the built-in tools).
@@ -450,6 +454,10 @@ class ToolRuntime:
         """Of the commands of rewards; None: as long as each takes."""
         self.start_seconds = 0.0
         """Seconds that starting the sandbox took; 0 where nothing used it."""
+        self.acts = 0
+        """How often the agent has acted on the sandbox."""
+        self._prepared = not run
+        self._preparing = asyncio.Lock()
         self.phase: Phase = "model"
         """What the rollout is at, for those who watch the run."""
         self.loop = loop
@@ -503,6 +511,19 @@ class ToolRuntime:
             if self._sandbox is None:
                 self._sandbox = await self._start()
             return self._sandbox
+
+    async def sandbox_for_agent(self) -> Sandbox:
+        """Return the sandbox for the agent to act on, once what tools have there is started. Raises as `sandbox`, and
+        `ToolServerFailure`."""
+        sandbox = await self.sandbox()
+        async with self._preparing:
+            if not self._prepared:
+                began = time.perf_counter()
+                for tool in self.toolkit.tools:
+                    await tool.prepare(self)
+                self.start_seconds += time.perf_counter() - began
+                self._prepared = True
+        return sandbox
 
     async def at_home(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on the loop that the sandbox lives on, from any loop."""

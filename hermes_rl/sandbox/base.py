@@ -460,7 +460,7 @@ class Sandbox(ABC):
             result = await self.run(command)
             if result.exit_code != 0:
                 tail = result.output[-2000:]
-                raise SandboxFailure(f"setup command {command!r} failed ({result.exit_code}): {tail}")
+                raise SandboxFailure(f"setup command {command!r:.300} failed ({result.exit_code}): {tail}")
 
     async def __aenter__(self) -> Self:
         await self.start()

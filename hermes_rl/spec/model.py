@@ -487,6 +487,11 @@ class SandboxSection(Section):
     setup: Annotated[Seq[SystemText], MayTemplate()] = Field(
         (), description="Commands before the agent starts; one that fails is our failure, not the agent's."
     )
+    scrub_git: bool = Field(
+        False,
+        description="After setup, remove from the git repositories of the working directory all that HEAD does not "
+        "reach: branches, tags, the stash, logs and objects. Set-up fails if something is left.",
+    )
     services: Annotated[Mapping[ServiceName, ServiceSection], AfterValidator(freeze), MayTemplate()] = Field(
         EMPTY,
         description="Programs beside it on its network, by names under which they are found; docker. Each starts when "

@@ -777,9 +777,13 @@ class CompiledSpec:
         return Table(players, partial(self._hears, key.row), self.spec.tool_timeout)
 
     def _hears(self, row: Row, listener: str, speaker: str, text: str) -> str:
-        values, where = {**row.columns, "seat": speaker, "text": text}, f"agents.{listener}.hears"
+        template, where = self.spec.agents[listener].hears, f"agents.{listener}.hears"
+        if len(self.spec.agents) > 2:  # it may hear several at once: no line of one may look like the words of another
+            template = template if "seat" in template else f"{{{{ seat }}}}: {template}"
+            text = "\n    ".join(text.splitlines())
         try:
-            return render_text(self.spec.agents[listener].hears, values, where=where, key=row.key)
+            values = {**row.columns, "seat": speaker, "text": text}
+            return render_text(template, values, where=where, key=row.key)
         except TemplateError as error:  # over what another seat has said, so it ends the episode and not the run
             raise ScheduleError(str(error)) from error
 

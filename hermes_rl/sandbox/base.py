@@ -311,8 +311,11 @@ class Sandbox(ABC):
         """
 
     @abstractmethod
-    async def kill_all(self) -> None:
-        """Kill every process of the agent, daemons too; the sandbox and its files stay. See `converse` for others."""
+    async def kill_all(self, *, over: bool = True) -> None:
+        """Kill every process of the agent, daemons too; the sandbox and its files stay. See `converse` for others.
+
+        `over`: the agent has ended, and what rewards run has bounds of its own instead of the lifetime.
+        """
 
     @abstractmethod
     async def close(self) -> None:

@@ -240,10 +240,10 @@ class HelperSandbox(Sandbox):
     def blame_agent(self) -> None:
         self.connection.killed_by_agent = True
 
-    async def kill_all(self) -> None:
+    async def kill_all(self, *, over: bool = True) -> None:
         await self._check_memory()
-        if self._expiry is not None:
-            self._expiry.cancel()  # the agent has ended, and what rewards run has bounds of its own
+        if over and self._expiry is not None:
+            self._expiry.cancel()
         await self.end_shells()
         if (await self.connection.ask("killall", *self._processes.stopped())).fields == [b"left"]:
             self.connection.lose(Lost.SILENT, "processes of the sandbox cannot be killed")

@@ -531,14 +531,17 @@ class ToolRuntime:
             return await work
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
 
-    async def settle(self) -> None:
-        """Kill the agent's processes once it has ended, unless the spec keeps them. Rewards look after this."""
+    async def settle(self, *, over: bool = True) -> None:
+        """Kill the agent's processes once it has ended, unless the spec keeps them. Rewards look after this.
+
+        Not `over`: it has ended its turn, and the sandbox's lifetime goes on.
+        """
         if self._sandbox is None or not self._sandbox.alive:
             return
         try:
             await self._sandbox.end_shells()
             if not self.config.keep_processes:
-                await self._sandbox.kill_all()
+                await self._sandbox.kill_all(over=over)
         except SandboxFailure as failure:
             # What the agent did to its sandbox is graded: rewards find that the sandbox is gone.
             if not failure.ending.graded:

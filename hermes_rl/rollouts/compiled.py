@@ -931,6 +931,7 @@ def loop_options(agent: Agent, spec: Spec) -> LoopOptions:
         max_turns_per_answer=spec.user.max_agent_turns if spec.user is not None else None,
         ending_tools=ending_tools(spec),
         repair_arguments=agent.repair_arguments,
+        min_trained_share=agent.min_trained_share,
         max_tokens=agent.max_tokens,
         max_trajectory_tokens=agent.max_trajectory_tokens,
         temperature=agent.temperature,

@@ -178,6 +178,13 @@ class Agent(Section):
     max_tool_errors: int | None = Field(
         None, ge=1, description="Tool calls that are errors, after which the rollout ends; default: no bound."
     )
+    min_trained_share: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Fraction of the sampled tokens that has to be trained on; a rollout of an agent program with less "
+        "ends as `untrained`, and `endings` says what follows.",
+    )
     repair_arguments: bool = Field(
         False,
         description="Convert arguments of another type than the tool's schema says where they can be, such as a list "

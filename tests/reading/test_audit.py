@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from hermes_rl.cli.main import status
-from hermes_rl.reading.audit import LISTED, Suspect, audit, of_history
+from hermes_rl.reading.audit import LISTED, Suspect, audit, of_evidence, of_history, of_texts
 from hermes_rl.reading.record import RunRecord
 from hermes_rl.reading.suspicion import signs
-from tests.reading.recorded import recorded, write_run
+from tests.reading.recorded import programmed, recorded, write_run
 from tests.rewards.cheating import Case
 from tests.rewards.inside import inside
 from tests.rewards.planted import odd, planted
@@ -176,3 +176,42 @@ def test_commands_that_look_into_other_history_are_listed(commands: tuple[str, .
         calls = [{"name": "terminal", "arguments": {"command": command}, "turn": 2}]
         reasons = list(of_history({"tool_calls": calls}))
         assert [(reason.weight >= LISTED, reason.turn) for reason in reasons][:1] == [(True, 2)] * listed, command
+
+
+def test_grades_without_proof_are_listed() -> None:
+    graded = '{"rewards": {"used": {"fn": "tool_usage"}}}'
+    line = programmed("a", [("undelivered", None, 30, False), ("main", None, 70, True)])
+    line["tool_calls"] = [{"turn": 1, "id": "c", "name": "add", "seconds": 0.0}]
+    line["messages"][-1]["content"] = "answer 1, which came too late"
+    line["program"]["left_out"] = {"undelivered": 30, "changed": 40}
+    assert [reason.what for reason in of_evidence(line, graded)] == [
+        "70% of its sampled tokens are not trained on",
+        "may be graded by a call that was not executed (add)",
+        "may be graded by an answer that its program never received",
+    ]
+    line["tool_calls"][0]["executed_by"] = "program"
+    line["messages"][-1]["content"] = "answer 2"
+    line["program"]["left_out"] = {"undelivered": 30}
+    assert list(of_evidence(line, graded)) == []
+    line["tool_calls"] = [{"turn": 1, "id": "c", "name": "ls", "seconds": 0.1, "error": "there is no tool named 'ls'"}]
+    assert [len(list(of_evidence({"tool_calls": line["tool_calls"]}, spec))) for spec in ("bfcl", "{}")] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "role", "text", "listed"),
+    [
+        ("gsm8k", "tool", "a word: ANCHORxq7z", True),
+        ("reasoning-gym", "assistant", "<answer>__import__('os').environ</answer>", True),
+        ("reasoning-gym", "assistant", "Integral(x**2, x)", True),
+        ("reasoning-gym", "assistant", "(3+4)*False + len('aaaa')", True),
+        ("reasoning-gym", "user", "Evaluate eval(1)", False),
+        ("reasoning-gym", "assistant", "The answer is 42.", False),
+        ("gsm8k", "assistant", "eval(1)", False),
+        ("textworld", "assistant", "save game", True),
+        ("textworld", "assistant", "> Restore", True),
+        ("textworld", "assistant", "open the door", False),
+    ],
+)
+def test_texts_that_earlier_versions_graded_wrongly_are_listed(spec: str, role: str, text: str, listed: bool) -> None:
+    line = {"messages": [{"role": "user", "content": "Hello."}, {"role": role, "content": text}]}
+    assert [(reason.weight, "message 1" in reason.what) for reason in of_texts(line, spec)] == [(LISTED, True)] * listed

@@ -30,6 +30,7 @@ class Ending(StrEnum):
     STEP_FAILED = "step_failed"
     TOOL_ERRORS = "tool_errors"
     GAVE_UP = "gave_up"
+    UNTRAINED = "untrained"
     SERVER_FAILURE = "server_failure"
     SANDBOX_FAILURE = "sandbox_failure"
     TOOL_SERVER_FAILURE = "tool_server_failure"
@@ -103,6 +104,9 @@ RULES: Mapping[Ending, Rule] = {
     Ending.GAVE_UP: _policys(
         "its agent program ended without asking the model, behind a request that had no answer, or behind a tool call "
         "with another status than 0"
+    ),
+    Ending.UNTRAINED: _policys(
+        "less than `agent.min_trained_share` of the tokens that were sampled for its agent program is trained on"
     ),
     Ending.SERVER_FAILURE: _ours("a model server gave no usable answer after all attempts"),
     Ending.SANDBOX_FAILURE: _ours("a sandbox could not start, its setup failed, or its backend was lost"),

@@ -7,7 +7,7 @@ table names code by reference, so that a spec is checked without importing any s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +17,10 @@ from hermes_rl.plugins import did_you_mean, load_object, load_published, publish
 
 SERVERS = "hermes_rl.servers"
 """Entry points of packages that bring a type of server."""
+TEXT_PARTS = frozenset({"text"})
+"""Types of content parts that become token ids."""
+CHAT_PARTS = TEXT_PARTS | {"image_url", "input_audio"}
+"""Types of content parts that a chat request carries."""
 Code = str | Callable[..., Any]
 """A class or a function, or a reference to it: ``package.module:name``."""
 
@@ -33,6 +37,7 @@ class ServerType:
         embedded: it plays scripts inside of this process, so it has no address, and a model's name means nothing.
         needs: keys that a spec has to give.
         rates: it is a reward model, which answers a conversation with numbers and says nothing.
+        parts: types of content parts that its requests carry. A message with another one is refused.
     """
 
     backend: Code | None = None
@@ -41,6 +46,7 @@ class ServerType:
     embedded: bool = False
     needs: tuple[str, ...] = ("base_url",)
     rates: bool = False
+    parts: frozenset[str] = TEXT_PARTS
 
     @property
     def token_level(self) -> bool:
@@ -59,14 +65,18 @@ _COMPLETIONS = "hermes_rl.servers.vllm:Completions"
 _LEGACY = "hermes_rl.servers.atropos:LegacyGenerate"
 TYPES: Mapping[str, ServerType] = MappingProxyType(
     {
-        "openai": ServerType(_OPENAI, needs=("base_url", "model")),
+        "openai": ServerType(_OPENAI, needs=("base_url", "model"), parts=CHAT_PARTS),
         "vllm": ServerType(dialects=(_COMPLETIONS, _LEGACY), needs=("base_url", "model")),
         "sglang": ServerType(dialects=("hermes_rl.servers.sglang:Generate",), tells_version=True),
         "atropos": ServerType(dialects=(_LEGACY,), tells_version=True),
         "vllm-score": ServerType(f"{_RATING}:ScorePath", needs=("base_url", "model"), rates=True),
-        "vllm-classify": ServerType(f"{_RATING}:ClassifyPath", needs=("base_url", "model"), rates=True),
-        "vllm-pooling": ServerType(f"{_RATING}:PoolingPath", needs=("base_url", "model"), rates=True),
-        "scripted": ServerType("hermes_rl.servers.scripted.server:ScriptedBackend", embedded=True, needs=()),
+        "vllm-classify": ServerType(
+            f"{_RATING}:ClassifyPath", needs=("base_url", "model"), rates=True, parts=CHAT_PARTS
+        ),
+        "vllm-pooling": ServerType(f"{_RATING}:PoolingPath", needs=("base_url", "model"), rates=True, parts=CHAT_PARTS),
+        "scripted": ServerType(
+            "hermes_rl.servers.scripted.server:ScriptedBackend", embedded=True, needs=(), parts=CHAT_PARTS
+        ),
     }
 )
 """The types that come along. Stock vLLM's own version counts only weights that were loaded through its own interface,
@@ -74,6 +84,26 @@ so it tells none."""
 DEFAULT = "openai"
 _ELSEWHERE = {"trl": "TRL's server is stock vLLM; use `type: vllm`, with /v1 at the end of base_url"}
 """Types that people ask for, and why there are none."""
+
+
+def refused_part(messages: Sequence[Mapping[str, Any]], parts: frozenset[str]) -> str | None:
+    """Return which part of a message is of none of these types; None if there is no such part.
+
+    A part of text has no other keys where texts alone are carried, since templates find pictures by keys too.
+    """
+    for number, message in enumerate(messages, start=1):
+        content = message.get("content")
+        for part in [content] if isinstance(content, Mapping) else () if isinstance(content, str) else content or ():
+            given = (
+                {key: value for key, value in part.items() if value is not None} if isinstance(part, Mapping) else {}
+            )
+            kind = given.get("type")
+            is_text = kind == "text" and isinstance(given.get("text"), str)
+            if (is_text and (len(given) == 2 or parts != TEXT_PARTS)) or (kind != "text" and str(kind) in parts):
+                continue
+            keys, sent = ", ".join(map(str, given)), ", ".join(sorted(parts))
+            return f"message {number} has a part of type {kind!r:.50} (with {keys:.99}), and only {sent} can be sent"
+    return None
 
 
 def server_type(name: str) -> ServerType:

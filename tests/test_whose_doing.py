@@ -77,6 +77,8 @@ OF_A_ROW: Places = {
     "rollouts/compiled.py": "_read image_url _bytes CompiledSpec._state CompiledSpec.program",
     "rollouts/sandboxes.py": "laid_files _expand _image _inside _read_file",
     "sandbox/base.py": "Sandbox.prepare",
+    # What an agent program sends is refused by its endpoint, before it is asked for.
+    "servers/base.py": "require_parts",
     "scoring/grader.py": "Grader._arguments",
     "scoring/judge.py": "require_agreement _cases",
     "scoring/mathematics.py": "_verified",

@@ -39,6 +39,7 @@ from hermes_rl.agent.tool_server import PATH as TOOLS_PATH
 from hermes_rl.agent.tool_server import ToolServer
 from hermes_rl.endings import Ending
 from hermes_rl.errors import HermesRLError
+from hermes_rl.server_types import CHAT_PARTS, refused_part
 from hermes_rl.servers.base import ContextLengthExceeded
 from hermes_rl.servers.transport import AttemptFailed
 from hermes_rl.threads import end_tasks, one_at_a_time
@@ -251,6 +252,8 @@ class Endpoint:
 
     def _read(self, dialect: ProgramDialect, body: Any) -> ProgramRequest:
         query = dialect.read(body)
+        if (refused := refused_part(query.messages, getattr(self._recorder.server, "parts", CHAT_PARTS))) is not None:
+            raise RefusedRequestError(refused)
         if any(address not in self._addresses for address in addresses_in(query.messages)):
             # The model's server would fetch it, which is a way out of a sandbox without network.
             raise RefusedRequestError("a picture must be in the request, as a `data:` URL, or one of the prompt's own")

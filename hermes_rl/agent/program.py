@@ -248,7 +248,8 @@ class ProgramDriver:
 
     async def _inside(self, program: AgentProgram) -> tuple[socket.socket, Coroutine[Any, Any, CommandResult]]:
         """Open the sandbox's port; returns it with the program's run."""
-        sandbox = await self.runtime.sandbox()
+        sandbox = await self.runtime.sandbox_for_agent()
+        self.runtime.acts += 1
         if not isinstance(sandbox, HelperSandbox):
             raise UserError(
                 f"{program.place}: a sandbox of `backend: {self.runtime.config.backend}` has no network of its own, in "

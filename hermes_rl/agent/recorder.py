@@ -100,6 +100,8 @@ class LoopOptions:
     seed: int | None = None
     """Of the rollout: each model call of the policy and of a simulated user gets a seed drawn from it. None: calls have
     no seed."""
+    min_trained_share: float = 0.0
+    """A rollout of which less of the sampled tokens is trained on ends as `untrained`."""
     seeded: bool = True
     """False: rollouts with these options get no seed."""
     reasoning: ReasoningOptions | None = None
@@ -204,6 +206,8 @@ class PolicyRecorder:
             # Where the agent's own commands killed the sandbox, the policy did it: the rollout is scored.
             if not failure.ending.graded:
                 raise
+        if result.trained_share is not None and result.trained_share < self.options.min_trained_share:
+            result.ending = Ending.UNTRAINED
         result.finished_naturally = result.ending.finished_naturally
         if runtime.time_left is not None:
             runtime.time_left.work(result.timings.working)

@@ -164,6 +164,13 @@ class AgentResult:
     outcome: Any = None
     """What the schedule of such an episode has returned, as plain values."""
 
+    @property
+    def trained_share(self) -> float | None:
+        """Fraction of the sampled tokens that is trained on; None if tokens are not known, or none was sampled."""
+        sampled = sum(reply.sampled.count for reply in self.replies if reply.sampled is not None)
+        left_out = sum(self.program.left_out.values()) if self.program is not None else 0
+        return 1 - left_out / sampled if sampled else None
+
     def for_rewards(self) -> AgentResult:
         """Return the result without what no reward sees: raw answers, the transcript, and the tools themselves."""
         return replace(self, replies=[], transcript=None, tool_schemas=list(self.tool_schemas))

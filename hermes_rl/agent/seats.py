@@ -22,7 +22,7 @@ from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.agent.user import AnswersAgent, UserAnswer
 from hermes_rl.endings import Ending
-from hermes_rl.errors import AgentFault, Failure, UserError
+from hermes_rl.errors import AgentFault, Failure, SandboxFailure, UserError
 from hermes_rl.foreign.messages import require_text
 from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
 from hermes_rl.foreign.stand_ins import SeatStandIn, lives_in_runner
@@ -106,8 +106,15 @@ class SeatPlayer:
         if words is None and self._user is not None and self._user.opens:
             return await self._user.speak()
         if words is not None and self._answer is not None:
+            await self._end_processes()
             self._answer.set_result(words)
         return await self._heard.get()
+
+    async def _end_processes(self) -> None:
+        """End what the seat has left running in a sandbox that it shares, unless another one is at work there."""
+        others = [seat for seat in self.beside.values() if seat is not self and seat.runtime is self.runtime]
+        if others and not any(seat.speaking for seat in others):
+            await self.runtime.settle(over=False)
 
     # ------------------------------------------------------------------ as a schedule sees it
 
@@ -226,7 +233,9 @@ class SeatPlayer:
                 request_id=self._request_id,
                 port=self._port,
             )
-            return await program.run(self._messages)
+            result = await program.run(self._messages)
+            await self._end_processes()
+            return result
         driver = HermesAgentLoop(
             self._server,
             self.toolkit.schemas,
@@ -236,7 +245,9 @@ class SeatPlayer:
             tokenizer=self._tokenizer,
             request_id=self._request_id,
         )
-        return await driver.run(self._messages)
+        result = await driver.run(self._messages)
+        await self._end_processes()
+        return result
 
     async def leave(self, *, problem: str | None = None, now: bool = False) -> None:
         """End its conversation; `problem`: the schedule has failed, `now`: in the middle of a turn."""
@@ -268,8 +279,8 @@ class Table:
 
     async def play(self, schedule: Schedule) -> Any:
         """Let the seats speak as the schedule says, until it is over; returns what the schedule returns. Raises
-        `Failure` where infrastructure failed; what was played so far is the seats' `result`. Raises `UserError` where
-        the schedule has failed before any seat had said anything."""
+        `Failure` where infrastructure failed, or the schedule before any seat had said anything, which no policy
+        caused; what was played so far is the seats' `result`."""
         work = asyncio.ensure_future(schedule(self))
         outcome = problem = None
         whole = False
@@ -286,7 +297,7 @@ class Table:
             if self._failure is not None:
                 raise self._failure
         if problem is not None and not any(seat.result and seat.result.turns_used for seat in self.seats.values()):
-            raise UserError(f"play: the schedule {problem}")
+            raise SandboxFailure(f"play: the schedule {problem}")
         return outcome
 
     async def _until_over(self, work: asyncio.Future[Any]) -> None:

@@ -15,6 +15,7 @@ import posixpath
 import re
 import shlex
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -307,6 +308,7 @@ class _Task:
         folder = self._at("environment.workdir") or self.workdir
         workdir = str(folder) if folder else None if self.backend == "docker" else "/app"  # None: the image's own
         steps = [self._step(part, workdir) for part in parts]
+        self._note_shared(steps)
         self.setup += self._until_healthy("environment.healthcheck")
         if parts[0].key:
             # The sandbox begins with what the first step lays down, over what the image has in the same place.
@@ -396,6 +398,14 @@ class _Task:
             self._hold_step(key)
         self._hold_strategy()
         return parts
+
+    def _note_shared(self, steps: Sequence[Mapping[str, Any]]) -> None:
+        laid = Counter((each["to"], each["content"]) for step in steps for each in step["verifier"]["files"])
+        if shared := sorted(to for (to, _), count in laid.items() if count > 1):
+            self.notes.append(
+                f"{', '.join(shared[:NAMED])} is there for the tests of several steps, and code that they run in one "
+                "can copy it and read it in the next: keep what is expected in steps/NAME/tests"
+            )
 
     def _note_time(self) -> None:
         seconds = self._number("agent.timeout_sec")

@@ -46,6 +46,7 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
 from hermes_rl.foreign.environment import admit
 from hermes_rl.foreign.pool import POOL
+from hermes_rl.others_files import RefusedFileError, read_file
 from hermes_rl.plugins import Code, load_object, place_of
 from hermes_rl.rollouts.environment import EndingPolicy
 from hermes_rl.rollouts.model_handle import ModelHandle
@@ -330,9 +331,9 @@ def _bytes(value: Any, folder: Path, where: str) -> bytes:
         return value
     if isinstance(value, str):
         try:
-            return (folder / value).read_bytes()
-        except OSError as error:
-            raise UserError(f"{where}: the image {value} cannot be read: {error.strerror}") from error
+            return read_file(folder / value)
+        except (OSError, RefusedFileError) as error:
+            raise UserError(f"{where}: the image {value} cannot be read: {error}") from error
     if hasattr(value, "save"):  # decoded by `datasets`, with Pillow
         file = io.BytesIO()
         value.save(file, format="PNG")
@@ -776,9 +777,13 @@ class CompiledSpec:
         return Table(players, partial(self._hears, key.row), self.spec.tool_timeout)
 
     def _hears(self, row: Row, listener: str, speaker: str, text: str) -> str:
-        values, where = {**row.columns, "seat": speaker, "text": text}, f"agents.{listener}.hears"
+        template, where = self.spec.agents[listener].hears, f"agents.{listener}.hears"
+        if len(self.spec.agents) > 2:  # it may hear several at once: no line of one may look like the words of another
+            template = template if "seat" in template else f"{{{{ seat }}}}: {template}"
+            text = "\n    ".join(text.splitlines())
         try:
-            return render_text(self.spec.agents[listener].hears, values, where=where, key=row.key)
+            values = {**row.columns, "seat": speaker, "text": text}
+            return render_text(template, values, where=where, key=row.key)
         except TemplateError as error:  # over what another seat has said, so it ends the episode and not the run
             raise ScheduleError(str(error)) from error
 
@@ -926,6 +931,7 @@ def loop_options(agent: Agent, spec: Spec) -> LoopOptions:
         max_turns_per_answer=spec.user.max_agent_turns if spec.user is not None else None,
         ending_tools=ending_tools(spec),
         repair_arguments=agent.repair_arguments,
+        min_trained_share=agent.min_trained_share,
         max_tokens=agent.max_tokens,
         max_trajectory_tokens=agent.max_trajectory_tokens,
         temperature=agent.temperature,

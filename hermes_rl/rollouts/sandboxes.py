@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import functools
 import hashlib
 import io
 import logging
 import os
+import shlex
 import shutil
 import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -161,7 +164,7 @@ def sandbox_config(spec: Spec, row: Row, environ: Mapping[str, str] | None = Non
         packages=tuple(section.python),
         npm=tuple(section.npm),
         files=laid_files(section.files, spec.folder),
-        setup=tuple(section.setup),
+        setup=(*section.setup, *([_scrub_git()] if section.scrub_git else ())),
         services=tuple(_service(name, service, spec) for name, service in section.services.items()),
         network=section.network,
         limits=ResourceLimits(**dict(section.limits)),
@@ -170,6 +173,12 @@ def sandbox_config(spec: Spec, row: Row, environ: Mapping[str, str] | None = Non
         keep_processes=section.keep_processes,
         environ=environ,
     )
+
+
+@functools.cache
+def _scrub_git() -> str:
+    script = resources.files("hermes_rl.sandbox").joinpath("scrub_git.sh").read_text("utf-8")
+    return f"sh -c {shlex.quote(script)}"
 
 
 def _service(name: str, service: ServiceSection, spec: Spec) -> SandboxService:
@@ -629,12 +638,13 @@ def _settings(mcp: Mcp, spec: Spec, environ: Mapping[str, str], number: int) -> 
         command=tuple(mcp.command or ()),
         url=mcp.url,
         files=laid_files(mcp.files, spec.folder, f"tools.{number}.mcp.files"),
-        shared=mcp.scope == "shared" or mcp.url is not None,
+        shared=mcp.scope == "shared",
         on_host=mcp.where == "host",
         folder=spec.folder,
         allow=None if mcp.allow is None else tuple(mcp.allow),
         prefix=mcp.prefix,
         timeout=mcp.timeout,
+        start_timeout=mcp.start_timeout,
         env=dict(mcp.env),
         headers={header: _variable(environ, name, header) for header, name in mcp.headers_env.items()},
     )

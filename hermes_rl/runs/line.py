@@ -137,6 +137,7 @@ _FORM: Mapping[str, Check] = {
     "world_rewards": _each(lambda value: isinstance(value, list) and len(value) == 2 and all(map(is_number, value))),
     "steps": _each(_with({"turns": _count, "rewards": _named(_reward)})),
     "program": _program,
+    "trained_share": is_number,
 }
 _flag: Check = lambda value: isinstance(value, bool)  # noqa: E731 - as its neighbours, a check
 _texts = _named(_text)

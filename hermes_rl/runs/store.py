@@ -107,6 +107,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         **({"world_rewards": result.world_rewards} if result and result.world_rewards else {}),
         **({"steps": [asdict(step) for step in result.steps]} if result and result.steps else {}),
         **({"program": asdict(result.program)} if result and result.program else {}),
+        **({"trained_share": round(share, 6)} if result and (share := result.trained_share) is not None else {}),
         **({"outcome": result.outcome} if result and result.outcome is not None else {}),
         **others,
     }

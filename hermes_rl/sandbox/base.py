@@ -311,8 +311,11 @@ class Sandbox(ABC):
         """
 
     @abstractmethod
-    async def kill_all(self) -> None:
-        """Kill every process of the agent, daemons too; the sandbox and its files stay."""
+    async def kill_all(self, *, over: bool = True) -> None:
+        """Kill every process of the agent, daemons too; the sandbox and its files stay. See `converse` for others.
+
+        `over`: the agent has ended, and what rewards run has bounds of its own instead of the lifetime.
+        """
 
     @abstractmethod
     async def close(self) -> None:
@@ -380,11 +383,17 @@ class Sandbox(ABC):
         """Start a command and come back; its standard input is a pipe. `OSError` if it cannot start."""
 
     async def converse(
-        self, command: str | Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        keep: bool = False,
     ) -> Conversation:
         """Start a process to talk to, as a tool server over stdio. `OSError` if it cannot start.
 
-        A backend that has no way to do so raises `UserError`.
+        With `keep` it is not the agent's: `kill_all` stops it until it is written to. A backend
+        that has no way to do so raises `UserError`.
         """
         raise UserError(
             f"sandbox backend {self.config.backend} cannot hold a conversation with a process, which a tool "
@@ -454,7 +463,7 @@ class Sandbox(ABC):
             result = await self.run(command)
             if result.exit_code != 0:
                 tail = result.output[-2000:]
-                raise SandboxFailure(f"setup command {command!r} failed ({result.exit_code}): {tail}")
+                raise SandboxFailure(f"setup command {command!r:.300} failed ({result.exit_code}): {tail}")
 
     async def __aenter__(self) -> Self:
         await self.start()

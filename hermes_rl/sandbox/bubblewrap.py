@@ -586,8 +586,9 @@ def _remedy() -> str:
 
 GIB = 1 << 30
 DEFAULTS = {"memory": 4 * GIB, "processes": 256, "disk": 1 * GIB, "open_files": 1024}
-ADDRESS_SPACE_SPARE = 16 * GIB
-"""Virtual machines reserve far more addresses than they use; V8 takes 10 GiB for one WebAssembly memory."""
+ADDRESS_SPACE_SPARE = 64 * GIB
+"""Addresses of a process beyond its memory, where no control group counts memory that processes share. Virtual machines
+reserve far more than they use: V8 takes 10 GiB for each WebAssembly memory, of which a program may have several."""
 SMALLEST = {"memory": 32 << 20, "processes": 4, "disk": 1 << 16, "open_files": 32}
 """With less the helper itself could not run."""
 FIRST_TO_END = 'echo 1000 >/proc/self/oom_score_adj; exec "$0" "$@"'
@@ -624,8 +625,12 @@ class Bubblewrap(LocalIsolation):
         self._used_up_memory = False
 
     @property
+    def _groups(self) -> Mapping[str, Path]:
+        return self.group.layout.parents if self.group is not None else {}
+
+    @property
     def enforced(self) -> Mapping[str, str]:
-        groups = self.group.layout.parents if self.group is not None else {}
+        groups = self._groups
         bounds = {
             "memory": "per sandbox and per process" if "memory" in groups else "per process",
             "processes": "per sandbox",
@@ -713,7 +718,7 @@ class Bubblewrap(LocalIsolation):
         return {
             "RLIMIT_CORE": NO_CORE,
             "RLIMIT_DATA": memory,
-            "RLIMIT_AS": memory + ADDRESS_SPACE_SPARE,
+            **({} if "memory" in self._groups else {"RLIMIT_AS": memory + ADDRESS_SPACE_SPARE}),
             "RLIMIT_FSIZE": self.limits["disk"],
             "RLIMIT_NPROC": self.limits["processes"],
             "RLIMIT_NOFILE": self.limits["open_files"],

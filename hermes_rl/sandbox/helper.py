@@ -207,6 +207,9 @@ class Helper:
         for pid, job in self.jobs.items():
             if job == fields[0]:
                 posix.killpg(pid, int(fields[1]))
+                # `kill_all` has stopped all that it has started.
+                for each in descendants(pid) if int(fields[1]) == _signal.SIGCONT else ():
+                    posix.kill(each, _signal.SIGCONT)
         return [], b"", []
 
     def interrupt(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
@@ -218,9 +221,10 @@ class Helper:
         return [], b"", []
 
     def kill_all(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
-        """→ "left" where something still lives after many tries."""
+        """Take the numbers of spawns to be stopped and kept, with all that they have started → "left" where something
+        else still lives after many tries."""
         end = time.monotonic() + KILL_SECONDS
-        while self.kill_round():
+        while self.kill_round([pid for pid, job in self.jobs.items() if job in fields]):
             if time.monotonic() > end:
                 return [b"left"], b"", []
             time.sleep(0.0005)
@@ -229,21 +233,23 @@ class Helper:
 
     # ------------------------------------------------------------------ processes
 
-    def kill_round(self) -> bool:
-        """Kill what runs; True while there is something left to wait for."""
+    def kill_round(self, kept: list[int]) -> bool:
+        """Kill what runs, but stop the processes `kept`; True while there is something left to wait for."""
         if self.is_init:
             try:
-                posix.kill(-1, _signal.SIGKILL)
+                posix.kill(-1, _signal.SIGSTOP if kept else _signal.SIGKILL)  # all at once, so that none is missed
             except ProcessLookupError:
                 return False
-            return True
+            if not kept:
+                return True
+        spared = {*kept, *(each for pid in kept for each in descendants(pid))}
         pids = descendants(posix.getpid())
         for pid in pids:
             try:
-                posix.kill(pid, _signal.SIGKILL)
+                posix.kill(pid, _signal.SIGSTOP if pid in spared else _signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        return bool(pids)
+        return not spared.issuperset(pids)
 
     def reap(self) -> None:
         """Report what has ended; orphans that became our children are only reaped."""

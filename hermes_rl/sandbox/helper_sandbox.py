@@ -253,12 +253,12 @@ class HelperSandbox(Sandbox):
     def blame_agent(self) -> None:
         self.connection.killed_by_agent = True
 
-    async def kill_all(self) -> None:
+    async def kill_all(self, *, over: bool = True) -> None:
         await self._check_memory()
-        if self._expiry is not None:
-            self._expiry.cancel()  # the agent has ended, and what rewards run has bounds of its own
+        if over and self._expiry is not None:
+            self._expiry.cancel()
         await self.end_shells()
-        if (await self.connection.ask("killall")).fields == [b"left"]:
+        if (await self.connection.ask("killall", *self._processes.stopped())).fields == [b"left"]:
             self.connection.lose(Lost.SILENT, "processes of the sandbox cannot be killed")
             raise await self.connection.failure()
 
@@ -349,9 +349,14 @@ class HelperSandbox(Sandbox):
         return await self._processes.spawn(self._command(command, None, env), output_limit)
 
     async def converse(
-        self, command: str | Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        keep: bool = False,
     ) -> Conversation:
-        return await self._processes.converse(self._command(command, cwd, env))
+        return await self._processes.converse(self._command(command, cwd, env), keep=keep)
 
     def _command(
         self, command: str | Sequence[str], cwd: str | None = None, env: Mapping[str, str] | None = None

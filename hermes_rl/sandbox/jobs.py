@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from signal import SIGCONT, SIGKILL
 
 from hermes_rl.sandbox.base import (
     KILLED_EXIT_CODE,
@@ -86,6 +87,9 @@ class Job:
                 raise
         self.hang_up: Callable[[], None] | None = None
         """Ends a conversation with it, once the sandbox is gone."""
+        self.keep = False
+        """Whether it is stopped where the agent's processes are killed."""
+        self.stopped = False
 
     def _pipe(self, buffer: OutputBuffer) -> int:
         reader, writer = output_pipe()
@@ -177,13 +181,13 @@ class HelperConversation(Conversation):
         job: Job,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        kill: Callable[[], None],
+        signal: Callable[[int, int], None],
     ) -> None:
         self.pid = job.pid
         self._job = job
         self._reader = reader
         self._writer = writer
-        self._kill = kill
+        self._signal = signal
 
     async def read(self) -> bytes:
         try:
@@ -194,6 +198,9 @@ class HelperConversation(Conversation):
     async def write(self, data: bytes) -> None:
         if self._writer.transport.is_closing():
             raise BrokenPipeError("the process has ended")
+        if self._job.stopped:
+            self._job.stopped = False
+            self._signal(self._job.number, SIGCONT)
         self._writer.write(data)
         await self._writer.drain()
 
@@ -206,7 +213,7 @@ class HelperConversation(Conversation):
     async def close(self) -> None:
         self._writer.transport.abort()
         if self.poll() is None:
-            self._kill()
+            self._signal(self._job.number, SIGKILL)
 
 
 def _shut(ours: socket.socket) -> None:
@@ -279,7 +286,7 @@ class Processes:
         job.ended.add_done_callback(lambda _: self._forget(job))
         return HelperProcess(job, writer, self.signal)
 
-    async def converse(self, command: Command) -> Conversation:
+    async def converse(self, command: Command, *, keep: bool = False) -> Conversation:
         """See `Sandbox.converse`."""
         number = self._connection.next_number()
         ours, theirs = socket_pair()
@@ -287,6 +294,7 @@ class Processes:
             unfinished.callback(ours.close)
             job = Job(number, ERRORS_LIMIT, stdout=copy_of(theirs.fileno()))
             unfinished.callback(self._forget, job)
+            job.keep = keep
             await self._start(job, command, theirs.fileno())
             job.ended.add_done_callback(lambda _: self._forget(job))
             reader, writer = await asyncio.open_connection(sock=ours)
@@ -294,7 +302,14 @@ class Processes:
             # A child that outlives it may hold its end of the socket: what was written stays readable, no more comes.
             job.ended.add_done_callback(lambda _: _shut(ours))
             unfinished.pop_all()
-        return HelperConversation(job, reader, writer, lambda: self.signal(number, 9))
+        return HelperConversation(job, reader, writer, self.signal)
+
+    def stopped(self) -> list[bytes]:
+        """Return the numbers of the processes that are kept, which are stopped from now on."""
+        kept = [job for job in self._jobs.values() if job.keep]
+        for job in kept:
+            job.stopped = True
+        return [str(job.number).encode() for job in kept]
 
     async def execute(self, number: int, command: Command, targets: Mapping[int, int]) -> int:
         """Have the helper start a program with our descriptors at these targets; its process id."""

@@ -560,9 +560,9 @@ class RemoteSandbox(Sandbox):
     def blame_agent(self) -> None:
         self._killed_by_agent = True
 
-    async def kill_all(self) -> None:
-        if self._expiry is not None:
-            self._expiry.cancel()  # the agent has ended, and what rewards run has bounds of its own
+    async def kill_all(self, *, over: bool = True) -> None:
+        if over and self._expiry is not None:
+            self._expiry.cancel()
         await self._ask(KILL, named=f"{MARK}={self.id}", signal="9", folder="")
 
     async def close(self) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from hermes_rl.errors import HermesRLError
-from hermes_rl.server_types import ServerType, server_type
+from hermes_rl.errors import HermesRLError, ServerFailure
+from hermes_rl.server_types import CHAT_PARTS, ServerType, refused_part, server_type
 from hermes_rl.tokens.transcript import Step, TokenLogprobs, Transcript, WeightVersions, ids, listed, numbers
 from hermes_rl.values import LARGEST_COUNT, MOST_VALUES, is_number, read_bounded, write_message
 
@@ -89,7 +89,7 @@ class ServerConfig:
     @property
     def kind(self) -> ServerType:
         """What its type says about it; of a function, nothing."""
-        return ServerType() if self.type == CALLABLE else server_type(self.type)
+        return ServerType(parts=CHAT_PARTS) if self.type == CALLABLE else server_type(self.type)
 
     def current(self) -> ServerConfig:
         """Return the configuration with the model's name as it is now."""
@@ -306,6 +306,15 @@ class ErrorBody(Malformed):
     def __init__(self, message: str, status: int | None) -> None:
         super().__init__(message)
         self.status = status
+
+
+def require_parts(request: ChatRequest, parts: frozenset[str], server: str) -> None:
+    """Raise `ServerFailure` where a message has a part of another type: it would be left out without a word."""
+    if (refused := refused_part(request.messages, parts)) is not None:
+        rollout = f" of the rollout {request.rollout_id}" if request.rollout_id else ""
+        failure = ServerFailure(f"{server} cannot be sent the conversation{rollout}: {refused}")
+        failure.refused = True
+        raise failure
 
 
 def chat_body(request: ChatRequest, config: ServerConfig) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from hermes_rl.errors import UserError
+from hermes_rl.server_types import TEXT_PARTS
 from hermes_rl.servers.base import (
     ABORT,
     UNREADABLE,
@@ -37,6 +38,7 @@ from hermes_rl.servers.base import (
     Timing,
     generated,
     read_answer,
+    require_parts,
     version_of,
     without_thinking,
 )
@@ -165,6 +167,7 @@ class ModelClient:
 
     async def chat(self, request: ChatRequest) -> ChatReply:
         """Answer a request from any event loop; raises `ServerFailure` or `ContextLengthExceeded`."""
+        require_parts(request, self.parts, f"server {self.name!r}")
         reply = await self._on_own_loop(self._chat(request))
         if (meter := _meter.get()) is not None:
             meter.count(self.name, reply.usage)
@@ -256,6 +259,12 @@ class ModelClient:
     def exact(self) -> bool:
         """Whether every server says which tokens it sampled."""
         return all(isinstance(backend, LoadsRenderer) or backend.config.kind.exact for backend in self._backends)
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """Types of content parts that every server carries."""
+        kinds = [TEXT_PARTS if isinstance(each, LoadsRenderer) else each.config.kind.parts for each in self._backends]
+        return frozenset.intersection(*kinds)
 
     async def prepare(self) -> None:
         """Load what token-level servers need to render conversations; raises UserError where it cannot be had."""

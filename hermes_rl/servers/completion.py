@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from hermes_rl.errors import Failure, ServerFailure
+from hermes_rl.server_types import CHAT_PARTS, TEXT_PARTS
 from hermes_rl.servers.base import (
     ChatReply,
     ChatRequest,
@@ -15,6 +16,7 @@ from hermes_rl.servers.base import (
     ServerConfig,
     Timing,
     chat_body,
+    require_parts,
 )
 from hermes_rl.servers.transport import is_context_overflow
 
@@ -37,6 +39,7 @@ class CompletionAdapter:
 
     async def chat(self, request: ChatRequest) -> ChatReply:
         """Ask the server; whatever it raises is its failure, except for a conversation that became too long."""
+        require_parts(request, self.parts, type(self._server).__name__)
         started = time.perf_counter()
         try:
             completion = await self._server.chat_completion(**arguments(request))
@@ -61,6 +64,11 @@ class CompletionAdapter:
             server_type=type(self._server).__name__,
             timing=Timing(generating=seconds),
         )
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """Types of content parts that a request carries: one that becomes tokens is text alone."""
+        return TEXT_PARTS if callable(getattr(self._server, "get_state", None)) else CHAT_PARTS
 
     def state(self) -> Mapping[str, Any] | None:
         """Return the token state of a foreign server that tracks tokens; None where it tracks none."""

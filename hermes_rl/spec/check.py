@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import Problem
+from hermes_rl.server_types import refused_part
 from hermes_rl.spec.findings import Findings
 from hermes_rl.spec.model import PROGRAM_VALUES, Content, Prompt, SandboxSection, Spec, TextFile, User
 from hermes_rl.spec.nodes import NodePath
@@ -43,10 +44,25 @@ def check_samples(spec: Spec, samples: Sequence[Row], findings: Findings) -> Non
                 values = {**row, "step": 0}
             if path not in failed and not _works(path, text, kind, values, key, findings):
                 failed.add(path)
+            elif path not in failed and path[-1] == "messages":
+                _check_carried(spec, path, text, row, key, failed, findings)
         if spec.sandbox.model_fields_set and not any(path[:1] == ("sandbox",) for path in failed):
             _check_section("sandbox", spec.sandbox, row, key, failed, findings)
         if spec.user is not None and spec.user.says is not None and not any(path[0] == "user" for path in failed):
             _check_section("user", spec.user, row, key, failed, findings)
+
+
+def _check_carried(
+    spec: Spec, path: NodePath, messages: Any, row: Row, key: str, failed: set[NodePath], findings: Findings
+) -> None:
+    """Check the messages that a row gives: the policy's server may not be sent all of their parts."""
+    own = spec.agents.get(str(path[1])) if path[0] == "agents" else None
+    servers = spec.servers.get("policy" if own is None else own.server, ())
+    for server in servers if is_template(messages) else ():
+        if (refused := refused_part(render(messages, row, key=key), server.kind.parts)) is not None:
+            failed.add(path)
+            findings.problem(path, f"row {key}, {server.type}: {refused}")
+            return
 
 
 def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:

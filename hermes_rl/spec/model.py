@@ -178,6 +178,13 @@ class Agent(Section):
     max_tool_errors: int | None = Field(
         None, ge=1, description="Tool calls that are errors, after which the rollout ends; default: no bound."
     )
+    min_trained_share: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Fraction of the sampled tokens that has to be trained on; a rollout of an agent program with less "
+        "ends as `untrained`, and `endings` says what follows.",
+    )
     repair_arguments: bool = Field(
         False,
         description="Convert arguments of another type than the tool's schema says where they can be, such as a list "
@@ -487,6 +494,11 @@ class SandboxSection(Section):
     setup: Annotated[Seq[SystemText], MayTemplate()] = Field(
         (), description="Commands before the agent starts; one that fails is our failure, not the agent's."
     )
+    scrub_git: bool = Field(
+        False,
+        description="After setup, remove from the git repositories of the working directory all that HEAD does not "
+        "reach: branches, tags, the stash, logs and objects. Set-up fails if something is left.",
+    )
     services: Annotated[Mapping[ServiceName, ServiceSection], AfterValidator(freeze), MayTemplate()] = Field(
         EMPTY,
         description="Programs beside it on its network, by names under which they are found; docker. Each starts when "
@@ -552,13 +564,16 @@ class Mcp(Section):
     command: Annotated[Seq[str], BeforeValidator(_argv)] | None = Field(
         None, description="Program and arguments of a server over stdio."
     )
-    url: str | None = Field(None, description="Address of a server over HTTP; it is shared by all rollouts.")
+    url: str | None = Field(None, description="Address of a server over HTTP.")
     files: Seq[File] = Field((), description="Files put beside the server before it starts.")
-    scope: Literal["rollout", "shared"] = Field("rollout", description="One server per rollout, or one for all.")
+    scope: Literal["rollout", "shared"] = Field(
+        "rollout", description="One server per rollout, or one for all; of a server at a `url` one session."
+    )
     where: Literal["sandbox", "host"] = Field("sandbox", description="Where a server over stdio runs.")
     allow: Seq[str] | None = Field(None, description="Tools that the agent may use; default: all.")
     prefix: str | None = Field(None, description="Text in front of each tool's name.")
     timeout: float = Field(60.0, gt=0, description="Seconds for one call.")
+    start_timeout: float = Field(120.0, gt=0, description="Seconds for the start of a server, or of a session.")
     env: Map[EnvText] = Field(EMPTY, description="Environment variables of a server over stdio.")
     headers_env: Map[str] = Field(EMPTY, description="HTTP header → environment variable that holds its value.")
 

@@ -90,12 +90,26 @@ def _prompt(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _parts(data: dict[str, Any]) -> Iterator[Fault]:
-    contents: list[tuple[NodePath, Any]] = [(("prompt", "user"), section(data, "prompt").get("user"))]
-    for path, message in entries(data, "prompt", "messages"):
-        contents.append(((*path, "content"), section(message).get("content")))
-    for path, content in contents:
-        for index, part in enumerate(content if isinstance(content, list) else []):
-            yield from exactly_one(part, (*path, index), ("text", "image", "image_url"), "a part")
+    """Find fault with parts of prompts without one kind, and with those that a server of the agent cannot be sent."""
+    seats = [(path, section(seat)) for path, seat in entries(data, "agents")]
+    prompts: dict[tuple[str, ...], list[dict[str, Any]]] = {("prompt",): [] if seats else [{}]}
+    for path, seat in seats:
+        prompts.setdefault((*map(str, path), "prompt") if "prompt" in seat else ("prompt",), []).append(seat)
+    for place, played in prompts.items():
+        roles = {str(role) for seat in played for role in (seat.get("server", "policy"), *(seat.get("rivals") or ()))}
+        types = [str(section(server).get("type", DEFAULT)) for path, server in servers(data) if path[1] in roles]
+        blind = [name for name in types if (kind := _known_type(name)) is not None and "image_url" not in kind.parts]
+        contents: list[tuple[NodePath, Any]] = [
+            ((*place, name), section(data, *place).get(name)) for name in ("system", "user")
+        ]
+        for path, message in entries(data, *place, "messages"):
+            contents.append(((*path, "content"), section(message).get("content")))
+        for path, content in contents:
+            for index, part in enumerate(content if isinstance(content, list) else []):
+                yield from exactly_one(part, (*path, index), ("text", "image", "image_url"), "a part")
+                if blind and isinstance(part, dict) and {"image", "image_url"} & part.keys():
+                    message = f"a server of type {blind[0]} cannot be sent pictures; one of type {DEFAULT} can"
+                    yield Fault((*path, index), message)
 
 
 _EXCLUSIVE = (
@@ -163,8 +177,6 @@ def _mcp(path: NodePath, server: dict[str, Any]) -> Iterator[Fault]:
         for key in ("files", "where", "env"):
             if key in server:
                 yield Fault((*path, key), f"`{key}` is for a server started by `command`", at="key")
-        if server.get("scope") == "rollout":
-            yield Fault((*path, "scope"), "a server at a `url` is shared by all rollouts", at="key")
         return
     if server.get("scope") == "shared" and server.get("where", "sandbox") == "sandbox":
         yield Fault((*path, "scope"), "a server in the rollout's sandbox cannot be shared; `where: host` can", at="key")

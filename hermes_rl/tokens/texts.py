@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hermes_rl.server_types import TEXT_PARTS, refused_part
 from hermes_rl.tokens.tokenizer import TemplateRefused
 
 if TYPE_CHECKING:
@@ -41,9 +42,13 @@ def stand_in(*inputs: Any, digits: int = DIGITS[0]) -> str:
 def guarded(tokenizer: Tokenizer, messages: Messages, tools: Tools | None, make: Callable[[Guard], T]) -> T:
     """Return the tokens that `make` encodes with a `Guard`, once they are verified.
 
-    `make` may be called several times. Raises `TemplateRefused` if a text would become a control token, or if the
-    template does not write texts as they are.
+    `make` may be called several times. Raises `TemplateRefused` if a text would become a control token, if the template
+    does not write texts as they are, or if a message has anything but texts: nothing else becomes tokens here, and
+    templates and renderers never get it.
     """
+    if (refused := refused_part(messages, TEXT_PARTS)) is not None:
+        raise TemplateRefused(refused)
+    messages = [_of_texts(message) for message in messages]
     for everywhere in (False, True):
         guard = Guard(tokenizer, messages, tools, everywhere=everywhere)
         made = make(guard)
@@ -56,6 +61,15 @@ def guarded(tokenizer: Tokenizer, messages: Messages, tools: Tools | None, make:
                 raise TemplateRefused("the chat template changes texts, so control tokens cannot be told from text")
         return made
     raise TemplateRefused("the tokenizer makes control tokens of a text that contains none")
+
+
+def _of_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the message without keys of its parts that have no value, which templates take for pictures."""
+    content = message.get("content")
+    if isinstance(content, str) or not content:
+        return message
+    parts = [content] if isinstance(content, Mapping) else content
+    return {**message, "content": [{"type": "text", "text": part["text"]} for part in parts]}
 
 
 class Guard:

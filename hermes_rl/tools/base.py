@@ -268,6 +268,10 @@ class Tool(ABC):
         """Whether its parameters are matched with regular expressions, each of which may take for ever."""
         return _has_patterns(self.parameters)
 
+    async def prepare(self, runtime: ToolRuntime) -> None:
+        """Start what it has in the sandbox, before the agent acts there and can break it."""
+        return
+
     @abstractmethod
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         """Act, and answer in text (JSON for the built-in tools).
@@ -450,6 +454,10 @@ class ToolRuntime:
         """Of the commands of rewards; None: as long as each takes."""
         self.start_seconds = 0.0
         """Seconds that starting the sandbox took; 0 where nothing used it."""
+        self.acts = 0
+        """How often the agent has acted on the sandbox."""
+        self._prepared = not run
+        self._preparing = asyncio.Lock()
         self.phase: Phase = "model"
         """What the rollout is at, for those who watch the run."""
         self.loop = loop
@@ -504,20 +512,36 @@ class ToolRuntime:
                 self._sandbox = await self._start()
             return self._sandbox
 
+    async def sandbox_for_agent(self) -> Sandbox:
+        """Return the sandbox for the agent to act on, once what tools have there is started. Raises as `sandbox`, and
+        `ToolServerFailure`."""
+        sandbox = await self.sandbox()
+        async with self._preparing:
+            if not self._prepared:
+                began = time.perf_counter()
+                for tool in self.toolkit.tools:
+                    await tool.prepare(self)
+                self.start_seconds += time.perf_counter() - began
+                self._prepared = True
+        return sandbox
+
     async def at_home(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on the loop that the sandbox lives on, from any loop."""
         if self.loop is None or self.loop is asyncio.get_running_loop():
             return await work
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
 
-    async def settle(self) -> None:
-        """Kill the agent's processes once it has ended, unless the spec keeps them. Rewards look after this."""
+    async def settle(self, *, over: bool = True) -> None:
+        """Kill the agent's processes once it has ended, unless the spec keeps them. Rewards look after this.
+
+        Not `over`: it has ended its turn, and the sandbox's lifetime goes on.
+        """
         if self._sandbox is None or not self._sandbox.alive:
             return
         try:
             await self._sandbox.end_shells()
             if not self.config.keep_processes:
-                await self._sandbox.kill_all()
+                await self._sandbox.kill_all(over=over)
         except SandboxFailure as failure:
             # What the agent did to its sandbox is graded: rewards find that the sandbox is gone.
             if not failure.ending.graded:

@@ -582,7 +582,7 @@ async def _answer(
 async def run_tool(tool: Tool, args: dict[str, Any], runtime: ToolRuntime, timeout: float | None) -> str:
     """One call with checked arguments, within the smaller of `timeout` and the tool's own."""
     if tool.on_sandbox:
-        await runtime.sandbox()
+        await runtime.sandbox_for_agent()
     bound = min((each for each in (timeout, tool.timeout) if each is not None), default=None)
     context = contextvars.copy_context()
     context.run(CALL_TIMEOUT.set, bound)
@@ -597,6 +597,7 @@ async def run_tool(tool: Tool, args: dict[str, Any], runtime: ToolRuntime, timeo
             task.cancel()
             # One that does not let itself be cancelled must not hold up the rollout for ever.
             await asyncio.wait([task], timeout=CANCEL_SECONDS)
+        runtime.acts += tool.on_sandbox
     return _outcome_of(task, tool)
 
 

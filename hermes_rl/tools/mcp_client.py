@@ -78,7 +78,7 @@ class McpTooLargeError(Exception):
 
 
 class McpTimeoutError(Exception):
-    """The server did not answer a call in time."""
+    """The server did not start, or answer a call, in time."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class McpSession:
 
     @classmethod
     async def open(cls, transport: McpTransport, seconds: float) -> McpSession:
-        """Shake hands and list the tools; raises `McpLostError` when that fails or takes longer."""
+        """Shake hands and list the tools; raises `McpLostError`, or `McpTimeoutError` when that takes longer."""
         session = cls(transport)
         session._task = asyncio.create_task(session._live(transport))
         try:
@@ -130,7 +130,7 @@ class McpSession:
                 session.tools = await session._list()
         except TimeoutError:
             await session.close()
-            raise McpLostError(f"it did not begin to work within {seconds:g} s") from None
+            raise McpTimeoutError(f"it did not start within start_timeout, {seconds:g} s") from None
         except BaseException:  # a cancellation too: whoever asked has no session to close
             await session.close()
             raise

@@ -1,27 +1,29 @@
 """One running MCP server: started when it is first needed, and again after it was lost.
 
 A call that the server does not survive is a tool error: the model is told, and the next call finds a new server. A
-server that cannot be started is a failure of ours; one inside the sandbox that started once and then cannot start again
-is the agent's doing, who shares that machine with it.
+server that cannot be started is an infrastructure failure. The agent caused it only if the server is in its sandbox and
+has worked in this rollout, the agent has acted there since, and the start did not merely take too long. So a server in
+the sandbox is started before the agent acts there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import ToolServerFailure
-from hermes_rl.sandbox.base import Conversation, Sandbox, SandboxFile
+from hermes_rl.sandbox.base import Conversation, SandboxFile
 from hermes_rl.threads import done_in_thread, made_in_thread
-from hermes_rl.tools.base import ToolInputError
+from hermes_rl.tools.base import ToolInputError, ToolRuntime
 from hermes_rl.tools.host_process import HostProcess
 from hermes_rl.tools.mcp_client import (
     Listed,
@@ -36,9 +38,8 @@ from hermes_rl.tools.mcp_client import (
     over_process,
 )
 
-START_SECONDS = 30.0
-"""For the handshake and the list of tools; a server in Python takes a second, many at once take longer."""
-
+AT_ONCE = max(2, os.cpu_count() or 1)
+"""Servers of one entry of `tools` that start at the same time; others wait, and their time does not begin."""
 PAUSES = (0.5, 2.0, 5.0)
 """Seconds before a call is sent again that the server has not taken."""
 
@@ -52,7 +53,7 @@ class McpSettings:
     url: str | None = None
     files: tuple[SandboxFile, ...] = ()
     shared: bool = False
-    """One server for all rollouts; a server at a URL always is."""
+    """One server, or one session with that at a URL, for all rollouts."""
     on_host: bool = False
     """Run the command on this machine instead of in the rollout's sandbox."""
     folder: Path = Path()
@@ -61,6 +62,8 @@ class McpSettings:
     prefix: str | None = None
     timeout: float = 60.0
     """Seconds for one call."""
+    start_timeout: float = 120.0
+    """Seconds for the handshake and the list of tools."""
     env: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -73,21 +76,25 @@ class McpSettings:
 class McpServer(ABC):
     """One server and the session with it. Belongs to one event loop."""
 
-    def __init__(self, settings: McpSettings, expected: str | None = None) -> None:
+    def __init__(self, settings: McpSettings, expected: str | None, starts: asyncio.Semaphore) -> None:
         self.settings = settings
         self._expected = expected
         """Fingerprint of the tools that it has to list; None takes whatever it lists."""
+        self._starts = starts
         self._session: McpSession | None = None
         self._process: Conversation | None = None
         self._opening = asyncio.Lock()
-        self._worked = False
 
     @abstractmethod
     async def transport(self) -> McpTransport:
         """Start what is needed to talk to it; `OSError` where that cannot start."""
 
+    def on_started(self) -> None:
+        """Note that the server works."""
+        return
+
     def blames_agent(self) -> bool:
-        """Whether it is the agent's doing when a server, which has worked before, cannot be started any more."""
+        """Return True if the agent can have caused that the server does not start."""
         return False
 
     async def tools(self) -> tuple[Listed, ...]:
@@ -136,21 +143,22 @@ class McpServer(ABC):
     async def _open(self) -> McpSession:
         async with self._opening:
             if self._session is None or not self._session.alive:
-                self._session = await self._start()
-                self._worked = True
+                async with self._starts:
+                    self._session = await self._start()
+                self.on_started()
             return self._session
 
     async def _start(self) -> McpSession:
         try:
-            session = await McpSession.open(await self.transport(), START_SECONDS)
+            session = await McpSession.open(await self.transport(), self.settings.start_timeout)
             if self._expected is not None and fingerprint(session.tools) != self._expected:
                 await session.close()
                 raise McpLostError("it lists other tools than when the run began")
             return session
-        except (McpLostError, OSError) as error:
+        except (McpLostError, McpTimeoutError, OSError) as error:
             message = self._process.errors().decode("utf-8", "replace").strip()[-1000:] if self._process else ""
             detail = f"MCP server {self.settings.name} cannot be started: {error}" + (f"\n{message}" if message else "")
-            if (self._worked or self._expected is not None) and self.blames_agent():
+            if not isinstance(error, McpTimeoutError) and self.blames_agent():
                 raise ToolInputError(f"the tool server {self.settings.name} cannot be started here any more") from None
             raise ToolServerFailure(detail) from None
 
@@ -166,21 +174,28 @@ class HttpServer(McpServer):
 class SandboxServer(McpServer):
     """A command in the rollout's sandbox, in a folder of its own below the home directory."""
 
-    def __init__(self, settings: McpSettings, expected: str | None, sandbox: Callable[[], Awaitable[Sandbox]]) -> None:
-        super().__init__(settings, expected)
-        self._sandbox = sandbox
+    def __init__(
+        self, settings: McpSettings, expected: str | None, starts: asyncio.Semaphore, runtime: ToolRuntime
+    ) -> None:
+        super().__init__(settings, expected, starts)
+        self._runtime = runtime
+        self._acts_before: int | None = None
+        """What the agent had done in the sandbox when the server last worked; None before it has."""
 
     async def transport(self) -> McpTransport:
-        sandbox = await self._sandbox()
+        sandbox = await self._runtime.sandbox()
         folder = f"{sandbox.home}/.mcp/{self.settings.name}"
         await sandbox.make_dir(folder)
         for file in self.settings.files:
             await sandbox.write_file(sandbox.resolve(file.to, folder), file.data, file.mode)
-        self._process = await sandbox.converse(self.settings.command, cwd=folder, env=self.settings.env)
+        self._process = await sandbox.converse(self.settings.command, cwd=folder, env=self.settings.env, keep=True)
         return over_process(self._process)
 
+    def on_started(self) -> None:
+        self._acts_before = self._runtime.acts
+
     def blames_agent(self) -> bool:
-        return True
+        return self._acts_before is not None and self._runtime.acts > self._acts_before
 
 
 class HostServer(McpServer):

@@ -17,7 +17,7 @@ from hermes_rl.plugins import did_you_mean
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.tools.base import DescribedTool, ToolRuntime
 from hermes_rl.tools.mcp_client import Listed, fingerprint, require_mcp
-from hermes_rl.tools.mcp_server import HostServer, HttpServer, McpServer, McpSettings, SandboxServer
+from hermes_rl.tools.mcp_server import AT_ONCE, HostServer, HttpServer, McpServer, McpSettings, SandboxServer
 from hermes_rl.tools.python_tools import NAME
 
 SCHEMA_LIMIT = 100_000
@@ -35,6 +35,10 @@ class McpTool(DescribedTool):
         self.on_sandbox = source.settings.in_sandbox
         self.outside = not source.settings.in_sandbox
 
+    async def prepare(self, runtime: ToolRuntime) -> None:
+        if self.on_sandbox:
+            await self._source.server(runtime).tools()
+
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         return await self._source.server(runtime).call(self.listed.name, args)
 
@@ -49,6 +53,7 @@ class McpSource:
         self._shared: McpServer | None = None
         self._tools: tuple[McpTool, ...] = ()
         self._listing = asyncio.Lock()
+        self._starts = asyncio.Semaphore(AT_ONCE)
 
     async def list_tools(self, config: SandboxConfig, reserved: Collection[str] = ()) -> tuple[McpTool, ...]:
         """Start the server once and take its tools; a name in `reserved` gets the server's name in front. Raises
@@ -83,10 +88,10 @@ class McpSource:
 
     def _make(self, runtime: ToolRuntime) -> McpServer:
         if self.settings.url is not None:
-            return HttpServer(self.settings, self.fingerprint)
+            return HttpServer(self.settings, self.fingerprint, self._starts)
         if self.settings.on_host:
-            return HostServer(self.settings, self.fingerprint)
-        return SandboxServer(self.settings, self.fingerprint, runtime.sandbox)
+            return HostServer(self.settings, self.fingerprint, self._starts)
+        return SandboxServer(self.settings, self.fingerprint, self._starts, runtime)
 
     def _allowed(self, listed: tuple[Listed, ...]) -> list[Listed]:
         names = [tool.name for tool in listed]

@@ -370,6 +370,19 @@ async def test_the_models_server_fetches_nothing_for_a_program() -> None:
     assert shown[-1] == [{"type": "text", "text": "look"}, picture("data:image/png;base64,AA==")]
 
 
+@pytest.mark.parametrize("policy", [None, "openai"])
+async def test_picture_of_program_is_refused_where_tokens_are_sampled(policy: str | None) -> None:
+    async def chat(messages: list[dict[str, Any]], tools: Any) -> str:
+        return "So."
+
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    async with Asking(Engine(0), LoopOptions(), policy=Policy.chat(chat) if policy else None) as played:
+        await played.ask([{"role": "user", "content": [{"type": "text", "text": "look"}, picture]}])
+    assert played.statuses == [200 if policy else 400]
+    assert (played.endpoint.refused, played.result.turns_used) == ((0, 1) if policy else (1, 0))
+    assert policy or "'image_url'" in played.endpoint.refusal
+
+
 async def test_tokens_are_counted_as_they_will_be_and_nothing_of_it_is_recorded() -> None:
     engine = Engine(5)
     async with Asking(engine) as played:

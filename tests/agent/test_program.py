@@ -175,10 +175,17 @@ async def played(
     program: str = "",
     agent: str = AGENT,
     turns: int = 4,
+    least: float = 0.0,
+    more: str = "",
 ) -> Rollout:
     (folder / "agent.py").write_text(agent)
     text = TEXT.format(mode=mode, command=command, timeout=timeout).replace("sandbox: {", f"sandbox: {{{sandbox}")
-    text = text.replace("  program:", f"  program:\n    {program}").replace("max_turns: 4", f"max_turns: {turns}")
+    text = (
+        text.replace("  program:", f"  program:\n    {program}").replace(
+            "max_turns: 4", f"max_turns: {turns}\n  min_trained_share: {least}"
+        )
+        + more
+    )
     spec = parse_spec(text, folder=folder)
     async with open_env(spec) as env:
         return await env.play(env.rows()[0], (sampler or Sampler()).policy())
@@ -377,7 +384,7 @@ async def test_an_answer_that_the_program_did_not_wait_for_is_left_out(tmp_path:
         ("leaves", Ending.GAVE_UP),
         ("submits", Ending.FINISHED),
         ("shrugs", Ending.GAVE_UP),
-        ("pictures", Ending.REFUSED),
+        ("pictures", Ending.GAVE_UP),
         ("endless", Ending.MAX_TURNS),
         ("hangs", Ending.TIMEOUT),
     ],
@@ -385,6 +392,22 @@ async def test_an_answer_that_the_program_did_not_wait_for_is_left_out(tmp_path:
 async def test_what_a_program_does_is_graded(tmp_path: Path, mode: str, ending: Ending) -> None:
     rollout = await played(tmp_path, mode, timeout=3.0 if mode == "hangs" else 60.0)
     assert (rollout.ending, rollout.score, rollout.error) == (ending, 0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("rule", "score", "masked"), [("", 1.0, False), ("mask", 1.0, True), ("0.25", 0.25, False), ("drop", None, False)]
+)
+async def test_rule_of_untrained_rollouts_decides_below_minimum_share(
+    tmp_path: Path, rule: str, score: float | None, masked: bool
+) -> None:
+    rollout = await played(tmp_path, "titled", least=0.9, more=f"endings: {{untrained: {rule}}}\n" if rule else "")
+    assert rollout.result is not None
+    share = rollout.result.trained_share
+    assert share is not None and 0 < share < 0.9
+    assert rollout_record(rollout)["trained_share"] == round(share, 6)
+    assert (rollout.ending, rollout.score, rollout.masked) == (Ending.UNTRAINED, score, masked)
+    other = await played(tmp_path, "titled", least=share)
+    assert (other.ending, other.score) == (Ending.FINISHED, 1.0)
 
 
 async def test_a_rollout_that_is_cancelled_leaves_no_task(tmp_path: Path) -> None:

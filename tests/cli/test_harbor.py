@@ -409,9 +409,13 @@ def test_steps_are_refused_where_the_spec_plays_none(tmp_path: Path) -> None:
         read_tasks(steps(tmp_path / "odd"), "bubblewrap", network=False)
     (problem,) = refused.value.problems
     assert "task.toml:13:1: " in str(problem) and "user: {says:" in problem.message
-    folder = steps(tmp_path / "noted", others={"steps/two/notes.txt": "", "steps/two/solution/solve.sh": "true"})
+    folder = steps(
+        tmp_path / "noted",
+        others={"steps/two/notes.txt": "", "steps/two/solution/solve.sh": "true", "tests/expected.sh": "N=42"},
+    )
     (row,) = (read := read_tasks(folder, "bubblewrap", network=False, agent_timeout=600, steps="mean")).rows
     assert any("steps/two/notes.txt" in note for note in read.notes)
+    assert any("/tests/expected.sh is there for the tests of several steps" in note for note in read.notes)
     assert [step["min_reward"] for step in row["steps"]] == [1, {"reward": 0.5, "right": 0.5}]
     assert [each["timeout"] for each in row["verifiers"]] == [60.0, 30, 60.0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,14 @@ def test_addresses_stay() -> None:
     assert part("https://a.example/x.png") == [{"type": "image_url", "image_url": {"url": "https://a.example/x.png"}}]
     detailed = {"url": "https://a.example/x.png", "detail": "low"}
     assert part(detailed) == [{"type": "image_url", "image_url": detailed}]
+
+
+def test_image_file_of_row_must_be_regular(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "link.png").symlink_to("/dev/zero")
+    for name in ("pipe.png", "link.png"):
+        with pytest.raises(UserError, match=f"the image {name} cannot be read"):
+            part(name, tmp_path)
 
 
 @pytest.mark.parametrize("image", [None, ""])

@@ -291,15 +291,18 @@ async def test_what_another_seat_has_made_of_the_sandbox_is_no_mistake_of_the_sp
     assert any("agents.black.agent.program" in error.error for error in black_seat.result.tool_errors)
 
 
-async def test_another_seats_process_at_its_port_keeps_a_program_from_starting(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keep", [False, True])
+async def test_process_of_another_seat_ends_with_its_turn_unless_kept(keep: bool, tmp_path: Path) -> None:
     agents = {
         "white": {"prompt": {"user": "Go."}, "agent": {"program": program("leaves a squatter", "white")}},
         "black": {"prompt": {"user": "You answer."}, "agent": {"program": program()}},
     }  # fmt: skip
     turns = [{"say": "1"}, {"seat": "black", "say": "2"}]
-    group = await played(tmp_path, agents=agents, solution={"turns": turns})
-    assert seat_of(group, "black").ending is Ending.GAVE_UP
-    assert "port 8182 of the sandbox" in seat_of(group, "black").result.tool_errors[0].error
+    parts: dict[str, Any] = {"sandbox": {"keep_processes": True}} if keep else {}
+    group = await played(tmp_path, agents=agents, solution={"turns": turns}, **parts)
+    black = seat_of(group, "black")
+    assert black.ending is (Ending.GAVE_UP if keep else Ending.WORLD_OVER)
+    assert [("port 8182 of the sandbox" in error.error) for error in black.result.tool_errors] == [True] * keep
 
 
 async def test_a_function_that_fails_over_what_it_hears_has_given_up(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import UserError
-from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, create_sandbox
+from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, bubblewrap, create_sandbox
 from hermes_rl.sandbox.bubblewrap import ALL_USERS
+from hermes_rl.sandbox.cgroup import find_layout
 
 
 async def test_environment_is_not_inherited(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,3 +174,17 @@ async def test_two_sandboxes_side_by_side(backend: str) -> None:
         await asyncio.gather(one.write_file("f", b"one"), two.write_file("f", b"two"))
         assert (await one.read_file("f"), await two.read_file("f")) == (b"one", b"two")
         assert one.id != two.id
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+async def test_reserved_addresses_do_not_end_a_program(grouped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not grouped:
+        monkeypatch.setattr(bubblewrap, "find_layout", lambda: None)
+    elif find_layout() is None:
+        pytest.skip("there is no place for control groups")
+    # As V8 does for six WebAssembly memories: nothing of it can be used.
+    flags = "mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000"  # MAP_NORESERVE
+    reserve = f"import mmap; print(len([mmap.mmap(-1, 10 << 30, {flags}, prot=0) for _ in range(6)]))"
+    async with create_sandbox(SandboxConfig(limits=ResourceLimits(memory=1 << 30))) as sandbox:
+        assert (await sandbox.run(["python3", "-c", reserve])).output == "6\n"
+        assert (await sandbox.run(["python3", "-c", "x = b'x' * (2 << 30)"])).exit_code != 0

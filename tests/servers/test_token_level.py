@@ -392,11 +392,11 @@ async def test_the_bound_of_a_trajectory_holds_to_the_token() -> None:
             assert max(map(len, result.transcript.sequences())) <= bound
 
 
-async def test_images_cannot_be_rendered_and_are_not_tried_again() -> None:
+async def test_images_are_refused_before_server_is_asked() -> None:
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
     policy = TokenPolicy(SMALL, adds)
     async with policy.running() as url:
         role = role_of("vllm", url)
-        with pytest.raises(ServerFailure, match=r"in 1 attempt.*refuses the conversation"):
+        with pytest.raises(ServerFailure, match=r"'policy' .*'image_url'.*only text can be sent"):
             await role.chat(ChatRequest(image))
         await role.close()

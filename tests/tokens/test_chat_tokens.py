@@ -277,7 +277,7 @@ def test_thinking_is_trained_on_whatever_the_server_calls_it() -> None:
 def test_nothing_sampled_and_images_have_a_reason_too() -> None:
     assert chat_tokens(SMALL, HI).reason == "no assistant turn was sampled"
     image = [{"role": "user", "content": [{"type": "image_url"}]}, *_reply("ok")]
-    assert "text only" in str(chat_tokens(SMALL, image).reason)
+    assert "only text can be sent" in str(chat_tokens(SMALL, image).reason)
 
 
 def test_one_turn_alone_has_the_same_ids() -> None:

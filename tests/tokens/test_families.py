@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hermes_rl.tokens import families
 from hermes_rl.tokens.families import FEW_TOKENS
+from hermes_rl.tokens.tokenizer import TemplateRefused
 from tests.tokens.families import MARKS_OF, adder, renderer_of, write_coder, write_hermes, write_kimi
 
 WRITERS = {"qwen3": write_hermes, "qwen3.5": write_coder, "kimi-k2": write_kimi}
@@ -51,3 +56,31 @@ async def test_arguments_nested_too_deeply_are_no_call() -> None:
 
 def test_families_of_these_tests_are_made() -> None:
     assert [renderer_of(name).name for name in MARKS_OF] == list(MARKS_OF)
+
+
+def test_renderer_gets_no_picture_and_opens_nothing(tmp_path: Path) -> None:
+    renderer = renderer_of("qwen3")
+    given: list[Any] = []
+    renderer._renderer.render_ids = lambda messages, **_: given.append(messages) or [1]  # type: ignore[func-returns-value]
+    os.mkfifo(tmp_path / "pipe.png")
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}/a.png"
+    for url in (address, str(tmp_path / "pipe.png"), f"file://{tmp_path}/pipe.png", "data:image/png;base64,AA=="):
+        for part in (
+            {"type": "image_url", "image_url": {"url": url}},
+            {"type": "image", "image": url},
+            {"type": "text", "text": "look", "image": url},
+            {"type": "text", "text": {"image": url}},
+            {"image_url": url},
+            url,
+        ):
+            for content in ([{"type": "text", "text": "look"}, part], *([part] if isinstance(part, dict) else [])):
+                with pytest.raises(TemplateRefused, match="only text can be sent"):
+                    renderer.first([{"role": "user", "content": content}], None)
+    assert given == []
+    with listener, pytest.raises(BlockingIOError):
+        listener.accept()
+    parts = [{"type": "text", "text": "a", "image": None}, {"type": "text", "text": "b"}]
+    renderer.first([{"role": "user", "content": parts}], None)
+    assert given == [[{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]]

@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 from hermes_rl.errors import ToolServerFailure
+from hermes_rl.sandbox import SandboxConfig
+from hermes_rl.spec.load import parse_spec
 from hermes_rl.tools import mcp_server
+from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.mcp_server import McpSettings
 from hermes_rl.tools.mcp_tools import McpSource
 from hermes_rl.tools.mcp_wire import ANSWER_LIMIT
@@ -45,6 +48,19 @@ async def test_a_session_that_has_ended_is_opened_anew_and_the_call_sent_again()
         assert len(server.sessions) == 1
         server.statuses = [(400, {"code": -32000, "message": "No valid session ID", "more": {"id": None}})]
         assert await said(play, "count") == "1"
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_rollouts_have_sessions_of_their_own_unless_shared(shared: bool) -> None:
+    server = OddHttp()
+    async with server.running() as url:
+        source = McpSource(McpSettings("odd", url=url, shared=shared, timeout=20))
+        toolkit = Toolkit(await source.list_tools(SandboxConfig()))
+        async with ToolRuntime(toolkit=toolkit) as one, ToolRuntime(toolkit=toolkit) as other:
+            counts = [await said(Player(runtime), "count") for runtime in (one, other, one)]
+        assert counts == (["1", "2", "3"] if shared else ["1", "1", "2"])
+        await source.close()
+    parse_spec("prompt: {user: a}\ndataset: {items: [{}]}\ntools: [{mcp: {name: m, url: 'http://h', scope: rollout}}]")
 
 
 async def test_a_session_that_ends_at_once_is_an_infrastructure_failure() -> None:

@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ import pytest
 
 from hermes_rl.errors import RunError, ToolServerFailure, UserError
 from hermes_rl.sandbox import SandboxConfig, SandboxFile
-from hermes_rl.tools import mcp_client
+from hermes_rl.tools import mcp_client, mcp_tools
 from hermes_rl.tools.base import Toolkit, ToolRuntime
-from hermes_rl.tools.mcp_server import McpSettings
+from hermes_rl.tools.mcp_server import McpServer, McpSettings
 from hermes_rl.tools.mcp_tools import McpSource
 from tests.tools.calling import Player
 from tests.tools.http_mcp_server import serve
-from tests.waiting import until
+from tests.waiting import turns, until
 
 SERVER = Path(__file__).with_name("bad_mcp_server.py").read_bytes()
 CONFIG = SandboxConfig(timeout=60)
@@ -39,7 +40,7 @@ def settings(**changes: Any) -> McpSettings:
 async def playing(source: McpSource, taken: Sequence[str] = ()) -> AsyncIterator[Player]:
     tools = await source.list_tools(CONFIG, taken)
     try:
-        async with ToolRuntime(CONFIG, toolkit=Toolkit(tools)) as runtime:
+        async with ToolRuntime(CONFIG, toolkit=Toolkit(tools), run=True) as runtime:
             yield Player(runtime)
     finally:
         await source.close()
@@ -155,10 +156,72 @@ async def test_one_server_per_rollout_or_one_for_all() -> None:
             assert not Path(f"/proc/{pid}").exists()
 
 
-async def test_an_agent_that_keeps_a_server_from_starting_at_all_is_told_so() -> None:
+async def test_server_starts_before_agent_can_break_its_start() -> None:
     async with playing(McpSource(settings())) as play:
-        await (await play.runtime.sandbox()).run("echo > ~/.mcp")
-        assert "cannot be started here any more" in await said(play, "count")
+        await (await play.runtime.sandbox_for_agent()).run("rm -rf ~/.mcp; echo > ~/.mcp")
+        assert await said(play, "count") == "1"
+
+
+async def test_failed_start_is_not_agents_doing_before_it_has_acted() -> None:
+    async with playing(McpSource(settings())) as play:
+        sandbox = await play.runtime.sandbox_for_agent()
+        await play.runtime.held["bad"].close()
+        await sandbox.run("rm -rf ~/.mcp; echo > ~/.mcp")
+        with pytest.raises(ToolServerFailure, match="cannot be started"):
+            await said(play, "count")
+
+
+SLOW = ("sh", "-c", "test -e ~/slow && sleep 1000; exec python3 server.py")
+
+
+async def test_start_that_takes_too_long_is_never_agents_doing() -> None:
+    async with playing(McpSource(settings(command=SLOW))) as play:
+        assert await said(play, "count") == "1"
+        server = play.runtime.held["bad"]
+        assert isinstance(server, McpServer)
+        server.settings = replace(server.settings, start_timeout=0.2)
+        await (await play.runtime.sandbox_for_agent()).run("touch ~/slow; pkill -9 -f server.py")
+        with pytest.raises(ToolServerFailure, match=r"did not start within start_timeout, 0\.2 s"):
+            for _ in range(2):
+                await said(play, "count")
+
+
+async def test_few_servers_start_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_tools, "AT_ONCE", 2)
+    waits = f"touch {tmp_path}/$$; until test -e {tmp_path}/go; do sleep 0.05; done; exec {sys.executable} server.py"
+    source = McpSource(settings(on_host=True, command=("sh", "-c", waits)))
+    (tmp_path / "go").touch()
+    tools = await source.list_tools(CONFIG)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    async with AsyncExitStack() as stack:
+        runtimes = [await stack.enter_async_context(ToolRuntime(CONFIG, toolkit=Toolkit(tools))) for _ in range(4)]
+        calls = [asyncio.create_task(said(Player(runtime), "count")) for runtime in runtimes]
+        await until(lambda: len(list(tmp_path.iterdir())) == 2)
+        await turns()
+        assert len(list(tmp_path.iterdir())) == 2
+        (tmp_path / "go").touch()
+        assert await asyncio.gather(*calls) == ["1"] * 4
+
+
+async def test_server_in_sandbox_outlives_agents_processes() -> None:
+    command = ("sh", "-c", "setsid sleep 1001 & exec python3 server.py")
+    state = "for pid in $(pgrep -f '[s]leep 100|[s]erver.py'); do ps -o stat= -p $pid; done | cut -c1 | sort | uniq -c"
+
+    async def states() -> list[list[str]]:
+        return [line.split() for line in (await sandbox.run(state)).output.splitlines()]
+
+    async with playing(McpSource(settings(command=command))) as play:
+        sandbox = await play.runtime.sandbox_for_agent()
+        assert await said(play, "count") == "1"
+        await sandbox.run("setsid sleep 1002 & sleep 1003 &")
+        for expected in ("2", "3"):
+            await play.runtime.settle()
+            assert await states() == [["2", "T"]], (
+                "the agent's processes are gone, the server and its child stand still"
+            )
+            assert await said(play, "count") == expected
+            assert await states() == [["2", "S"]]
 
 
 async def test_the_agent_shares_the_machine_with_a_server_in_the_sandbox() -> None:

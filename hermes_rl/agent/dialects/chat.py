@@ -21,6 +21,7 @@ from hermes_rl.agent.dialects.base import (
     require_text,
 )
 from hermes_rl.agent.result import Message
+from hermes_rl.server_types import CHAT_PARTS
 from hermes_rl.values import write_message
 
 ROLES = {"system", "developer", "user", "assistant", "tool"}
@@ -29,8 +30,6 @@ SAMPLING = (
     "frequency_penalty", "reasoning_effort", "top_k", "min_p", "parallel_tool_calls", "logit_bias",
 )  # fmt: skip
 TEXT = frozenset({"text"})
-PARTS = ("text", "image_url", "input_audio")
-"""Parts of a content that is more than text."""
 
 
 class Chat:
@@ -107,8 +106,9 @@ def _message(message: dict[str, Any]) -> Message:
 def _part(part: dict[str, Any]) -> dict[str, Any]:
     """Read a part that may be no text; what else it says could have the model's server look elsewhere."""
     kind = part.get("type")
-    if kind not in PARTS:
-        raise RefusedRequestError(f"a part of type {kind!r:.100} cannot be shown to the policy: {', '.join(PARTS)} can")
+    if kind not in CHAT_PARTS:
+        known = ", ".join(sorted(CHAT_PARTS))
+        raise RefusedRequestError(f"a part of type {kind!r:.100} cannot be shown to the policy: {known} can")
     picture = part.get("image_url")
     if kind == "image_url" and not isinstance(picture.get("url") if isinstance(picture, dict) else picture, str):
         raise RefusedRequestError("`image_url` of a part must have a `url`, which is a text")

@@ -113,7 +113,7 @@ async def evaluated(name: str) -> dict[str, Any]:
 
 
 WORST: dict[str, tuple[str, Script]] = {
-    "reasoning-gym": ("coin_flip", ["<answer>1e99999999</answer>"]),
+    "reasoning-gym": ("rubiks_cube", ["<answer>R3000000</answer>"]),
     "textworld": ("", ["\\P"]),
 }
 """Start of the keys of the rows for which the text is that takes longest of those that are known."""

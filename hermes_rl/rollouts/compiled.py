@@ -910,9 +910,10 @@ def _played(rollout: Rollout) -> AgentResult:
 
 
 def _changed(agent: Agent, sampling: Mapping[str, Any]) -> Agent:
+    settings = Agent.model_fields.keys() - {"program"}
     for name in sampling:
-        if name not in Agent.model_fields:
-            raise UserError(f"sampling: there is no setting {name!r}{choices(name, Agent.model_fields)}")
+        if name not in settings:
+            raise UserError(f"sampling: there is no setting {name!r}{choices(name, settings)}")
     try:
         changes = Agent.model_validate(dict(sampling))
     except ValidationError as error:

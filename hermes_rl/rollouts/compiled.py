@@ -432,6 +432,7 @@ class CompiledSpec:
         """Return the same environment with another policy, which shares tools, sandboxes and rewards with this."""
         other = copy.copy(self)
         other.roles = {**self.roles, POLICY: policy}
+        other.grader = replace(self.grader, trial=other.trial)
         return other
 
     async def open(self, row: Row) -> None:

@@ -19,7 +19,7 @@ from functools import partial
 from importlib.metadata import EntryPoint
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
-from hermes_rl.errors import AgentFault, Failure, HermesRLError, RewardFailure, UserError
+from hermes_rl.errors import AgentFault, Failure, HermesRLError, RewardFailure, ServerFailure, UserError
 from hermes_rl.foreign.pool import (
     POOL,
     EndedError,
@@ -612,7 +612,7 @@ class Grader:
 
     def _to_be_tried(self, failure: Failure) -> bool:
         """Return True if an experiment has to show who caused a failure. Sandboxes and judges have made theirs."""
-        return self.blames and (isinstance(failure, RewardFailure) or getattr(failure, "about_the_call", False))
+        return self.blames and isinstance(failure, RewardFailure | ServerFailure)
 
     async def _works_elsewhere(
         self, reward: GradedReward, item: Mapping[str, Any], result: Any, offered: Mapping[str, Any], failure: Failure
@@ -620,15 +620,19 @@ class Grader:
         """Return True if a reward works on another answer, where no agent has been."""
         parameters = reward.function.parameters.keys()
         looks, asks = not parameters.isdisjoint({"state", "ctx"}), not parameters.isdisjoint({"roles", *self.roles})
-        answers = [*([self.solution(item)] if self.solution is not None else []), *plain_answers(item)]
+        answers = plain_answers(item)
+        if self.solution is not None:
+            with suppress(UserError):  # a template that does not work for this row
+                answers.insert(0, self.solution(item))
         if looks or asks or isinstance(failure.__cause__, EndedError):  # each may take as long again
             answers = [answers[0], ANSWERS[0]]
         async with _page() as address:
+            answers = [ANSWERS[1]] if isinstance(failure, ServerFailure) else [*answers, address]
             for solved in (False, True) if looks and self.solution is not None else (False,):
                 with suppress(Failure, UserError):  # there is no such place
                     async with self.trial(item, solved) if looks else nullcontext((None, None)) as (ctx, state):
                         also = {**offered, "state": state}
-                        for answer in (*answers, address):
+                        for answer in answers:
                             said = result.answering(answer)
                             with suppress(Failure):
                                 with suppress(AgentFault):  # it works, and gives its lowest value

@@ -19,6 +19,8 @@ from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import ALONE
 from hermes_rl.scoring.grader import GradedReward, Grader, RewardFunction, find_reward
 from hermes_rl.scoring.value import RewardValue, Weighting
+from hermes_rl.servers.base import ServerConfig
+from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.scripted import Script
 from hermes_rl.spec import parse_spec
 
@@ -338,3 +340,15 @@ async def test_a_state_that_the_policy_broke_is_graded_from_the_first_rollout_on
     async with hermes_rl.open_env(parse_spec(spec, folder=tmp_path)) as env:
         rollout = await env.play(next(iter(env.rows())), replays=0)
     assert (rollout.error, rollout.score) == (None, value)
+
+
+async def test_the_solution_is_tried_for_an_environment_that_another_policy_plays(tmp_path: Path) -> None:
+    (tmp_path / "world.py").write_text(STATE)
+    spec = SPEC.replace("ISOLATE", "none").replace("REWARD", "note").replace("servers: {policy: {type: scripted}}", "")
+    async with create_client("policy", [ServerConfig(type="scripted")]) as policy:
+        env = CompiledSpec(parse_spec(spec, folder=tmp_path)).played_by(policy)
+        notes = []
+        for solved in (False, True):
+            async with env.grader.trial({"n": 1}, solved) as (_, state):
+                notes.append(state.note)
+    assert notes == [None, "x"]

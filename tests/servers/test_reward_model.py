@@ -143,12 +143,15 @@ class Choosy(Loopback):
 
 
 @pytest.mark.parametrize("refusal", [error(400, LONG), error(400, "Conversation roles must alternate")])
-async def test_what_is_refused_for_this_answer_alone_is_worth_the_low_end(refusal: Answer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fn", ["reward_model", "own.py:own"], ids=["shipped", "own"])
+async def test_what_is_refused_for_this_answer_alone_is_worth_the_low_end(
+    refusal: Answer, fn: str, tmp_path: Path
+) -> None:
     server = await Choosy(refusal).start()
     try:
         server.answers, server.otherwise = [answer("pooling", [-4])], answer("pooling", [2])
         said = ["bad", "good", "and so on, no end"]
-        bad, good, refused = await played(server, tmp_path, said, range=[-10, 10])
+        bad, good, refused = await played(server, tmp_path, said, fn=fn, range=[-10, 10])
     finally:
         await server.stop()
     assert (bad.score, good.score, refused.score) == (-4, 2, -10)

@@ -652,7 +652,9 @@ class Grader:
         log.log(logging.WARNING if first else logging.INFO, "%s%s", message, MORE if first else "")
 
     def _read(self, reward: GradedReward, returned: object, seconds: float, turns: int) -> RewardValue:
-        """Read what a reward returned for one rollout, brought into its range."""
+        """Read what a reward returned for one rollout, brought into its range; an `AgentFault` is its low end."""
+        if isinstance(returned, AgentFault):
+            return self._lowest(reward, str(returned))
         try:
             value = interpret(reward.name, returned, seconds, turns)
             if reward.weighting.counts:
@@ -663,7 +665,8 @@ class Grader:
         if bounded is not value:
             low, high = reward.bounds
             if getattr(reward.function.function, "written", False):
-                raise AgentFault(f"{reward.name}: {value.value:g} was written, which is not from {low:g} to {high:g}")
+                wrong = f"{reward.name}: {value.value:g} was written, which is not from {low:g} to {high:g}"
+                return self._lowest(reward, wrong)
             key = f"rewards.{reward.name}.range"
             self._tell(key, f"{key}: clamped {value.value:g} to [{low:g}, {high:g}], which the key may change")
         return bounded

@@ -9,7 +9,7 @@
     │   └── NotYetAvailable    the format names it, this version does not have it yet
     ├── ContextLengthExceeded  (hermes_rl.servers.base) the policy's doing: the token budget is used up
     ├── RunError               the run could not be completed: exit status 1
-    ├── AgentFault             what the agent wrote or left is in the way of a reward, which is then 0 with the reason
+    ├── AgentFault             the agent made a reward fail, which gets the end of its range that lowers the score
     └── Failure                infrastructure failed; never a reward (cause: `hermes_rl.endings.Ending`)
         ├── ServerFailure      a model server, after retries
         ├── SandboxFailure     a sandbox could not start, or its backend was lost
@@ -80,7 +80,7 @@ class RunError(HermesRLError):
 
 
 class AgentFault(HermesRLError):
-    """What the agent wrote, left or did is in the way of a reward: the reward is 0, and this is its reason."""
+    """The agent made a reward fail, which gets the end of its range that lowers the score, with this as the reason."""
 
 
 class Failure(HermesRLError):

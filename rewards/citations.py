@@ -5,29 +5,46 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
+from urllib.parse import unquote
 
 from hermes_rl import Score
 
 URL = re.compile(r"https?://[^\s<>\"'`\])}，。；：！？、…（）【】「」『』《》〈〉“”‘’]+")
 
 
-def citations(result: Any, *, at_least: int = 1, calls: Literal["hermes_rl", "program"] = "hermes_rl") -> Score:
+WITHIN = frozenset(
+    {"terminal", "process", "execute_code", "read_file", "write_file", "patch", "search_files", "todo", "memory"}
+)
+"""Tools whose result the policy writes itself: commands and files of its sandbox, and notes."""
+WORD = re.compile(r"[^\W_]+")
+
+
+def citations(
+    result: Any,
+    *,
+    at_least: int = 1,
+    calls: Literal["hermes_rl", "program"] = "hermes_rl",
+    tools: list[str] | None = None,
+) -> Score:
     """The share of the addresses cited in the final answer that its tools gave it; 0 for fewer than `at_least`.
 
-    A tool gave an address that stands in its answer, unless it is an error, or the policy had said the address to a
-    tool before: it may come back from there. What the prompt says may be said. Addresses begin with http:// or https://
-    and end at white space, quotes, closing brackets or full-width punctuation; punctuation and marks of Markdown at
-    their end and a final `/` do not count. Equal ones count once.
+    A tool gave an address that stands in its result, unless that is an error, or the policy had sent the address to a
+    tool before, with or without `https://`: it may come back from there. What the prompt says may be sent. Results of
+    commands and files of the sandbox do not count, since the policy writes these itself. Addresses start with http://
+    or https:// and end at white space, quotes, closing brackets or full-width punctuation; punctuation and marks of
+    Markdown at their end and a final `/` do not count. Equal ones count once.
 
     Args:
         at_least: number of different addresses that have to be cited.
         calls: hermes_rl: only the spec's tools, which were executed here, give addresses; program: an agent program's
             own tools too, as the program tells it.
+        tools: names of the tools that give addresses. Default: all but those of the sandbox, such as `terminal`.
     """
     cited = addresses(result.final_response)
     prompt = [message for message in result.messages[: result.prompt_length] if not message.get("context")]
     made = [call for call in result.tool_calls if calls == "program" or call.executed_by == calls]
-    seen = _given(made, {address for text in _texts(prompt) for address in addresses(text)})
+    sources = {call.name for call in made} - WITHIN if tools is None else set(tools)
+    seen = _given(made, sources, {address for text in _texts(prompt) for address in addresses(text)})
     if len(cited) < at_least or not cited:
         return Score(0.0, reason=f"{len(cited)} of {at_least} sources", metrics={"cited": len(cited)})
     made_up = sorted(cited - seen)
@@ -35,15 +52,21 @@ def citations(result: Any, *, at_least: int = 1, calls: Literal["hermes_rl", "pr
     return Score(1 - len(made_up) / len(cited), reason=reason, metrics={"cited": len(cited)})
 
 
-def _given(calls: Iterable[Any], prompt: set[str]) -> set[str]:
-    """The addresses that tools gave."""
+def _given(calls: Iterable[Any], sources: set[str], prompt: set[str]) -> set[str]:
+    """The addresses that tools gave and the policy had not sent before."""
     given: set[str] = set()
-    own: set[str] = set()
+    sent = " "
     for call in calls:
-        own |= {address for text in _texts(call.arguments) for address in addresses(text)} - given - prompt
-        if call.error is None:
-            given |= addresses(call.result) - own
+        sent += _words(" ".join(_texts(call.arguments)))
+        if call.error is None and call.name in sources:
+            own = {address for address in addresses(call.result) if _words(address.partition("://")[2]) in sent}
+            given |= addresses(call.result) - (own - prompt)
     return given
+
+
+def _words(text: str) -> str:
+    """The letters and digits of a text in words, so that escapes and separators hide no address in it."""
+    return f" {' '.join(WORD.findall(unquote(text).casefold()))} "
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Any
+
+FILLERS = frozenset("\u115f\u1160\u2800\u3164\uffa0")
+"""Letters and symbols that show nothing."""
 
 
 def format_tags(result: Any, *, tags: list[str]) -> bool:
     """1 if the last thing the policy said is `<tag>…</tag>` for each of `tags` in order and nothing else, else 0.
 
-    White space around the tags does not matter; what is inside must not be blank, and holds none of these tags.
+    White space around the tags does not matter; inside is something that can be seen, and none of these tags.
 
     Args:
         tags: names, such as [think, answer].
@@ -17,7 +21,12 @@ def format_tags(result: Any, *, tags: list[str]) -> bool:
     rest = result.final_response.strip()
     for tag in tags:
         part, end, after = rest.removeprefix(f"<{tag}>").partition(f"</{tag}>")
-        if not rest.startswith(f"<{tag}>") or not end or not part.strip() or any(mark in part for mark in marks):
+        if not rest.startswith(f"<{tag}>") or not end or not _shows(part) or any(mark in part for mark in marks):
             return False
         rest = after.lstrip()
     return not rest
+
+
+def _shows(text: str) -> bool:
+    """Whether a text has a letter, digit, symbol or punctuation mark; zero-width characters are none."""
+    return any(unicodedata.category(letter)[0] in "LNPS" and letter not in FILLERS for letter in text)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from hermes_rl import Score
+from hermes_rl.scoring.value import value_range
 
 
+@value_range(-1, 0)
 def length_penalty(
     result: Any, *, soft_limit: int, hard_limit: int, unit: Literal["tokens", "characters"] = "tokens"
 ) -> Score:

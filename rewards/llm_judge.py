@@ -37,12 +37,12 @@ async def llm_judge(
     fallback: str | None = None,
     calibrate: str | None = None,
     min_agreement: float = 0.8,
-) -> list[Score]:
+) -> list[Score | AgentFault]:
     """The judge's score for what the policy said, brought from `scale` to 0…1; of several judges the median.
 
     A judge that fails, or whose verdict cannot be read after repair, fails the rollout; an answer that talks it out of
-    a verdict scores 0. An answer that is too long for it is cut in the middle, with a mark. With a `fallback` the group
-    is judged as a whole: all of it is scored by that reward instead, and each reason says so.
+    a verdict gets the low end of the range. An answer that is too long for it is cut in the middle, with a mark. With a
+    `fallback` the group is judged as a whole: all of it is scored by that reward instead, and each reason says so.
 
     Each of `assertions` is judged by itself, in the place of a rubric, and the score is made of how many hold; the
     metrics `assertion_1`, `assertion_2`, … say which. Without any the score is 1.
@@ -67,10 +67,14 @@ async def llm_judge(
     tasks = [_Task(each, question, reference, scale if rubric is not None else (0, 1)) for each in rubrics]
     instead = None if fallback is None else find_reward(fallback, None)
 
-    async def judged(result: Any) -> Score:
+    async def judged(result: Any) -> Score | AgentFault:
         said = _spoken(result) if where == "conversation" else [("ANSWER", result.final_response)]
         scores = await asyncio.gather(*(task.judged(judges, said, result.final_response) for task in tasks))
-        return scores[0] if rubric is not None else _together(scores, need)
+        faults = [score for score in scores if isinstance(score, AgentFault)]
+        if faults and (rubric is not None or need == "all"):
+            return faults[0]  # and no 0, which raises the score if the weight is negative
+        told = [score if isinstance(score, Score) else Score(0.0, reason=str(score)[:WORDS]) for score in scores]
+        return told[0] if rubric is not None else _together(told, need)
 
     try:
         if calibrate is not None:
@@ -128,12 +132,12 @@ class _Task:
             "additionalProperties": False,
         }
 
-    async def judged(self, judges: list[JudgeRole], said: Said, answer: str) -> Score:
+    async def judged(self, judges: list[JudgeRole], said: Said, answer: str) -> Score | AgentFault:
         bill = Bill()
         try:
             given = await asyncio.gather(*(self.ask(judge, said, answer, bill) for judge in judges))
         except AgentFault as fault:
-            return Score(0.0, reason=str(fault)[:WORDS], metrics=bill.counts)
+            return fault
         scores = [score for score, _ in given]
         reason = " | ".join(reason for _, reason in given)[:WORDS]
         return Score(statistics.median(scores), reason=reason, metrics=bill.counts)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from hermes_rl.scoring.value import value_range
 
+
+@value_range(-1, 0)
 def repetition_penalty(result: Any, *, words: int = 4, most: float = 1.0) -> float:
     """Minus `most` times the share of runs of `words` words that stood there before, from -`most` to 0.
 
@@ -13,7 +16,7 @@ def repetition_penalty(result: Any, *, words: int = 4, most: float = 1.0) -> flo
 
     Args:
         words: length of a run.
-        most: what a text that repeats itself without end costs.
+        most: what a text that repeats itself without end costs; above 1 the reward needs a `range` of [-most, 0].
     """
     if words < 1:
         raise ValueError("repetition_penalty: words must be 1 or more")

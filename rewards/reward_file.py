@@ -8,7 +8,8 @@ from hashlib import sha256
 from typing import Any
 
 from hermes_rl import Score
-from hermes_rl.errors import RewardFailure
+from hermes_rl.errors import AgentFault, RewardFailure
+from hermes_rl.scoring.value import value_range
 from hermes_rl.values import is_number, read_json
 
 JSON, TEXT = "reward.json", "reward.txt"
@@ -24,6 +25,7 @@ SHOWN = 400
 """Characters of the command's output in a reason."""
 
 
+@value_range(0, 1, written=True)
 def reward_file(
     ctx: Any,
     *,
@@ -37,9 +39,9 @@ def reward_file(
     """The number that `command` writes into `folder`: into reward.json, names with a number each, or into reward.txt.
 
     What is in the folder before is set aside first, and comes back afterwards. Of several names in reward.json the one
-    called `name` is the value, or else their mean; all are metrics. A value that is not from 0 to 1 is 0. Where no
-    number can be read, a sandbox that the agent never saw is asked: if the command cannot run there either, nobody is
-    graded by it, else the value is 0.
+    called `name` is the value, or else their mean; all are metrics. A number outside of the reward's `range` is not a
+    value, and counts as its low end. Without a number the command runs in a sandbox that the agent never saw: if it
+    cannot run there either, the reward fails, else the value is the low end.
 
     Args:
         command: a shell command, run in the working directory when `files` are in place.
@@ -47,19 +49,17 @@ def reward_file(
         folder: where the command writes; empty when it starts.
         env: environment variables of the command.
         name: which number of reward.json is the value.
-        timeout: seconds; a command that takes longer scores 0.
+        timeout: seconds; a command that takes longer scores the low end of the range.
     """
     answer, numbers, problem = _run(ctx, command, files or [], folder, env or {}, timeout)
     if answer.get("timed_out"):
-        return Score(0.0, reason=f"no end within {timeout:g} s")
+        raise AgentFault(f"no end within {timeout:g} s")
     value = None if numbers is None else numbers.get(name, sum(numbers.values()) / len(numbers))
-    if value is not None and not 0 <= value <= 1:
-        return Score(0.0, reason=f"the command has written {value:g}, which is no number from 0 to 1")
     if value is None or (value <= 0 and LACKING.search(answer["output"])):
         _require_it_can_run(ctx, command, files or [], folder, env or {}, timeout)
     if numbers is None or value is None:
         said = answer["output"].strip()[-SHOWN:]
-        return Score(0.0, reason=f"{problem} (exit status {answer['exit_code']}): {said}")
+        raise AgentFault(f"{problem} (exit status {answer['exit_code']}): {said}")
     return Score(value, metrics=numbers if set(numbers) != {name} else {})
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from hermes_rl import Score
-from hermes_rl.errors import ServerFailure, UserError
-from hermes_rl.scoring.value import in_runner
-from hermes_rl.servers.base import ContextLengthExceeded
+from hermes_rl.errors import UserError
+from hermes_rl.scoring.value import in_runner, value_range
 
 
 @in_runner
+@value_range(-100, 100)
 async def reward_model(
     result: Any,
     roles: Any,
@@ -21,8 +21,8 @@ async def reward_model(
 ) -> Score:
     """The number that a reward model gives for the prompt and what the policy said to it.
 
-    A server that fails, fails the rollout. What it refuses for this answer and takes for another, such as one that is
-    longer than its context, is the policy's doing, and worth the worst number that was given in this run.
+    A server that fails, fails the rollout. An answer that it refuses while it takes another one, such as one that is
+    longer than its context, gets the low end of the reward's `range`: set this to the numbers that the model gives.
 
     Args:
         server: the role, of type vllm-score, vllm-classify or vllm-pooling.
@@ -36,14 +36,7 @@ async def reward_model(
         return Score(float(bool(result.final_response.strip())), reason="scripted reward model: is there an answer?")
     messages = [*result.messages[: result.prompt_length], answer] if where == "final" else result.messages
     messages = [message for message in messages if not message.get("context")]  # an agent program has made that up
-    try:
-        numbers = await model.rate(messages)
-    except ContextLengthExceeded as error:
-        raise ValueError(f"too long for the reward model: {error}") from error
-    except ServerFailure as failure:
-        if not failure.about_the_call:
-            raise
-        raise ValueError(f"refused by the reward model: {failure.detail}") from failure
+    numbers = await model.rate(messages)
     if index is None and len(numbers) > 1:
         raise UserError(f"reward_model: servers.{server} gives {len(numbers)} numbers; say with `index` which counts")
     if not -len(numbers) <= (index or 0) < len(numbers):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from hermes_rl.scoring.value import value_range
 
+
+@value_range(-1000, 1000)
 def world_rewards(result: Any) -> list[float]:
     """What the code of `user.state` answered as `reward`, for each turn; its sum is the value."""
     values = [0.0] * result.turns_used

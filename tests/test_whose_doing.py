@@ -125,7 +125,7 @@ OURS: Places = {
 }
 OF_A_REWARD: Places = {
     # What a reward's own code gives or raises. What the agent's files do to it is an `AgentFault` already.
-    "scoring/value.py": "_no_value interpret _of_score _overrides _finite combine _known require_gate",
+    "scoring/value.py": "_no_value interpret _of_score _overrides _finite combine known",
 }
 DECIDED: Places = {
     # An agent reaches these, and data decide: the same call over plain words, what the kernel says, what worked before,
@@ -137,7 +137,7 @@ DECIDED: Places = {
     "sandbox/base.py": "sandbox_gone",
     "sandbox/channel.py": "Connection.open Connection.ask Connection.failure",
     "sandbox/remote.py": "reading answer RemoteSandbox._ask",
-    "scoring/grader.py": "call_reward _apart _on_loop _of_error _per_member _read",
+    "scoring/grader.py": "call_reward _apart _on_loop _of_error _per_member Grader._read Grader._compared",
     "scoring/judge.py": "_Asking.decided",
     "rewards/reward_file.py": "_require_it_can_run",
     "tools/context.py": "ToolContext._on_sandbox",

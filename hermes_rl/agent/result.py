@@ -190,7 +190,7 @@ class AgentResult:
         )
 
     def answering(self, text: str) -> AgentResult:
-        """Copy the result with nothing of what the agent did but this one answer to its prompt."""
+        """Copy the result with one answer to its prompt instead of what the agent did, at the same step."""
         return AgentResult(
             messages=[*own_copy(self.messages[: self.prompt_length]), {"role": "assistant", "content": text}],
             turns_used=1,
@@ -199,6 +199,7 @@ class AgentResult:
             ending=Ending.FINISHED,
             prompt_length=self.prompt_length,
             tool_schemas=self.tool_schemas,
+            steps=list(self.steps),
         )
 
     @property

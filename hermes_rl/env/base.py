@@ -35,7 +35,7 @@ from hermes_rl.env.serve import serve_environment
 from hermes_rl.env.servers import HermesServer, HermesServerManager
 from hermes_rl.env.tracking import Tracking
 from hermes_rl.env.watchman import Watchman
-from hermes_rl.errors import RewardFailure, UserError
+from hermes_rl.errors import AgentFault, RewardFailure, UserError
 from hermes_rl.rollouts.compiled import with_thinking
 from hermes_rl.rollouts.environment import EndingPolicy, Environment
 from hermes_rl.rollouts.rollout import Encoder, Rollout, RolloutKey
@@ -44,7 +44,7 @@ from hermes_rl.runs.readable import readable
 from hermes_rl.runs.statistics import clustered_stderr, mean
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.scoring.grader import RewardFunction, call_reward
-from hermes_rl.scoring.value import interpret
+from hermes_rl.scoring.value import RewardValue, interpret
 from hermes_rl.servers.base import ReasoningOptions
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tools.base import CLOUD, Toolkit, ToolRuntime
@@ -136,7 +136,11 @@ class HandWritten:
             "ctx": ToolContext(runtime.task_id),
         }
         names = list(reward.parameters)[: len(arguments)]
-        returned, seconds = await call_reward(reward, dict(zip(names, arguments.values(), strict=True)))
+        try:
+            returned, seconds = await call_reward(reward, dict(zip(names, arguments.values(), strict=True)))
+        except AgentFault as fault:
+            rollout.rewards[REWARD] = RewardValue(0.0, reason=str(fault))
+            return
         turns = rollout.result.turns_used if rollout.result is not None else 0
         rollout.rewards[REWARD] = interpret(REWARD, returned, seconds, turns)
 

@@ -47,13 +47,11 @@ class LogLine(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """An exception: `ours` are the names of our own classes; for any other its `kinds` and its `errno`."""
+    """An exception; `ours` are the names of its classes if it is one of our own."""
 
     text: str
     ours: tuple[str, ...] | None = None
     ending: str | None = None
-    kinds: tuple[str, ...] = ()
-    errno: int | None = None
 
 
 class Reply(NamedTuple):
@@ -86,10 +84,8 @@ def _raised(content: Any) -> Raised:
         case {"ours": ours, "text": text, "ending": ending} if len(content) == 3:
             ending = None if ending is None else _text(ending, LONGEST_NAME)
             return Raised(_text(text, LONGEST_TEXT), _names(ours), ending)
-        case {"text": text, "kinds": kinds, "errno": errno} if len(content) == 3:
-            if errno is not None and (type(errno) is not int or abs(errno) >= MOST_NUMBER):
-                raise WireError("an errno is an integer")
-            return Raised(_text(text, LONGEST_TEXT), kinds=_names(kinds), errno=errno)
+        case {"text": text} if len(content) == 1:
+            return Raised(_text(text, LONGEST_TEXT))
     raise WireError("an exception has a text and its classes")
 
 

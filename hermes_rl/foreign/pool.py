@@ -86,14 +86,7 @@ MODULES = ("hermes_rl.agent.result", "hermes_rl.scoring.value", "hermes_rl.forei
 
 
 class ForeignError(Exception):
-    """Foreign code raised.
-
-    `kinds` are the full names of the exception's class and of those that it derives from, `number` its `errno`.
-    """
-
-    def __init__(self, text: str, kinds: Sequence[str], number: int | None) -> None:
-        super().__init__(text)
-        self.kinds, self.number = tuple(kinds), number
+    """Foreign code raised."""
 
 
 class EndedError(Exception):
@@ -456,7 +449,7 @@ def _exception(raised: Raised) -> Exception:
     """Make the exception anew: one of ours as it was, by name; else a `ForeignError`. Raises `WireError`."""
     text = with_way_out(raised.text)
     if raised.ours is None:
-        return ForeignError(text, raised.kinds, raised.errno)
+        return ForeignError(text)
     kind = next((OURS[name] for name in raised.ours if name in OURS), HermesRLError)
     if not issubclass(kind, Failure):
         return kind(text)

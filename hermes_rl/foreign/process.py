@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 from hermes_rl.errors import HermesRLError
 from hermes_rl.foreign.environment import missing_variable
-from hermes_rl.foreign.messages import LONGEST_LOG, LONGEST_NAME, LONGEST_TEXT, MOST_KINDS
+from hermes_rl.foreign.messages import LONGEST_LOG, LONGEST_NAME, LONGEST_TEXT
 from hermes_rl.foreign.wire import Inbox, send, to_json
 from hermes_rl.fork_server import adopt_orphans, die_with_parent, reseed, text_output
 from hermes_rl.plugins import Code, load_object, place_of
@@ -441,10 +441,8 @@ def _in_words(error: BaseException, function: Callable[..., Any] | None) -> dict
     if isinstance(error, HermesRLError):
         names = [kind.__name__ for kind in type(error).__mro__]
         return {"ours": names, "text": str(error)[:room] + more, "ending": getattr(error, "ending", None)}
-    kinds = [f"{kind.__module__}.{kind.__qualname__}"[:LONGEST_NAME] for kind in type(error).__mro__[:MOST_KINDS]]
     text = place_of(error, function) if function is not None else f"{type(error).__name__}: {error}"
-    errno = getattr(error, "errno", None)
-    return {"text": text[:room] + more, "kinds": kinds, "errno": errno if type(errno) is int else None}
+    return {"text": text[:room] + more}
 
 
 # ------------------------------------------------------------------- What lives in the runner, as seen from a call

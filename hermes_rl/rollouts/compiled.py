@@ -14,7 +14,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -67,7 +67,7 @@ from hermes_rl.sandbox.backends import Pool
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.isolation import require_isolation
 from hermes_rl.sandbox.user_code import CONFINED
-from hermes_rl.scoring.grader import GradedReward, GradedSeat, Grader, RewardFunction, find_reward
+from hermes_rl.scoring.grader import GradedReward, GradedSeat, Grader, RewardFunction, Trial, find_reward
 from hermes_rl.scoring.value import Weighting
 from hermes_rl.servers.base import ChatServer, ReasoningOptions, ServerConfig
 from hermes_rl.servers.client import ModelClient
@@ -94,8 +94,11 @@ from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import TemplateError, has_template, render, render_section, render_text
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.artifacts import ArtifactRequest, TakenArtifact
-from hermes_rl.tools.base import Tool, ToolFailedError, Toolkit, ToolRuntime, free_task_id
-from hermes_rl.tools.rollout_process import BEGIN, RolloutProcess
+from hermes_rl.tools.base import Tool, ToolFailedError, ToolInputError, Toolkit, ToolRuntime, free_task_id
+from hermes_rl.tools.context import ToolContext
+from hermes_rl.tools.execute import run_tool
+from hermes_rl.tools.python_tools import StateTool
+from hermes_rl.tools.rollout_process import BEGIN, RolloutProcess, RolloutTool
 from hermes_rl.tools.state_questions import ask_state, state_question
 from hermes_rl.values import own_copy
 
@@ -161,6 +164,15 @@ def _turns(spec: Spec, row: Row) -> list[dict[str, Any]]:
         turns = [turn.model_dump(exclude_none=True) for turn in turns]
     rendered: list[dict[str, Any]] = render(turns, row.columns, where="solution.turns", key=row.key)
     return rendered
+
+
+def last_words(turns: tuple[ScriptedTurn, ...]) -> str:
+    """Return what a solution says last."""
+    return next((turn.say for turn in reversed(turns) if turn.say), "")
+
+
+def _row_of(item: Mapping[str, Any]) -> Row:
+    return Row("trial", item, 0, "")
 
 
 # ---------------------------------------------- From a spec and a row to the messages that a rollout begins with
@@ -380,7 +392,7 @@ class CompiledSpec:
         self._schedule_function = _schedule_function(spec)
         self.won: dict[str, tuple[float, int]] = {}
         """What the first seat has scored against each rival, as far as this process knows, and in how many episodes."""
-        self.grader = _grader(spec, self.roles)
+        self.grader = _grader(spec, self.roles, self.trial)
         self.pool = Pool()
         """Sandboxes that wait for the next rollout, or the next fresh one of a reward."""
         self.keep: Keep | None = None
@@ -421,6 +433,7 @@ class CompiledSpec:
         """Return the same environment with another policy, which shares tools, sandboxes and rewards with this."""
         other = copy.copy(self)
         other.roles = {**self.roles, POLICY: policy}
+        other.grader = replace(self.grader, trial=other.trial)
         return other
 
     async def open(self, row: Row) -> None:
@@ -524,6 +537,27 @@ class CompiledSpec:
             self._forget(name)
             if process is not None:
                 await process.close()
+
+    @asynccontextmanager
+    async def trial(self, item: Mapping[str, Any], solved: bool) -> AsyncIterator[tuple[ToolContext, Any]]:
+        """Open a sandbox and a state of a row in which no agent has been, for rewards that failed.
+
+        Args:
+            item: columns of the row.
+            solved: make the solution's calls of tools that act on the state or the sandbox, and on nothing else.
+        """
+        key = RolloutKey(_row_of(item), "trial", 0, 1)
+        async with self.runtime(key) as runtime:
+            users = await self._user_tooling.toolkit(key.group, runtime.state, key.row)
+            for turn in _turns(self.spec, key.row) if solved else ():
+                for who, toolkit in (("user_tools", users), ("tools", runtime.toolkit)):
+                    for call in turn.get(who) or ():
+                        tool = toolkit.get(call["name"])
+                        if tool is not None and (tool.on_sandbox or isinstance(tool, RolloutTool | StateTool)):
+                            with suppress(ToolFailedError, ToolInputError):
+                                await run_tool(tool, call.get("args") or {}, runtime, self.spec.tool_timeout)
+            await runtime.settle()
+            yield ToolContext(runtime.task_id), runtime.state
 
     async def _close_state(self, runtime: ToolRuntime) -> None:
         """Let the state give back what it holds; what it raises is told, and ends nothing."""
@@ -882,9 +916,10 @@ def _played(rollout: Rollout) -> AgentResult:
 
 
 def _changed(agent: Agent, sampling: Mapping[str, Any]) -> Agent:
+    settings = Agent.model_fields.keys() - {"program"}
     for name in sampling:
-        if name not in Agent.model_fields:
-            raise UserError(f"sampling: there is no setting {name!r}{choices(name, Agent.model_fields)}")
+        if name not in settings:
+            raise UserError(f"sampling: there is no setting {name!r}{choices(name, settings)}")
     try:
         changes = Agent.model_validate(dict(sampling))
     except ValidationError as error:
@@ -995,7 +1030,7 @@ def _arguments(spec: Spec, reward: Reward) -> Mapping[str, Any]:
     return reward.args
 
 
-def _grader(spec: Spec, roles: Mapping[str, ModelClient]) -> Grader:
+def _grader(spec: Spec, roles: Mapping[str, ModelClient], trial: Trial) -> Grader:
     return Grader(
         rewards=tuple(
             GradedReward(
@@ -1006,11 +1041,14 @@ def _grader(spec: Spec, roles: Mapping[str, ModelClient]) -> Grader:
                 seats=None if reward.seats is None else tuple(reward.seats),
                 shares=reward.seats if isinstance(reward.seats, Mapping) else None,
                 steps=reward.steps,
+                range=reward.range,
             )
             for name, reward in spec.rewards.items()
         ),
         render=partial(reward_args, spec.folder),
         clamp=spec.score.clamp,
         combine=spec.score.combine,
+        trial=trial,
+        solution=(lambda item: last_words(gold_turns(spec, _row_of(item)))) if has_solution(spec) else None,
         roles={name: ModelHandle(role) for name, role in roles.items()},
     )

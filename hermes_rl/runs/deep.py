@@ -23,7 +23,7 @@ from statistics import fmean
 from hermes_rl.agent.result import text_of
 from hermes_rl.data.load import Split, load_rows
 from hermes_rl.data.rows import Row
-from hermes_rl.rollouts.compiled import CompiledSpec, gold_turns, has_solution, user_script
+from hermes_rl.rollouts.compiled import CompiledSpec, gold_turns, has_solution, last_words, user_script
 from hermes_rl.rollouts.rollout import ALONE, Group, Rollout, RolloutKey, Seat, never_asked
 from hermes_rl.rollouts.sandboxes import keep_artifacts
 from hermes_rl.runs.exact import uses_tools
@@ -159,11 +159,6 @@ class _Probe(CompiledSpec):
         own = gold_turns(self.spec, row)
         others = (other for other in self.rows if other is not row)
         return next((other for other in others if gold_turns(self.spec, other) != own), None)
-
-
-def last_words(turns: tuple[ScriptedTurn, ...]) -> str:
-    """Return what a solution says last."""
-    return next((turn.say for turn in reversed(turns) if turn.say), "")
 
 
 def _judge(report: DeepReport, probe: _Probe, groups: list[Group]) -> None:

@@ -124,6 +124,7 @@ def _material(spec: Spec, reward: GradedReward, code: str | None, size: int) -> 
         "args": thaw(reward.args),
         "sandbox": written.sandbox,
         **({"steps": written.steps} if written.steps is not None else {}),
+        **({"range": reward.bounds} if reward.bounds != (0.0, 1.0) else {}),
         "roles": {role: [[server.type, server.model] for server in spec.servers[role]] for role in roles},
         **({"not laid": not_laid} if reward.fresh and not_laid else {}),
         **({"compared": size} if reward.group_level else {}),

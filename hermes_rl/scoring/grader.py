@@ -8,26 +8,33 @@ it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import logging
 import time
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import EntryPoint
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
-from hermes_rl.errors import AgentFault, Failure, HermesRLError, RewardFailure, UserError
-from hermes_rl.foreign.pool import POOL, EndedError, ForeignError, NotCarriedError, OvertimeError, ProcessPool
+from hermes_rl.errors import AgentFault, Failure, HermesRLError, RewardFailure, ServerFailure, UserError
+from hermes_rl.foreign.pool import (
+    POOL,
+    EndedError,
+    ForeignError,
+    NotCarriedError,
+    OvertimeError,
+    OwnProcess,
+    ProcessPool,
+)
 from hermes_rl.foreign.stand_ins import LIVING
 from hermes_rl.plugins import Code, did_you_mean, load_object, place_of
-from hermes_rl.scoring.value import RewardValue, Score, Weighting, combine, interpret, of_plain, require_gate, total
+from hermes_rl.scoring.value import RewardValue, Weighting, combine, interpret, known, of_plain, total
 from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.model import INJECTED
-from hermes_rl.threads import OverlongError, PerLoopSemaphore, Turns, done_in_thread, in_steps, in_thread
+from hermes_rl.threads import OverlongError, PerLoopSemaphore, Turns, done_in_thread, in_steps
 from hermes_rl.tools.rollout_process import RolloutProcess
 from hermes_rl.values import own_copy
 
@@ -101,28 +108,6 @@ AT_ONCE = 256
 """Rewards that run at the same time; they mostly wait for the sandbox or a judge."""
 
 _places = PerLoopSemaphore(AT_ONCE)
-
-CONNECTIONS = (
-    "aiohttp.",
-    "httpx.",
-    "httpcore.",
-    "requests.",
-    "urllib3.",
-    "openai.",
-    "anthropic.",
-    "grpc.",
-    "botocore.",
-)
-"""Beginnings of the names of exceptions that say that somebody else could not be reached."""
-ASKED_WRONGLY = frozenset(
-    {"builtins.ValueError", "httpx.InvalidURL", "httpx.UnsupportedProtocol"}
-    | {"openai.BadRequestError", "openai.UnprocessableEntityError", "anthropic.BadRequestError"}
-)
-"""Exceptions of the same packages that say that nobody can be asked this, such as an address that is none."""
-UNREADABLE = "json.decoder.JSONDecodeError"
-"""A service has answered with something else, which is its own doing."""
-CONNECTION_KINDS = {"builtins.ConnectionError", "builtins.TimeoutError", "socket.gaierror", "ssl.SSLError"}
-
 
 T = TypeVar("T")
 
@@ -243,28 +228,32 @@ def _hints(function: Callable[..., Any], parameters: Mapping[str, inspect.Parame
     for name, parameter in parameters.items():
         if parameter.annotation is not parameter.empty:
             holder = type("holder", (), {"__annotations__": {name: parameter.annotation}})
-            with contextlib.suppress(NameError, AttributeError, TypeError, SyntaxError):
+            with suppress(NameError, AttributeError, TypeError, SyntaxError):
                 hints |= typing.get_type_hints(holder, names, include_extras=True)
     return hints
 
 
 async def call_reward(
-    reward: RewardFunction, arguments: Mapping[str, Any], after: Callable[[], None] | None = None
+    reward: RewardFunction,
+    arguments: Mapping[str, Any],
+    after: Callable[[], None] | None = None,
+    *,
+    fresh: bool = False,
 ) -> tuple[object, float]:
-    """Run a reward, and `after` behind it; returns what it returned and its wall time in seconds.
+    """Run a reward, then `after`; returns its value and its wall time in seconds. `fresh`: in a new process.
 
     Raises:
         Failure: the reward raised. A `Failure` of its own (a judge, a sandbox) keeps its cause; anything else
             becomes a `RewardFailure` that ends with the place in the reward's code, whose `__cause__` is what was
-            raised, or an `EndedError` where it took too long or ended its process. What is the policy's doing (it
-            killed its sandbox, it left what no reward can read) is no failure but the value 0.
+            raised, or an `EndedError` where it took too long or ended its process.
+        AgentFault: the policy caused it (it killed its sandbox, or left what no reward can read).
         UserError: the reward says that the user's input is wrong.
     """
     started, passed = time.perf_counter(), dict(arguments)
     seconds = reward.seconds(passed)
     async with _places.here():
         if reward.code is not None:
-            returned = await _apart(reward, reward.code, passed, seconds, after)
+            returned = await _apart(reward, reward.code, passed, seconds, after, fresh=fresh)
             return returned, time.perf_counter() - started
         try:
             # A thread that does not outlive the program: a reward that hangs must not hold up its end.
@@ -279,19 +268,30 @@ async def call_reward(
 
 
 async def _apart(
-    reward: RewardFunction, code: Code, arguments: dict[str, Any], seconds: float, after: Callable[[], None] | None
+    reward: RewardFunction,
+    code: Code,
+    arguments: dict[str, Any],
+    seconds: float,
+    after: Callable[[], None] | None,
+    *,
+    fresh: bool,
 ) -> object:
     """Run a reward in a process."""
-    state, call = arguments.get("state"), reward.pool.call
+    state, held = arguments.get("state"), None
     try:
-        if isinstance(state, RolloutProcess):
-            if state.held.ended is not None:
-                raise AgentFault(f"the process of its state {state.held.ended}")
-            call = state.held.call
         try:
+            target: ProcessPool | OwnProcess = reward.pool
+            if isinstance(state, RolloutProcess):
+                if state.held.ended is not None:
+                    raise AgentFault(f"the process of its state {state.held.ended}")
+                target = state.held
+            elif fresh:
+                target = held = await reward.pool.hold(code)
             read = partial(of_plain, reward.name)
-            return await call(code, arguments, "hermes_rl.scoring.value:plain", seconds, read)
+            return await target.call(code, arguments, "hermes_rl.scoring.value:plain", seconds, read)
         finally:
+            if held is not None:
+                await held.close()
             if after is not None:
                 await done_in_thread(after)
     except asyncio.CancelledError:
@@ -299,7 +299,7 @@ async def _apart(
     except NotCarriedError as error:
         raise RewardFailure(f"reward {reward.name!r} {error}") from None
     except (HermesRLError, ForeignError, EndedError) as error:
-        return _of_error(reward, error)
+        _of_error(reward, error)
     except OSError as error:  # on the way to the process: nobody's doing but ours, so no cause is named
         raise RewardFailure(f"reward {reward.name!r} could not be called: {error}") from None
 
@@ -321,11 +321,11 @@ async def _on_loop(reward: RewardFunction, arguments: dict[str, Any], seconds: f
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        return _of_error(reward, error)
+        _of_error(reward, error)
     except OverlongError as error:
         raise RewardFailure(f"reward {reward.name!r} {error}") from error
     except BaseException as error:  # noqa: BLE001 - told by `_of_error`: as it is, SystemExit would end the main loop
-        return _of_error(reward, error)
+        _of_error(reward, error)
 
 
 async def _awaited(awaitable: Awaitable[T]) -> T:
@@ -344,18 +344,16 @@ def _here(
             if after is not None:
                 after()
     except BaseException as error:  # noqa: BLE001 - told by `_of_error`: as it is, SystemExit would end the main loop
-        return _of_error(reward, error)
+        _of_error(reward, error)
 
 
-def _of_error(reward: RewardFunction, error: BaseException) -> object:
-    """Return what is graded where a reward raised; raises what says that it is not."""
+def _of_error(reward: RewardFunction, error: BaseException) -> NoReturn:
+    """Raise what `call_reward` does for an error that a reward raised."""
     match error:
-        case AgentFault():
-            return Score(0.0, reason=str(error))
         case Failure() if error.ending.graded:
             # The agent's own commands killed the sandbox: what it was to leave there is not there.
-            return Score(0.0, reason=error.detail)
-        case Failure() | UserError():
+            raise AgentFault(error.detail) from error
+        case AgentFault() | Failure() | UserError():
             raise error
         case ForeignError():
             raise RewardFailure(f"reward {reward.name!r} raised {error}") from error
@@ -369,51 +367,47 @@ async def _settle(awaitable: Awaitable[Any], seconds: float) -> Any:
         return await awaitable
 
 
-# ------------------------------------------------------------------------- Whose doing it is that a reward fails
-# An exception says what happened and not whose doing it was. So it is asked by trying: the same call again, which tells
-# what happens by chance; then the same call over an answer that says nothing special, in a sandbox that no agent has
-# seen. Where that works, what the agent has written or left is the cause, and it is graded; where it does not, the
-# reward, the row or a service that it needs is, and nobody can be graded by it.
+# ----------------------------------------------------------------------------- Who caused the failure of a reward
+# The type of an exception does not show who caused it: an answer may hold an address at which nobody listens. So the
+# same reward runs on other answers, in a sandbox, a state and a process that no agent has seen. If it works there and
+# still fails on the agent's, the policy caused the failure. If it fails there too, infrastructure did. One of the other
+# answers is an address at which somebody listens: rewards that fetch what an answer cites may fail on all others.
 
 ANSWERS = ("", "0", "yes", "{}")
-"""What is answered in the agent's place; before them, texts of the row."""
+"""Answers that replace the agent's, after the solution's and texts of the row."""
 FROM_ROW = 6
-"""Texts of the row that are tried: what is expected is often among them."""
-LONGEST_ANSWER = 200
+"""Texts of the row that are tried: the expected answer is often among them."""
+LONGEST_ANSWER, LONGEST_REQUEST = 200, 65_536
 MORE = " (further ones are in the run's log alone)"
-BLAMED = "{}; with another answer it works, so this is what the agent has brought about"
+BLAMED = "{}; it works without what the agent has said and left, which caused this"
+
+
+@asynccontextmanager
+async def _page() -> AsyncIterator[str]:
+    """Serve a page on loopback, and yield its address."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(LONGEST_REQUEST)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
 
 
 def plain_answers(item: Mapping[str, Any]) -> list[str]:
-    """Return answers to try in the place of an agent's."""
+    """Return answers to try instead of an agent's."""
     texts = [str(value) for value in item.values() if isinstance(value, str | int | float)]
     return [*[text for text in texts if len(text) <= LONGEST_ANSWER][:FROM_ROW], *ANSWERS]
-
-
-def of_others(failure: RewardFailure) -> bool:
-    """Whether a reward failed since somebody could not be reached, or says itself that it has failed."""
-    cause = failure.__cause__
-    if cause is None:
-        return True
-    kinds = cause.kinds if isinstance(cause, ForeignError) else [_kind(kind) for kind in type(cause).__mro__]
-    if not ASKED_WRONGLY.isdisjoint(kinds) and UNREADABLE not in kinds:
-        return False
-    return any(kind in CONNECTION_KINDS or kind.startswith(CONNECTIONS) for kind in kinds)
-
-
-def _kind(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 # ------------------------------------------------------------------------------------------------------- Grading
 
 
 class Restorable(Protocol):
-    """What the grader needs of a `ToolContext`: files that a reward lays down go away after it, and a clean sandbox."""
+    """What the grader needs of a `ToolContext`: files that a reward writes are removed after it."""
 
     def restore(self) -> None: ...
-
-    def untouched(self) -> AbstractContextManager[Restorable]: ...
 
 
 @dataclass(frozen=True)
@@ -431,6 +425,8 @@ class GradedReward:
     """By seat, the factor of what it gives for the first of them; None: it is called for each seat that it pays."""
     steps: str | None = None
     """How its values for the steps of a rollout become one; None where it looks at the whole rollout alone."""
+    range: tuple[float, float] | None = None
+    """The lowest and the highest value; None: those that the function declares, else 0 and 1."""
 
     def pays(self, seat: str) -> bool:
         """Whether it counts for the rollouts of a seat; each does where one agent plays."""
@@ -443,6 +439,12 @@ class GradedReward:
     @property
     def name(self) -> str:
         return self.weighting.name
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The lowest and the highest value."""
+        declared = (0.0, 1.0) if self.weighting.gate else getattr(self.function.function, "range", (0.0, 1.0))
+        return self.range or declared
 
     @property
     def group_level(self) -> bool:
@@ -462,6 +464,15 @@ Render = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 
 Machines = Callable[[GradedReward], AbstractAsyncContextManager[Restorable | None]]
 """The sandbox that a reward looks into, there for as long as it runs; None for one that does not look."""
+
+
+Trial = Callable[[Mapping[str, Any], bool], AbstractAsyncContextManager[tuple[Restorable | None, Any]]]
+"""(row, solved) → a sandbox and a state in which no agent has been; `solved`: the solution's calls were made there."""
+
+
+@asynccontextmanager
+async def _no_trial(item: Mapping[str, Any], solved: bool) -> AsyncIterator[tuple[None, None]]:
+    yield None, None
 
 
 class GradedSeat(NamedTuple):
@@ -484,15 +495,15 @@ class Grader:
     render: Render
     clamp: tuple[float, float] | None = None
     roles: Mapping[str, Any] = field(default_factory=dict)
+    trial: Trial = _no_trial
+    solution: Callable[[Mapping[str, Any]], str] | None = None
+    """The last answer of a row's solution; None if the spec has no solution."""
     blames: bool = True
-    """Ask whose doing it is that a reward fails; False where each failure is to be told, whoever brought it about."""
+    """Find out who caused the failure of a reward; False to report each failure."""
     combine: str = "sum"
     """What `score.combine` says."""
-    _seen: dict[str, tuple[float, float]] = field(default_factory=dict, compare=False, repr=False)
-    """The lowest and the highest value that each reward has given to a rollout so far, by its name."""
-
-    _failed: set[str] = field(default_factory=set, compare=False, repr=False)
-    """Names of rewards that some agent has made fail."""
+    _told: set[str] = field(default_factory=set, compare=False, repr=False)
+    """Names of rewards of which a failure, or a value outside of the range, was reported."""
 
     def __post_init__(self) -> None:
         for reward in self.rewards:
@@ -576,61 +587,89 @@ class Grader:
         ctx: Restorable | None,
         offered: Mapping[str, Any],
     ) -> RewardValue:
-        """Call a reward for one rollout; where what the agent brought about is in its way, that is graded."""
+        """Call a reward for one rollout. What the policy makes fail is graded with the low end of the range."""
         call = partial(self._called, reward, item, also=offered)
-        for last in (False, True):
-            try:
-                value = await call(result, ctx)
-                break
-            except RewardFailure as failure:
-                if not self.blames or of_others(failure):
-                    raise
-                # What lost its process may be the victim of others, for want of memory; overtime would come again.
-                if last or isinstance(failure.__cause__, OvertimeError):
-                    return await self._blamed(failure, reward, call, item, result, ctx)
-        if value.value is not None:
-            low, high = self._seen.get(reward.name, (value.value, value.value))
-            self._seen[reward.name] = min(low, value.value), max(high, value.value)
-        return value
+        try:
+            return await call(result, ctx)
+        except AgentFault as fault:
+            return self._lowest(reward, str(fault))
+        except Failure as failure:
+            if not self._to_be_tried(failure):
+                raise
+            problem = failure
+        overtime = isinstance(problem.__cause__, OvertimeError)
+        if overtime and reward.function.limit is not None:
+            return self._lowest(reward, problem.detail)
+        if not await self._works_elsewhere(reward, item, result, offered, problem):
+            raise problem
+        try:
+            if not overtime:  # which would take as long again
+                return await call(result, ctx, fresh=True)
+        except (AgentFault, Failure) as again:
+            if isinstance(again, Failure) and not self._to_be_tried(again):
+                raise
+        return self._lowest(reward, BLAMED.format(problem.detail))
 
-    async def _blamed(
-        self,
-        failure: RewardFailure,
-        reward: GradedReward,
-        call: Callable[..., Awaitable[RewardValue]],
-        item: Mapping[str, Any],
-        result: Any,
-        ctx: Restorable | None,
-    ) -> RewardValue:
-        """Return the value of a rollout whose agent has made the reward fail; raises the failure where it has not."""
-        if isinstance(failure.__cause__, OvertimeError) and reward.function.limit is not None:
-            return self._worst(reward, failure.detail)
+    def _to_be_tried(self, failure: Failure) -> bool:
+        """Return True if an experiment has to show who caused a failure. Sandboxes and judges have made theirs."""
+        return self.blames and isinstance(failure, RewardFailure | ServerFailure)
+
+    async def _works_elsewhere(
+        self, reward: GradedReward, item: Mapping[str, Any], result: Any, offered: Mapping[str, Any], failure: Failure
+    ) -> bool:
+        """Return True if a reward works on another answer, where no agent has been."""
+        parameters = reward.function.parameters.keys()
+        looks, asks = not parameters.isdisjoint({"state", "ctx"}), not parameters.isdisjoint({"roles", *self.roles})
         answers = plain_answers(item)
-        looks = reward.function.uses_context and ctx is not None
-        if looks or isinstance(failure.__cause__, EndedError):
-            answers = answers[:1]  # each may take as long again
-        async with _untouched(ctx if looks else None) as clean:
-            for answer in answers:
-                try:
-                    await call(result.answering(answer), clean, answer=answer)
-                except RewardFailure as same:
-                    if of_others(same):
-                        raise failure from same
-                else:
-                    return self._worst(reward, BLAMED.format(failure.detail))
-        # What it looks at may never be there unless an agent has worked; others' agents have, where it has graded them.
-        if (looks or "state" in reward.function.parameters) and reward.name in self._seen:
-            return self._worst(reward, BLAMED.format(failure.detail))
-        raise failure
+        if self.solution is not None:
+            with suppress(UserError):  # a template that does not work for this row
+                answers.insert(0, self.solution(item))
+        if looks or asks or isinstance(failure.__cause__, EndedError):  # each may take as long again
+            answers = [answers[0], ANSWERS[0]]
+        async with _page() as address:
+            answers = [ANSWERS[1]] if isinstance(failure, ServerFailure) else [*answers, address]
+            for solved in (False, True) if looks and self.solution is not None else (False,):
+                with suppress(Failure, UserError):  # there is no such place
+                    async with self.trial(item, solved) if looks else nullcontext((None, None)) as (ctx, state):
+                        also = {**offered, "state": state}
+                        for answer in answers:
+                            said = result.answering(answer)
+                            with suppress(Failure):
+                                with suppress(AgentFault):  # it works, and gives its lowest value
+                                    await self._called(reward, item, said, ctx, also=also, answer=answer, fresh=True)
+                                return True
+        return False
 
-    def _worst(self, reward: GradedReward, reason: str) -> RewardValue:
-        """Return what an agent gets that made a reward fail: nothing, or the worst that another agent has got."""
-        # The first is for whoever wrote the reward, who may not have thought of such an answer.
-        first = reward.name not in self._failed
-        self._failed.add(reward.name)
-        log.log(logging.WARNING if first else logging.INFO, "%s%s", reason, MORE if first else "")
-        low, high = self._seen.get(reward.name, (0.0, 1.0))
-        return RewardValue(max(high, 1.0) if reward.weighting.weight < 0 else min(low, 0.0), reason=reason)
+    def _lowest(self, reward: GradedReward, reason: str) -> RewardValue:
+        """Return the value of a reward that the policy has made fail: the end of the range that lowers the score."""
+        self._tell(reward.name, reason)
+        return RewardValue(reward.bounds[reward.weighting.weight < 0], reason=reason)
+
+    def _tell(self, reward: str, message: str) -> None:
+        """Log a message; the first of a reward is for its author, who may not have thought of such an answer."""
+        first = reward not in self._told
+        self._told.add(reward)
+        log.log(logging.WARNING if first else logging.INFO, "%s%s", message, MORE if first else "")
+
+    def _read(self, reward: GradedReward, returned: object, seconds: float, turns: int) -> RewardValue:
+        """Read what a reward returned for one rollout, brought into its range; an `AgentFault` is its low end."""
+        if isinstance(returned, AgentFault):
+            return self._lowest(reward, str(returned))
+        try:
+            value = interpret(reward.name, returned, seconds, turns)
+            if reward.weighting.counts:
+                known(reward.weighting, value)
+        except RewardFailure as failure:  # not raised by the reward itself, so the cause is found by experiment
+            raise RewardFailure(failure.detail) from failure
+        bounded = value.within(*reward.bounds)
+        if bounded is not value:
+            low, high = reward.bounds
+            if getattr(reward.function.function, "written", False):
+                wrong = f"{reward.name}: {value.value:g} was written, which is not from {low:g} to {high:g}"
+                return self._lowest(reward, wrong)
+            key = f"rewards.{reward.name}.range"
+            self._tell(key, f"{key}: clamped {value.value:g} to [{low:g}, {high:g}], which the key may change")
+        return bounded
 
     async def _called(
         self,
@@ -641,8 +680,10 @@ class Grader:
         *,
         also: Mapping[str, Any],
         answer: str | None = None,
+        fresh: bool = False,
     ) -> RewardValue:
-        """Call a reward. `also` is what it may name beside; with an `answer` all seats have said that instead."""
+        """Call a reward, in a `fresh` process if asked. `also` is what else it may name; with an `answer` all seats
+        have said that instead."""
         own = reward.function.own(item)
         offered = {"item": own, "result": reward.function.own(result), "ctx": ctx, **also, **self._roles}
         if "seats" in reward.function.parameters and "seats" in also:
@@ -651,10 +692,11 @@ class Grader:
         offered |= {"group": [offered["result"]]} if reward.function.group_level else {}
         # What it laid down goes away in the same thread: ToolContext waits for this loop.
         restore = ctx.restore if reward.function.uses_context and ctx is not None else None
-        returned, seconds = await call_reward(reward.function, self._arguments(reward, own, offered), after=restore)
+        arguments = self._arguments(reward, own, offered)
+        returned, seconds = await call_reward(reward.function, arguments, restore, fresh=fresh)
         if reward.function.group_level:
             (returned,) = _per_member(reward.name, returned, 1)
-        return _read(reward, returned, seconds, result.turns_used)
+        return self._read(reward, returned, seconds, result.turns_used)
 
     async def grade_group(
         self,
@@ -682,29 +724,32 @@ class Grader:
         results: Sequence[Any],
         seats: Mapping[str, Sequence[Any]] | None,
     ) -> list[RewardValue]:
-        """Call a reward that compares; a member whose agent is in its way has the worst value, the others theirs."""
+        """Call a reward that compares; a member whose agent makes it fail gets the lowest value."""
         try:
             return await self._called_together(reward, item, results, seats)
-        except RewardFailure as failure:
-            if not self.blames or of_others(failure):
+        except (AgentFault, Failure) as failure:
+            if isinstance(failure, Failure) and not self._to_be_tried(failure):
                 raise
-            first = failure
+            first: Exception = failure
         plain = [result.answering("") for result in results]
         if seats is not None:
             seats = {name: [result.answering("") for result in own] for name, own in seats.items()}
-        blamed: dict[int, RewardFailure] = {}
+        try:
+            await self._called_together(reward, item, plain, seats)
+        except (AgentFault, Failure):
+            raise (first if isinstance(first, Failure) else RewardFailure(str(first))) from None
+        blamed: dict[int, Exception] = {}
         for index in range(len(results)):
             try:
                 mixed = [*plain[:index], results[index], *plain[index + 1 :]]
                 await self._called_together(reward, item, mixed, seats)
-            except RewardFailure as failure:
+            except (AgentFault, Failure) as failure:
                 blamed[index] = failure
-        if not blamed or len(blamed) == len(results):
-            raise first
+        blamed = blamed or dict.fromkeys(range(len(results)), first)  # they fail together only
         others = [plain[index] if index in blamed else result for index, result in enumerate(results)]
         values = await self._called_together(reward, item, others, seats)
         return [
-            self._worst(reward, BLAMED.format(blamed[index].detail)) if index in blamed else value
+            self._lowest(reward, BLAMED.format(blamed[index])) if index in blamed else value
             for index, value in enumerate(values)
         ]
 
@@ -722,7 +767,8 @@ class Grader:
         returned, seconds = await call_reward(reward.function, self._arguments(reward, own, offered))
         members = _per_member(reward.name, returned, len(results))
         return [
-            _read(reward, value, seconds, result.turns_used) for value, result in zip(members, results, strict=True)
+            self._read(reward, value, seconds, result.turns_used)
+            for value, result in zip(members, results, strict=True)
         ]
 
     def score(self, values: Mapping[str, RewardValue], seat: str = "") -> float:
@@ -753,29 +799,6 @@ class Grader:
         if missing:
             raise UserError(f"reward {reward.name!r} needs {missing[0]!r}: this context is not offered here")
         return {**function.wanted(offered), **passed}
-
-
-def _read(reward: GradedReward, returned: object, seconds: float, turns: int) -> RewardValue:
-    try:
-        value = interpret(reward.name, returned, seconds, turns)
-        if reward.weighting.gate and value.value is not None:
-            require_gate(reward.name, value.value)
-        return value
-    except RewardFailure as failure:  # no words of the reward's own: whose doing it is can be asked
-        raise RewardFailure(failure.detail) from failure
-
-
-@asynccontextmanager
-async def _untouched(ctx: Restorable | None) -> AsyncIterator[Restorable | None]:
-    """Open a sandbox that no agent has seen, for a reward that looks into one; None for any other."""
-    if ctx is None:
-        yield None
-        return
-    clean = ctx.untouched()
-    try:
-        yield await in_thread(clean.__enter__)
-    finally:
-        await in_thread(partial(clean.__exit__, None, None, None))
 
 
 def _per_member(name: str, returned: object, size: int) -> Sequence[object]:

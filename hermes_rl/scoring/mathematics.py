@@ -19,6 +19,13 @@ _AT_BEGIN = re.compile(
     r"\$?[ \t]*([-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?:%|\\%)?(?=[.,;:!?*]|\s+(?!\\|[-+/^*])|$)"
 )
 """A number, perhaps of money, that stands for itself: behind it the line ends, or words go on."""
+_PERCENT = re.compile(r"(?<=\d)\s?\\?%")
+"""A percent sign of a number, which counts as it stands: 31% is 31. The library takes it for 31 and for 0.31."""
+_ANNOUNCED = re.compile(r"\banswer(?: is\b|:)", re.IGNORECASE)
+_HEDGED = re.compile(
+    r"\d[^\w\n.]{0,8}(?:,\s|\bor\b|\band\b)[^\w\n]{0,8}(?:(?:maybe|perhaps|possibly|even|is)[^\w\n]{1,8})?\d"
+)
+"""Two numbers of which the library takes the first."""
 _ESCAPED_DOLLAR = re.compile(r"\\\$(?=[ \t]*[-+]?\d)")
 
 
@@ -26,13 +33,17 @@ def equal(answer: str, target: str) -> tuple[bool, str | None]:
     """Whether the last expression of `answer` equals `target`, and the reason if not.
 
     The last ``\\boxed{…}`` of the answer counts, else what stands behind its last ``####``, else its last expression.
-    Raises `RewardFailure` where the target is no expression.
+    An answer that is announced as two numbers equals neither. Raises `RewardFailure` where the target is no expression.
     """
+    answer, target = _PERCENT.sub("", answer), _PERCENT.sub("", target)
     boxed = last_boxed(answer)
     stated = _after_hashes(answer) if boxed is None else boxed
     expected = _after_hashes(target) or _plain(target).strip()
     if stated is not None and _NUMBER.fullmatch(stated) and _NUMBER.fullmatch(expected):
         verdict = Decimal(stated) == Decimal(expected)
+    elif stated is None and len(parts := _ANNOUNCED.split(answer)) > 1:
+        said = f"The answer is {parts[-1]}"
+        verdict = ("," in expected or not _HEDGED.search(said)) and _verified(_plain(said), expected)
     else:
         verdict = _verified(_plain(answer) if stated is None else f"\\boxed{{{stated}}}", expected)
     return verdict, None if verdict else f"{stated or 'the answer'} is not equal to {target}"

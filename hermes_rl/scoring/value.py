@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, TypeVar
 
 from hermes_rl.errors import RewardFailure
@@ -40,6 +41,22 @@ def in_runner(function: Reward) -> Reward:
     return function
 
 
+def value_range(low: float, high: float, *, written: bool = False) -> Callable[[Reward], Reward]:
+    """Declare the lowest and the highest value of a reward, instead of 0 and 1; `range` of a spec overrides it.
+
+    Args:
+        low: value of what the policy makes fail.
+        high: the same if the weight is negative.
+        written: the value is a number that a command writes; one outside of the range is not a value.
+    """
+
+    def marked(function: Reward) -> Reward:
+        function.range, function.written = (low, high), written  # type: ignore[attr-defined]
+        return function
+
+    return marked
+
+
 def takes_at_most(limit: float | str, imports: tuple[str, ...] = ()) -> Callable[[Reward], Reward]:
     """Mark a reward that needs no longer, whatever its row: an answer that takes it longer is worth nothing.
 
@@ -56,6 +73,9 @@ def takes_at_most(limit: float | str, imports: tuple[str, ...] = ()) -> Callable
 
 
 # ------------------------------------------------------------------------------------------------ What it may return
+
+MOST_METRICS, LONGEST_METRIC = 100, 100
+"""Metrics of one value, and characters of a name; the metric `omitted` counts further and longer ones."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +113,15 @@ class RewardValue:
         value = None if self.value is None else self.value * factor
         per_turn = tuple(turn * factor for turn in self.per_turn) if turns and self.per_turn is not None else None
         return replace(self, value=value, per_turn=per_turn)
+
+    def within(self, low: float, high: float) -> RewardValue:
+        """Return the value brought into the range, with the metric `clamped`; per-turn credit is scaled with it."""
+        if self.value is None or low <= self.value <= high:
+            return self
+        value = min(max(self.value, low), high)
+        turns = low <= 0 <= high  # else no factor keeps the signs
+        scaled = self.times(value / self.value if turns else 0.0, turns=turns)
+        return replace(scaled, value=value, metrics={**self.metrics, "clamped": 1.0})
 
     def record(self) -> dict[str, Any]:
         """Return the JSON form of a line in `rollouts.jsonl`; what is empty is left out."""
@@ -192,7 +221,10 @@ def _of_score(name: str, score: Score, seconds: float) -> RewardValue:
     reason = None if score.reason is None else str(score.reason)
     if not isinstance(score.metrics, Mapping):
         raise RewardFailure(f"reward {name!r}: metrics must be a mapping, not {type(score.metrics).__name__}")
-    metrics = {str(key): _finite(f"{name}.{key}", number) for key, number in score.metrics.items()}
+    kept = [key for key in islice(score.metrics, MOST_METRICS) if len(str(key)) <= LONGEST_METRIC]
+    metrics = {str(key): _finite(f"{name}.{key}", score.metrics[key]) for key in kept}
+    if omitted := len(score.metrics) - len(kept):
+        metrics["omitted"] = float(omitted)
     return RewardValue(value, reason, metrics, seconds=seconds, overrides=_overrides(name, score.overrides))
 
 
@@ -266,7 +298,7 @@ def is_below(least: float | Mapping[str, float], values: Mapping[str, RewardValu
     Raises:
         RewardFailure: a reward could not tell.
     """
-    named = {name: _known(Weighting(name), value) for name, value in values.items()}
+    named = {name: known(Weighting(name), value) for name, value in values.items()}
     if not isinstance(least, Mapping):
         return any(value < least for value in named.values())
     for value in values.values():
@@ -306,9 +338,11 @@ def combine(
     for weighting in weightings:
         if not weighting.counts:
             continue
-        value = _known(weighting, values[weighting.name])
+        value = known(weighting, values[weighting.name])
         if weighting.gate:
-            gates *= require_gate(weighting.name, value)
+            if not 0.0 <= value <= 1.0:
+                raise RewardFailure(f"gate {weighting.name!r} returned {value}; a gate must lie between 0 and 1")
+            gates *= value
         else:
             parts.append(weighting.weight * value)
     only_gates = not parts and any(weighting.gate for weighting in weightings)
@@ -324,15 +358,9 @@ COMBINED: Mapping[str, Callable[[Sequence[float]], float]] = {"sum": total, "pro
 """What `score.combine` names."""
 
 
-def _known(weighting: Weighting, reward: RewardValue) -> float:
+def known(weighting: Weighting, reward: RewardValue) -> float:
+    """Return the value of a reward that counts; raises `RewardFailure` if there is none."""
     if reward.value is None:
         why = f": {reward.reason}" if reward.reason else ""
         raise RewardFailure(f"reward {weighting.name!r} could not tell (it returned None){why}")
     return reward.value
-
-
-def require_gate(name: str, value: float) -> float:
-    """Return the value of a gate; raises `RewardFailure` where it lies outside of [0, 1]."""
-    if not 0.0 <= value <= 1.0:
-        raise RewardFailure(f"gate {name!r} returned {value}; a gate must lie between 0 and 1")
-    return value

@@ -278,6 +278,10 @@ def address_of(listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
+SHORTEST_TOKEN = 16
+"""Characters of the token of a service that other machines reach; shorter ones can be guessed."""
+
+
 def _token(variable: str | None, environ: Mapping[str, str]) -> str | None:
     if variable is None:
         return None
@@ -299,10 +303,11 @@ def listening(listen: str, token: str | None) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise UserError(f"--listen {listen}: there is no such address ({error.strerror})") from error
-    if token is None and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+    if len(token or "") < SHORTEST_TOKEN and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
         raise UserError(
-            f"--listen {listen}: without a token everybody who reaches this address could run commands through the "
-            "service. Set a variable to a long random value and name it: --token-env NAME"
+            f"--listen {listen}: without a token of {SHORTEST_TOKEN} characters or more everybody who reaches this "
+            "address could run commands through the service. Set a variable to a long random value and name it: "
+            "--token-env NAME"
         )
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -869,6 +869,11 @@ class Reward(Section):
     )
     weight: float = Field(1.0, description="Factor in the score; may be negative, 0 makes it a metric only.")
     gate: bool = Field(False, description="Multiplies the score, with a value from 0 to 1, instead of adding to it.")
+    range: Pair | None = Field(
+        None,
+        description="[lowest, highest] value; one outside of it is clamped, and what the policy makes fail gets the "
+        "lowest (the highest with a negative weight). Default: that of the function, else [0, 1].",
+    )
     args: FreeMap = Field(EMPTY, description="Keyword arguments of the function; templates over the row.")
     steps: Literal["mean", "last"] | None = Field(
         None,

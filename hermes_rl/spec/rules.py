@@ -9,6 +9,7 @@ from __future__ import annotations
 import binascii
 import difflib
 import keyword
+import math
 import posixpath
 import re
 from base64 import b64decode
@@ -27,6 +28,7 @@ from hermes_rl.spec.origin import Fault, address, entries, exactly_one, section
 from hermes_rl.spec.paths import FILE_FORMATS, file_format
 from hermes_rl.spec.section import is_template
 from hermes_rl.spec.suggest import choices
+from hermes_rl.values import LARGEST_NUMBER
 
 # --------------------------------------------------------------------------- Dataset, prompt, toolsets and tools
 
@@ -440,12 +442,18 @@ def _code(data: dict[str, Any]) -> Iterator[Fault]:
                 yield Fault(path, f"expected file.py:{kind}")
 
 
-def _clamp(data: dict[str, Any]) -> Iterator[Fault]:
-    clamp = section(data, "score").get("clamp")
-    if not isinstance(clamp, list) or not all(isinstance(bound, int | float) for bound in clamp):
-        return
-    if len(clamp) == 2 and clamp[0] >= clamp[1]:
-        yield Fault(("score", "clamp"), "the first bound must be lower than the second")
+def _bounds(data: dict[str, Any]) -> Iterator[Fault]:
+    pairs: list[tuple[NodePath, Any]] = [(("score", "clamp"), section(data, "score").get("clamp"))]
+    pairs += [((*path, "range"), section(reward).get("range")) for path, reward in entries(data, "rewards")]
+    for path, pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(bound, int | float) for bound in pair):
+            continue
+        if any(LARGEST_NUMBER < abs(bound) < math.inf for bound in pair):
+            yield Fault(path, f"expected two numbers within ±{LARGEST_NUMBER:g}")
+        elif pair[0] >= pair[1]:
+            yield Fault(path, "the first bound must be lower than the second")
+        elif section(data, *map(str, path[:2])).get("gate") is True and not (pair[0] >= 0 and pair[1] <= 1):
+            yield Fault(path, "a gate multiplies the score, so its range must lie within [0, 1]")
 
 
 def _endings(data: dict[str, Any]) -> Iterator[Fault]:
@@ -642,7 +650,7 @@ def _process(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 RUN_RULES = (
-    _process, _reasoning, _extra_body, _rewards, _judges, _replays, _code, _clamp, _endings, _programs, _solution,
+    _process, _reasoning, _extra_body, _rewards, _judges, _replays, _code, _bounds, _endings, _programs, _solution,
     _roles, _teacher, _rating, _servers, _urls, _env,
 )  # fmt: skip
 

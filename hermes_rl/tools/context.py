@@ -1,7 +1,7 @@
 """`ToolContext`: a rollout's sandbox as rewards see it, without await.
 
 What the agent did wrong (a file that is not there, a command that fails) is in the answer, or an `OSError` that is an
-`AgentFault` too: a reward that does not expect it is 0, with the reason. What we did wrong is raised as a failure.
+`AgentFault` too: a reward that does not expect it gets the low end of its range. An infrastructure failure is raised.
 """
 
 from __future__ import annotations

@@ -154,6 +154,8 @@ async def test_sampling_takes_the_place_of_the_specs_settings(tmp_path: Path) ->
             await env.play(row, sampler.policy(), sampling={"temprature": 0.3})
         with pytest.raises(UserError, match=r"sampling\.temperature: "):
             await env.play(row, sampler.policy(), sampling={"temperature": -1.0})
+        with pytest.raises(UserError, match="sampling: there is no setting 'program'"):
+            await env.play(row, sampler.policy(), sampling={"program": {"command": "true"}})
 
 
 async def test_mistakes_of_the_user_are_said(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ dataset: {items: [{a: 1, b: 2}]}
 prompt: {system: You play., user: Say a number.}
 agents: {white: {}, black: {prompt: {system: You answer.}, hears: "{{ seat }}: {{ text }}"}}
 play: {order: alternate, rounds: 2}
-rewards: {texts: {fn: "code.py:texts"}}
+rewards: {texts: {fn: "code.py:texts", range: [0, 9]}}
 servers: {policy: {type: scripted}}
 """
 TEXTS = "def texts(result):\n    return float(result.final_response)\n"

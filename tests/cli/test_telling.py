@@ -24,6 +24,7 @@ from tests.commands import hermes
 REWARD = '''
 from pathlib import Path
 from hermes_rl import Score
+from hermes_rl.errors import JudgeFailure
 
 def long(result, item):
     """Cannot tell the first time."""
@@ -33,7 +34,7 @@ def long(result, item):
         except FileExistsError:
             pass
         else:
-            raise ConnectionError("the grader is down")
+            raise JudgeFailure("the grader is down")
     return Score(1.0, metrics={"half": 0.5} if item["fails"] else {})
 '''
 SPEC = """

@@ -215,10 +215,9 @@ def test_the_folder_in_which_it_began_may_be_gone(
     assert call("add", a=1, b=2) == 3
 
 
-def test_what_is_raised_is_told_with_its_place_and_its_kinds(call: Caller) -> None:
-    with pytest.raises(ForeignError, match=r"KeyError: 'column' at .*code.py:\d+") as caught:
+def test_what_is_raised_is_told_with_its_place(call: Caller) -> None:
+    with pytest.raises(ForeignError, match=r"KeyError: 'column' at .*code.py:\d+"):
         call("raises")
-    assert "builtins.LookupError" in caught.value.kinds
     with pytest.raises(ForeignError, match="SystemExit: 3"):
         call("leaves")
     assert call("add", a=1, b=1) == 2

@@ -139,6 +139,9 @@ CASES: list[tuple[str, AgentResult, dict[str, Any], float]] = [
     ("format_tags", said("<answer>4</answer><think>x</think>"), {"tags": ["think", "answer"]}, 0),
     ("format_tags", said("<answer>4</answer><answer>5</answer>"), {"tags": ["answer"]}, 0),
     ("format_tags", said("<answer> </answer>"), {"tags": ["answer"]}, 0),
+    ("format_tags", said("<answer>\u200b</answer>"), {"tags": ["answer"]}, 0),
+    ("format_tags", said("<answer>\u3164 \u2060</answer>"), {"tags": ["answer"]}, 0),
+    ("format_tags", said("<answer>\u200b∅</answer>"), {"tags": ["answer"]}, 1),
     ("format_tags", said(None), {"tags": ["answer"]}, 0),
 ]
 
@@ -215,6 +218,10 @@ MADE_UP = "https://made.up/x"
         ([(MADE_UP, {}, f"there is no tool named {MADE_UP}", "unknown")], 0),
         ([("write", {"content": MADE_UP}, "ok", None), ("read", {"path": "x"}, MADE_UP, None)], 0),
         ([("open", {"url": "https://in.prompt/"}, "https://in.prompt", None)], 1),
+        ([("search", {"query": "made.up/x"}, f"no results for {MADE_UP}", None)], 0),
+        ([("search", {"query": r"https:\/\/MADE%2Eup\/x"}, f"no results for {MADE_UP}", None)], 0),
+        ([("terminal", {"command": "printf 'htt%s://ma%s.up/x' ps de"}, MADE_UP, None)], 0),
+        ([("search", {"query": "made up words"}, f"found {MADE_UP}", None)], 1),
     ],
 )
 async def test_an_address_that_the_policy_said_to_a_tool_itself_is_none_that_a_tool_gave(

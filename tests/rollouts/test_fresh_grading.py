@@ -326,7 +326,7 @@ artifacts:
   work: {path: work, lay: LAY}
   said: {command: echo said}
 rewards:
-  looks: {fn: "look.py:looks", sandbox: fresh}
+  looks: {fn: "look.py:looks", sandbox: fresh, range: [0, 99]}
 solution: {turns: [{tools: [{name: terminal, args: {command: "mkdir work; echo kept > work/a"}}]}, {say: done}]}
 servers: {policy: {type: scripted}}
 process: {groups: 1, group_size: 1}

@@ -39,10 +39,10 @@ dataset: {items: [{stock: [a, b]}]}
 prompt: {user: "Take {{ stock | join }}."}
 state: code.py:Stock
 rewards:
-  grows: {fn: "code.py:grows", args: {stock: "{{ stock }}"}}
-  again: {fn: "code.py:grows", args: {stock: "{{ stock }}"}}
-  tampers: {fn: "code.py:tampers"}
-  compares: {fn: "code.py:compares"}
+  grows: {fn: "code.py:grows", range: [0, 9], args: {stock: "{{ stock }}"}}
+  again: {fn: "code.py:grows", range: [0, 9], args: {stock: "{{ stock }}"}}
+  tampers: {fn: "code.py:tampers", range: [0, 9]}
+  compares: {fn: "code.py:compares", range: [0, 9]}
 solution: {turns: [{say: played}]}
 servers: {policy: {type: scripted}}
 """

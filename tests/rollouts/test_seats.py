@@ -182,7 +182,7 @@ async def test_seats_that_alternate_hear_each_other_in_their_own_words(tmp_path:
 async def test_seats_that_speak_at_a_time_hear_all_others(tmp_path: Path) -> None:
     agents = {name: {"hears": "{{ seat }}: {{ text }}"} for name in ("a", "b", "c", "d", "e")}
     turns = [{"seat": name, "say": f"{name}{number}"} for number in (1, 2) for name in agents]
-    rewards = {"texts": {"fn": "code.py:texts"}}
+    rewards = {"texts": {"fn": "code.py:texts", "range": [0, 9]}}
     play = {"order": "simultaneous", "rounds": 2}
     group = await played(tmp_path, agents=agents, solution={"turns": turns}, rewards=rewards, play=play)
     assert said(group, "c") == ["c1", "a: a1\n\nb: b1\n\nd: d1\n\ne: e1", "c2"]
@@ -198,7 +198,7 @@ async def test_the_first_seat_calls_the_others_as_tools_in_parallel(tmp_path: Pa
         {"tools": both}, {"tools": [{"name": "ann", "args": {"task": "more"}}]}, {"say": "done"},
         *({"seat": name, "say": f"{name} {number}"} for number in (1, 2) for name in ("ann", "bob")),
     ]  # fmt: skip
-    rewards = {"texts": {"fn": "code.py:texts"}}
+    rewards = {"texts": {"fn": "code.py:texts", "range": [0, 9]}}
     group = await played(tmp_path, agents=agents, solution={"turns": turns}, rewards=rewards, play="call")
     boss = group.rollouts[0]
     assert boss.result is not None
@@ -214,7 +214,7 @@ async def test_the_first_seat_calls_the_others_as_tools_in_parallel(tmp_path: Pa
 @pytest.mark.parametrize("isolate", ["none", "process", "reuse"])
 async def test_a_method_of_the_state_says_who_speaks_and_ends_it(tmp_path: Path, isolate: str) -> None:
     state = {"python": "code.py:Board", "isolate": isolate}
-    rewards = {"board": {"fn": "code.py:board"}}
+    rewards = {"board": {"fn": "code.py:board", "range": [0, 9]}}
     group = await played(tmp_path, state=state, play={"state": "turn"}, rewards=rewards)
     assert said(group, "white") == ["1"]
     assert said(group, "black") == ["begin", "2", "white said 1", "4"]
@@ -232,7 +232,7 @@ async def test_a_function_in_a_process_of_its_own_awaits_what_seats_say(tmp_path
 
 
 async def test_a_function_that_names_the_state_runs_where_the_state_is(tmp_path: Path) -> None:
-    parts = {"play": {"fn": "code.py:with_state"}, "rewards": {"board": {"fn": "code.py:board"}}}
+    parts = {"play": {"fn": "code.py:with_state"}, "rewards": {"board": {"fn": "code.py:board", "range": [0, 9]}}}
     group = await played(tmp_path, state={"python": "code.py:Board", "isolate": "none"}, **parts)
     assert [seat.score for seat in group.rollouts[0].seats] == [1.0, 1.0]
     assert [seat.turns for seat in group.rollouts[0].seats] == [1, 0]
@@ -272,7 +272,7 @@ async def test_seats_share_a_sandbox_or_have_their_own_and_some_of_the_tools(tmp
 async def test_rewards_pay_the_seats_that_they_name_and_may_read_the_others(tmp_path: Path) -> None:
     rewards = {
         "win": {"fn": "code.py:win", "seats": {"white": 1, "black": -1}},
-        "texts": {"fn": "code.py:texts", "weight": 0.1},
+        "texts": {"fn": "code.py:texts", "range": [0, 9], "weight": 0.1},
         "after": {"fn": "code.py:after", "seats": ["black"], "weight": 10},
         "spread": {"fn": "code.py:spread", "seats": ["white"], "weight": 1},
     }
@@ -287,7 +287,9 @@ async def test_a_reward_that_looks_into_the_shared_sandbox_does_so_for_each_seat
     turns = [{"tools": [write]}, {"say": "1"}, {"seat": "black", "say": "2"}]
     parts = {"toolsets": ["terminal"], "play": {"order": "alternate", "rounds": 1}, "solution": {"turns": turns}}
     look = {"fn": "file_matches", "args": {"path": "note", "content": "white"}}
-    group = await played(tmp_path, size=1, rewards={"texts": {"fn": "code.py:texts"}, "look": look}, **parts)
+    group = await played(
+        tmp_path, size=1, rewards={"texts": {"fn": "code.py:texts", "range": [0, 9]}, "look": look}, **parts
+    )
     assert [seat.rewards["look"].value for seat in group.rollouts[0].seats] == [1.0, 1.0]
     own = {"white": {}, "black": {"sandbox": "own", "prompt": {"system": "You answer."}}}
     group = await played(tmp_path, size=1, agents=own, rewards={"look": {**look, "seats": ["white"]}}, **parts)
@@ -315,7 +317,7 @@ async def test_a_seat_that_is_not_trained_is_played_by_its_own_server(tmp_path: 
         "servers": servers,
         "play": {"order": "alternate", "rounds": 1},
     }
-    group = await played(tmp_path, rewards={"texts": {"fn": "code.py:texts"}}, **parts)
+    group = await played(tmp_path, rewards={"texts": {"fn": "code.py:texts", "range": [0, 9]}}, **parts)
     assert group.compared() == [group]
     mine, rival = group.rollouts[0].seats
     assert (mine.seat.name, rival.seat.name, rival.seat.role) == ("me", "rival", "rival")
@@ -366,7 +368,7 @@ async def test_what_a_schedule_does_wrong_is_an_ending_in_words(
         "dataset": {"items": [{"how": how}]},
         "play": {"fn": "code.py:hostile"},
         "agent": {"max_turns": 3, "tool_timeout": 2},
-        "rewards": {"texts": {"fn": "code.py:texts"}},
+        "rewards": {"texts": {"fn": "code.py:texts", "range": [0, 9]}},
     }
     group = await played(tmp_path, size=1, **parts)
     rollout = group.rollouts[0]
@@ -408,7 +410,7 @@ async def test_lines_of_one_seat_never_look_like_words_of_another(tmp_path: Path
 async def test_words_of_another_seat_that_do_not_fit_end_the_seat_that_hears_them(tmp_path: Path) -> None:
     """They are an agent's doing, which could rid itself of a bad episode else; a prompt that does not fit is ours."""
     black: dict[str, Any] = {"prompt": {"system": "You answer."}, "agent": {"max_trajectory_tokens": 400}}
-    parts = {"agents": {"white": {}, "black": black}, "rewards": {"texts": {"fn": "code.py:texts"}}}
+    parts = {"agents": {"white": {}, "black": black}, "rewards": {"texts": {"fn": "code.py:texts", "range": [0, 9]}}}
     turns = [{"say": 400 * "many words "}, {"say": "2"}]
     group = await played(tmp_path, size=1, solution={"turns": turns}, **parts)
     endings = [(str(seat.ending), seat.score) for seat in group.rollouts[0].seats]
@@ -424,7 +426,7 @@ async def test_words_of_another_seat_that_the_server_refuses_end_the_seat_that_h
     try:
         parts = {
             "servers": {"policy": {"type": "openai", "model": "m", "base_url": chat.url}},
-            "rewards": {"texts": {"fn": "code.py:texts"}},
+            "rewards": {"texts": {"fn": "code.py:texts", "range": [0, 9]}},
         }
         group = await played(tmp_path, size=1, **parts)
     finally:
@@ -530,7 +532,10 @@ async def test_a_run_goes_on_however_its_seats_are_compared(tmp_path: Path, base
 
 
 async def test_members_that_are_compared_wait_as_whole_episodes(tmp_path: Path) -> None:
-    rewards = {"spread": {"fn": "code.py:spread", "seats": ["white"]}, "texts": {"fn": "code.py:texts"}}
+    rewards = {
+        "spread": {"fn": "code.py:spread", "seats": ["white"]},
+        "texts": {"fn": "code.py:texts", "range": [0, 9]},
+    }
     path = Path(spec_of(tmp_path, process={"groups": 1, "group_size": 2}, rewards=rewards))
     spec, run = parse_spec(path.read_text(), folder=tmp_path), tmp_path / "run"
     launch = Launch("process", out=run, progress=Progress(quiet=True))
@@ -558,7 +563,10 @@ async def test_workers_play_whole_episodes(tmp_path: Path, workers: int) -> None
 
 
 async def test_an_evaluation_tells_the_scores_of_each_seat_and_show_who_said_what(tmp_path: Path) -> None:
-    rewards = {"win": {"fn": "code.py:win", "seats": {"white": 1, "black": -1}}, "texts": {"fn": "code.py:texts"}}
+    rewards = {
+        "win": {"fn": "code.py:win", "seats": {"white": 1, "black": -1}},
+        "texts": {"fn": "code.py:texts", "range": [0, 9]},
+    }
     path, run = Path(spec_of(tmp_path, rewards=rewards, evaluate={"rollouts": 2})), tmp_path / "run"
     spec = parse_spec(path.read_text().replace("dataset:", "dataset:\n  eval: only", 1), folder=tmp_path)
     evaluation, _ = await run_evaluate(spec, Launch("evaluate", out=run, progress=Progress(quiet=True)))
@@ -581,7 +589,7 @@ async def test_a_seat_that_nobody_pays_has_no_score_that_could_be_too_low(
 ) -> None:
     agents = {"white": {}, "black": {}, "judge": {"train": False, "prompt": {"user": "Who wins?"}}}
     turns = [{"seat": name, "say": "1"} for _ in range(2) for name in agents]
-    rewards = {"texts": {"fn": "code.py:texts", "seats": {"white": 1, "black": -1}}}
+    rewards = {"texts": {"fn": "code.py:texts", "range": [0, 9], "seats": {"white": 1, "black": -1}}}
     parts = {"agents": agents, "solution": {"turns": turns}, "rewards": rewards}
     for run in ("a", "b"):
         path = Path(spec_of(tmp_path, **parts, evaluate={"rollouts": 2}, dataset={"items": [{"n": 3}], "eval": "only"}))
@@ -628,7 +636,7 @@ async def test_other_weights_grade_recorded_episodes_anew_and_rewards_over_seats
     assert await played_with({"win": win}) == {"white": 0.4, "black": -0.4}
     again = True
     assert await played_with({"win": {**win, "weight": 2}}) == {"white": 0.8, "black": -0.8}
-    texts = {"fn": "code.py:texts", "seats": ["black"]}
+    texts = {"fn": "code.py:texts", "range": [0, 9], "seats": ["black"]}
     assert await played_with({"win": win, "texts": texts}) == {"white": 0.4, "black": 1.6}
     with pytest.raises(UserError, match=r"rewards\.win has changed and cannot be judged .*several seats"):
         await played_with({"win": {**win, "seats": {"white": 1, "black": -2}}, "texts": texts})
@@ -644,7 +652,7 @@ async def test_rivals_are_drawn_for_each_episode_and_rated(tmp_path: Path, choos
         "play": {"order": "alternate", "rounds": 1},
         "solution": {"turns": turns},
         "servers": {role: {"type": "scripted"} for role in ("policy", "weak", "strong")},
-        "rewards": {"texts": {"fn": "code.py:texts"}},
+        "rewards": {"texts": {"fn": "code.py:texts", "range": [0, 9]}},
         "evaluate": {"rollouts": 2},
     }
     spec, run = parse_spec(Path(spec_of(tmp_path, **parts)).read_text(), folder=tmp_path), tmp_path / "run"
@@ -672,7 +680,7 @@ async def test_two_policies_with_versions_of_their_own_are_told_apart_token_by_t
         parts = {
             "agents": {"white": {}, "black": {"server": "other", "prompt": {"system": "You answer."}}},
             "servers": {"policy": {**server, "base_url": first}, "other": {**server, "base_url": second}},
-            "rewards": {"texts": {"fn": "code.py:texts"}},
+            "rewards": {"texts": {"fn": "code.py:texts", "range": [0, 9]}},
             "process": {"groups": 1, "group_size": 3},
         }
         spec, run = parse_spec(Path(spec_of(tmp_path, **parts)).read_text(), folder=tmp_path), tmp_path / "run"
@@ -711,7 +719,7 @@ async def test_versions_of_two_servers_are_not_compared_with_one_bound(tmp_path:
 async def test_files_for_other_tools_have_the_rows_of_every_trained_seat(tmp_path: Path) -> None:
     agents = {"white": {}, "black": {"prompt": {"system": "You answer."}}, "third": {"train": False}}
     turns = [{"seat": name, "say": f"{name} {number}"} for number in (1, 2) for name in agents]
-    rewards = {"texts": {"fn": "code.py:texts"}}
+    rewards = {"texts": {"fn": "code.py:texts", "range": [0, 9]}}
     for kind, count in (("sft", 4), ("parquet", 4)):
         process = {"groups": 1, "group_size": 2, "format": kind}
         path = Path(spec_of(tmp_path, agents=agents, process=process, rewards=rewards, solution={"turns": turns}))
@@ -733,7 +741,7 @@ async def test_a_seat_has_its_own_time_for_a_tool(tmp_path: Path) -> None:
     agents = {"white": {}, "black": {"prompt": {"system": "You answer."}, "agent": {"tool_timeout": 1}}}
     turns = [{"tools": [wait]}, {"say": "1"}, {"seat": "black", "tools": [wait]}, {"seat": "black", "say": "2"}]
     play = {"order": "alternate", "rounds": 1}
-    rewards = {"texts": {"fn": "code.py:texts"}}
+    rewards = {"texts": {"fn": "code.py:texts", "range": [0, 9]}}
     parts = {"agents": agents, "solution": {"turns": turns}, "play": play, "rewards": rewards}
     group = await played(tmp_path, size=1, toolsets=["terminal"], **parts)
     white, black = (rollout.result for rollout in group.rollouts[0].seats)
@@ -816,7 +824,7 @@ def with_user(user: dict[str, Any], **parts: Any) -> dict[str, Any]:
         "play": "call",
         "user": user,
         "solution": {"turns": [ask[0], said[0], ask[1], said[1], *experts]},
-        "rewards": {"texts": {"fn": "code.py:texts"}},
+        "rewards": {"texts": {"fn": "code.py:texts", "range": [0, 9]}},
         **parts,
     }
 

@@ -113,7 +113,7 @@ def spec_of(folder: Path, mode: str = "plain", **parts: Any) -> str:
                       "agent": {"program": program(mode)}},
         },
         "play": {"order": "alternate", "rounds": 2},
-        "rewards": {"texts": {"fn": "code.py:texts"}},
+        "rewards": {"texts": {"fn": "code.py:texts", "range": [0, 9]}},
         "solution": {"turns": [
             {"say": "1"}, {"say": "3"},
             {"seat": "black", "tools": [{"name": "bash", "args": {"command": "echo {{ secret }}"}}]},

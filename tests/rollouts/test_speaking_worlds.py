@@ -90,7 +90,7 @@ def spec_of(folder: Path, turns: list[Any], **sections: Any) -> Any:
         "prompt": {"system": "Play."},
         "state": "world.py:Game",
         "user": {"state": "answer", "opens": True},
-        "rewards": {"guesses": {"fn": "world.py:value"}, "world_rewards": {}},
+        "rewards": {"guesses": {"fn": "world.py:value", "range": [0, 9]}, "world_rewards": {}},
         "solution": {"turns": turns},
         "servers": {"policy": {"type": "scripted"}},
         "process": {"groups": 1, "group_size": 2},
@@ -263,7 +263,7 @@ async def test_other_tools_begin_another_sequence_and_all_that_was_sampled_is_tr
             "opens": True,
             "says": [{"say": "Look.", "tools": ["look"]}, {"say": "And?", "tools": ["look", "commit"]}],
         },
-        rewards={"guesses": {"fn": "world.py:value"}},
+        rewards={"guesses": {"fn": "world.py:value", "range": [0, 9]}},
     )
     sampler = summing.Sampler()
     async with open_env(spec) as env:
@@ -615,7 +615,7 @@ def in_hall(folder: Path, turns: list[Any], apart: bool, user: dict[str, Any], f
         tools=[{"state": "look"}],
         user=user,
         prompt={"user": "Begin."},
-        rewards={name: {"fn": f"hall.py:{name}"} for name in ("answered", "heard")},
+        rewards={name: {"fn": f"hall.py:{name}", "range": [0, 9]} for name in ("answered", "heard")},
         servers={"policy": {"type": "scripted"}, "user": {"type": "scripted"}},
     )
 

@@ -30,7 +30,7 @@ solution:
   turns:
     - {{say: "<think>\\nhm\\n</think>\\n\\nfirst", tools: [{{name: todo, args: {{todos: []}}}}]}}
     - {{say: "the answer is 7"}}
-rewards: {{vetoed: {{fn: "vetoed.py:vetoed"}}}}
+rewards: {{vetoed: {{fn: "vetoed.py:vetoed", range: [0, 9]}}}}
 endings: {{lost: {lost}}}
 servers: {{policy: {{type: scripted, tokenizer: "{tokenizer}", model: m}}}}
 process: {{groups: 2, group_size: 3, concurrency: 1, format: sft}}
@@ -38,11 +38,12 @@ process: {{groups: 2, group_size: 3, concurrency: 1, format: sft}}
 VETOED = """
 import re
 from pathlib import Path
+from hermes_rl.errors import JudgeFailure
 
 def vetoed(result, ctx):
     member = int(re.search(r"-(\\d)(r\\d)?(?!.*-)", ctx.task_id)[1])
     if member == int(Path(__file__).with_name("vetoes").read_text()):
-        raise ConnectionError("it cannot be graded")
+        raise JudgeFailure("it cannot be graded")
     return float(member)
 """
 
@@ -77,7 +78,7 @@ async def test_a_lost_member_is_masked_and_has_the_score_of_the_worst_in_every_l
         assert line["overrides"][1] == {"set_advantage_to_zero": True}
     recorded = [json.loads(line) for line in (tmp_path / "run/rollouts.jsonl").read_text().splitlines()]
     lost = [line for line in recorded if line["state"] == "lost"]
-    assert [(line["score"], line["attempt"], line["ending"]) for line in lost] == [(None, 2, "reward_failure")] * 2
+    assert [(line["score"], line["attempt"], line["ending"]) for line in lost] == [(None, 2, "judge_failure")] * 2
     assert all("it cannot be graded" in line["error"] for line in lost)
     told = json.loads((tmp_path / "run/run.json").read_text())["lost"]
     assert told["members"] == {"ended": 6, "given_up": 2, "kept_as_worst": 2}

@@ -15,8 +15,8 @@ SPEC = """
 dataset: {items: [{word: ab}, {word: cde}, {word: fg}, {word: hijk}], eval: only}
 prompt: {user: "Say {{ word }}"}
 rewards:
-  long: {fn: "rewards.py:long", args: {word: "{{ word }}"}}
-  place: {fn: "rewards.py:place", weight: 0}
+  long: {fn: "rewards.py:long", range: [0, 99], args: {word: "{{ word }}"}}
+  place: {fn: "rewards.py:place", weight: 0, range: [0, 99]}
 solution: {turns: [{say: "{{ word }}"}]}
 servers: {policy: {type: scripted, deviate: 0.5}}
 evaluate: {rollouts: 2, agent: {temperature: 1.0}}
@@ -156,7 +156,7 @@ toolsets: [terminal]
 sandbox: {files: [{to: base, content: "=", mode: 0o644}]}
 artifacts: {work: {path: work}, said: {command: "cat work/out"}}
 rewards:
-  long: {fn: "rewards.py:long", sandbox: fresh}
+  long: {fn: "rewards.py:long", sandbox: fresh, range: [0, 99]}
 solution:
   turns: [{tools: [{name: terminal, args: {command: "mkdir work; echo -n {{ word }} > work/out; echo x > left"}}]}]
 servers: {policy: {type: scripted, deviate: 0}}
@@ -227,7 +227,9 @@ def test_a_new_prompt_runs_anew_and_the_run_says_so_before_it_starts(tmp_path: P
 
 @pytest.mark.parametrize("command", ["evaluate", "regrade"])
 def test_another_model_of_the_judge_judges_anew(tmp_path: Path, command: str) -> None:
-    text = SPEC.replace('{fn: "rewards.py:long", args: {word: "{{ word }}"}}', "{fn: llm_judge, args: {rubric: Good}}")
+    text = SPEC.replace(
+        '{fn: "rewards.py:long", range: [0, 99], args: {word: "{{ word }}"}}', "{fn: llm_judge, args: {rubric: Good}}"
+    )
     text = text.replace("{type: scripted, deviate: 0.5}", "{type: scripted}, judge: {type: scripted, model: first}")
     write(tmp_path)
     (tmp_path / "spec.yaml").write_text(text)

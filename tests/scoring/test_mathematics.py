@@ -15,6 +15,9 @@ def same(answer: str, target: str) -> bool:
     return equal(answer, target)[0]
 
 
+HEDGED = ("31 or 32", "31, or maybe 32", "$31$ or $32$", "31 and 32", "31, 32")
+
+
 @pytest.mark.parametrize("target", ["0.5", "1/2", r"\frac12", r"\frac{1}{2}"])
 @pytest.mark.parametrize("answer", [r"\boxed{0.5}", r"\boxed{1/2}", r"\boxed{\frac12}", r"so it is $\frac{1}{2}$."])
 def test_a_half_is_a_half(answer: str, target: str) -> None:
@@ -28,6 +31,11 @@ def test_a_half_is_a_half(answer: str, target: str) -> None:
         (r"\boxed{12}", r"12 \text{ cm}"),
         (r"\boxed{\$1,000}", "1000"),
         (r"\boxed{50\%}", "50"),
+        (r"\boxed{50\%}", r"50\%"),
+        ("The answer is 50%.", "50"),
+        ("The answer is 50 apples for 4 people.", "50"),
+        ("The answer is $(1,2)$.", "(1,2)"),
+        ("The final answer is 31. I hope it is correct. The answer is 32.", "32"),
         (r"\boxed{14^\circ}", "14"),
         (r"\boxed{x=3}", "3"),
         (r"first \boxed{1}, no: \boxed{2}", "2"),
@@ -79,6 +87,12 @@ def test_an_answer_in_the_form_of_gsm8k_is_read(answer: str, target: str) -> Non
     ("answer", "target"),
     [
         (r"\boxed{0.33}", "1/3"),
+        (r"\boxed{31\%}", "0.31"),
+        (r"\boxed{3100\%}", "31"),
+        ("The answer is 31%.", "0.31"),
+        *[(f"The answer is {said}.", "31") for said in HEDGED],
+        *[(f"The answer is {said}.", "32") for said in HEDGED],
+        ("The final answer is 31. I hope it is correct. The answer is 32.", "31"),
         ("#### 72 and not 73", "73"),
         ("72\n#### 73", "72"),
         ("#### 7", "72"),

@@ -16,7 +16,6 @@ import pytest
 from hermes_rl.endings import Ending
 from hermes_rl.errors import AgentFault, JudgeFailure, NotYetAvailable, RewardFailure, SandboxFailure, UserError
 from hermes_rl.scoring.grader import RewardFunction, call_reward
-from hermes_rl.scoring.value import Score
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -117,11 +116,12 @@ def test_context_and_group_are_recognized_by_name() -> None:
 # ------------------------------------------------------------------ how it runs
 
 
-async def test_what_the_agent_has_brought_about_is_0_with_the_reason() -> None:
+async def test_a_fault_of_the_agent_is_raised_as_it_is() -> None:
     def mine() -> float:
         raise AgentFault("the artifact is a folder")
 
-    assert await result_of(mine) == Score(0.0, reason="the artifact is a folder")
+    with pytest.raises(AgentFault, match="the artifact is a folder"):
+        await result_of(mine)
 
 
 async def test_sync_async_and_awaitable_rewards_are_called() -> None:
@@ -246,11 +246,12 @@ async def test_a_failure_from_inside_keeps_its_cause(failure: Any) -> None:
     assert caught.value is failure
 
 
-async def test_where_the_agent_killed_its_sandbox_the_value_is_0() -> None:
+async def test_a_sandbox_that_the_agent_killed_is_a_fault_of_the_agent() -> None:
     def mine() -> float:
         raise SandboxFailure("the agent's commands killed the sandbox", ending=Ending.SANDBOX_KILLED)
 
-    assert await result_of(mine) == Score(0.0, reason="the agent's commands killed the sandbox")
+    with pytest.raises(AgentFault, match="killed the sandbox"):
+        await result_of(mine)
 
 
 async def test_what_the_user_must_change_is_no_failure_of_a_rollout() -> None:

@@ -172,3 +172,34 @@ def test_whatever_is_returned_is_a_finite_value_or_none_or_a_failure(returned: o
     assert value.value is None or math.isfinite(value.value)
     assert isinstance(value.metrics, Mapping)
     json.dumps(value.record(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "bounds", "value", "per_turn"),
+    [
+        (2.5, (0.0, 1.0), 1.0, None),
+        (-3.0, (-1.0, 0.0), -1.0, None),
+        ([2.0, 0.0, 2.0], (0.0, 1.0), 1.0, (0.5, 0.0, 0.5)),
+        ([-2.0, 1.0], (0.0, 1.0), 0.0, (0.0, 0.0)),
+        ([0.0, 0.25], (0.5, 1.0), 0.5, None),  # no factor gives this sum
+    ],
+)
+def test_a_value_outside_of_the_range_is_clamped_with_its_credit(
+    given: Any, bounds: tuple[float, float], value: float, per_turn: tuple[float, ...] | None
+) -> None:
+    clamped = interpret("mine", given, 0.0).within(*bounds)
+    assert (clamped.value, clamped.per_turn, clamped.metrics) == (value, per_turn, {"clamped": 1.0})
+
+
+def test_a_value_within_the_range_is_kept_as_it_is() -> None:
+    value = interpret("mine", [0.5, 0.5], 0.0)
+    assert value.within(0.0, 1.0) is value
+    unknown = interpret("mine", None, 0.0)
+    assert unknown.within(0.0, 1.0) is unknown
+
+
+def test_metrics_are_few_and_short() -> None:
+    many = {f"m{i}": 1.0 for i in range(150)}
+    assert len(interpret("mine", Score(1.0, metrics=many), 0.0).metrics) == 101
+    value = interpret("mine", Score(1.0, metrics={"a" * 101: 1.0, "b": 2.0}), 0.0)
+    assert value.metrics == {"b": 2.0, "omitted": 1.0}

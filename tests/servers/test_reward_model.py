@@ -105,7 +105,7 @@ async def played(
 
 
 @pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("reward", [{}, {"fn": "own.py:own"}, {"args": {"where": "conversation"}}])
+@pytest.mark.parametrize("reward", [{}, {"fn": "own.py:own", "range": [-2, 2]}, {"args": {"where": "conversation"}}])
 async def test_a_reward_takes_its_number(loopback: Start, tmp_path: Path, kind: str, reward: dict[str, Any]) -> None:
     server = await loopback()
     server.otherwise = answer(kind, [-1.5])
@@ -143,15 +143,19 @@ class Choosy(Loopback):
 
 
 @pytest.mark.parametrize("refusal", [error(400, LONG), error(400, "Conversation roles must alternate")])
-async def test_what_is_refused_for_this_answer_alone_is_worth_the_worst(refusal: Answer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fn", ["reward_model", "own.py:own"], ids=["shipped", "own"])
+async def test_what_is_refused_for_this_answer_alone_is_worth_the_low_end(
+    refusal: Answer, fn: str, tmp_path: Path
+) -> None:
     server = await Choosy(refusal).start()
     try:
         server.answers, server.otherwise = [answer("pooling", [-4])], answer("pooling", [2])
-        worst, best, refused = await played(server, tmp_path, ["bad", "good", "and so on, no end"])
+        said = ["bad", "good", "and so on, no end"]
+        bad, good, refused = await played(server, tmp_path, said, fn=fn, range=[-10, 10])
     finally:
         await server.stop()
-    assert (worst.score, best.score, refused.score) == (-4, 2, -4)
-    assert "with another answer it works" in str(refused.rewards["reward_model"].reason)
+    assert (bad.score, good.score, refused.score) == (-4, 2, -10)
+    assert "works without what the agent has said" in str(refused.rewards["reward_model"].reason)
 
 
 async def test_a_server_that_fails_is_no_reward(loopback: Start, tmp_path: Path) -> None:

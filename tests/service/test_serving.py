@@ -22,6 +22,7 @@ from tests.waiting import stays, until, until_blocking
 REFUSED = [
     (("--listen", "0.0.0.0:0"), "--token-env NAME"),
     (("--listen", "[::]:0"), "--token-env NAME"),
+    (("--listen", "0.0.0.0:0", "--token-env", "SHORT"), "a token of 16 characters or more"),
     (("--listen", "8600"), "give HOST:PORT"),
     (("--listen", "127.0.0.1:99999"), "give HOST:PORT"),
     (("--listen", "no.such.host.invalid:1"), "there is no such address"),
@@ -33,7 +34,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("options", "said"), REFUSED)
 def test_what_is_wrong_with_the_command_is_status_2(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
-    done = hermes("rollouts", str(spec_in(tmp_path)), *options, cwd=tmp_path, env={"SPACED": "a b"})
+    done = hermes("rollouts", str(spec_in(tmp_path)), *options, cwd=tmp_path, env={"SPACED": "a b", "SHORT": "x"})
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr

@@ -299,6 +299,12 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "gate-with-weight": (BASE + "rewards: {a: {fn: exact_match, gate: true, ▶weight: 2}}\n", "it has no weight"),
     "clamp-reversed": (BASE + "score: {clamp: ▶[1, 0]}\n", "lower than the second"),
+    "range-reversed": (BASE + "rewards: {a: {fn: exact_match, range: ▶[1, 1]}}\n", "lower than the second"),
+    "range-too-wide": (BASE + "rewards: {a: {fn: exact_match, range: ▶[0, 1.0e+200]}}\n", "two numbers within ±1e+100"),
+    "range-of-a-gate": (
+        BASE + "rewards: {a: {fn: exact_match, gate: true, range: ▶[-1, 1]}}\n",
+        "must lie within [0, 1]",
+    ),
     "ending-unknown": (BASE + "endings: {▶max_turn: 0}\n", "did you mean `max_turns`?"),
     "ending-of-ours": (BASE + "endings: {▶server_failure: 0}\n", "never graded"),
     "ending-treatment": (BASE + "endings: {max_turns: ▶droop}\n", "did you mean `drop`?"),

@@ -147,3 +147,17 @@ def test_there_are_blocks_of_each_kind() -> None:
     assert len(OTHERS) == len(OF_OTHERS)
     assert len(blocks("python")) > 25
     assert len(blocks("bash")) > 20
+
+
+def test_tests_that_pages_name_exist() -> None:
+    root = Path(__file__).parents[1]
+    named = [
+        (page.name, *words)
+        for page in (root / "docs").glob("*.md")
+        for words in re.findall(r"`([\w/]+\.py)::(\w+)`", page.read_text(encoding="utf-8"))
+    ]
+    assert named
+    for page, file, name in named:
+        assert re.search(rf"def {name}\(", (root / "tests" / file).read_text(encoding="utf-8")), (
+            f"{page}: {file}::{name}"
+        )

@@ -210,7 +210,7 @@ async def test_a_judge_is_asked_on_its_own_server(folder: Path, chat: ScriptedCh
 
 async def test_a_judge_that_fails_gives_no_score(folder: Path, chat: ScriptedChat, judge: ScriptedChat) -> None:
     """The judge falls back silently to keyword overlap."""
-    judge.script = [refused(401, "no credit")] * 3
+    judge.script = [refused(401, "no credit")] * 100
     (group,) = await play(judged(folder, chat, judge))
     assert group.scores == []
     assert group.dropped is not None

@@ -264,10 +264,6 @@ CASES: dict[str, tuple[str, str]] = {
         "`arguments` goes with `python` or `state`",
     ),
     "not-code": (BASE + "tools: [{python: ▶calculator}]\n", "expected file.py:function"),
-    "mcp-url-of-a-rollout": (
-        BASE + "tools: [{mcp: {name: a, url: 'http://localhost:1', ▶scope: rollout}}]\n",
-        "is shared by all rollouts",
-    ),
     "mcp-shared-in-the-sandbox": (
         BASE + "tools: [{mcp: {name: a, command: a, ▶scope: shared}}]\n",
         "cannot be shared; `where: host` can",

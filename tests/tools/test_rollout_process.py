@@ -54,7 +54,7 @@ dataset: {items: [{n: 1}, {n: 2}, {n: 13}]}
 prompt: {user: "Tell world {{ n }}."}
 state: {python: code.py:World, isolate: process}
 tools: [{state: tell}, {state: refuse}, {state: die}, {state: sleep}, {python: "code.py:shout", isolate: process}]
-rewards: {heard: {fn: "code.py:heard"}}
+rewards: {heard: {fn: "code.py:heard", range: [0, 10]}}
 agent: {tool_timeout: 1}
 solution: {turns: [{tools: TOOLS}, {say: done}]}
 servers: {policy: {type: scripted}}

@@ -25,12 +25,13 @@ class Simulator:
 
         options = [f"-Xmx{memory}", "-XX:+UseSerialGC"]
         try:
-            port, process = launch_gateway(
-                classpath=JAR_PATH, die_on_exit=True, javaopts=options, cwd=BASEPATH, return_proc=True
+            # Without a secret, every process of the machine could run code in it.
+            port, secret, process = launch_gateway(
+                classpath=JAR_PATH, die_on_exit=True, javaopts=options, cwd=BASEPATH, return_proc=True, enable_auth=True
             )
         except FileNotFoundError as error:
             raise UserError("ScienceWorld needs Java: apt-get install default-jre-headless") from error
-        own = GatewayParameters(auto_field=True, port=port)
+        own = GatewayParameters(auto_field=True, port=port, auth_token=secret)
         self.gateway = JavaGateway(gateway_parameters=own, java_process=process)
         self.server = self.gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
 

@@ -16,7 +16,9 @@ from hermes_rl import UserError
 HOW = "apt install mariadb-server && pip install mysql-connector-python"
 SECONDS = 30
 """For a statement, and for the server to start."""
-KEEPER = 'folder=$1; shift; "$@" </dev/null >"$folder/log" 2>&1 & read -r _; kill -KILL $!; wait; rm -rf "$folder"'
+KEEPER = (
+    'folder=$1; shift; nice -n 5 "$@" </dev/null >"$folder/log" 2>&1 & read -r _; kill -KILL $!; wait; rm -rf "$folder"'
+)
 """A shell's: it keeps the server for as long as the runner lives, which holds the other end of its input."""
 SMALL = (
     "--innodb-log-file-size=4M",
@@ -29,6 +31,12 @@ ALONE = (
     "--secure-file-priv=/dev/null",
     "--max-connections=500",
     f"--max-statement-time={SECONDS}",
+    # What a session may ask for at most.
+    *(f"--{kind}max-session-mem-used={256 << 20}" for kind in ("", "maximum-")),
+    f"--maximum-max-heap-table-size={32 << 20}",
+    f"--maximum-tmp-memory-table-size={32 << 20}",
+    f"--maximum-sort-buffer-size={8 << 20}",
+    f"--maximum-join-buffer-size={8 << 20}",
 )
 NAMES = ("--character-set-server=utf8mb4", "--collation-server=utf8mb4_general_ci")
 RUNNING: dict[tuple[str, ...], "Server"] = {}

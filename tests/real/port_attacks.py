@@ -8,6 +8,7 @@ Prints a JSON object, whose form depends on the kind; see the functions at the e
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import pickle
 import sys
@@ -140,8 +141,24 @@ async def emptied(name: str) -> dict[str, list[float]]:
         return {row.key: [await score(env, row, script) for script in scripts] for row in rows_of(env, 8, 110)}
 
 
+async def unasked(name: str) -> str:
+    """Call the Java of a simulator without its secret, as any process of the machine could; the error."""
+    from py4j.java_gateway import GatewayParameters, JavaGateway
+    from py4j.protocol import Py4JError
+
+    sys.path.insert(0, str(Path(__file__).parents[2] / "specs" / name))
+    simulator = importlib.import_module("world").Simulator()
+    try:
+        port = simulator.gateway.gateway_parameters.port
+        return str(JavaGateway(gateway_parameters=GatewayParameters(port=port)).jvm.java.lang.System.getenv("HOME"))
+    except Py4JError as error:
+        return f"refused: {error}"
+    finally:
+        simulator.close()
+
+
 KINDS: dict[str, Callable[[str], Awaitable[Any]]] = {
-    each.__name__: each for each in (refused, saved, evaluated, held, emptied)
+    each.__name__: each for each in (refused, saved, evaluated, held, emptied, unasked)
 }
 
 if __name__ == "__main__":

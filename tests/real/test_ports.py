@@ -192,6 +192,11 @@ def test_the_worst_known_text_is_ended(name: str, tmp_path: Path) -> None:
     assert attacked("held", name, tmp_path) == 0.0
 
 
+@pytest.mark.parametrize("name", [each for each in PORTS if each.values[0] == "scienceworld"])
+def test_nobody_else_calls_the_java_of_a_simulator(name: str, tmp_path: Path) -> None:
+    assert attacked("unasked", name, tmp_path).startswith("refused: ")
+
+
 @pytest.mark.parametrize("name", [each for each in PORTS if each.values[0] in CALLING])
 def test_refused_calls_score_as_none(name: str, tmp_path: Path) -> None:
     for refused, none in attacked("refused", name, tmp_path).values():

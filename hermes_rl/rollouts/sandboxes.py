@@ -521,9 +521,14 @@ class Tooling:
         return Toolkit([*shared.tools, *own]) if own else shared
 
     async def _tools_of(self, state: Any, source: dict[str, Any]) -> tuple[Tool, ...]:
-        """Return the tools of one entry; a process is asked once for all rows that ask alike."""
+        """Return the tools of one entry; a process is asked once for all rows that ask alike.
+
+        Schemas that the state itself has may be others in each row, methods are those of its class.
+        """
         if not isinstance(state, RolloutProcess):
             return tools_of_state(state, **source)
+        if isinstance(source["schemas"], str):
+            return await state.tools(source)
         key = repr(source)
         tools = self._of_processes.get(key)
         if tools is None:

@@ -324,3 +324,32 @@ def test_descriptions_of_tools_in_another_form_are_refused(message: Any) -> None
     assert read_descriptions([DESCRIBED]) == [DESCRIBED]
     with pytest.raises(WireError):
         read_descriptions(message)
+
+
+OWN_TOOLS = """
+class World:
+    def __init__(self, item):
+        self.documents = [{"name": f"tool_{item['n']}", "description": "Count.", "parameters": {"type": "object"}}]
+    def call(self, name, arguments):
+        return name
+
+def named(result, item) -> bool:
+    return [call.name for call in result.tool_calls if call.error is None] == [f"tool_{item['n']}"]
+"""
+
+
+async def test_each_row_has_the_tools_that_its_own_state_describes(tmp_path: Path) -> None:
+    """All rows had those of the first one, whose process had been asked."""
+    (tmp_path / "world.py").write_text(OWN_TOOLS)
+    (tmp_path / "spec.yaml").write_text("""
+version: 1
+dataset: {items: [{n: 1}, {n: 2}, {n: 3}]}
+prompt: {user: "Count {{ n }}."}
+state: world.py:World
+tools: [{state: call, schemas: documents}]
+rewards: {named: {fn: "world.py:named"}}
+solution: {turns: [{tools: [{name: "tool_{{ n }}"}]}, {say: done}]}
+servers: {policy: {type: scripted}}
+""")
+    async with open_env(tmp_path / "spec.yaml") as env:
+        assert [(await env.play(row)).score for row in itertools.islice(env.rows(), 3)] == [1, 1, 1]

@@ -33,7 +33,7 @@ dataset: {items: ITEMS, eval: EVAL}
 prompt: {user: "Do {{ n }}"}
 tools: [{python: "code.py:shout"}]
 agent: {max_turns: 4, max_tokens: 50, temperature: 1.0}
-rewards: {number: {fn: "code.py:number"}, even: {fn: "code.py:even", weight: 0.5}}
+rewards: {number: {fn: "code.py:number", range: [0, 1000]}, even: {fn: "code.py:even", weight: 0.5}}
 servers: {policy: {type: openai, base_url: URL, model: faulty, tokenizer: TOKENIZER, timeout: 0.5}}
 process: {groups: 200, group_size: 2, concurrency: 10}
 evaluate: {rollouts: 4, concurrency: 10, success: 5}
@@ -151,7 +151,7 @@ def check_rollouts(found: list[dict[str, Any]]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.by_turns(2, 0)
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 async def test_process_writes_each_of_its_groups_once(tmp_path: Path) -> None:
     async with FaultyModel(faults=FAULTY) as model:
         write_spec(tmp_path, model.url, evaluation=False, rows=60)
@@ -168,7 +168,7 @@ async def test_process_writes_each_of_its_groups_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 async def test_an_episode_of_three_seats_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     async with FaultyModel(faults=FAULTY / 3) as model:
         write_spec(tmp_path, model.url, evaluation=False, rows=60)
@@ -199,7 +199,7 @@ async def test_an_episode_of_three_seats_is_there_as_a_whole_or_not_at_all(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.by_turns(2, 1)
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 async def test_evaluate_ends_with_the_numbers_of_a_run_that_nothing_disturbed(tmp_path: Path) -> None:
     (tmp_path / "calm").mkdir()
     (tmp_path / "rough").mkdir()

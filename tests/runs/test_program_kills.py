@@ -42,7 +42,7 @@ sandbox: {files: [{to: agent.py, from: agent.py}]}
 agent:
   program: {command: [python3, -S, agent.py, "{{ prompt }}", MARK], env: {BASE: "{{ endpoint }}/v1/chat/completions"}}
   timeout: 30
-rewards: {number: {fn: "code.py:number"}}
+rewards: {number: {fn: "code.py:number", range: [0, 1000]}}
 servers: {policy: {type: openai, base_url: URL, model: faulty, tokenizer: TOKENIZER, timeout: 5}}
 process: {groups: GROUPS, group_size: 2, concurrency: 6}
 """
@@ -141,7 +141,7 @@ class Killing:
 
 @pytest.mark.slow
 @pytest.mark.by_turns(2, 0)
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 async def test_runs_of_programs_write_each_group_once_whatever_is_killed(tmp_path: Path) -> None:
     async with lives(tmp_path) as program:
         run = Killing(tmp_path, program)

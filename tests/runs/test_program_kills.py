@@ -42,7 +42,7 @@ sandbox: {files: [{to: agent.py, from: agent.py}]}
 agent:
   program: {command: [python3, -S, agent.py, "{{ prompt }}", MARK], env: {BASE: "{{ endpoint }}/v1/chat/completions"}}
   timeout: 30
-rewards: {number: {fn: "code.py:number", range: [0, 1000]}}
+rewards: {number: {fn: "code.py:number", range: [-1, 1000]}}
 servers: {policy: {type: openai, base_url: URL, model: faulty, tokenizer: TOKENIZER, timeout: 5}}
 process: {groups: GROUPS, group_size: 2, concurrency: 6}
 """

@@ -182,13 +182,14 @@ async def test_the_specs_budget_ends_the_iteration(tmp_path: Path) -> None:
 
 
 async def test_leaving_the_loop_ends_what_is_in_flight(tmp_path: Path) -> None:
-    hanging, left = asyncio.Event(), 0
+    hanging, reached, left = asyncio.Event(), asyncio.Event(), 0
     sampler = Sampler()
 
     async def half(ids: list[int], sampling: Sampling) -> Sampled:
         nonlocal left
         if len(sampler.asked) >= 6:
             try:
+                reached.set()
                 await hanging.wait()
             finally:
                 left += 1
@@ -197,6 +198,7 @@ async def test_leaving_the_loop_ends_what_is_in_flight(tmp_path: Path) -> None:
     async with open_env(spec_in(tmp_path)) as env:
         async with env.groups(1, Policy.sampling(half, None), concurrency=4, ahead=2) as groups:
             await anext(groups)
+            await reached.wait()
         assert left > 0
         ended = left
         await settled(sampler)

@@ -245,7 +245,7 @@ class ForkServer:
                     cwd="/",
                     start_new_session=True,  # Ctrl-C is for the client, which then ends its children
                 )
-        except BaseException:
+        except BaseException:  # also on Ctrl-C: the caller never gets this end
             ours.close()
             raise
         return ours
@@ -270,7 +270,7 @@ def _request(
         answer = json.loads(ours.recv(REQUEST_BYTES) or b'{"error": "it has ended"}')
         if "error" in answer:
             raise ForkServerError(answer["error"])
-    except BaseException:
+    except BaseException:  # also on Ctrl-C: the caller never gets this end
         ours.close()
         raise
     return StartedProcess(answer["pid"], ours)

@@ -62,7 +62,7 @@ def hermes(
     command = started(*arguments, cwd=cwd, env=env, typed=typed, code=code, loaded=loaded)
     try:
         status = command.wait(SECONDS)
-    except BaseException:
+    except BaseException:  # a test that is stopped by its time limit too: leave no process
         command.kill()
         raise
     return subprocess.CompletedProcess(["hermes-rl", *arguments], status, *command.said())

@@ -222,7 +222,7 @@ class SeatPlayer:
 
     async def _play(self) -> AgentResult:
         if self._program is not None:
-            program = ProgramDriver(
+            driver: ProgramDriver | HermesAgentLoop = ProgramDriver(
                 self._server,
                 self._program,
                 self.runtime,
@@ -233,18 +233,16 @@ class SeatPlayer:
                 request_id=self._request_id,
                 port=self._port,
             )
-            result = await program.run(self._messages)
-            await self._end_processes()
-            return result
-        driver = HermesAgentLoop(
-            self._server,
-            self.toolkit.schemas,
-            task_id=self.runtime.task_id,
-            options=self.options,
-            user=self,
-            tokenizer=self._tokenizer,
-            request_id=self._request_id,
-        )
+        else:
+            driver = HermesAgentLoop(
+                self._server,
+                self.toolkit.schemas,
+                task_id=self.runtime.task_id,
+                options=self.options,
+                user=self,
+                tokenizer=self._tokenizer,
+                request_id=self._request_id,
+            )
         result = await driver.run(self._messages)
         await self._end_processes()
         return result

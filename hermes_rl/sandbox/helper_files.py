@@ -38,7 +38,7 @@ def _descriptor(path: bytes, flags: int, mode: int = 0o644) -> int:
     fd = posix.open(path, flags | OPEN_FLAGS, mode)
     try:
         _refuse_kernel(posix.readlink(b"/proc/self/fd/%d" % fd))
-    except BaseException:
+    except BaseException:  # the caller never gets this descriptor
         posix.close(fd)
         raise
     return fd

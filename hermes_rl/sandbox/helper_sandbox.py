@@ -229,7 +229,7 @@ class HelperSandbox(Sandbox):
             if may_wait(self.shell, self._variables):
                 waiting = self._command([BASH, "-c", PROGRAM])
                 self.waiting_shell = WaitingShell(self.connection, self._processes, waiting)
-            if self.config.image is not None:
+            if self.config.image is not None and self.has_shell:
                 await self._try_shell()
             await self.prepare()
         except BaseException:  # a cancellation too: whoever asked has no sandbox to close
@@ -241,8 +241,6 @@ class HelperSandbox(Sandbox):
 
     async def _try_shell(self) -> None:
         """Run the image's shell before the agent does, whose failure it would count as."""
-        if not self.has_shell:
-            return
         tried = await self.run([self.shell, "-c", ":"])
         if tried.exit_code:
             raise self.unusable_image(f"has a {self.shell} that cannot run ({tried.output.strip()[:200]})")

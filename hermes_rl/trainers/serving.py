@@ -267,13 +267,12 @@ class Serving:
             state = await self._state()
             self.looked, self.seen, self.state = now, seen, state
             if self.state.step != before:
-                if self.together.under_way.locked() or self.together.sent != seen:
-                    # The trainer may or may not have counted the group that was being sent: look between two sends.
-                    async with self.together.under_way:
+                # What the trainer has used by this step, between two sends.
+                async with self.together.under_way:
+                    if self.together.sent != seen:  # it may or may not have counted the group that was being sent
                         self.state = await self._state()
-                        self._mark_step()
-                else:
-                    self._mark_step()
+                    state_then = {"quarantined": self.run.quarantine.record(), "environment": self.hooks.state()}
+                    self.log.step(self.state.step, self.state.queued, state_then)
                 await self._look_at_arrivals()
                 # Once, even if the step jumped over several multiples of `evaluate_every`.
                 every = self.hooks.evaluate_every
@@ -282,11 +281,6 @@ class Serving:
                 await self.hooks.stepped(before, self.state.step)
             self._begin_evaluation()
             self.together.wake()
-
-    def _mark_step(self) -> None:
-        """Record what the trainer has used by its step."""
-        state = {"quarantined": self.run.quarantine.record(), "environment": self.hooks.state()}
-        self.log.step(self.state.step, self.state.queued, state)
 
     async def _look_at_arrivals(self) -> None:
         """See how old the groups are that the trainer has just taken, and say so where they are too old.

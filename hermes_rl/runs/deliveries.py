@@ -46,8 +46,10 @@ class DeliveryLog:
         left_out: groups that are not to be sent, with the cause.
         marks: one per step that the trainer was seen at.
         session: what the trainer gave at its last registration, by which it knows us.
+        unanswered: whether a registration after that one may have reached the trainer.
         contents: what tells the group in doubt, and the one before it, from others (`content_of`).
         repeated: groups that were sent again, and that the trainer may have twice.
+        doubled: whether the trainer's queue may hold a group twice, so that the queue's length says too much.
     """
 
     journal: Journal | None
@@ -57,8 +59,10 @@ class DeliveryLog:
     left_out: dict[str, str] = field(default_factory=dict)
     marks: list[StepMark] = field(default_factory=list)
     session: Any = None
+    unanswered: bool = False
     contents: dict[str, str] = field(default_factory=dict)
     repeated: set[str] = field(default_factory=set)
+    doubled: bool = False
 
     def __post_init__(self) -> None:
         self._known: set[str] = set()
@@ -87,10 +91,14 @@ class DeliveryLog:
             self._known -= set(line["groups"])
             self.delivered = [group_id for group_id in self.delivered if group_id in self._known]
             self.marks = [mark for mark in self.marks if mark.taken <= len(self.delivered)]
+            self.doubled = False
         elif event == "repeated":
             self.repeated.update(line["groups"])
+            self.doubled = True
         elif event == "registered":
-            self.session, self.doubtful = line["session"], []
+            self.session, self.unanswered, self.doubtful = line["session"], False, []
+        elif event == "registering":
+            self.unanswered = True
         elif event == "step":
             self.marks.append(StepMark(line["step"], line["taken"], line["state"]))
 
@@ -128,6 +136,10 @@ class DeliveryLog:
         """Record that the trainer has lost these groups, so that they are sent again."""
         if groups:
             self._write("lost", groups=groups)
+
+    def registering(self) -> None:
+        """Record that a registration is about to leave."""
+        self._write("registering")
 
     def registered(self, session: Any) -> None:
         """Record by what the trainer knows us from now on; what was in doubt and did not arrive is sent again."""

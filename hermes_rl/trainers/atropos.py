@@ -156,6 +156,8 @@ class AtroposTrainer:
 
     async def register(self, registration: Registration, log: DeliveryLog) -> Registered:
         self._group_size, self._weighted, self._log = registration.group_size, registration.weight >= 0, log
+        unanswered = log.unanswered
+        log.registering()
         answer = await self._registered(registration)
         if self.total_steps == -1:
             self.total_steps = answer.num_steps
@@ -168,7 +170,7 @@ class AtroposTrainer:
                 "sequences: make the group smaller, or the batch larger"
             )
         names = await self._get("wandb_info", _Names)
-        lost, arrived = await self._compared(log, answer)
+        lost, arrived = await self._compared(log, answer, unanswered)
         return Registered(
             session={"numbers": self._numbers, "name": answer.wandb_name},
             number=answer.env_id,
@@ -203,20 +205,27 @@ class AtroposTrainer:
             waited = True
             await asyncio.sleep(1)
 
-    async def _compared(self, log: DeliveryLog, answer: _Registered) -> tuple[list[str], list[str]]:
-        """Return the groups of the log that the API has lost with its queue, and those in doubt that it has."""
+    async def _compared(self, log: DeliveryLog, answer: _Registered, unanswered: bool) -> tuple[list[str], list[str]]:
+        """Return the groups of the log that the API has lost with its queue, and those in doubt that it has.
+
+        A registration that is `unanswered` may be what follows the one of the log in an API that was restarted: then
+        only the latest group of the API proves that it was not.
+        """
         session: dict[str, Any] = log.session if isinstance(log.session, dict) else {"numbers": [log.session]}
         former = [number for number in session["numbers"] if number is not None]
         self._numbers = [answer.env_id]
         step, queued = answer.starting_step, None
+        unproven = False
         if former and answer.follows(former, session.get("name")):
-            status, queued = await self._status(former)
-            step = status.current_step  # of the same moment as the queue, as a batch may be taken at any time
+            unproven = unanswered and bool(log.delivered) and not await self._latest_is(former, log.contents.values())
+            if not unproven:
+                status, queued = await self._status(former)
+                step = status.current_step  # of the same moment as the queue, as a batch may be taken at any time
         if queue_was_lost(log, step, None if queued is None else sum(queued.values())):
             mark = log.at(step)
             lost = log.delivered[mark.taken :]
-            # Without a mark of this very step, the trainer may have used some of them.
-            log.repeat([*(lost if mark.step < step else ()), *log.doubtful])
+            # Without a mark of this very step, or with a queue that held a group twice, the trainer may have used some.
+            log.repeat([*(lost if mark.step < step or log.doubled or unproven else ()), *log.doubtful])
             return lost, []
         for number in former if queued is not None else ():
             self._numbers.append(number)
@@ -233,9 +242,13 @@ class AtroposTrainer:
         This process sends one group at a time for all its environments. So a group that has arrived is not found only
         where an environment of another process has sent one since, or where it equals the one before it.
         """
-        latest = await self._get("latest_example", _Group)
         content = self._log.content_in_doubt
-        return content is not None and latest.env_id in ours and content_of(latest.tokens, latest.scores) == content
+        return content is not None and await self._latest_is(ours, [content])
+
+    async def _latest_is(self, ours: Collection[int], contents: Collection[str]) -> bool:
+        """Return whether one of `ours` has sent the latest group of the API, and this has one of these contents."""
+        latest = await self._get("latest_example", _Group)
+        return latest.env_id in ours and content_of(latest.tokens, latest.scores) in contents
 
     async def state(self) -> TrainerState:
         status, groups = await self._status(self._numbers)

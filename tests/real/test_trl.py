@@ -126,7 +126,7 @@ def require_learnt(found: dict[str, Any], first: int = 1) -> None:
     """A run of the documents' script has learnt the task, on exactly what was sampled; `first` steps are its start."""
     assert found["parameters"] < 1_000_000
     assert len(found["means"]) == 12
-    assert min(found["means"][:first]) < 0.4
+    assert min(found["means"][:first]) < 0.5  # of 64 rollouts: a standard error of 0.06
     assert max(found["means"][6:]) > 0.7
     assert max(found["worst"]) <= 1e-4
     assert min(found["trained"]) > 500  # tokens of 64 rollouts, so that the comparison is of something

@@ -111,8 +111,7 @@ class Network:
             self.late.pop(0)()
         if self.chance.random() >= self.share:
             return self.api(path, body)
-        # A registration whose answer is lost after a restart cannot be told from another environment's.
-        arrives = "never" if path == "register-env" else self.chance.choice(("never", "now", "later"))
+        arrives = self.chance.choice(("never", "now", "later"))
         if arrives == "now":
             self.api(path, body)
         elif arrives == "later" and path == "scored_data":

@@ -17,7 +17,7 @@ from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.deliveries import DeliveryLog, content_of
 from hermes_rl.runs.journal import Journal
 from hermes_rl.trainers.atropos import AtroposTrainer
-from hermes_rl.trainers.base import GroupRefused, Registration
+from hermes_rl.trainers.base import GroupRefused, Registered, Registration
 from tests.env.canned import group
 from tests.env.trainer import trajectory_api
 from tests.rollouts.worlds import row
@@ -288,6 +288,48 @@ async def test_an_environment_goes_on_with_an_api_that_was_restarted(former: obj
     answer = await trainer.register(Registration("canned", 2, 100), log)
     assert (answer.lost, answer.session) == (("c",), {"numbers": [0], "name": "canned_0"})
     assert (await trainer.state()).share == 1.0, "it is still connected"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_queue_is_not_taken_for_safe_on_the_word_of_an_unrecorded_registration(restarted: bool) -> None:
+    """A process was killed when it had registered, so that the next number is one that the API of before would give."""
+    log = DeliveryLog(None, "atropos")
+    network = Network(RunApi(batch_size=100), random.Random(0), 0.0)
+
+    async def start() -> tuple[FaultyTrainer, Registered]:
+        trainer = FaultyTrainer("http://api", total_steps=5)
+        trainer.network = network
+        return trainer, await trainer.register(Registration("canned", 2, 100), log)
+
+    trainer, answer = await start()
+    log.registered(answer.session)
+    await trainer.send(sending(log, "one", group(0.0, 1.0)), [group(0.0, 1.0)])
+    log.has("one")
+    if restarted:
+        network.api = RunApi(batch_size=100)
+    await start()
+    _, answer = await start()
+    assert answer.lost == (("one",) if restarted else ())
+    assert log.repeated == ({"one"} if restarted else set())
+
+
+async def test_groups_before_one_that_is_queued_twice_may_have_been_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue is longer by one than what the log has sent, so the log takes a trained group for a queued one."""
+    monkeypatch.setattr("hermes_rl.trainers.atropos.PAUSE", 0.0)
+    log, trainer = DeliveryLog(None, "atropos"), FaultyTrainer("http://api", total_steps=5)
+    trainer.network = network = Network(RunApi(), random.Random(0), 0.0)
+    log.registered((await trainer.register(Registration("canned", 2, 100), log)).session)
+    for name in ("a", "b", "c"):
+        await trainer.send(sending(log, name, group(0.0, 1.0)), [group(0.0, 1.0)])
+        log.has(name)
+    log.repeat(["c"])
+    network.api("scored_data", network.api.queue[-1])
+    network.api.batch()
+    state = await trainer.state()
+    log.step(state.step, state.queued, {})
+    network.api = RunApi(step=1)
+    assert (await trainer.register(Registration("canned", 2, 100), log)).lost == ("b", "c")
+    assert log.repeated == {"b", "c"}
 
 
 @pytest.mark.parametrize(

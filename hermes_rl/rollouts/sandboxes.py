@@ -29,7 +29,7 @@ from hermes_rl.spec.model import File, Mcp, ServiceSection, Spec, TextFile, Tool
 from hermes_rl.spec.templates import render, render_section
 from hermes_rl.threads import PerLoopSemaphore, in_thread
 from hermes_rl.tools.artifacts import ArtifactFile, ArtifactRequest, TakenArtifact, take
-from hermes_rl.tools.base import SandboxFactory, Tool, Toolkit, ToolRuntime, free_task_id
+from hermes_rl.tools.base import SandboxFactory, Tool, Toolkit, ToolRuntime, free_task_id, require_usable
 from hermes_rl.tools.catalogue import DISTRIBUTIONS, resolve_toolsets, sample_distribution
 from hermes_rl.tools.context import ToolContext
 from hermes_rl.tools.hermes_toolsets import NAMES, HermesToolsets
@@ -514,7 +514,7 @@ class Tooling:
         shared = self.shared(group)
         sources = [state_source(entry) for entry in self._entries if entry.state]
         own = [
-            tool
+            require_usable(tool)
             for source in sources
             for tool in await self._tools_of(state, render(source, row.columns, where="tools", key=row.key))
         ]

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from hermes_rl.json_schema import CompiledSchema, InvalidSchemaError
 from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.findings import Findings
 from hermes_rl.spec.hints import parameters_of_rewards
@@ -364,12 +365,10 @@ def _unreadable(argument: str, value: object) -> str | None:
         except re.error as error:
             return f"this is no regular expression: {error}"
     if argument == "schema" and isinstance(value, dict):
-        from jsonschema import Draft202012Validator, SchemaError
-
         try:
-            Draft202012Validator.check_schema(value)
-        except SchemaError as error:
-            return f"this is no JSON Schema: {error.message}"
+            CompiledSchema(value).check()
+        except InvalidSchemaError as error:
+            return f"this is no JSON Schema: {error}"
     return None
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from hermes_rl.errors import SandboxFailure, UserError
+from hermes_rl.json_schema import CompiledSchema, InvalidSchemaError
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import STATE, BackgroundProcess, Sandbox, SandboxConfig
 from hermes_rl.tools.artifacts import Laid, TakenArtifact
@@ -247,6 +248,8 @@ class Tool(ABC):
     """Seconds for one call, where the tool has a bound of its own; the smaller of it and the spec's wins."""
     arguments: ArgumentRule | None = None
     """A rule of its own; None: as the spec's agent says."""
+    checks_arguments: bool = True
+    """Arguments are checked against `parameters` before a call; not those that a server checks."""
 
     @property
     @abstractmethod
@@ -264,9 +267,9 @@ class Tool(ABC):
         return function_schema(self.name, self.description, self.parameters)
 
     @functools.cached_property
-    def has_patterns(self) -> bool:
-        """Whether its parameters are matched with regular expressions, each of which may take for ever."""
-        return _has_patterns(self.parameters)
+    def compiled(self) -> CompiledSchema:
+        """Its parameters, by which arguments are checked and coerced."""
+        return CompiledSchema(self.parameters)
 
     async def prepare(self, runtime: ToolRuntime) -> None:
         """Start what it has in the sandbox, before the agent acts there and can break it."""
@@ -279,13 +282,6 @@ class Tool(ABC):
         `args` are checked against `parameters` already. Raises `ToolInputError` for arguments that cannot
         be used; a `Failure` ends the rollout; any other exception becomes an error that the model is told.
         """
-
-
-def _has_patterns(schema: object) -> bool:
-    if isinstance(schema, dict):
-        own = isinstance(schema.get("pattern"), str) or "patternProperties" in schema
-        return own or any(map(_has_patterns, schema.values()))
-    return isinstance(schema, list) and any(map(_has_patterns, schema))
 
 
 class DescribedTool(Tool):
@@ -301,6 +297,22 @@ class DescribedTool(Tool):
     @property
     def parameters(self) -> dict[str, Any]:
         return self._parameters
+
+
+def require_usable(tool: Tool) -> Tool:
+    """Return a tool whose schema came from a user; raises `UserError` where nothing can be checked against it."""
+    if tool.arguments != "strict" and (problem := _problem_of(json.dumps(tool.parameters, default=str))) is not None:
+        raise UserError(f"the parameters of the tool `{tool.name}` are no JSON Schema that can be used: {problem}")
+    return tool
+
+
+@functools.lru_cache(maxsize=1024)  # rollouts of one row, and most rows, have the same tools
+def _problem_of(parameters: str) -> str | None:
+    try:
+        CompiledSchema(json.loads(parameters)).check()
+    except InvalidSchemaError as error:
+        return str(error)
+    return None
 
 
 def arguments(required: Iterable[str] = (), **properties: dict[str, Any]) -> dict[str, Any]:

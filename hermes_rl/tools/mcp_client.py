@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes_rl.errors import UserError
 from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
+from hermes_rl.json_schema import CompiledSchema
 from hermes_rl.plugins import Code
 from hermes_rl.sandbox.base import Conversation
 from hermes_rl.threads import one_at_a_time
@@ -252,13 +253,8 @@ class McpSession:
 
 def problem_of(content: Any, schema: Mapping[str, Any]) -> str | None:
     """Say in a process of foreign code what is wrong with a structured answer; None where nothing is."""
-    from jsonschema.exceptions import best_match
-    from jsonschema.validators import validator_for
-    from referencing import Registry
-
-    # An empty registry: a schema of a server makes nobody fetch another one.
-    error = best_match(validator_for(schema)(schema, registry=Registry()).iter_errors(content))
-    return None if error is None else f"{error.json_path}: {error.message[:PROBLEM]}"
+    problems = CompiledSchema(schema).problems(content)
+    return problems[0][:PROBLEM] if problems else None
 
 
 problem_of.imports = ("jsonschema", "referencing")  # type: ignore[attr-defined]

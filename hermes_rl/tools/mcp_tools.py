@@ -27,8 +27,10 @@ SCHEMA_LIMIT = 100_000
 class McpTool(DescribedTool):
     """One tool of a server. Not parallel where the server is the rollout's own: its calls may depend on each other."""
 
+    checks_arguments = False
+
     def __init__(self, source: McpSource, listed: Listed, name: str) -> None:
-        accepted = {"type": "object", "properties": {}, **_without_patterns(listed.parameters)}
+        accepted = {"type": "object", "properties": {}, **listed.parameters}
         super().__init__(name, listed.description, accepted)
         self.listed, self._source = listed, source
         self.parallel = source.settings.shared
@@ -121,14 +123,3 @@ class McpSource:
         if len(json.dumps(schema)) > SCHEMA_LIMIT:
             raise UserError(f"{where} has a schema of more than {SCHEMA_LIMIT} characters")
         return McpTool(self, listed, name)
-
-
-def _without_patterns(schema: Any) -> Any:
-    """Return the schema without regular expressions: they come from elsewhere, and one can take for ever to match."""
-    if isinstance(schema, Mapping):
-        return {
-            key: _without_patterns(value)
-            for key, value in schema.items()
-            if not (key == "pattern" and isinstance(value, str))
-        }
-    return [_without_patterns(value) for value in schema] if isinstance(schema, list) else schema

@@ -390,7 +390,7 @@ def test_a_file_that_cannot_be_imported_is_told_without_running_it(tmp_path: Pat
         ("{regex_count: {args: {pattern: '[', at_least: 2}}}", "this is no regular expression: unterminated character"),
         ("{regex_match: {args: {pattern: '{{ q }}('}}}", None),
         ("{regex_match: {args: {pattern: '(a)'}}}", None),
-        ("{json_matches: {args: {schema: {type: strnig}}}}", "this is no JSON Schema: 'strnig' is not valid"),
+        ("{json_matches: {args: {schema: {type: strnig}}}}", "this is no JSON Schema: $.type: 'strnig' is not valid"),
         ("{json_matches: {args: {schema: {type: string}}}}", None),
     ],
 )

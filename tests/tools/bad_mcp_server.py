@@ -39,8 +39,10 @@ def text(said: object) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": str(said)}]}
 
 
-def add(a: int, b: int) -> dict[str, Any]:
-    return text(a + b)
+def add(a: object = None, b: object = None) -> dict[str, Any]:
+    if isinstance(a, int) and isinstance(b, int):
+        return text(a + b)
+    return {**text("a and b must be integers"), "isError": True}
 
 
 def count() -> dict[str, Any]:

@@ -71,9 +71,7 @@ async def test_a_good_call() -> None:
     assert outcome.seconds >= 0
 
 
-@pytest.mark.parametrize(
-    "raw", ["null", "[]", '"x"', "3", "true", "", " ", "{", '{"n": 1', "not json", None, [], 7, "[" * 100_000]
-)
+@pytest.mark.parametrize("raw", ["null", "[]", '"x"', "3", "true", "{", '{"n": 1', "not json", [], 7, "[" * 100_000])
 async def test_arguments_that_are_no_object(raw: object) -> None:
     tool = Scripted("t", echo)
     outcome = await one(tool, raw)
@@ -85,10 +83,18 @@ async def test_arguments_that_are_no_object(raw: object) -> None:
     assert "arguments" in json.loads(outcome.content)["error"]
 
 
+@pytest.mark.parametrize("raw", ["", " \n", None, {}, "{}"])
+async def test_blank_arguments_are_an_empty_object(raw: object) -> None:
+    tool = Scripted("t", str)
+    tool.parameters = {"type": "object", "properties": {}}
+    assert (await one(tool, raw)).error is None
+    assert tool.calls == [{}]
+
+
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
-        ({}, "missing parameter 'n'"),
+        ({}, "'n' is missing"),
         ({"n": 1, "wrod": "x"}, "unknown parameter 'wrod'; did you mean `word`?"),
         ({"n": "three"}, "must be integer, not string"),
         ({"n": 1.5}, "must be integer, not number"),

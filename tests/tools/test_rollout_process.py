@@ -353,3 +353,24 @@ servers: {policy: {type: scripted}}
 """)
     async with open_env(tmp_path / "spec.yaml") as env:
         assert [(await env.play(row)).score for row in itertools.islice(env.rows(), 3)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("isolate", ["process", "none"])
+async def test_a_schema_that_refers_to_itself_is_a_mistake_of_the_spec(isolate: str, tmp_path: Path) -> None:
+    """It ended the run with a KeyError."""
+    endless = OWN_TOOLS.replace('"type": "object"', '"$ref": "#"')
+    assert endless != OWN_TOOLS
+    (tmp_path / "world.py").write_text(endless)
+    (tmp_path / "spec.yaml").write_text(f"""
+dataset: {{items: [{{n: 1}}]}}
+prompt: {{user: "Count {{{{ n }}}}."}}
+state: {{python: "world.py:World", isolate: {isolate}}}
+tools: [{{state: call, schemas: documents}}]
+rewards: {{named: {{fn: "world.py:named"}}}}
+servers: {{policy: {{type: scripted}}}}
+""")
+    async with open_env(tmp_path / "spec.yaml") as env:
+        with pytest.raises(
+            UserError, match=r"the tool `tool_1` are no JSON Schema that can be used: it refers to itself"
+        ):
+            await env.play(next(iter(env.rows())))

@@ -16,6 +16,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
+from hermes_rl.json_schema import TYPES, CompiledSchema, is_of
 from hermes_rl.tokens.texts import stand_in
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.values import UnwantedValueError, read_value, too_deep
@@ -24,15 +25,6 @@ from hermes_rl.values import UnwantedValueError, read_value, too_deep
 
 _THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 _QUOTES = ("`", '"', "'", "“", "‘", "«")
-_TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "null": (type(None),),
-    "object": (dict,),
-    "array": (list,),
-}
 
 
 def without_reasoning(text: str, *, prefilled: bool = False) -> tuple[str | None, str]:
@@ -175,25 +167,24 @@ def json_block(text: str, start: int, closing: str) -> tuple[ParsedCall, int]:
     return of_object(raw, value), place + len(closing)
 
 
-Properties = Mapping[str, Mapping[str, Any]]
-"""The schemas of each tool's parameters, by the names of the tool and the parameter."""
+Schemas = Mapping[str, CompiledSchema]
+"""The schemas of tools' parameters, by the name of the tool."""
 
 
-def properties_of(tools: Tools | None) -> Properties:
-    """Return the schemas of all parameters; of two tools with one name, the first one's."""
-    properties: dict[str, Mapping[str, Any]] = {}
+def schemas_of(tools: Tools | None) -> Schemas:
+    """Return the schemas of all tools' parameters; of two tools with one name, the first one's."""
+    schemas: dict[str, CompiledSchema] = {}
     for entry in tools or ():
         function = entry.get("function", entry)
-        if isinstance(function, Mapping):
-            properties.setdefault(str(function.get("name")), (function.get("parameters") or {}).get("properties") or {})
-    return properties
+        if isinstance(function, Mapping) and isinstance(parameters := function.get("parameters"), Mapping):
+            schemas.setdefault(str(function.get("name")), CompiledSchema(parameters))
+    return schemas
 
 
-def typed(properties: Properties, tool: str, name: str, text: str) -> Any:
+def typed(schemas: Schemas, tool: str, name: str, text: str) -> Any:
     """Return an argument's value in the type of its schema, or the text itself where that is impossible or unknown."""
-    schema = properties.get(tool, {}).get(name)
-    allowed = _allowed(schema) if isinstance(schema, Mapping) else set()
-    if not allowed or allowed == {"string"}:
+    allowed = schemas[tool].types_of_property(name) if tool in schemas else TYPES.keys()
+    if allowed == TYPES.keys() or allowed == {"string"}:
         return text
     try:
         value = loads(text.lower() if text in ("True", "False", "None") else text)
@@ -201,22 +192,7 @@ def typed(properties: Properties, tool: str, name: str, text: str) -> Any:
         return text
     if isinstance(value, str):
         return text
-    return value if "string" not in allowed or any(_is(value, kind) for kind in allowed) else text
-
-
-def _is(value: Any, kind: str) -> bool:
-    return isinstance(value, _TYPES.get(kind, ())) and (kind == "boolean" or not isinstance(value, bool))
-
-
-def _allowed(schema: Mapping[str, Any]) -> set[str]:
-    """Return the JSON types that a schema allows; the set is empty where it names none."""
-    types = schema.get("type")
-    kinds = {types} if isinstance(types, str) else set(types) if isinstance(types, list | tuple) else set()
-    for branch in (*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())):
-        kinds |= _allowed(branch) if isinstance(branch, Mapping) else set()
-    if not kinds and schema.get("enum"):
-        kinds = {kind for kind in _TYPES for value in schema["enum"] if _is(value, kind)}
-    return kinds
+    return value if "string" not in allowed or is_of(value, allowed) else text
 
 
 # -------------------------------------------------------------------------------------- What a parser gives back

@@ -12,12 +12,12 @@ from typing import Any
 from hermes_rl.tokens.parsers.base import (
     Ends,
     ParsedCall,
-    Properties,
+    Schemas,
     Status,
     Tools,
     made,
     openings,
-    properties_of,
+    schemas_of,
     typed,
 )
 
@@ -33,10 +33,10 @@ class Glm:
     markers = ("<tool_call>", _CLOSING, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
     def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
-        return openings(text, "<tool_call>", partial(_block, text, Ends(text, _VALUE_END), properties_of(tools)))
+        return openings(text, "<tool_call>", partial(_block, text, Ends(text, _VALUE_END), schemas_of(tools)))
 
 
-def _block(text: str, ends: Ends, properties: Properties, start: int) -> tuple[ParsedCall, int]:
+def _block(text: str, ends: Ends, schemas: Schemas, start: int) -> tuple[ParsedCall, int]:
     closing = text.find(_CLOSING, start)
     key = text.find("<arg_key>", start, closing if closing >= 0 else len(text))
     name_end = min((place for place in (key, closing) if place >= 0), default=len(text))
@@ -44,7 +44,7 @@ def _block(text: str, ends: Ends, properties: Properties, start: int) -> tuple[P
     arguments: dict[str, Any] = {}
     while (begun := _KEY.match(text, place)) is not None and (ended := ends.next(begun.end())) is not None:
         key_name = begun[1].strip()
-        arguments[key_name] = typed(properties, name, key_name, text[begun.end() : ended.start()])
+        arguments[key_name] = typed(schemas, name, key_name, text[begun.end() : ended.start()])
         place = ended.end()
     end = text.find(_CLOSING, place)
     if end < 0:

@@ -9,12 +9,12 @@ from typing import Any
 from hermes_rl.tokens.parsers.base import (
     Ends,
     ParsedCall,
-    Properties,
+    Schemas,
     Status,
     Tools,
     made,
     openings,
-    properties_of,
+    schemas_of,
     typed,
 )
 
@@ -31,20 +31,20 @@ class Qwen3Coder:
     markers = ("<tool_call>", "</tool_call>")
 
     def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
-        return openings(text, "<tool_call>", partial(_block, text, Ends(text, _END), properties_of(tools)))
+        return openings(text, "<tool_call>", partial(_block, text, Ends(text, _END), schemas_of(tools)))
 
 
-def _block(text: str, ends: Ends, properties: Properties, start: int) -> tuple[ParsedCall, int]:
+def _block(text: str, ends: Ends, schemas: Schemas, start: int) -> tuple[ParsedCall, int]:
     end = ends.next(start)
     if end is None:
         closing = text.find("</tool_call>", start)
         if closing < 0:
             return ParsedCall(text[start:].strip(), Status.UNCLOSED), len(text)
         return ParsedCall(text[start:closing].strip(), Status.MALFORMED), closing + len("</tool_call>")
-    return _call(text[start : end.start()], text[start : end.end()], properties), end.end()
+    return _call(text[start : end.start()], text[start : end.end()], schemas), end.end()
 
 
-def _call(body: str, block: str, properties: Properties) -> ParsedCall:
+def _call(body: str, block: str, schemas: Schemas) -> ParsedCall:
     raw, head = block.removesuffix("</tool_call>").strip(), _FUNCTION.match(body)
     if head is None:
         return ParsedCall(raw, Status.MALFORMED)
@@ -55,7 +55,7 @@ def _call(body: str, block: str, properties: Properties) -> ParsedCall:
         key, value = begun[1].strip(), body[begun.end() : ended.start()]
         if value.endswith("\n"):
             value = value[:-1].removesuffix("\r")
-        arguments[key] = typed(properties, name, key, value)
+        arguments[key] = typed(schemas, name, key, value)
         place = ended.end()
     if body[place:].strip() or "" in arguments:
         return ParsedCall(raw, Status.MALFORMED, name)

@@ -1,0 +1,425 @@
+"""JSON Schema (2020-12): which schemas are refused, what a schema allows, and checking and coercing values.
+
+`jsonschema` decides whether a value is valid. Its time has no bound where a schema has patterns or refers to itself,
+so `CompiledSchema.is_costly` says which schemas need a process that can be ended.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from hermes_rl.values import read_bounded
+
+if TYPE_CHECKING:
+    from jsonschema import ValidationError
+
+Schema = Mapping[str, Any]
+
+TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+MOST_PROBLEMS = 20
+"""Problems of a value that are reported."""
+LARGEST_EXPANSION = 10_000
+"""Parts of a schema, each counted as often as it is referred to, up to which it is not costly."""
+SHOWN = 80
+PLACE = 200
+
+_SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "$ref", "$dynamicRef")
+"""Keywords whose subschemas apply to the value itself."""
+_PART_OF_VALUE = (
+    "properties", "patternProperties", "additionalProperties", "unevaluatedProperties", "propertyNames",
+    "items", "prefixItems", "additionalItems", "unevaluatedItems", "contains",
+)  # fmt: skip
+"""Keywords whose subschemas apply to a part of the value."""
+_WITHOUT_BOUND = frozenset({"pattern", "patternProperties", "$dynamicRef", "$recursiveRef"})
+"""Keywords that may take for ever."""
+_WORDS = {
+    "minimum": "at least", "maximum": "at most", "exclusiveMinimum": "greater than", "exclusiveMaximum": "less than",
+    "minLength": "of length at least", "maxLength": "of length at most", "minItems": "of length at least",
+    "maxItems": "of length at most", "multipleOf": "a multiple of", "pattern": "text that matches",
+}  # fmt: skip
+
+
+class InvalidSchemaError(ValueError):
+    """A schema is no JSON Schema, refers to what it does not contain, or refers to itself without end."""
+
+
+class CompiledSchema:
+    """A JSON Schema; references within it are followed, those to elsewhere are never fetched."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self._targets: dict[str, Any] = {}
+
+    @functools.cached_property
+    def validator(self) -> Any:
+        """jsonschema's validator of the schema."""
+        from referencing import Registry
+
+        return _validator_class(self._draft)(self.schema, registry=Registry())
+
+    @functools.cached_property
+    def _draft(self) -> Any:
+        from jsonschema import Draft202012Validator
+        from jsonschema.validators import validator_for
+
+        return validator_for(self.schema, default=Draft202012Validator)
+
+    def check(self) -> None:
+        """Raise `InvalidSchemaError` where the schema cannot be used."""
+        from jsonschema import SchemaError
+
+        try:
+            self._draft.check_schema(self.schema)
+        except SchemaError as error:
+            raise InvalidSchemaError(f"{error.json_path}: {error.message[:PLACE]}") from error
+        except RecursionError as error:
+            raise InvalidSchemaError("it is nested too deeply") from error
+        edges = self._edges
+        unknown = next((ref for ref in self._targets if self._targets[ref] is None), None)
+        if unknown is not None:
+            raise InvalidSchemaError(f"`$ref: {unknown[:PLACE]}` refers to nothing within it")
+        try:
+            TopologicalSorter({part: children[0] for part, children in edges.items()}).prepare()
+        except CycleError as error:
+            raise InvalidSchemaError("it refers to itself without end, so that no value satisfies it") from error
+
+    @functools.cached_property
+    def is_costly(self) -> bool:
+        """Whether checking a short value may take long: it needs a process that can be ended."""
+        graph = {part: [*children[0], *children[1]] for part, children in self._edges.items()}
+        sizes: dict[int, int] = {}
+        try:
+            for part in TopologicalSorter(graph).static_order():
+                sizes[part] = 1 + sum(sizes[child] for child in graph[part])
+        except CycleError:
+            return True
+        return self._has_costly_keyword or max(sizes.values()) > LARGEST_EXPANSION
+
+    @functools.cached_property
+    def _edges(self) -> dict[int, tuple[list[int], list[int]]]:
+        """The subschemas of each part that apply to the same value, and to parts of it, by the ids of the parts."""
+        edges: dict[int, tuple[list[int], list[int]]] = {}
+        self._has_costly_keyword = False
+        waiting: list[Any] = [self.schema]
+        while waiting:
+            part = waiting.pop()
+            if id(part) in edges:
+                continue
+            self._has_costly_keyword |= not _WITHOUT_BOUND.isdisjoint(part)
+            same, inner = list(self._subschemas(part, _SAME_VALUE)), list(self._subschemas(part, _PART_OF_VALUE))
+            edges[id(part)] = list(map(id, same)), list(map(id, inner))
+            waiting += [*same, *inner]
+        return edges
+
+    def _subschemas(self, part: Schema, keywords: tuple[str, ...]) -> Iterator[Schema]:
+        for keyword in keywords:
+            found = part.get(keyword)
+            if keyword == "$ref" and isinstance(found, str):
+                found = self._target(found)
+            if keyword in ("properties", "patternProperties", "dependentSchemas"):
+                found = list(_mapping(part, keyword).values())
+            for each in found if isinstance(found, list) else [found]:
+                if isinstance(each, Mapping):
+                    yield each
+
+    def _target(self, reference: str) -> Any:
+        """Return the part of the schema that a `$ref` names; None where there is none."""
+        if reference not in self._targets:
+            from referencing import Registry
+            from referencing.exceptions import Unresolvable
+            from referencing.jsonschema import DRAFT202012
+
+            registry: Registry[Any] = Registry().with_resource("", DRAFT202012.create_resource(self.schema))
+            try:
+                self._targets[reference] = registry.resolver().lookup(reference).contents
+            except Unresolvable:
+                self._targets[reference] = None
+        return self._targets[reference]
+
+    # -------------------------------------------------------------------------------------------- what it allows
+
+    def types(self, schema: Schema | None = None) -> frozenset[str]:
+        """Return the JSON types that a part of the schema allows, the whole of it by default; all where it names none.
+
+        A value of type `number` may be an integer too.
+        """
+        return self._types(self.schema if schema is None else schema, {})
+
+    def types_of_property(self, name: str, schema: Schema | None = None) -> frozenset[str]:
+        """Return the JSON types that a property of a part of the schema may have, of the whole of it by default."""
+        parts = self.conjunction(self.schema if schema is None else schema)
+        return self.types({"allOf": self.schemas_of_property(parts, name, patterns=False)})
+
+    def schemas_of_property(self, parts: Iterable[Schema], name: str, *, patterns: bool = True) -> list[Schema]:
+        """Return what parts of the schema say of a property, also by `patterns` of names, which may take for ever."""
+        found: list[Any] = []
+        for part in parts:
+            properties, by_pattern = _mapping(part, "properties"), _mapping(part, "patternProperties")
+            own = [properties[name]] if name in properties else []
+            own += [schema for pattern, schema in by_pattern.items() if patterns and re.search(pattern, name)]
+            found += own or [part.get("additionalProperties")]
+        return [schema for schema in found if isinstance(schema, Mapping)]
+
+    def _types(self, schema: object, known: dict[int, frozenset[str]]) -> frozenset[str]:
+        allowed = every = frozenset(TYPES)
+        if not isinstance(schema, Mapping):
+            return every
+        if id(schema) in known:
+            return known[id(schema)]
+        known[id(schema)] = every  # for a schema that refers to itself
+        named = schema.get("type")
+        if kinds := every.intersection([named] if isinstance(named, str) else _texts(named)):
+            allowed &= kinds | {"integer"} if "number" in kinds else kinds
+        if "const" in schema or isinstance(schema.get("enum"), list):
+            choices = [schema["const"]] if "const" in schema else schema["enum"]
+            allowed &= {kind for kind in TYPES for choice in choices if is_of(choice, {kind})}
+        for part in (*_listed(schema, "allOf"), *([self._target(schema["$ref"])] if _refers(schema) else ())):
+            allowed &= self._types(part, known)
+        for keyword in ("anyOf", "oneOf"):
+            if branches := _listed(schema, keyword):
+                allowed &= frozenset().union(*(self._types(branch, known) for branch in branches))
+        known[id(schema)] = allowed
+        return allowed
+
+    # ---------------------------------------------------------------------------------------------------- values
+
+    def coerce(self, value: Any, schema: Schema | None = None, *, repair: bool = False) -> tuple[Any, int]:
+        """Return the value in the types of a part of the schema, and how many values in it were repaired.
+
+        A whole float is an integer (3.0 → 3). With `repair`, text that is JSON of an allowed type is read (``"3"`` → 3,
+        ``"[1]"`` → [1]), and null is left out where a property may be left out and cannot be null. What cannot be
+        coerced stays as it is.
+        """
+        coercion = _Coercion(self, repair)
+        return coercion.value(value, self.schema if schema is None else schema), coercion.repaired
+
+    def conjunction(self, schema: Schema) -> Iterator[Schema]:
+        """Return the parts that a value must satisfy all: the schema, what it refers to, and their `allOf`."""
+        seen: set[int] = set()
+        waiting: list[Any] = [schema]
+        while waiting:
+            part = waiting.pop(0)
+            if isinstance(part, Mapping) and id(part) not in seen:
+                seen.add(id(part))
+                yield part
+                waiting += _listed(part, "allOf")
+                if _refers(part):
+                    waiting.append(self._target(part["$ref"]))
+
+    def unknown_properties(self, value: Mapping[str, Any]) -> list[str]:
+        """Return the keys of an object that the schema does not name; none where it says what others may be."""
+        known: set[str] = set()
+        patterns: set[str] = set()
+        parts: list[Any] = [self.schema]
+        seen: set[int] = set()
+        while parts:
+            part = parts.pop()
+            if not isinstance(part, Mapping) or id(part) in seen:
+                continue
+            seen.add(id(part))
+            if part.get("additionalProperties") or part.get("unevaluatedProperties"):
+                return []
+            known.update(_mapping(part, "properties"))
+            patterns.update(_mapping(part, "patternProperties"))
+            parts += self._subschemas(part, _SAME_VALUE)
+        unknown = (key for key in value if key not in known)
+        return [key for key in unknown if not any(re.search(pattern, key) for pattern in patterns)]
+
+    def problems(self, value: Any) -> list[str]:
+        """Return why a value does not satisfy the schema, `MOST_PROBLEMS` reasons at most.
+
+        Raises:
+            ValueError: the value cannot be checked, being nested too deeply or of numbers that are too large.
+        """
+        try:
+            errors = islice(self.validator.iter_errors(value), MOST_PROBLEMS)
+            return list(dict.fromkeys(text for error in errors for text in _described(error)))[:MOST_PROBLEMS]
+        except (RecursionError, ArithmeticError) as error:
+            raise ValueError(f"cannot be checked against the schema: {type(error).__name__}") from error
+
+
+class _Coercion:
+    """One pass over a value."""
+
+    def __init__(self, compiled: CompiledSchema, repair: bool) -> None:
+        self._compiled, self._repair, self.repaired = compiled, repair, 0
+
+    def value(self, value: Any, schema: Schema) -> Any:
+        parts = list(self._compiled.conjunction(schema))
+        converted = _converted(value, self._compiled.types(schema), self._repair)
+        self.repaired += isinstance(value, str) and converted is not value
+        if isinstance(converted, dict):
+            converted = self._object(converted, parts)
+        elif isinstance(converted, list):
+            converted = [self._item(item, place, parts) for place, item in enumerate(converted)]
+        for part in parts:
+            for keyword in ("anyOf", "oneOf"):
+                if branches := _listed(part, keyword):
+                    converted = self._branch(converted, branches)
+        return converted
+
+    def _object(self, value: dict[str, Any], parts: list[Schema]) -> dict[str, Any]:
+        required = {key for part in parts for key in _texts(part.get("required"))}
+        coerced: dict[str, Any] = {}
+        for key, item in value.items():
+            inner = self._compiled.schemas_of_property(parts, key)
+            left_out = inner and self._repair and item is None and key not in required
+            if left_out and "null" not in self._compiled.types({"allOf": inner}):
+                self.repaired += 1
+                continue
+            coerced[key] = self.value(item, {"allOf": inner}) if inner else item
+        return coerced
+
+    def _item(self, item: Any, place: int, parts: list[Schema]) -> Any:
+        inner: list[Any] = []
+        for part in parts:
+            first = _listed(part, "prefixItems")
+            inner.append(first[place] if place < len(first) else part.get("items"))
+        schemas = [schema for schema in inner if isinstance(schema, Mapping)]
+        return self.value(item, {"allOf": schemas}) if schemas else item
+
+    def _branch(self, value: Any, branches: list[Schema]) -> Any:
+        """Return the value as the first branch takes it that takes it unrepaired, else as the first that takes it."""
+        for repair in dict.fromkeys((False, self._repair)):
+            for branch in branches:
+                if isinstance(branch, Mapping):
+                    coerced, repaired = self._compiled.coerce(value, branch, repair=repair)
+                    if self._compiled.validator.evolve(schema=branch).is_valid(coerced):
+                        self.repaired += repaired
+                        return coerced
+        return value
+
+
+def _converted(value: Any, types: frozenset[str], repair: bool) -> Any:
+    if is_of(value, types):
+        return int(value) if isinstance(value, float) and "integer" in types and "number" not in types else value
+    if repair and isinstance(value, str):
+        try:
+            read = read_bounded(value.strip().lower() if "boolean" in types else value)
+        except ValueError:
+            return value
+        if not isinstance(read, str) and read is not None:
+            converted = _converted(read, types, repair)
+            return converted if is_of(converted, types) else value
+    return value
+
+
+def is_of(value: Any, types: Collection[str]) -> bool:
+    """Whether a value is of one of these JSON types; a whole float is an integer, and a boolean is no number."""
+    if isinstance(value, bool):
+        return "boolean" in types
+    if isinstance(value, float) and value.is_integer() and "integer" in types:
+        return True
+    return any(isinstance(value, TYPES.get(name, ())) for name in types)
+
+
+def type_of(value: Any) -> str:
+    """Return the name of a value's JSON type."""
+    return next((name for name in ("boolean", *TYPES) if is_of(value, {name})), type(value).__name__)
+
+
+def _listed(schema: Schema, keyword: str) -> list[Any]:
+    found = schema.get(keyword)
+    return found if isinstance(found, list) else []
+
+
+def _mapping(schema: Schema, keyword: str) -> Mapping[str, Any]:
+    found = schema.get(keyword)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _texts(found: object) -> list[str]:
+    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+
+
+def _refers(schema: Schema) -> bool:
+    return isinstance(schema.get("$ref"), str)
+
+
+# -------------------------------------------------------------------------------------------------- jsonschema
+
+
+@functools.cache
+def _validator_class(draft: Any) -> Any:
+    from jsonschema import validators
+
+    return validators.extend(draft, {"uniqueItems": _unique})  # type: ignore[no-untyped-call]
+
+
+def frozen(value: Any) -> Hashable:
+    """Return what stands for a value in a set; numbers as texts, since many can be chosen that have one hash."""
+    if isinstance(value, dict):
+        return frozenset((key, frozen(item)) for key, item in value.items())
+    if isinstance(value, list):
+        return tuple(map(frozen, value))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float, hex(value) if isinstance(value, int) else hex(int(value)) if value.is_integer() else repr(value)
+    return type(value), value
+
+
+def _unique(validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
+    """Check `uniqueItems` in time for the length of a list; jsonschema compares each object in it with each other."""
+    from jsonschema import ValidationError
+
+    if wanted and isinstance(value, list) and len(set(map(frozen, value))) < len(value):
+        yield ValidationError("must have no item twice")
+
+
+def _described(error: ValidationError, above: tuple[str | int, ...] = ()) -> Iterator[str]:
+    """Say what is wrong: of branches none of which fits, what is wrong by the one with the fewest problems."""
+    path = (*above, *error.relative_path)
+    value: Any = error.instance
+    wanted: Any = error.validator_value
+    name = repr(place_of(path)) if path else "the value"
+    match error.validator:
+        case "required":
+            for key in wanted:
+                if key not in value:
+                    yield f"{place_of((*path, key))!r} is missing"
+        case "type":
+            kinds = " or ".join([wanted] if isinstance(wanted, str) else wanted)
+            yield f"{name} must be {kinds}, not {type_of(value)}"
+        case "enum" | "const":
+            choices = wanted if error.validator == "enum" else [wanted]
+            listed = ", ".join(shown(choice) for choice in choices)
+            yield f"{name} must be one of {listed}, not {shown(value)}"
+        case "anyOf" | "oneOf" if error.context:
+            branches: dict[object, list[ValidationError]] = {}
+            for inner in error.context:
+                branches.setdefault(inner.relative_schema_path[0], []).append(inner)
+            for inner in min(branches.values(), key=len):
+                yield from _described(inner, path)
+        case str(keyword) if keyword in _WORDS:
+            yield f"{name} must be {_WORDS[keyword]} {shown(wanted)}, not {shown(value)}"
+        case _:
+            yield f"{name}: {error.message[:PLACE]}"
+
+
+def place_of(path: tuple[str | int, ...]) -> str:
+    """Return `a.b[0]` for the place of a value within arguments; of a long one the beginning."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part[:PLACE]}" for part in path[:PLACE]).lstrip(".")
+    return text if len(text) <= PLACE else text[:PLACE] + "…"
+
+
+def shown(value: Any) -> str:
+    """Return the beginning of a value as JSON."""
+    text = ""
+    for piece in json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value):
+        text += piece[: SHOWN + 1]
+        if len(text) > SHOWN:
+            return text[:SHOWN] + "…"
+    return text

@@ -292,15 +292,16 @@ class _Coercion:
         schemas = [schema for schema in inner if isinstance(schema, Mapping)]
         return self.value(item, {"allOf": schemas}) if schemas else item
 
-    def _branch(self, value: Any, branches: list[Schema]) -> Any:
+    def _branch(self, value: Any, branches: list[Any]) -> Any:
         """Return the value as the first branch takes it that takes it unrepaired, else as the first that takes it."""
         for repair in dict.fromkeys((False, self._repair)):
             for branch in branches:
-                if isinstance(branch, Mapping):
-                    coerced, repaired = self._compiled.coerce(value, branch, repair=repair)
-                    if self._compiled.validator.evolve(schema=branch).is_valid(coerced):
-                        self.repaired += repaired
-                        return coerced
+                if branch is True:
+                    return value
+                coerced, repaired = self._compiled.coerce(value, branch, repair=repair) if branch else (value, 0)
+                if self._compiled.validator.evolve(schema=branch).is_valid(coerced):
+                    self.repaired += repaired
+                    return coerced
         return value
 
 

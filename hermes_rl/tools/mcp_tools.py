@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from hermes_rl.errors import RunError, ToolServerFailure, UserError
+from hermes_rl.json_schema import InvalidSchemaError
 from hermes_rl.plugins import did_you_mean
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.tools.base import DescribedTool, ToolRuntime
@@ -33,6 +34,10 @@ class McpTool(DescribedTool):
         accepted = {"type": "object", "properties": {}, **listed.parameters}
         super().__init__(name, listed.description, accepted)
         self.listed, self._source = listed, source
+        try:
+            self.compiled.check()
+        except InvalidSchemaError:
+            self.arguments = "strict"  # nothing can be coerced to it; the server may know what it means
         self.parallel = source.settings.shared
         self.on_sandbox = source.settings.in_sandbox
         self.outside = not source.settings.in_sandbox

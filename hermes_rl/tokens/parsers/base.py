@@ -10,7 +10,7 @@ import functools
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
@@ -24,7 +24,12 @@ from hermes_rl.values import UnwantedValueError, read_value, too_deep
 # ---------------------------------------------------------------------------- Reading that several formats share
 
 _THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-_QUOTES = ("`", '"', "'", "“", "‘", "«")
+_QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’", "«": "»", "„": "“"}
+_OPENERS = " \t\n([{—-:"
+"""What may stand before a mark that opens a quotation."""
+_FENCE = "```"
+_UNOPENED = re.compile(r'<function=|\{\s*+"name"\s*+:|</?+arg_(?:key|value)>')
+"""How calls begin behind their opening."""
 
 
 def without_reasoning(text: str, *, prefilled: bool = False) -> tuple[str | None, str]:
@@ -50,15 +55,14 @@ def without_reasoning(text: str, *, prefilled: bool = False) -> tuple[str | None
 
 
 class Quotes:
-    """Tells of passages of a text, in their order, whether they are quoted; each character is looked at once.
+    """Tells of blocks of a text, in their order, whether they are quoted; each character is looked at once.
 
-    A passage begins with no part of what quotes: neither with a backtick nor inside of a tag of reasoning.
+    A block is quoted where it stands between two marks: between backticks or quotation marks on one line, or between
+    fences. It is quoted too in reasoning, and on a line that begins with ``>``.
     """
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._tick = self._line_end = -1
-        """Places of the last backtick and the last line break that were looked for."""
         self.begin(0)
 
     def begin(self, place: int) -> None:
@@ -68,75 +72,147 @@ class Quotes:
         self._ticks, self._first = 0, ""
 
     def quoted(self, start: int, end: int) -> bool:
-        """Whether the passage is in code, behind a quotation mark, or inside of reasoning."""
+        """Whether the block between these places is quoted."""
+        return self.certain(start) or bool((mark := self.opened(start)) and self.closed(end, mark))
+
+    def certain(self, start: int) -> bool:
+        """Whether a block that begins here is quoted wherever it ends."""
         self._see(start)
-        if any(thought > 0 for thought in self._thoughts) or self._fences % 2 or self._first == ">":
-            return True
-        if start > self._begun and self._text[start - 1] in _QUOTES:
-            return True
-        if self._ticks % 2 == 0:
-            return False
-        # In code, where a backtick stands between the passage and the end of its line.
-        self._tick, self._line_end = self._next("`", self._tick, end), self._next("\n", self._line_end, end)
-        return self._tick < min(self._line_end, len(self._text))
+        return any(thought > 0 for thought in self._thoughts) or self._first == ">"
+
+    def opened(self, start: int) -> str:
+        """Return the mark that closes a quotation which is open here; empty where none is open. After `certain`."""
+        if self._fences % 2:
+            return _FENCE
+        if self._ticks % 2:
+            return "`"
+        before = self._text[max(self._begun, start - 2) : start]
+        # A mark behind a letter or a full stop closes what began before it.
+        return _QUOTES.get(before[-1:], "") if before[:-1].strip(_OPENERS) == "" else ""
+
+    def closed(self, end: int, mark: str) -> bool:
+        """Whether a quotation that `mark` closes is closed behind the block that ends here."""
+        if mark == _FENCE:
+            return self._text.find(_FENCE, end) >= 0
+        if mark == "`":
+            line_end = self._text.find("\n", end)
+            return self._text.find("`", end, line_end if line_end >= 0 else len(self._text)) >= 0
+        return self._text.startswith(mark, end)
 
     def _see(self, place: int) -> None:
         piece, self._seen = self._text[self._seen : place], place
         for number, (opening, closing) in enumerate(_THINKING):
             self._thoughts[number] += piece.count(opening) - piece.count(closing)
-        self._fences += piece.count("```")
+        self._fences += piece.count(_FENCE)
         _, broken, line = piece.rpartition("\n")
         if broken:
             self._ticks, self._first = 0, ""
         self._first = self._first or line.lstrip()[:1]
-        self._ticks += line.count("`") - 3 * line.count("```")
-
-    def _next(self, sign: str, known: int, place: int) -> int:
-        """Return the place of the next such sign, which is the known one unless that lies before `place`."""
-        if known >= place:
-            return known
-        at = self._text.find(sign, place)
-        return at if at >= 0 else len(self._text)
+        self._ticks += line.count("`") - 3 * line.count(_FENCE)
 
 
-def openings(text: str, opening: str, read: Callable[[int], tuple[ParsedCall, int]]) -> tuple[str, list[ParsedCall]]:
+Block = tuple["list[ParsedCall]", int]
+"""The calls of a block, and the place behind it."""
+
+
+def blocks(
+    text: str, find: Callable[[int], tuple[int, int] | None], read: Callable[[int], Block]
+) -> Iterator[tuple[int, int, list[ParsedCall]]]:
+    """Yield the place, the end and the calls of each block that is not quoted.
+
+    Args:
+        find: returns the next opening from a place on, and the place behind it; None where there is none.
+        read: returns the block whose opening ends at a place.
+    """
+    quotes, looked = Quotes(text), 0
+    while (found := find(looked)) is not None:
+        start, looked = found
+        if quotes.certain(start):
+            continue
+        mark = quotes.opened(start)
+        if mark and text.startswith(mark, looked):
+            continue  # the opening alone is quoted
+        calls, end = read(looked)
+        cut = any(call.status is Status.UNCLOSED for call in calls)
+        if mark and quotes.closed(looked if cut else end, mark):
+            looked = looked if cut else end
+            continue
+        looked = end
+        quotes.begin(looked)
+        yield start, looked, calls
+
+
+def openings(
+    text: str, opening: str, closing: str, read: Callable[[int], tuple[ParsedCall, int]]
+) -> tuple[str, list[ParsedCall]]:
     """Read a call at each `opening` that is not quoted; returns the text without the blocks, and the calls.
 
-    `read` gets the place behind an opening and returns the call and the place behind the block.
+    `read` gets the place behind an opening and returns the call and the place behind the block. What looks like a call
+    and has no opening is one that cannot be executed.
     """
+
+    def find(place: int) -> tuple[int, int] | None:
+        at = text.find(opening, place)
+        return (at, at + len(opening)) if at >= 0 else None
+
+    def block(place: int) -> Block:
+        call, end = read(place)
+        return [call], end
+
     calls: list[ParsedCall] = []
     content: list[str] = []
-    quotes, done, looked = Quotes(text), 0, 0
-    while (at := text.find(opening, looked)) >= 0:
-        looked = at + len(opening)
-        if quotes.quoted(at, looked):
-            continue
-        call, end = read(looked)
-        content.append(text[done:at])
-        calls.append(call)
-        done = looked = max(end, looked)
-        quotes.begin(done)
-    content.append(text[done:])
+
+    def between(start: int, end: int) -> None:
+        piece = text[start:end]
+        begun = _UNOPENED.search(piece) if closing in piece and opening not in piece else None
+        closed = piece.find(closing, begun.end()) if begun is not None else -1
+        if begun is not None and closed >= 0 and not Quotes(piece).quoted(begun.start(), closed + len(closing)):
+            calls.append(ParsedCall(piece[begun.start() : closed], Status.MALFORMED))
+            piece = piece[: begun.start()] + piece[closed + len(closing) :]
+        content.append(piece)
+
+    done = 0
+    for start, end, found in blocks(text, find, block):
+        between(done, start)
+        calls += found
+        done = end
+    between(done, len(text))
     # Without the blank lines that set calls apart; a text without calls stays as it is.
     return "\n".join(piece.strip() for piece in content if piece.strip()) if calls else text, calls
 
 
 def section(
-    text: str, opening: str, begin: str, read: Callable[[int], tuple[ParsedCall, int]]
+    text: str, opening: str, closing: str, begin: str, read: Callable[[int], tuple[ParsedCall, int]]
 ) -> tuple[str, list[ParsedCall]]:
-    """Read the calls of a section that is not quoted, each from its `begin`; what follows the section is dropped.
+    """Read the calls of the first section that is not quoted, each from its `begin`; what follows is dropped.
 
-    `read` gets the place behind a beginning and returns the call and the place behind it.
+    `read` gets the place behind a beginning and returns the call and the place behind it. A section without a call is
+    a call that cannot be executed.
     """
-    start = min((place for place in (text.find(opening), text.find(begin)) if place >= 0), default=-1)
-    if start < 0 or Quotes(text).quoted(start, start + 1):
-        return text, []
-    calls: list[ParsedCall] = []
-    place = start
-    while (at := text.find(begin, place)) >= 0:
-        call, place = read(at + len(begin))
-        calls.append(call)
-    return text[:start].strip(), calls
+
+    def find(place: int) -> tuple[int, int] | None:
+        found = [(at, at + len(mark)) for mark in (opening, begin) if (at := text.find(mark, place)) >= 0]
+        return min(found, default=None)
+
+    def block(place: int) -> Block:
+        calls: list[ParsedCall] = []
+        if text.endswith(begin, 0, place):
+            place -= len(begin)
+        while (at := text.find(begin, place)) >= 0:
+            end = text.find(closing, place, at)
+            if calls and end >= 0:
+                return calls, end + len(closing)
+            call, place = read(at + len(begin))
+            calls.append(call)
+        end = text.find(closing, place)
+        return calls, end + len(closing) if end >= 0 else place
+
+    for start, end, calls in blocks(text, find, block):
+        following = text.find(begin, end)
+        if following >= 0:
+            calls = [*calls, *block(following)[0]]
+        return text[:start].strip(), calls or [ParsedCall(text[start:].strip(), Status.MALFORMED)]
+    return text, []
 
 
 class Ends:
@@ -152,19 +228,19 @@ class Ends:
         return self._matches[number] if number < len(self._matches) else None
 
 
-def json_block(text: str, start: int, closing: str) -> tuple[ParsedCall, int]:
+def json_block(text: str, ends: Ends, start: int) -> tuple[ParsedCall, int]:
     """Read a call from ``{…}`` up to a closing tag; a closing tag inside of a JSON text does not end it."""
     try:
         value, end = decode(text, skip_blanks(text, start))
     except ValueError:
         value, end = None, start
-    place = text.find(closing, end)
-    if place < 0:
+    closing = ends.next(end)
+    if closing is None:
         return ParsedCall(text[start:].strip(), Status.UNCLOSED), len(text)
-    raw = text[start:place].strip()
-    if text[end:place].strip() or end == start:
-        return ParsedCall(raw, Status.INVALID_JSON), place + len(closing)
-    return of_object(raw, value), place + len(closing)
+    raw = text[start : closing.start()].strip()
+    if text[end : closing.start()].strip() or end == start:
+        return ParsedCall(raw, Status.INVALID_JSON), closing.end()
+    return of_object(raw, value), closing.end()
 
 
 Schemas = Mapping[str, CompiledSchema]
@@ -267,6 +343,8 @@ def made(raw: str, name: object, arguments: object, identity: str | None = None)
             return ParsedCall(raw, Status.INVALID_JSON, name.strip(), id=identity)
     if arguments is None:
         arguments = {}
+    if _NO_NAME.search(name.strip()):
+        return ParsedCall(raw, Status.MALFORMED, id=identity)
     if not isinstance(arguments, Mapping) or too_deep(arguments):
         return ParsedCall(raw, Status.MALFORMED, name.strip(), id=identity)
     return ParsedCall(raw, Status.OK, name.strip(), arguments, identity)
@@ -306,6 +384,8 @@ def _no_constant(name: str) -> NoReturn:
 
 _DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant)
 _BLANKS = re.compile(r"\s*+")
+_NO_NAME = re.compile(r"[\s<>|｜{}\[\]]")
+"""What the name of a tool never has: a tag stands in the wrong place."""
 
 
 # -------------------------------------------------------------------------------------- From token ids to a turn
@@ -338,7 +418,16 @@ def parse_ids(
         ended.pop()
     text, plain = marked_text(tokenizer, ended, parser.markers)
     parsed = parse_text(parser, text, tools, prefilled=opens_reasoning(tokenizer, prompt))
-    return plain(parsed)
+    tokens = {tokenizer.decode([token]) for token in set(ended) & _controls(tokenizer, parser.markers).keys()}
+    return plain(replace(parsed, calls=[_without_tokens(call, tokens) for call in parsed.calls]) if tokens else parsed)
+
+
+def _without_tokens(call: ParsedCall, tokens: Collection[str]) -> ParsedCall:
+    """Return the call; one with a control token in a value is none, since a value is text."""
+    written = "" if call.arguments is None else json.dumps([call.name, call.arguments], ensure_ascii=False)
+    if any(json.dumps(token, ensure_ascii=False)[1:-1] in written for token in tokens):
+        return replace(call, status=Status.MALFORMED, arguments=None)
+    return call
 
 
 def parse_text(parser: Parser, text: str, tools: Tools | None = None, *, prefilled: bool = False) -> Parsed:
@@ -360,11 +449,19 @@ def _marks(tokenizer: Tokenizer, markers: tuple[str, ...]) -> Mapping[int, str]:
     return {tokenizer.encode(mark)[0]: mark for mark in special}
 
 
+@functools.lru_cache(maxsize=16)
+def _controls(tokenizer: Tokenizer, markers: tuple[str, ...]) -> Mapping[int, str]:
+    """Return the control tokens and the markers that the tokenizer has a token for, by their ids."""
+    return {**{tokenizer.encode(token)[0]: token for token in tokenizer.control}, **_marks(tokenizer, markers)}
+
+
 def marked_text(
     tokenizer: Tokenizer, ids: Sequence[int], markers: Sequence[str]
 ) -> tuple[str, Callable[[Parsed], Parsed]]:
     """Return the text with breaks, and the function that takes them out of a result again."""
-    text, own = tokenizer.decode(ids), _marks(tokenizer, tuple(markers))
+    text, present = tokenizer.decode(ids), set(ids)
+    own = {**_marks(tokenizer, tuple(markers))}
+    own |= {token: mark for token, mark in _controls(tokenizer, tuple(markers)).items() if token in present}
     special = list(own.values())
     if not any(mark in text for mark in special):
         return text, lambda parsed: parsed

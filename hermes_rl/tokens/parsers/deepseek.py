@@ -30,7 +30,7 @@ class DeepSeek:
                 return ParsedCall(text[begin:].strip(), Status.UNCLOSED), len(text)
             return self._read(text[begin:end]), end + len(CALL_END)
 
-        return section(text, SECTION, CALL, read)
+        return section(text, SECTION, SECTION_END, CALL, read)
 
 
 def _end(text: str, begin: int) -> int | None:

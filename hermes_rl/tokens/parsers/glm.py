@@ -21,38 +21,45 @@ from hermes_rl.tokens.parsers.base import (
     typed,
 )
 
-_CLOSING = "</tool_call>"
+_OPENING, _CLOSING = "<tool_call>", "</tool_call>"
+_NEXT = re.compile(f"{_OPENING}|{_CLOSING}")
+_TAGS = (_OPENING, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+"""All of these are tokens, so that none can be part of a value: another tag is missing, or doubled."""
 _KEY = re.compile(r"\s*+<arg_key>([^<>]*+)</arg_key>\s*+<arg_value>")
 _VALUE_END = re.compile(r"</arg_value>(?=\s*+(?:<arg_key>|</tool_call>|\Z))")
-"""The tag may stand in a value too; it ends one where a call goes on or ends behind it."""
+"""The tag ends a value where a call goes on or ends behind it."""
 
 
 class Glm:
     """See `base.Parser`; a call without arguments is its name alone."""
 
-    markers = ("<tool_call>", _CLOSING, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+    markers = (_OPENING, _CLOSING, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
     def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
-        return openings(text, "<tool_call>", partial(_block, text, Ends(text, _VALUE_END), schemas_of(tools)))
+        read = partial(_block, text, Ends(text, _VALUE_END), Ends(text, _NEXT), schemas_of(tools))
+        return openings(text, _OPENING, _CLOSING, read)
 
 
-def _block(text: str, ends: Ends, schemas: Schemas, start: int) -> tuple[ParsedCall, int]:
-    closing = text.find(_CLOSING, start)
-    key = text.find("<arg_key>", start, closing if closing >= 0 else len(text))
-    name_end = min((place for place in (key, closing) if place >= 0), default=len(text))
+def _block(text: str, ends: Ends, tags: Ends, schemas: Schemas, start: int) -> tuple[ParsedCall, int]:
+    tag = tags.next(start)
+    key = text.find("<arg_key>", start, tag.start() if tag is not None else len(text))
+    name_end = key if key >= 0 else tag.start() if tag is not None else len(text)
     name, place = text[start:name_end].strip(), name_end
     arguments: dict[str, Any] = {}
+    whole = "\n" not in name
     while (begun := _KEY.match(text, place)) is not None and (ended := ends.next(begun.end())) is not None:
-        key_name = begun[1].strip()
-        arguments[key_name] = typed(schemas, name, key_name, text[begun.end() : ended.start()])
+        key_name, value = begun[1].strip(), text[begun.end() : ended.start()]
+        whole &= key_name not in arguments and key_name != "" and not any(tag in value for tag in _TAGS)
+        arguments[key_name] = typed(schemas, name, key_name, value)
         place = ended.end()
-    end = text.find(_CLOSING, place)
-    if end < 0:
-        return ParsedCall(text[start:].strip(), Status.UNCLOSED), len(text)
+    tag = tags.next(place)
+    end = tag.start() if tag is not None else len(text)
     raw = text[start:end].strip()
-    if text[place:end].strip() or "" in arguments or "\n" in name:
-        return ParsedCall(raw, Status.MALFORMED, name.partition("\n")[0]), end + len(_CLOSING)
-    return made(raw, name, arguments), end + len(_CLOSING)
+    if tag is None or tag[0] == _OPENING:
+        return ParsedCall(raw, Status.UNCLOSED), end
+    if not whole or text[place:end].strip():
+        return ParsedCall(raw, Status.MALFORMED, name.partition("\n")[0]), tag.end()
+    return made(raw, name, arguments), tag.end()
 
 
 GLM = Glm()

@@ -5,9 +5,10 @@ Qwen 2.5 and 3 write the same; LongCat-Flash writes it under tags of its own.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
-from hermes_rl.tokens.parsers.base import ParsedCall, Tools, json_block, openings
+from hermes_rl.tokens.parsers.base import Ends, ParsedCall, Tools, json_block, openings
 
 
 class Tagged:
@@ -18,7 +19,8 @@ class Tagged:
 
     def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
         opening, closing = self.markers
-        return openings(text, opening, partial(json_block, text, closing=closing))
+        ends = Ends(text, re.compile(re.escape(closing)))
+        return openings(text, opening, closing, partial(json_block, text, ends))
 
 
 HERMES = Tagged("<tool_call>", "</tool_call>")

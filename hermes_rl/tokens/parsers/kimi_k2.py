@@ -18,7 +18,7 @@ class KimiK2:
     markers = (_SECTION, _SECTION_END, _CALL, _ARGUMENTS, _END)
 
     def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
-        return section(text, _SECTION, _CALL, partial(_read, text))
+        return section(text, _SECTION, _SECTION_END, _CALL, partial(_read, text))
 
 
 def _read(text: str, begin: int) -> tuple[ParsedCall, int]:

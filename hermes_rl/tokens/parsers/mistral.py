@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
-from hermes_rl.tokens.parsers.base import ParsedCall, Quotes, Status, Tools, decode, made, of_object
+from hermes_rl.tokens.parsers.base import Block, ParsedCall, Status, Tools, blocks, decode, made, of_object, skip_blanks
 
 _OPENING = "[TOOL_CALLS]"
 _HEAD = re.compile(r"\s*+(?P<name>[^\s\[\]{}]++)\s*+(?:\[CALL_ID\]\s*+(?P<id>[^\s\[\]{}]*+)\s*+)?+(?:\[ARGS\])?+\s*+")
@@ -21,12 +22,24 @@ class Mistral:
     markers = (_OPENING, "[CALL_ID]", "[ARGS]")
 
     def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
-        start, quotes = 0, Quotes(text)
-        while (at := text.find(_OPENING, start)) >= 0:
-            start = at + len(_OPENING)
-            if not quotes.quoted(at, start):
-                return text[:at].strip(), list(_section(text[start:]))
+        def find(place: int) -> tuple[int, int] | None:
+            at = text.find(_OPENING, place)
+            return (at, at + len(_OPENING)) if at >= 0 else None
+
+        for start, _, _ in blocks(text, find, partial(_first, text)):
+            following = text[start + len(_OPENING) :]
+            return text[:start].strip(), list(_section(following)) or [ParsedCall("", Status.MALFORMED)]
         return text, []
+
+
+def _first(text: str, start: int) -> Block:
+    """Return the end of what follows the first marker, where that is whole."""
+    head = _HEAD.match(text, start)
+    begin = skip_blanks(text, start)
+    try:
+        return [], decode(text, begin if text[begin : begin + 1] in ("[", "{") or head is None else head.end())[1]
+    except ValueError:
+        return [ParsedCall(text[start:], Status.UNCLOSED)], len(text)
 
 
 def _section(text: str) -> Iterator[ParsedCall]:

@@ -18,34 +18,39 @@ from hermes_rl.tokens.parsers.base import (
     typed,
 )
 
+_OPENING, _CLOSING = "<tool_call>", "</tool_call>"
 _END = re.compile(r"</function>\s*+</tool_call>")
 _FUNCTION = re.compile(r"\s*+<function=([^>\n]*+)>")
 _PARAMETER = re.compile(r"\s*+<parameter=([^>\n]*+)>(?:\r?\n)?+")
-_PARAMETER_END = re.compile(r"</parameter>(?=\s*+(?:<parameter=|\Z))")
+_PARAMETER_END = re.compile(r"</parameter>(?=\s*+(?:<parameter=|</function>|\Z))")
 """The tag may stand in a value too; it ends one where another parameter follows or none."""
+_INNER = re.compile(r"^[ \t]*+<parameter=[^>\n]++>", re.MULTILINE)
+_TAG = re.compile(r"<(/?)parameter\b")
 
 
 class Qwen3Coder:
     """See `base.Parser`."""
 
-    markers = ("<tool_call>", "</tool_call>")
+    markers = (_OPENING, _CLOSING)
 
     def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
-        return openings(text, "<tool_call>", partial(_block, text, Ends(text, _END), schemas_of(tools)))
+        return openings(text, _OPENING, _CLOSING, partial(_block, text, Ends(text, _END), schemas_of(tools)))
 
 
 def _block(text: str, ends: Ends, schemas: Schemas, start: int) -> tuple[ParsedCall, int]:
     end = ends.next(start)
-    if end is None:
-        closing = text.find("</tool_call>", start)
-        if closing < 0:
-            return ParsedCall(text[start:].strip(), Status.UNCLOSED), len(text)
-        return ParsedCall(text[start:closing].strip(), Status.MALFORMED), closing + len("</tool_call>")
-    return _call(text[start : end.start()], text[start : end.end()], schemas), end.end()
+    following = text.find(_OPENING, start, end.start() if end is not None else len(text))
+    closing = text.find(_CLOSING, start, following if following >= 0 else len(text))
+    if end is not None and following < 0:
+        return _call(text[start : end.start()], text[start : end.end()], schemas), end.end()
+    if closing >= 0:
+        return ParsedCall(text[start:closing].strip(), Status.MALFORMED), closing + len(_CLOSING)
+    cut = following if following >= 0 else len(text)
+    return ParsedCall(text[start:cut].strip(), Status.UNCLOSED), cut
 
 
 def _call(body: str, block: str, schemas: Schemas) -> ParsedCall:
-    raw, head = block.removesuffix("</tool_call>").strip(), _FUNCTION.match(body)
+    raw, head = block.removesuffix(_CLOSING).strip(), _FUNCTION.match(body)
     if head is None:
         return ParsedCall(raw, Status.MALFORMED)
     name, place = head[1].strip(), head.end()
@@ -55,11 +60,23 @@ def _call(body: str, block: str, schemas: Schemas) -> ParsedCall:
         key, value = begun[1].strip(), body[begun.end() : ended.start()]
         if value.endswith("\n"):
             value = value[:-1].removesuffix("\r")
+        if key in arguments or not _is_one_value(value):
+            return ParsedCall(raw, Status.MALFORMED, name)
         arguments[key] = typed(schemas, name, key, value)
         place = ended.end()
     if body[place:].strip() or "" in arguments:
         return ParsedCall(raw, Status.MALFORMED, name)
     return made(raw, name, arguments)
+
+
+def _is_one_value(value: str) -> bool:
+    """Whether no tag is missing: a value holds no parameter of the format, and opens the elements that it closes."""
+    opened = 0
+    for tag in _TAG.finditer(value):
+        opened += -1 if tag[1] else 1
+        if opened < 0:
+            return False
+    return _INNER.search(value) is None
 
 
 QWEN3_CODER = Qwen3Coder()

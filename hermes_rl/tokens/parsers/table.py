@@ -41,6 +41,8 @@ ALIASES = {"llama4_json": "llama3_json", "deepseek_v31": "deepseek_v3_1"}
 """Names that other projects have for the same formats."""
 OPENINGS = tuple({parser.markers[0]: None for _, parser in _FORMATS.values()})
 """How a call begins in each format."""
+OTHERS = ("<function=", "<|channel|>commentary to=", "<｜DSML｜function_calls>", "<minimax:tool_call>")
+"""How a call begins in formats that servers alone read, and in calls whose opening is missing."""
 NAME, ARGUMENTS = f"tool_{stand_in()}", {"x": stand_in()}
 """Words drawn at random, as no template writes them itself."""
 TOOL: dict[str, Any] = {
@@ -73,7 +75,9 @@ def unread_call(text: str) -> str | None:
     For a server that reads calls itself, this is what it did not take for a call.
     """
     answer = text.rpartition("</think>")[2]
-    places = [place for opening in OPENINGS if (place := answer.find(opening)) >= 0]
+    if LLAMA3_JSON.calls(answer, None)[1]:
+        return answer
+    places = [place for opening in (*OPENINGS, *OTHERS) if (place := answer.find(opening)) >= 0]
     return answer[min(places) :] if places and not answer.lstrip().startswith("<think>") else None
 
 

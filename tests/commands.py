@@ -221,7 +221,7 @@ def serve(modules: tuple[str, ...]) -> None:
 
 def _load(modules: tuple[str, ...]) -> None:
     from hermes_rl.cli.main import program
-    from hermes_rl.foreign.pool import MODULES
+    from hermes_rl.foreign.worker import MODULES
     from hermes_rl.fork_server import FORK_SERVER
     from hermes_rl.runs.handles import PRELOAD
     from hermes_rl.spec.section import Section

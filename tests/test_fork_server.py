@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from hermes_rl import fork_server
-from hermes_rl.foreign.pool import MODULES
+from hermes_rl.foreign.worker import MODULES
 from hermes_rl.fork_server import ForkServer, StartedProcess
 from hermes_rl.runs.handles import PRELOAD
 from tests.commands import ROOT

@@ -88,6 +88,7 @@ OF_A_ROW: Places = {
     "rewards/tests_pass.py": "tests_pass _apply _alone _lay _by_reference _scored_apart",
     "tools/python_tools.py": "Choice.require_met",
     "tools/rollout_process.py": "RolloutProcess.start RolloutProcess.tools",
+    "tools/base.py": "require_usable",
 }
 OF_A_CALLER: Places = {
     # Code of the user, of a trainer, or of a person who grades anew has called what it may not.
@@ -105,7 +106,7 @@ OURS: Places = {
     "agent/recorder.py": "PolicyRecorder.ask PolicyRecorder._in_time",
     "servers/completion.py": "CompletionAdapter.chat",
     "sandbox/user_code.py": "ConfinedTemplate._ask",
-    "foreign/pool.py": "Warm._ask Warm.fork",
+    "foreign/worker.py": "Warm._ask Warm.fork",
     "rollouts/sandboxes.py": "keep_artifacts",
     "runs/journal.py": "_unwritable",
     "runs/run.py": "RunBudget.spend RunBudget.count",

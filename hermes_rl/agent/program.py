@@ -30,8 +30,9 @@ from hermes_rl.agent.tool_server import ToolServer
 from hermes_rl.agent.user import AnswersAgent
 from hermes_rl.endings import Ending
 from hermes_rl.errors import AgentFault, SandboxFailure, ToolError, UserError
+from hermes_rl.foreign.failures import EndedError, ForeignError
 from hermes_rl.foreign.messages import require_text
-from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
+from hermes_rl.foreign.pool import POOL
 from hermes_rl.plugins import Code, load_object
 from hermes_rl.sandbox.base import KILLED_EXIT_CODE, CommandResult, SandboxFile
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox

@@ -23,8 +23,9 @@ from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.agent.user import AnswersAgent, UserAnswer
 from hermes_rl.endings import Ending
 from hermes_rl.errors import AgentFault, Failure, SandboxFailure, UserError
+from hermes_rl.foreign.failures import EndedError, ForeignError
 from hermes_rl.foreign.messages import require_text
-from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
+from hermes_rl.foreign.pool import POOL
 from hermes_rl.foreign.stand_ins import SeatStandIn, lives_in_runner
 from hermes_rl.plugins import place_of
 from hermes_rl.threads import end_tasks, in_thread

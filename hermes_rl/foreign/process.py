@@ -1,6 +1,6 @@
 """What runs where foreign code is: a process that has loaded the code and forks, and its forks, which call it.
 
-The first process is a fork of the fork server (`hermes_rl.fork_server`), which `hermes_rl.foreign.pool` asks for. It
+The first process is a fork of the fork server (`hermes_rl.fork_server`), which `hermes_rl.foreign.worker` asks for. It
 imports what it is told, so that a fork has it at once (half a millisecond, one megabyte), and runs none of it. A fork
 has a connection of its own to the runner: it gets calls, one after the other, and may ask the runner for what lives
 there (a sandbox, a model) while it works. Both end when the runner does, and see the variables that it had when it

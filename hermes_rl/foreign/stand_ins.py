@@ -1,7 +1,7 @@
 """What a process of foreign code holds in the place of objects that live in the runner.
 
 A stand-in has the methods of its object and asks for each. A class is marked by `lives_in_runner` with what stands for
-its objects, and says by `stand_in_fields` what that is told at once; `hermes_rl.foreign.pool` puts it in.
+its objects, and says by `stand_in_fields` what that is told at once; `hermes_rl.foreign.served` puts it in.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ from typing import Any
 
 from hermes_rl.errors import RewardFailure
 from hermes_rl.foreign.environment import listed_variables
-from hermes_rl.foreign.pool import START, OwnProcess, ProcessPool, Warm, Worker
+from hermes_rl.foreign.pool import OwnProcess, ProcessPool
+from hermes_rl.foreign.worker import START, Warm, Worker
 from hermes_rl.plugins import Code
 from hermes_rl.sandbox.bubblewrap import SYSTEM, find_bwrap, probe, require_bubblewrap
 from hermes_rl.sandbox.launcher import Program, launcher, memory_file

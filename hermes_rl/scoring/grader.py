@@ -20,15 +20,8 @@ from importlib.metadata import EntryPoint
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 from hermes_rl.errors import AgentFault, Failure, HermesRLError, RewardFailure, ServerFailure, UserError
-from hermes_rl.foreign.pool import (
-    POOL,
-    EndedError,
-    ForeignError,
-    NotCarriedError,
-    OvertimeError,
-    OwnProcess,
-    ProcessPool,
-)
+from hermes_rl.foreign.failures import EndedError, ForeignError, NotCarriedError, OvertimeError
+from hermes_rl.foreign.pool import POOL, OwnProcess, ProcessPool
 from hermes_rl.foreign.stand_ins import LIVING
 from hermes_rl.plugins import Code, did_you_mean, load_object, place_of
 from hermes_rl.scoring.value import RewardValue, Weighting, combine, interpret, known, of_plain, total

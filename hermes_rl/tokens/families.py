@@ -16,7 +16,8 @@ from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
+from hermes_rl.foreign.failures import EndedError, ForeignError
+from hermes_rl.foreign.pool import POOL
 from hermes_rl.foreign.process import current_runner
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.plugins import Code, did_you_mean

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hermes_rl.errors import HermesRLError, SandboxFailure, ToolError
+from hermes_rl.foreign.failures import EndedError, ForeignError
 from hermes_rl.foreign.messages import require_texts
-from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
+from hermes_rl.foreign.pool import POOL
 from hermes_rl.json_schema import MOST_PROBLEMS, CompiledSchema, is_of, place_of, type_of
 from hermes_rl.plugins import Code, did_you_mean
 from hermes_rl.threads import end_tasks, one_at_a_time

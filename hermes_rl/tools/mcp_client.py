@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
+from hermes_rl.foreign.failures import EndedError, ForeignError
+from hermes_rl.foreign.pool import POOL
 from hermes_rl.json_schema import CompiledSchema
 from hermes_rl.plugins import Code
 from hermes_rl.sandbox.base import Conversation

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 from pydantic_core import to_jsonable_python
 
 from hermes_rl.errors import SandboxFailure, UserError
+from hermes_rl.foreign.failures import EndedError, ForeignError
 from hermes_rl.foreign.messages import require_texts
-from hermes_rl.foreign.pool import POOL, EndedError, ForeignError, OwnProcess
+from hermes_rl.foreign.pool import POOL, OwnProcess
 from hermes_rl.foreign.process import current_runner, settled
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.foreign.wire import WireError

@@ -14,7 +14,8 @@ from hermes_rl.data.load import load_rows
 from hermes_rl.errors import UserError
 from hermes_rl.foreign import environment
 from hermes_rl.foreign.environment import admit, user_code_variables
-from hermes_rl.foreign.pool import ForeignError, ProcessPool
+from hermes_rl.foreign.failures import ForeignError
+from hermes_rl.foreign.pool import ProcessPool
 from hermes_rl.plugins import Code
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.runner import RolloutRunner

@@ -28,16 +28,11 @@ import pytest
 from hermes_rl.endings import Ending
 from hermes_rl.errors import AgentFault, HermesRLError, JudgeFailure, RewardFailure, SandboxFailure, UserError
 from hermes_rl.foreign import process as code_process
-from hermes_rl.foreign.pool import (
-    EndedError,
-    ForeignError,
-    NotCarriedError,
-    OvertimeError,
-    ProcessPool,
-    _Clock,
-)
+from hermes_rl.foreign.failures import EndedError, ForeignError, NotCarriedError, OvertimeError
+from hermes_rl.foreign.pool import ProcessPool
 from hermes_rl.foreign.process import OOM_EARLY
 from hermes_rl.foreign.stand_ins import lives_in_runner
+from hermes_rl.foreign.worker import _Clock
 from hermes_rl.plugins import Code, load_object
 from tests.runs.processes import alive
 from tests.thorough import THOROUGH

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.foreign import environment
-from hermes_rl.foreign.pool import EndedError, ForeignError, OvertimeError
+from hermes_rl.foreign.failures import EndedError, ForeignError, OvertimeError
 from hermes_rl.plugins import Code, load_object
 from hermes_rl.sandbox.user_code import ConfinedPool
 

@@ -1,0 +1,171 @@
+"""Objects that live in the runner, and that a process of foreign code asks for while it does a call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import copyreg
+import inspect
+import io
+import pickle
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from typing import Any, Protocol
+
+from hermes_rl.errors import HermesRLError
+from hermes_rl.foreign.failures import EndedError, NotCarriedError
+from hermes_rl.foreign.messages import Question
+from hermes_rl.foreign.process import ANSWER, ANSWERED, stand_in
+from hermes_rl.foreign.stand_ins import LIVING
+from hermes_rl.foreign.wire import WireError
+from hermes_rl.threads import hand_over, in_thread
+
+IN_LOOP = 1 << 16
+"""Bytes up to which a message is sent and read on the event loop; longer ones take a thread."""
+MOST_OPEN = 1_000
+"""Questions of a call that may wait for their answers."""
+
+
+class Asker(Protocol):
+    """The process that asks."""
+
+    objects: int
+    """How many it was given; each has a number that no other of this process has."""
+
+    def send(self, *parts: bytes) -> None: ...
+
+
+class _Pickler(pickle.Pickler):
+    """Carries what it can and puts stand-ins in the place of objects that live in the runner."""
+
+    def __init__(self, file: io.BytesIO, served: ServedObjects) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._served = served
+        self.dispatch_table = {**copyreg.dispatch_table, **dict.fromkeys(LIVING, self._stand_in)}
+
+    def _stand_in(self, obj: Any) -> Any:
+        return stand_in, (LIVING[type(obj)], self._served.number(obj), obj.stand_in_fields())
+
+
+class ServedObjects:
+    """The objects that one call may ask for, and the questions that are being answered."""
+
+    def __init__(self, worker: Asker) -> None:
+        self._worker = worker
+        self._objects: dict[int, Any] = {}
+        self.entered: dict[int, AbstractContextManager[Any]] = {}
+        """What the call has entered and not left, by number."""
+        self.answering: set[Future[None]] = set()
+        self._context = contextvars.copy_context()
+
+    def number(self, obj: Any) -> int:
+        """Return by which number the call may ask for this object."""
+        for number, known in self._objects.items():
+            if known is obj:
+                return number
+        number = self._worker.objects
+        self._worker.objects += 1
+        self._objects[number] = obj
+        return number
+
+    def pickled(self, value: Any) -> bytes:
+        """Return what is sent for a value; raises `NotCarriedError`, or `EndedError` where it nests too deeply."""
+        file = io.BytesIO()
+        try:
+            _Pickler(file, self).dump(value)
+        except RecursionError as error:
+            raise EndedError("cannot be given what nests that deeply") from error
+        except Exception as error:
+            raise NotCarriedError(
+                f"cannot be given what pickle cannot carry ({type(error).__name__}: {error}); leave that out of "
+                "the row and the state, or say `isolate: none`"
+            ) from error
+        return file.getvalue()
+
+    def serve(self, question: Question) -> None:
+        """Begin to answer: several questions may be open, and the time is watched.
+
+        A coroutine function is called on this event loop, any other method in a thread. Raises `WireError` for an
+        object that the call was not given, and where too many questions are open.
+        """
+        if question.of not in self._objects:
+            raise WireError("a question to an object that its call was not given")
+        if len(self.answering) >= MOST_OPEN:
+            raise WireError(f"more than {MOST_OPEN} questions at a time")
+        done: Future[None] = Future()
+        self.answering.add(done)
+        context = self._context.copy()
+
+        def ended(*_: object) -> None:
+            self.answering.discard(done)
+            done.set_result(None)
+
+        def work() -> None:
+            try:
+                context.run(self._answer, question)
+            finally:
+                ended()
+
+        if inspect.iscoroutinefunction(method := self._method(question)):
+            task = asyncio.get_running_loop().create_task(self._answer_here(question, method), context=context)
+            task.add_done_callback(ended)
+        else:
+            hand_over(work)
+
+    def close(self) -> None:
+        """Wait for answers that are under way, and leave what the call has not left; blocks."""
+        wait(tuple(self.answering))
+        for entered in self.entered.values():
+            with suppress(HermesRLError):
+                entered.__exit__(None, None, None)
+
+    def _method(self, question: Question) -> Any:
+        """Return the public attribute of an object that is asked for; None where there is none."""
+        return None if question.method.startswith("_") else getattr(self._objects[question.of], question.method, None)
+
+    async def _answer_here(self, question: Question, method: Callable[..., Awaitable[Any]]) -> None:
+        try:
+            answer = self._answered(question, await method(*question.args, **question.kwargs))
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - carried to the foreign code
+            answer = self._answered(question, error, succeeded=False)
+        if len(answer) > IN_LOOP or len(self.answering) > 1:  # it may have to wait until the process has read others
+            await in_thread(partial(self._send, answer))
+        else:
+            self._send(answer)
+
+    def _answer(self, question: Question) -> None:
+        try:
+            answer = self._answered(question, self._asked(question))
+        except BaseException as error:  # noqa: BLE001 - carried to the foreign code, whatever it is
+            answer = self._answered(question, error, succeeded=False)
+        self._send(answer)
+
+    def _answered(self, question: Question, value: Any, *, succeeded: bool = True) -> bytes:
+        """Return the answer to a question: what was returned, or is to be raised."""
+        try:
+            content = self.pickled(value)
+        except EndedError:
+            if succeeded:
+                raise
+            content = self.pickled(RuntimeError(f"{type(value).__name__}: {value}"))
+        return ANSWERED + ANSWER.pack(question.number, succeeded) + content
+
+    def _send(self, answer: bytes) -> None:
+        with suppress(OSError, WireError):  # it has ended meanwhile
+            self._worker.send(answer)
+
+    def _asked(self, question: Question) -> Any:
+        number, name = question.of, question.method
+        if name == "leave" and number in self.entered:
+            return self.entered.pop(number).__exit__(None, None, None)
+        method = self._method(question)
+        if not callable(method):
+            raise AttributeError(f"{type(self._objects[number]).__name__} has no method {name!r}")
+        value = method(*question.args, **question.kwargs)
+        if isinstance(value, AbstractContextManager):
+            entered = value.__enter__()
+            self.entered[self.number(entered)] = value
+            return entered
+        return value

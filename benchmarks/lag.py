@@ -21,7 +21,7 @@ from report import machine, say, table
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.foreign.pool import POOL
 from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig
-from hermes_rl.scoring.grader import find_reward
+from hermes_rl.scoring.reward_function import find_reward
 from hermes_rl.threads import rare_full_collections
 from hermes_rl.tokens.load import load_renderer
 from hermes_rl.tokens.rendering import RendererSettings

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from hermes_rl import Score
 from hermes_rl.agent.result import text_of
 from hermes_rl.errors import AgentFault, JudgeFailure, UserError
-from hermes_rl.scoring.grader import RewardFunction, call_reward, find_reward
 from hermes_rl.scoring.judge import Bill, JudgeRole, Shown, marked, number_in, require_agreement, verdict
+from hermes_rl.scoring.reward_function import RewardFunction, call_reward, find_reward
 from hermes_rl.scoring.value import group_only_for, in_runner, interpret
 
 WORDS = 300

@@ -43,7 +43,7 @@ from hermes_rl.runs.metrics import BY
 from hermes_rl.runs.readable import readable
 from hermes_rl.runs.statistics import clustered_stderr, mean
 from hermes_rl.sandbox.base import SandboxConfig
-from hermes_rl.scoring.grader import RewardFunction, call_reward
+from hermes_rl.scoring.reward_function import RewardFunction, call_reward
 from hermes_rl.scoring.value import RewardValue, interpret
 from hermes_rl.servers.base import ReasoningOptions
 from hermes_rl.tokens.tokenizer import small_tokenizer_path

@@ -28,7 +28,7 @@ MOST_OPEN = 1_000
 """Questions of a call that may wait for their answers."""
 
 
-class Asker(Protocol):
+class AskingProcess(Protocol):
     """The process that asks."""
 
     objects: int
@@ -52,7 +52,7 @@ class _Pickler(pickle.Pickler):
 class ServedObjects:
     """The objects that one call may ask for, and the questions that are being answered."""
 
-    def __init__(self, worker: Asker) -> None:
+    def __init__(self, worker: AskingProcess) -> None:
         self._worker = worker
         self._objects: dict[int, Any] = {}
         self.entered: dict[int, AbstractContextManager[Any]] = {}

@@ -67,7 +67,8 @@ from hermes_rl.sandbox.backends import Pool
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.isolation import require_isolation
 from hermes_rl.sandbox.user_code import CONFINED
-from hermes_rl.scoring.grader import GradedReward, GradedSeat, Grader, RewardFunction, Trial, find_reward
+from hermes_rl.scoring.grader import GradedReward, GradedSeat, Grader, Trial
+from hermes_rl.scoring.reward_function import RewardFunction, find_reward
 from hermes_rl.scoring.value import Weighting
 from hermes_rl.servers.base import ChatServer, ReasoningOptions, ServerConfig
 from hermes_rl.servers.client import ModelClient

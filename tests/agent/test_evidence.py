@@ -10,7 +10,7 @@ import pytest
 from hermes_rl.agent.conversations import Conversations, ProgramCall
 from hermes_rl.agent.evidence import marked, matched
 from hermes_rl.agent.result import AgentResult, Message, ToolCall
-from hermes_rl.scoring.grader import find_reward
+from hermes_rl.scoring.reward_function import find_reward
 
 PROMPT: list[Message] = [{"role": "system", "content": "Work."}, {"role": "user", "content": "Add 1 and 2."}]
 

@@ -31,8 +31,8 @@ from hermes_rl.plugins import did_you_mean
 from hermes_rl.reading.audit import _of_patch
 from hermes_rl.sandbox.base import Conversation
 from hermes_rl.sandbox.jobs import CHUNK
-from hermes_rl.scoring.grader import SHIPPED_SECONDS, find_reward
 from hermes_rl.scoring.judge import number_in, verdict_in
+from hermes_rl.scoring.reward_function import SHIPPED_SECONDS, find_reward
 from hermes_rl.scoring.steering import created
 from hermes_rl.servers.base import without_thinking
 from hermes_rl.shipped import shipped_rewards

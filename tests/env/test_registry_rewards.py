@@ -8,7 +8,7 @@ import pytest
 
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.errors import RewardFailure
-from hermes_rl.scoring.grader import call_reward, find_reward
+from hermes_rl.scoring.reward_function import call_reward, find_reward
 
 
 def said(text: str) -> AgentResult:

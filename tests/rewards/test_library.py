@@ -10,7 +10,7 @@ import pytest
 
 from hermes_rl.agent.result import AgentResult, ToolCall, Usage
 from hermes_rl.errors import RewardFailure
-from hermes_rl.scoring.grader import find_reward
+from hermes_rl.scoring.reward_function import find_reward
 from hermes_rl.shipped import shipped_rewards
 from hermes_rl.spec.model import INJECTED
 from tests.rewards.played import graded, said

@@ -31,7 +31,7 @@ process: {group_size: 2, groups: 1}
 JUDGED = """
 import json
 
-from hermes_rl.scoring.grader import find_reward
+from hermes_rl.scoring.reward_function import find_reward
 from hermes_rl.servers.base import ContextLengthExceeded
 
 

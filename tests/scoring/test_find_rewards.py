@@ -11,7 +11,7 @@ import pytest
 
 from hermes_rl import shipped
 from hermes_rl.errors import UserError
-from hermes_rl.scoring.grader import find_reward
+from hermes_rl.scoring.reward_function import find_reward
 from hermes_rl.shipped import published_rewards, shipped_rewards
 
 Publish = Callable[..., None]

@@ -10,7 +10,8 @@ import pytest
 
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.errors import RewardFailure, UserError
-from hermes_rl.scoring.grader import GradedReward, Grader, RewardFunction
+from hermes_rl.scoring.grader import GradedReward, Grader
+from hermes_rl.scoring.reward_function import RewardFunction
 from hermes_rl.scoring.value import RewardValue, Score, Weighting
 from hermes_rl.spec.templates import render
 

@@ -6,8 +6,9 @@ import pytest
 
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.errors import RewardFailure
-from hermes_rl.scoring.grader import GradedReward, Grader, find_reward
+from hermes_rl.scoring.grader import GradedReward, Grader
 from hermes_rl.scoring.mathematics import equal
+from hermes_rl.scoring.reward_function import find_reward
 from hermes_rl.scoring.value import RewardValue, Weighting
 
 

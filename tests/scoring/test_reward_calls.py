@@ -15,7 +15,7 @@ import pytest
 
 from hermes_rl.endings import Ending
 from hermes_rl.errors import AgentFault, JudgeFailure, NotYetAvailable, RewardFailure, SandboxFailure, UserError
-from hermes_rl.scoring.grader import RewardFunction, call_reward
+from hermes_rl.scoring.reward_function import RewardFunction, call_reward
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ async def test_what_the_user_must_change_is_no_failure_of_a_rollout() -> None:
 
 async def test_a_reward_that_does_not_return_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
-    monkeypatch.setattr("hermes_rl.scoring.grader.PURE_SECONDS", 0.05)
+    monkeypatch.setattr("hermes_rl.scoring.reward_function.PURE_SECONDS", 0.05)
     with pytest.raises(RewardFailure, match="did not return within"):
         await result_of(released.wait)
     released.set()

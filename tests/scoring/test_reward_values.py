@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hermes_rl.errors import RewardFailure
 from hermes_rl.foreign.wire import from_json
 from hermes_rl.plugins import Code, load_object
-from hermes_rl.scoring.grader import RewardFunction, call_reward
+from hermes_rl.scoring.reward_function import RewardFunction, call_reward
 from hermes_rl.scoring.value import RewardValue, Score, interpret, of_plain
 
 

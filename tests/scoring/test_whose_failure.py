@@ -17,7 +17,8 @@ from hermes_rl.errors import RewardFailure
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import ALONE
-from hermes_rl.scoring.grader import GradedReward, Grader, RewardFunction, find_reward
+from hermes_rl.scoring.grader import GradedReward, Grader
+from hermes_rl.scoring.reward_function import RewardFunction, find_reward
 from hermes_rl.scoring.value import RewardValue, Weighting
 from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.factory import create_client
@@ -175,8 +176,8 @@ async def test_what_fails_on_the_way_to_the_process_is_ours(graded: Graded, monk
     async def fails(*_: Any) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("hermes_rl.scoring.grader.POOL.call", fails)
-    monkeypatch.setattr("hermes_rl.scoring.grader.POOL.hold", fails)
+    monkeypatch.setattr("hermes_rl.scoring.reward_function.POOL.call", fails)
+    monkeypatch.setattr("hermes_rl.scoring.reward_function.POOL.hold", fails)
     with pytest.raises(RewardFailure, match="could not be called"):
         await graded.value(graded.grader("number"), "7")
 

@@ -1,0 +1,355 @@
+"""Reward functions: finding one by its name, and calling it in the runner, in a pool of processes, or in its own."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+import typing
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.metadata import EntryPoint
+from typing import Any, NoReturn, TypeVar
+
+from hermes_rl.errors import AgentFault, Failure, HermesRLError, RewardFailure, UserError
+from hermes_rl.foreign.failures import EndedError, ForeignError, NotCarriedError
+from hermes_rl.foreign.pool import POOL, OwnProcess, ProcessPool
+from hermes_rl.foreign.stand_ins import LIVING
+from hermes_rl.plugins import Code, did_you_mean, load_object, place_of
+from hermes_rl.scoring.value import of_plain
+from hermes_rl.shipped import published_rewards, shipped_rewards
+from hermes_rl.spec.model import INJECTED
+from hermes_rl.threads import OverlongError, PerLoopSemaphore, Turns, done_in_thread, in_steps
+from hermes_rl.tools.rollout_process import RolloutProcess
+from hermes_rl.values import own_copy
+
+# ---------------------------------------------------------------------------------------------- Finding a reward
+# A shipped name, ``/abs/file.py:function``, ``package.module:function``, ``atropos:<name>``, or a name that a
+# package publishes in the entry-point group ``hermes_rl.rewards``. Shipped names win over published ones.
+
+
+def find_reward(name: str, fn: str | None, others: Collection[str] = ()) -> RewardFunction:
+    """Load the reward that the spec calls `name`; without `fn` the name itself is looked up.
+
+    `others` are names of the spec's other rewards, one of which an option may have meant. Raises `UserError` where
+    there is no such reward, or its code cannot be loaded.
+    """
+    reference = fn or name
+    if reference.startswith("atropos:"):
+        registry = "hermes_rl.env.registry_rewards:named"  # by name: the core does not know Atropos
+        wanted = reference.removeprefix("atropos:")
+        return RewardFunction.of(name, load_object(registry)(wanted), Code.of(registry)._replace(finds=wanted))
+    if ":" in reference:
+        return RewardFunction.of(name, load_object(reference), Code.of(reference))
+    shipped = shipped_rewards()
+    if reference in shipped:
+        reference = f"{shipped[reference]}:{reference}"
+        function = RewardFunction.of(name, load_object(reference), Code.of(reference))
+        # One that names the state calls code of the spec, whose seconds nobody here knows.
+        unbounded = function.asks or function.limit is not None or "state" in function.parameters
+        return function if unbounded else replace(function, limit=SHIPPED_SECONDS)
+    published = published_rewards()
+    points = [point for point in published if point.name == reference]
+    if points:
+        return RewardFunction.of(name, _load(points), Code(points[0].module, points[0].attr))
+    known = {*shipped, *(point.name for point in published)}
+    hint = did_you_mean(reference, {*known, *others})
+    there = hint or f" (there are: {', '.join(sorted(known))}; your own: fn: file.py:function)"
+    raise UserError(f"there is no reward {reference!r}{there}")
+
+
+def _load(points: list[EntryPoint]) -> Any:
+    point = points[0]
+    if len(points) > 1:
+        raise UserError(
+            f"two packages publish the reward {point.name!r}: {point.value} and {points[1].value}; "
+            "name the one you mean as package.module:function"
+        )
+    try:
+        return point.load()
+    except Exception as error:
+        raise UserError(f"reward {point.name!r} of an installed package ({point.value}): {error}") from error
+
+
+# ---------------------------------------------------------------------------------------------- Calling a reward
+# A reward names its parameters: `item`, `result`, `ctx`, `state`, `group`, any server role, and its own keyword
+# arguments. It runs in a process of its own (`hermes_rl.foreign`), so that neither what it does nor what the agent has
+# written can hold up other rollouts; `ctx` may be used without await, in async rewards too. Code that no other process
+# can find, and that of which the spec says `isolate: none`, runs in a thread with an event loop of its own.
+
+log = logging.getLogger(__name__)
+
+PURE_SECONDS = 300.0
+"""Seconds that a reward may take which looks at what was said alone; a spec's `timeout` takes its place."""
+SHIPPED_SECONDS = 1.5
+"""Seconds that a reward that comes along may take over what was said."""
+CEILING = 3600.0
+"""Seconds that a reward may take which asks a sandbox or a model."""
+
+HELD_AT_MOST = 300.0
+"""Seconds that a reward which is awaited on the run's own loop may hold it, while everybody else waits."""
+
+AT_ONCE = 256
+"""Rewards that run at the same time; they mostly wait for the sandbox or a judge."""
+
+_places = PerLoopSemaphore(AT_ONCE)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """A loaded reward and what its signature says."""
+
+    name: str
+    function: Callable[..., Any]
+    parameters: Mapping[str, inspect.Parameter]
+    hints: Mapping[str, Any]
+    code: Code | None = None
+    """Where another process finds it; None where it runs in the runner."""
+    timeout: float | None = None
+    """Seconds that it may take; None: by what it looks at."""
+    limit: float | str | None = None
+    """What `takes_at_most` says of it; None where nobody does."""
+    pool: ProcessPool = field(default=POOL, compare=False, repr=False)
+    """Where its process comes from, unless it runs in that of a state."""
+    on_loop: bool = False
+    """Whether it is awaited on the loop that calls it, as what it uses was made there; one that is not async is not."""
+    turns: Turns = field(default_factory=Turns, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, name: str, function: Callable[..., Any], code: Code | None = None) -> RewardFunction:
+        """Read the signature of `function`, which other processes find as `code`. Raises `UserError` where it is not
+        callable."""
+        try:
+            parameters = inspect.signature(function).parameters
+        except (TypeError, ValueError) as error:
+            raise UserError(f"reward {name!r}: its signature cannot be read: {error}") from error
+        code = None if getattr(function, "in_runner", False) else code
+        limit = getattr(function, "limit", None)
+        return cls(name, function, parameters, _hints(function, parameters), code, limit=limit)
+
+    @property
+    def group_for(self) -> str | None:
+        """The argument without which it judges each rollout of a group by itself; None where it always takes all."""
+        return getattr(self.function, "group_for", None)
+
+    @property
+    def asks(self) -> bool:
+        """Whether it may look into a sandbox, or ask a model by its role."""
+        return self.uses_context or "roles" in self.parameters
+
+    def seconds(self, arguments: Mapping[str, Any]) -> float:
+        """Return how long a call with these arguments may take."""
+        if self.timeout is not None:
+            return self.timeout
+        if isinstance(self.limit, str):
+            return float(arguments.get(self.limit, self.parameters[self.limit].default))
+        asks = self.asks or any(type(value) in LIVING for value in arguments.values())
+        return self.limit or (CEILING if asks else PURE_SECONDS)
+
+    @property
+    def group_level(self) -> bool:
+        """True where it takes the rollouts of a group and returns a list."""
+        return "group" in self.parameters
+
+    @property
+    def uses_context(self) -> bool:
+        """True where it may touch the sandbox."""
+        return "ctx" in self.parameters
+
+    @property
+    def open(self) -> bool:
+        """True where it takes any keyword argument."""
+        return any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
+
+    @property
+    def apart(self) -> bool:
+        """Whether it runs in a process of its own."""
+        return self.code is not None
+
+    def own(self, value: Any) -> Any:
+        """Return a row or a result that the reward may change, as it is carried or copied: nobody else's is changed."""
+        if self.apart:
+            return value
+        return value.copied() if hasattr(value, "copied") else own_copy(value)
+
+    def wanted(self, available: Mapping[str, Any]) -> dict[str, Any]:
+        """Of what the rollout offers (context, roles), that which the signature names."""
+        return {name: value for name, value in available.items() if name in self.parameters}
+
+    @property
+    def needed(self) -> list[str]:
+        """Parameters without a default."""
+        kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+        return [key for key, each in self.parameters.items() if each.default is each.empty and each.kind in kinds]
+
+    def require_takes(self, written: Collection[str], roles: Collection[str]) -> None:
+        """Refuse, before anything is played or judged, arguments with which the function cannot be called. Raises
+        `UserError` where the function does not take an argument, or needs another one."""
+        for key in written:
+            if key in INJECTED or (key not in self.parameters and not self.open):
+                known = ", ".join(name for name in self.parameters if name not in INJECTED) or "none"
+                raise UserError(f"reward {self.name!r} takes no argument {key!r}; its arguments: {known}")
+        for key in self.needed:
+            if key not in written and key not in INJECTED and key not in roles:
+                raise UserError(
+                    f"reward {self.name!r} needs {key!r}: give it under args (--set rewards.{self.name}.args.{key}=…; "
+                    "with another fn, the args of before are gone)"
+                )
+
+    def arguments(self, written: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the spec's arguments, already rendered, coerced to the annotations. Raises `UserError` where a value
+        does not fit."""
+        from hermes_rl.spec.templates import coerce
+
+        return {key: coerce(value, self.hints[key]) if key in self.hints else value for key, value in written.items()}
+
+
+def _hints(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    """Return the annotations that can be resolved; those imported for type checkers only are left out."""
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    hints: dict[str, Any] = {}
+    for name, parameter in parameters.items():
+        if parameter.annotation is not parameter.empty:
+            holder = type("holder", (), {"__annotations__": {name: parameter.annotation}})
+            with suppress(NameError, AttributeError, TypeError, SyntaxError):
+                hints |= typing.get_type_hints(holder, names, include_extras=True)
+    return hints
+
+
+async def call_reward(
+    reward: RewardFunction,
+    arguments: Mapping[str, Any],
+    after: Callable[[], None] | None = None,
+    *,
+    fresh: bool = False,
+) -> tuple[object, float]:
+    """Run a reward, then `after`; returns its value and its wall time in seconds. `fresh`: in a new process.
+
+    Raises:
+        Failure: the reward raised. A `Failure` of its own (a judge, a sandbox) keeps its cause; anything else
+            becomes a `RewardFailure` that ends with the place in the reward's code, whose `__cause__` is what was
+            raised, or an `EndedError` where it took too long or ended its process.
+        AgentFault: the policy caused it (it killed its sandbox, or left what no reward can read).
+        UserError: the reward says that the user's input is wrong.
+    """
+    started, passed = time.perf_counter(), dict(arguments)
+    seconds = reward.seconds(passed)
+    async with _places.here():
+        if reward.code is not None:
+            returned = await _apart(reward, reward.code, passed, seconds, after, fresh=fresh)
+            return returned, time.perf_counter() - started
+        try:
+            # A thread that does not outlive the program: a reward that hangs must not hold up its end.
+            here = partial(_here, reward, passed, seconds, after)
+            job = _on_loop(reward, passed, seconds) if reward.on_loop else reward.turns.call(here)
+            # Not `wait_for`, which can lose a cancellation that comes in the moment in which the reward returns.
+            async with asyncio.timeout(seconds):
+                returned = await job
+        except TimeoutError as error:
+            raise RewardFailure(f"reward {reward.name!r} did not return within {seconds:g} s") from error
+    return returned, time.perf_counter() - started
+
+
+async def _apart(
+    reward: RewardFunction,
+    code: Code,
+    arguments: dict[str, Any],
+    seconds: float,
+    after: Callable[[], None] | None,
+    *,
+    fresh: bool,
+) -> object:
+    """Run a reward in a process."""
+    state, held = arguments.get("state"), None
+    try:
+        try:
+            target: ProcessPool | OwnProcess = reward.pool
+            if isinstance(state, RolloutProcess):
+                if state.held.ended is not None:
+                    raise AgentFault(f"the process of its state {state.held.ended}")
+                target = state.held
+            elif fresh:
+                target = held = await reward.pool.hold(code)
+            read = partial(of_plain, reward.name)
+            return await target.call(code, arguments, "hermes_rl.scoring.value:plain", seconds, read)
+        finally:
+            if held is not None:
+                await held.close()
+            if after is not None:
+                await done_in_thread(after)
+    except asyncio.CancelledError:
+        raise
+    except NotCarriedError as error:
+        raise RewardFailure(f"reward {reward.name!r} {error}") from None
+    except (HermesRLError, ForeignError, EndedError) as error:
+        _of_error(reward, error)
+    except OSError as error:  # on the way to the process: nobody's doing but ours, so no cause is named
+        raise RewardFailure(f"reward {reward.name!r} could not be called: {error}") from None
+
+
+async def _on_loop(reward: RewardFunction, arguments: dict[str, Any], seconds: float) -> object:
+    """Await a reward on this loop; where it is not async, a thread runs it, and what it returns may be awaited."""
+    function = reward.function
+    try:
+        if inspect.iscoroutinefunction(function):
+            returned = function(**arguments)
+        else:
+            returned = await reward.turns.call(partial(function, **arguments))
+        while inspect.isawaitable(returned):
+            debugged = asyncio.get_running_loop().get_debug()  # then a loop refuses threads that stand in for its own
+            work = _awaited(returned)
+            returned = await (work if debugged else in_steps(work, seconds, HELD_AT_MOST))
+        return returned
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        _of_error(reward, error)
+    except OverlongError as error:
+        raise RewardFailure(f"reward {reward.name!r} {error}") from error
+    except BaseException as error:  # noqa: BLE001 - told by `_of_error`: as it is, SystemExit would end the main loop
+        _of_error(reward, error)
+
+
+async def _awaited(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+def _here(
+    reward: RewardFunction, arguments: dict[str, Any], seconds: float, after: Callable[[], None] | None
+) -> object:
+    """Run a reward in this thread."""
+    try:
+        try:
+            returned = reward.function(**arguments)
+            return asyncio.run(_settle(returned, seconds)) if inspect.isawaitable(returned) else returned
+        finally:
+            if after is not None:
+                after()
+    except BaseException as error:  # noqa: BLE001 - told by `_of_error`: as it is, SystemExit would end the main loop
+        _of_error(reward, error)
+
+
+def _of_error(reward: RewardFunction, error: BaseException) -> NoReturn:
+    """Raise what `call_reward` does for an error that a reward raised."""
+    match error:
+        case Failure() if error.ending.graded:
+            # The agent's own commands killed the sandbox: what it was to leave there is not there.
+            raise AgentFault(error.detail) from error
+        case AgentFault() | Failure() | UserError():
+            raise error
+        case ForeignError():
+            raise RewardFailure(f"reward {reward.name!r} raised {error}") from error
+        case EndedError():
+            raise RewardFailure(f"reward {reward.name!r} {error}") from error
+    raise RewardFailure(f"reward {reward.name!r} raised {place_of(error, reward.function)}") from error
+
+
+async def _settle(awaitable: Awaitable[Any], seconds: float) -> Any:
+    async with asyncio.timeout(seconds):
+        return await awaitable

@@ -198,7 +198,7 @@ class Env:
             raise UserError("an environment is opened once; open_env gives another one")
         self.loop = asyncio.get_running_loop()
         try:
-            require_machine(self._compiled, logger.warning)
+            require_machine(self._compiled, logger.warning, "open_env")
             await self._stack.enter_async_context(self._compiled)
             splits: tuple[Split, ...] = ("train",) if self.spec.dataset.eval is None else ("train", "eval")
             for split in splits:

@@ -75,7 +75,7 @@ async def _played(spec: Spec, request: PlayRequest) -> Rollout:
     row, split = await chosen_row(spec, request.row, request.split, say)
     environ = request.options.environ()
     async with CompiledSpec(spec, placeholders(spec, environ) if request.person else environ) as compiled:
-        require_machine(compiled, say)
+        require_machine(compiled, say, None)
         for role in compiled.roles.values():
             role.tell(say)
         if not request.person:

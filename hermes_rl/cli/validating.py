@@ -72,10 +72,7 @@ def judge(source: str, overrides: Overrides | None = None, environ: Mapping[str,
         verdict.problems = [Problem(source, None, None, str(error))]
         return verdict
     problems += [*unknown_renderers(draft.spec), *foreign_teachers(draft.spec, at_hand=True)]
-    if draft.spec.in_sandboxes:
-        from hermes_rl.sandbox.isolation import isolation_problems  # most specs load nothing of sandboxes
-
-        problems += [draft.spec.problem(path, problem) for path, problem in isolation_problems(draft.spec)]
+    problems += _unisolated(draft.spec)
     verdict.problems = in_order([*wrong, *problems])
     if not wrong:  # a warning may be about what was left out
         try:
@@ -85,6 +82,17 @@ def judge(source: str, overrides: Overrides | None = None, environ: Mapping[str,
         verdict.programs = [_program(draft.spec, path) for path in draft.spec.programs]
         verdict.warnings = [*warnings, *_lacking(draft.spec, os.environ if environ is None else environ)]
     return verdict
+
+
+def _unisolated(spec: Spec) -> list[Problem]:
+    """Return what would run without the isolation that it needs."""
+    if not spec.in_sandboxes and spec.sandbox.backend == "bubblewrap":
+        return []  # most specs load nothing of sandboxes
+    from hermes_rl.sandbox.isolation import grading_problems, isolation_problems, training_problems
+    from hermes_rl.spec.check_code import looking
+
+    found = [*isolation_problems(spec), *grading_problems(spec, looking(spec)), *training_problems(spec)]
+    return [spec.problem(path, problem, at="key" if len(path) < 3 else "value") for path, problem in found]
 
 
 def _program(spec: Spec, path: tuple[str, ...]) -> str:

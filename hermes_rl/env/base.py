@@ -43,9 +43,11 @@ from hermes_rl.runs.metrics import BY
 from hermes_rl.runs.readable import readable
 from hermes_rl.runs.statistics import clustered_stderr, mean
 from hermes_rl.sandbox.base import SandboxConfig
+from hermes_rl.sandbox.isolation import require_by_hand
 from hermes_rl.scoring.reward_function import RewardFunction, call_reward
 from hermes_rl.scoring.value import RewardValue, interpret
 from hermes_rl.servers.base import ReasoningOptions
+from hermes_rl.spec.model import Mode
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tools.base import CLOUD, Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import drawable, resolve_toolsets, sample_distribution, toolkit_of
@@ -123,6 +125,7 @@ class HandWritten:
         toolkit = self._env._tools_of_group(key.group)
         with authored(self._env.sandbox_for):
             sandbox = self._env.sandbox_for(key.row.columns)
+        require_by_hand(sandbox.backend, self.name)
         # Two items may be equal and in flight together, so the row's key is not enough.
         name = f"{key.id}-{uuid.uuid4().hex[:8]}"
         async with ToolRuntime(sandbox, task_id=name, toolkit=toolkit, run=True) as runtime:
@@ -199,6 +202,8 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
     server_cls: Any = HermesServer
     default_toolsets: ClassVar[list[str] | None] = None
     """Toolsets where the configuration names none."""
+    _mode: ClassVar[Mode | None] = None
+    """What a spec is run for; None for code of the user's own, which does not say."""
 
     def __init__(
         self,
@@ -216,6 +221,8 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         if config.group_size == 1:
             config.ensure_scores_are_not_same = False  # a group of one is always the same, and would never be sent
         require_not_overridden(type(self), BaseEnv, _NEVER_CALLED)
+        if self._mode != "evaluate":  # of a spec: rewards of other code may look into any sandbox
+            require_by_hand(config.terminal_backend, type(self).__name__)
         require_lines_that_work(type(self), HermesAgentBaseEnv, config.terminal_backend)
         self.config = config
         self._encoder = Encoder.load(config.tokenizer_name)

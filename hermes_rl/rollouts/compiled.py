@@ -65,7 +65,7 @@ from hermes_rl.rollouts.steps import BeforeWords, grade
 from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.sandbox.backends import Pool
 from hermes_rl.sandbox.base import SandboxConfig
-from hermes_rl.sandbox.isolation import require_isolation
+from hermes_rl.sandbox.isolation import require_grading, require_isolation
 from hermes_rl.sandbox.user_code import CONFINED
 from hermes_rl.scoring.grader import GradedReward, GradedSeat, Grader, Trial
 from hermes_rl.scoring.reward_function import RewardFunction, find_reward
@@ -394,6 +394,7 @@ class CompiledSpec:
         self.won: dict[str, tuple[float, int]] = {}
         """What the first seat has scored against each rival, as far as this process knows, and in how many episodes."""
         self.grader = _grader(spec, self.roles, self.trial)
+        require_grading(spec, [each.name for each in self.grader.rewards if each.function.uses_context])
         self.pool = Pool()
         """Sandboxes that wait for the next rollout, or the next fresh one of a reward."""
         self.keep: Keep | None = None

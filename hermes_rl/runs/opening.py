@@ -35,6 +35,7 @@ from hermes_rl.runs.run_log import run_log
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.runs.workers import Workers, open_workers, require_shares
 from hermes_rl.sandbox.bubblewrap import require_bubblewrap
+from hermes_rl.sandbox.isolation import require_by_hand
 from hermes_rl.sandbox.none import WARNING
 from hermes_rl.servers.exactness import engines, require_reachable
 from hermes_rl.spec.fingerprint import fingerprint
@@ -192,12 +193,24 @@ def require_runnable(spec: Spec, launch: Launch, compiled: CompiledSpec | None =
         raise UserError(
             f"agents: no seat is trained (`train: false`), so {launch.mode} has nothing to give; evaluate can"
         )
-    return require_machine(compiled or CompiledSpec(spec, launch.environ), launch.progress.note)
+    training = None if launch.mode == "evaluate" else launch.mode
+    return require_machine(compiled or CompiledSpec(spec, launch.environ), launch.progress.note, training)
 
 
-def require_machine(compiled: CompiledSpec, note: Callable[[str], None]) -> CompiledSpec:
-    """Return the compiled spec, once its sandbox works here where one may be used; raises UserError with what to do."""
+def require_machine(compiled: CompiledSpec, note: Callable[[str], None], training: str | None) -> CompiledSpec:
+    """Return the compiled spec, once its sandbox works here where one may be used, and isolates what is trained on.
+
+    Args:
+        compiled: the spec.
+        note: tells the user.
+        training: what makes rollouts for training, for the message; None: they are for the user's eyes.
+
+    Raises:
+        UserError: the sandbox cannot be used, with what to do.
+    """
     spec = compiled.spec
+    if training is not None:
+        require_by_hand(spec.sandbox.backend, training)
     servers = any(tool.mcp is not None and tool.mcp.where == "sandbox" for tool in spec.tools)
     if spec.toolsets.enabled or spec.toolsets.distribution or servers or compiled.uses_context:
         # Never go on without the fence unless the spec says so.

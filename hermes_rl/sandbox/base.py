@@ -33,6 +33,8 @@ from hermes_rl.sandbox.listener import REPORT_FD, SIZE_LIMIT, Message, said_in_a
 
 BACKENDS = ("bubblewrap", "docker", "modal", "daytona", "ssh", "singularity", "none")
 """Every backend that a spec may name; `create_sandbox` says which of them this version can run."""
+ONE_ACCOUNT = frozenset({"ssh"})
+"""Backends whose sandboxes are directories of one account, in which each agent can do what all others can."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,10 @@ class SandboxConfig:
     """Shell commands, run in order in the working directory; non-zero is our failure."""
     services: tuple[SandboxService, ...] = ()
     """Started in this order, each when the one before is healthy; docker has them."""
+    known_hosts: str | None = None
+    """File of the host keys that the backend ssh trusts; None: those that ssh knows on this machine."""
+    accept_unknown_host: bool = False
+    """Let the backend ssh trust and remember the key of a host that is not known."""
     network: bool | tuple[str, ...] = False
     limits: ResourceLimits = ResourceLimits()
     timeout: float = 180.0

@@ -54,6 +54,8 @@ from hermes_rl.threads import end_tasks
 # Bytes go there and back as base64, so that neither names nor contents meet a shell's quoting or a text encoding. An
 # answer stands between two marks; `!N` in it is an error number.
 
+MOST_ERROR = 4096
+"""Above all error numbers of the kernel."""
 COMMON = rb"""exec 2>/dev/null  # bash tells there of what was killed
 say() { printf '\n%s(' "$mark"; "$@"; printf ')%s\n' "$mark"; exit 0; }
 fail() { say printf '!%s' "$1"; }
@@ -183,24 +185,17 @@ def command(script: bytes, **values: str | bytes | list[str]) -> tuple[str, str]
     return f'bash -c "$(echo {text} | base64 -d)"', mark
 
 
-@contextmanager
-def reading() -> Iterator[None]:
-    """Take an answer apart inside; one that makes no sense is a lost machine: its programs may be the agent's."""
-    try:
-        yield
-    except ValueError as error:
-        raise sandbox_gone(f"the sandbox answered what cannot be read: {error}", by_agent=True) from error
-
-
 def answer(output: str, mark: str) -> list[str]:
-    """Return the words of an answer; raises the `OSError` that it tells of, `SandboxFailure` where there is none."""
+    """Return the words of an answer; raises the `OSError` that it tells of, `SandboxFailure` where there is none, and
+    `ValueError` where it makes no sense."""
     begin, end = output.rfind(f"{mark}("), output.rfind(f"){mark}")
     if begin < 0 or end < begin:
         raise SandboxFailure(f"the sandbox did not answer: {output[-500:]}")
     words = output[begin + len(mark) + 1 : end].split()
     if words and words[0].startswith("!"):
-        with reading():
-            number = int(words[0][1:])
+        number = int(words[0][1:])
+        if not 0 < number < MOST_ERROR:
+            raise ValueError(f"error number {number}")
         reason = REFUSED if words[1:] == ["kernel"] else os.strerror(number)
         raise OSError(number, "Not a regular file" if number == 22 else reason)
     return words
@@ -249,15 +244,15 @@ class RemoteProcess(BackgroundProcess):
             self.ended.set_result(KILLED_EXIT_CODE)
 
     async def _follow(self) -> None:
-        # An `OSError` means that its files are gone, and with them every way to hear of its end.
-        with contextlib.suppress(SandboxFailure, OSError):
+        # An `OSError` means that its files are gone, and with them every way to hear of its end; a `ValueError` that
+        # the machine answers nonsense, which its next command will tell.
+        with contextlib.suppress(SandboxFailure, OSError, ValueError):
             while True:
                 words = await self._ask(POLL, job=self.job)
-                with reading():
-                    self._output = parts(words[1:])
-                    if words[0] != "-":
-                        self.ended.set_result(int(words[0]))
-                        return
+                self._output = parts(words[1:])
+                if words[0] != "-":
+                    self.ended.set_result(int(words[0]))
+                    return
                 await asyncio.sleep(POLL_SECONDS)
         self.end()
 
@@ -275,6 +270,8 @@ def parts(words: list[str]) -> tuple[bytes, bool]:
 
 # -------------------------------------------------------------------------------- link
 
+UNKNOWN_HOST = "Host key verification failed"
+"""Words of ssh about a host whose key is not known, or another one."""
 LINE_LIMIT = 1 << 31
 START_SECONDS = 900.0
 """How long it may take until there is a machine: a service may have to get a large image first."""
@@ -305,7 +302,7 @@ class Link:
         self, backend: str, arguments: Mapping[str, Any], cleanup: str, environ: Mapping[str, str] | None = None
     ) -> None:
         """Start the machine, with the variables of `environ` (None: the process's own) for its program; raises
-        `SandboxFailure` where it cannot be had."""
+        `SandboxFailure` where it cannot be had, `UserError` where its host key is not to be trusted."""
         self._home = tempfile.mkdtemp(prefix="hermes-rl-")
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -326,6 +323,12 @@ class Link:
             raise SandboxFailure(f"the {backend} sandbox did not start within {START_SECONDS:.0f} s") from None
         ended = {"error": "hermes-agent ended; is the extra installed (hermes-rl[hermes])?"}
         ready = json.loads(line) if line else ended
+        if UNKNOWN_HOST in ready.get("error", ""):
+            raise UserError(
+                f"the sandbox backend ssh cannot be used: {ready['error'].strip()}\nCompare the key with one that you "
+                "have from its machine and add it to the file of known hosts (sandbox.ssh.known_hosts, or "
+                "~/.ssh/known_hosts); sandbox.ssh.accept_unknown_host: true trusts a new one"
+            )
         if "error" in ready:
             raise SandboxFailure(f"the {backend} sandbox did not start: {ready['error']}")
         self._reader = asyncio.create_task(self._read(self._process.stdout))
@@ -416,7 +419,7 @@ class Machine:
 
     arguments: Mapping[str, Any]
     shared: bool = False
-    """True where other rollouts use the same machine, so that each has a folder as its home."""
+    """True if other rollouts use the same account, so that each has a folder as its home, and none can be blamed."""
     piece: int = PIECE
     """Bytes of a file that one command can take."""
 
@@ -476,12 +479,16 @@ def _ssh(config: SandboxConfig) -> Machine:
     port = environ.get("TERMINAL_SSH_PORT") or "22"
     if not port.isdigit():
         raise UserError(f"TERMINAL_SSH_PORT is {port!r}, which is no port")
+    if config.known_hosts is not None and not Path(config.known_hosts).is_file():
+        raise UserError(f"sandbox.ssh.known_hosts: there is no file {config.known_hosts}")
     arguments = {
         "host": environ["TERMINAL_SSH_HOST"],
         "user": environ["TERMINAL_SSH_USER"],
         "port": int(port),
         "key_path": environ.get("TERMINAL_SSH_KEY", ""),
         "timeout": int(config.timeout),
+        "known_hosts": config.known_hosts,
+        "accept_unknown_host": config.accept_unknown_host,
     }
     return Machine(arguments, shared=True)
 
@@ -539,7 +546,7 @@ class RemoteSandbox(Sandbox):
             home, workdir = self.home if self.machine.shared else "", self.config.workdir or ""
             # One way there and back for all: each takes a quarter of a second.
             words = await self._ask(PLACE, home=home, workdir=workdir)
-            with reading():
+            with self._reading():
                 self.home = base64.b64decode("".join(words)).decode()
             self.workdir = posixpath.normpath(posixpath.join(self.home, workdir))
             await self.prepare()
@@ -614,7 +621,7 @@ class RemoteSandbox(Sandbox):
             return CommandResult(127 if error.errno == errno.ENOENT else 126, message, message)
         finally:
             self._running -= 1
-        with reading():
+        with self._reading():
             code, (stdout, truncated), (stderr, _) = int("".join(words[:1])), parts(words[1:4]), parts(words[4:])
         duration = time.perf_counter() - began
         timed_out = code == KILLED_EXIT_CODE and duration >= seconds
@@ -631,7 +638,7 @@ class RemoteSandbox(Sandbox):
         job = str(next(self._jobs))
         values = await self._values(job, command, None, env, output_limit)
         words = await self._ask(SPAWN, **values)
-        with reading():
+        with self._reading():
             pid = int("".join(words))
 
         async def ask(script: bytes, data: bytes | None = None, **more: str) -> list[str]:
@@ -673,7 +680,7 @@ class RemoteSandbox(Sandbox):
 
     async def read_file(self, path: str, *, limit: int = READ_LIMIT) -> bytes:
         words = await self._at(path, READ, most=encoded(limit), limit=str(limit))
-        with reading():
+        with self._reading():
             return await asyncio.to_thread(base64.b64decode, "".join(words))
 
     async def write_file(self, path: str, data: bytes, mode: int | None = None) -> None:
@@ -684,13 +691,13 @@ class RemoteSandbox(Sandbox):
 
     async def stat(self, path: str, *, follow: bool = True) -> FileInfo:
         words = await self._at(path, STAT, follow="1" if follow else "")
-        with reading():
+        with self._reading():
             (info,) = _entries(words, 1, path)
         return info
 
     async def list_dir(self, path: str, *, limit: int = LIST_LIMIT) -> list[FileInfo]:
         words = await self._at(path, LIST, most=LISTING)
-        with reading():
+        with self._reading():
             return sorted(_entries(words, limit, path), key=lambda info: info.name)
 
     async def set_mode(self, path: str, mode: int) -> None:
@@ -729,14 +736,21 @@ class RemoteSandbox(Sandbox):
             output = await self._link.execute(text, stdin, seconds_to_wait, most)
         except SandboxFailure as failure:
             raise sandbox_gone(self._over, by_agent=self.killed_by_agent) if self._over else failure from None
-        try:
+        with self._reading():
             return answer(output, mark)
-        except SandboxFailure as failure:
-            if not self._exposed:
-                raise
-            # The machine is there, and its programs do not do what they do: they are the agent's, or gone.
-            self._killed_by_agent = True
-            raise sandbox_gone(failure.detail, by_agent=True) from None
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Take an answer apart inside; the machine is lost where there is none, or one that makes no sense.
+
+        Its programs are then the agent's, or gone. On a machine that all rollouts share it may be any of their agents.
+        """
+        try:
+            yield
+        except (SandboxFailure, ValueError) as error:
+            self._killed_by_agent |= self._exposed and not self.machine.shared
+            detail = getattr(error, "detail", f"the sandbox answered what cannot be read: {error}")
+            raise sandbox_gone(detail, by_agent=self._killed_by_agent) from error
 
 
 def encoded(limit: int) -> int:

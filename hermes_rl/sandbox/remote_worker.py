@@ -1,8 +1,9 @@
 """A machine of one of hermes-agent's backends, in a process of its own. Run as a program, never imported by ours.
 
 Importing hermes-agent changes the environment of its process and writes below ``$HERMES_HOME``. Symbols of hermes-agent
-0.19 that are used, asserted by a test: the classes of `CLASSES`, and of each `execute` and `cleanup`; of the module of
-their base `_BoundedOutputCollector`, which keeps what a command prints.
+0.19 that are used, asserted by a test: the classes of `CLASSES`, and of each `execute` and `cleanup`; of that for ssh
+`_build_ssh_command` and `init_session`; of the module of their base `_BoundedOutputCollector`, which
+keeps what a command prints.
 
     python -m hermes_rl.sandbox.remote_worker BACKEND ARGUMENTS CLEANUP
 
@@ -51,7 +52,8 @@ def main(backend: str, arguments: str, cleanup: str) -> None:
     try:
         bound_outputs()
         module, name = CLASSES[backend]
-        machine = getattr(importlib.import_module(module), name)(**json.loads(arguments))
+        found = getattr(importlib.import_module(module), name)
+        machine = (connected(found) if backend == "ssh" else found)(**json.loads(arguments))
     except Exception as error:  # noqa: BLE001 (whatever the backend raises is reported to the runner)
         _say(out, {"error": f"{type(error).__name__}: {error}"})
         return
@@ -73,6 +75,36 @@ def bound_outputs() -> None:
             _asked.collector = self
 
     base._BoundedOutputCollector = Collector
+
+
+def connected(base: Any) -> Any:
+    """Return hermes-agent's class for ssh, with trusted host keys alone and without a file of its own on the machine.
+
+    Instead of reading the file to which it saves the login shell's variables, each command runs in a login shell.
+    """
+
+    class Connected(base):  # type: ignore[misc]
+        def __init__(self, known_hosts: str | None, accept_unknown_host: bool, **arguments: Any) -> None:
+            self._trusted = [f"StrictHostKeyChecking={'accept-new' if accept_unknown_host else 'yes'}"]
+            if known_hosts is not None:
+                self._trusted += [f"UserKnownHostsFile={_as_option(known_hosts)}", "GlobalKnownHostsFile=/dev/null"]
+            super().__init__(**arguments)
+
+        def _build_ssh_command(self, extra_args: list[str] | None = None) -> list[str]:
+            program, *rest = super()._build_ssh_command(extra_args)
+            # Of an option that is given twice, ssh takes the first.
+            return [program, *(word for option in self._trusted for word in ("-o", option)), *rest]
+
+        def init_session(self) -> None:
+            """Save nothing."""
+
+    return Connected
+
+
+def _as_option(path: str) -> str:
+    """Return a path as a value of ssh's options, which expand `%` and split at blanks outside of quotes."""
+    quoted = path.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{quoted}"'
 
 
 def serve(machine: Any, out: IO[str]) -> None:

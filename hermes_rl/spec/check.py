@@ -314,6 +314,8 @@ def _check_far_away(spec: Spec, findings: Findings) -> None:
     """Warn of what cannot be known on this machine now."""
     if spec.sandbox.backend not in ("bubblewrap", "none"):
         message = f"whether {spec.sandbox.backend} works here, and has the image, was not checked; ask hermes-rl doctor"
+        if spec.sandbox.backend == "ssh":
+            message += "; it is for evaluate and play by hand, and what makes rollouts for training refuses it"
         findings.warning(("sandbox", "backend"), message)
     path = spec.dataset.path
     if path is not None and path not in FILE_FORMATS and not Path(path).is_absolute():

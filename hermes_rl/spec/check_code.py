@@ -274,6 +274,12 @@ def signature_of(spec: Spec, name: str) -> Function | None:
         return None
 
 
+def looking(spec: Spec) -> list[str]:
+    """Return the names of the rewards that may look into a sandbox, as far as their source is at hand."""
+    signatures = {name: signature_of(spec, name) for name in spec.rewards}
+    return [name for name, found in signatures.items() if found and any(p.name == "ctx" for p in found.parameters)]
+
+
 def check_rewards(spec: Spec, findings: Findings) -> None:
     """Every reward of a spec."""
     if all(reward.weight == 0 and not reward.gate for reward in spec.rewards.values()):

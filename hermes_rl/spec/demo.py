@@ -13,7 +13,7 @@ def for_demo(root: MappingNode) -> MappingNode:
     root = root.having(servers=_servers(root))
     sandbox = root.get("sandbox")
     if isinstance(sandbox, MappingNode) and _needs_more(sandbox):
-        root = root.having(sandbox=sandbox.without("backend", "image"))
+        root = root.having(sandbox=sandbox.without("backend", "image", "ssh"))
     return root
 
 

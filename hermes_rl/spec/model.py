@@ -464,12 +464,24 @@ class ServiceSection(Section):
 ServiceName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?$")]
 
 
+class SshSection(Section):
+    """Which host the backend ssh trusts; the default is a key that this machine knows already."""
+
+    known_hosts: SystemText | None = Field(
+        None, description="File of known hosts, whose keys alone are trusted; default: those that ssh knows here."
+    )
+    accept_unknown_host: bool = Field(
+        False, description="Trust and remember the key of a host that is not known; a changed key is always refused."
+    )
+
+
 class SandboxSection(Section):
     """Where commands run; started only when something uses it."""
 
     backend: str = Field(
         "bubblewrap",
-        description="bubblewrap, docker, modal, daytona, ssh, singularity or none (the bare machine).",
+        description="bubblewrap, docker, modal, daytona, singularity, none (the bare machine), or ssh, which separates "
+        "no rollouts: for evaluate and play by hand.",
     )
     image: SystemText | None = Field(
         None,
@@ -504,6 +516,7 @@ class SandboxSection(Section):
         description="Programs beside it on its network, by names under which they are found; docker. Each starts when "
         "the one before can be used.",
     )
+    ssh: SshSection = Field(SshSection.model_construct(), description="Which host keys the backend ssh trusts.")
     network: Network = Field(False, description="false: none; true: all; or a list of host names.")
     limits: Limits = Field(
         Limits.model_construct(), description="Limits on memory, processes, disk, cpu and open files."

@@ -244,6 +244,7 @@ SOURCE_FILES = patterns(
     "dataset.harbor",
     "sandbox.files.*.from",
     "sandbox.services.*.files.*.from",
+    "sandbox.ssh.known_hosts",
     "agent.program.files.*.from",
     "agents.*.agent.program.files.*.from",
     "tools.*.mcp.files.*.from",

@@ -704,6 +704,13 @@ def _services(data: dict[str, Any]) -> Iterator[Fault]:
         yield Fault(("sandbox", "services"), message, at="key")
 
 
+def _ssh(data: dict[str, Any]) -> Iterator[Fault]:
+    sandbox = section(data, "sandbox")
+    backend = sandbox.get("backend", "bubblewrap")
+    if "ssh" in sandbox and backend != "ssh":
+        yield Fault(("sandbox", "ssh"), f"`ssh` is for `backend: ssh`; the backend is `{backend}`", at="key")
+
+
 def file_lists(data: dict[str, Any]) -> Iterator[tuple[NodePath, list[Any]]]:
     """Yield all lists of files, each with its path."""
     lists: list[tuple[NodePath, Any]] = [(("sandbox", "files"), section(data, "sandbox").get("files"))]
@@ -766,7 +773,7 @@ def _artifacts(data: dict[str, Any]) -> Iterator[Fault]:
                 yield Fault((*path, "args", "reference"), "the spec has no `solution` with `turns` or a `patch`")
 
 
-SANDBOX_RULES = (_backend, _bare_machine, _packages, _services, _files, _artifacts)
+SANDBOX_RULES = (_backend, _bare_machine, _packages, _services, _ssh, _files, _artifacts)
 
 
 # ----------------------------------------------------------------------------------------------------- All rules

@@ -28,6 +28,7 @@ from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.json_schema import CompiledSchema, InvalidSchemaError
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import STATE, BackgroundProcess, Sandbox, SandboxConfig
+from hermes_rl.sandbox.isolation import require_by_hand
 from hermes_rl.tools.artifacts import Laid, TakenArtifact
 from hermes_rl.tools.staging import Staging
 
@@ -668,6 +669,7 @@ def _overridden(task_id: str | None, sandbox: SandboxConfig | None) -> SandboxCo
     own = sandbox or SandboxConfig()
     backend = overrides.get("env_type") or (own.backend if sandbox is not None else None)
     backend = "bubblewrap" if backend == "local" else backend
+    require_by_hand(backend or "", f"task {task_id!r}")
     own_image = f"{backend}_image"
     named = own_image if own_image in overrides else next((n for n in _IMAGES if overrides.get(n)), None)
     image = overrides[named] if named is not None else None
@@ -690,7 +692,7 @@ def _require_image(task_id: str, image: str, backend: str | None) -> None:
     kind."""
     if posixpath.basename(image) == "Dockerfile":
         raise UserError(f"task {task_id!r}: {image} is no image: build it, and register the name of what was built")
-    if backend in ("none", "ssh") or (backend == "bubblewrap" and not Path(image).exists()):
+    if backend == "none" or (backend == "bubblewrap" and not Path(image).exists()):
         raise UserError(
             f"task {task_id!r} has the image {image!r}, which the backend {backend} cannot have: set terminal_backend "
             "to docker, modal, daytona or singularity, or register an unpacked image for local"

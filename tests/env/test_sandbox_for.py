@@ -109,7 +109,7 @@ async def test_the_image_of_a_task_is_for_the_backend_of_its_environment(
     assert (config.backend, config.image, config.network, dict(config.env)) == expected
 
 
-@pytest.mark.parametrize("backend", ["bubblewrap", "none", "ssh"])
+@pytest.mark.parametrize("backend", ["bubblewrap", "none"])
 def test_an_image_that_the_backend_cannot_have_is_refused(backend: str) -> None:
     register_task_env_overrides("task-9", {"docker_image": "name/of:it"})
     try:

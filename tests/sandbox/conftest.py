@@ -60,7 +60,10 @@ def docker_host(fake_docker: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(scope="session")
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A real sshd on loopback, with keys of its own; what names it to sandboxes."""
+    """A real sshd on loopback, with keys of its own; what names it to sandboxes.
+
+    `known_hosts` is a file with its key, and `asked` one to which it writes every command that it runs.
+    """
     program = shutil.which("sshd", path="/usr/sbin:/usr/bin")
     if program is None:
         pytest.skip("there is no sshd (apt-get install openssh-server)")
@@ -71,9 +74,9 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     (folder / "config").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\n"
         f"StrictModes no\nUsePAM no\nPermitRootLogin yes\nPidFile none\nMaxSessions 100\nMaxStartups 100\n"
+        f'ForceCommand echo "$SSH_ORIGINAL_COMMAND" >>{folder}/asked; exec bash -c "$SSH_ORIGINAL_COMMAND"\n'
     )
-    forget = ["ssh-keygen", "-R", f"[127.0.0.1]:{port}"]
-    subprocess.run(forget, check=False, capture_output=True)
+    (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}")
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)
     process = subprocess.Popen([program, "-D", "-e", "-f", folder / "config"], stderr=subprocess.PIPE, text=True)
@@ -81,11 +84,11 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     assert "listening" in process.stderr.readline()
     user = pwd.getpwuid(os.getuid()).pw_name
     where = {"HOST": "127.0.0.1", "PORT": port, "USER": user, "KEY": str(folder / "user")}
-    yield {f"TERMINAL_SSH_{name}": value for name, value in where.items()}
+    files = {name: str(folder / name) for name in ("known_hosts", "asked")}
+    yield {f"TERMINAL_SSH_{name}": value for name, value in where.items()} | files
     process.terminate()
     process.wait(10)
     process.stderr.close()
-    subprocess.run(forget, check=False, capture_output=True)
 
 
 @pytest.fixture
@@ -94,7 +97,7 @@ def ssh(sshd: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> SandboxConfig:
     pytest.importorskip("tools.environments.ssh", reason="the extra hermes is not installed")
     for name, value in sshd.items():
         monkeypatch.setenv(name, value)
-    return SandboxConfig(backend="ssh", network=True)
+    return SandboxConfig(backend="ssh", network=True, known_hosts=sshd["known_hosts"])
 
 
 @pytest.fixture(params=["bubblewrap", "docker", "none"])

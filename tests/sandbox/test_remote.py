@@ -104,26 +104,35 @@ async def test_lifetime_of_an_idle_machine_is_ours(ssh: SandboxConfig) -> None:
         assert caught.value.ending is Ending.SANDBOX_FAILURE
 
 
-@pytest.mark.parametrize("answered", ["command not found", "garbage"])
-async def test_programs_that_no_longer_answer_are_the_agents_once_it_has_worked(answered: str) -> None:
+@pytest.mark.parametrize(("shared", "blamed"), [(False, Ending.SANDBOX_KILLED), (True, Ending.SANDBOX_FAILURE)])
+@pytest.mark.parametrize("answered", ["command not found", "MARK(!4711 x)MARK", "MARK(nonsense)MARK"])
+async def test_missing_answer_is_caused_by_the_agent_unless_others_share_the_account(
+    answered: str, shared: bool, blamed: Ending
+) -> None:
     class Answers:
         """A link to a machine whose programs say something of their own."""
 
         open = True
 
-        async def execute(self, *asked: object) -> str:
-            return answered
+        async def execute(self, asked: str, *_: object) -> str:
+            return answered.replace("MARK", mark_of(asked))
 
         async def close(self) -> None: ...
 
     address = {"TERMINAL_SSH_HOST": "host", "TERMINAL_SSH_USER": "user"}
     sandbox = RemoteSandbox(SandboxConfig(backend="ssh", network=True, environ=address))
     sandbox._link = Answers()  # type: ignore[assignment]
-    for exposed, ending in ((False, Ending.SANDBOX_FAILURE), (True, Ending.SANDBOX_KILLED)):
+    sandbox.machine = replace(sandbox.machine, shared=shared)
+    for exposed, ending in ((False, Ending.SANDBOX_FAILURE), (True, blamed)):
         sandbox._exposed = exposed
-        with pytest.raises(SandboxFailure, match="did not answer") as caught:
+        with pytest.raises(SandboxFailure, match="answer") as caught:
             await sandbox.stat("file")
-        assert (caught.value.ending, sandbox.killed_by_agent) == (ending, exposed)
+        assert (caught.value.ending, sandbox.killed_by_agent) == (ending, ending is Ending.SANDBOX_KILLED)
+
+
+def mark_of(asked: str) -> str:
+    """The mark that a script is to put around its answer."""
+    return base64.b64decode(asked.split()[3]).decode().partition("mark=")[2].partition("\n")[0]
 
 
 @pytest.mark.slow
@@ -167,7 +176,7 @@ async def test_a_machine_that_answers_nonsense_is_lost(
     assert isinstance(sandbox, RemoteSandbox)
 
     async def execute(command: str, *_: object) -> str:
-        mark = base64.b64decode(command.split()[3]).decode().partition("mark=")[2].partition("\n")[0]
+        mark = mark_of(command)
         return f"{mark}({' '.join(words)}){mark}"
 
     monkeypatch.setattr(sandbox._link, "execute", execute)
@@ -187,6 +196,37 @@ def over(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+@pytest.mark.slow
+async def test_no_command_over_ssh_reads_or_leaves_a_file_that_the_account_may_change(
+    ssh: SandboxConfig, sshd: dict[str, str]
+) -> None:
+    """hermes-agent saves the login shell's variables to such a file, and reads it before each command."""
+    async with create_sandbox(ssh) as sandbox:
+        await sandbox.run("true")
+    asked = Path(sshd["asked"]).read_text()
+    assert sandbox.id in base64.b64decode(asked.split("echo ")[-1].split()[0]).decode()
+    assert "hermes-snap" not in asked
+
+
+@pytest.mark.slow
+async def test_unknown_host_key_is_refused_unless_the_settings_accept_it(
+    ssh: SandboxConfig, sshd: dict[str, str], tmp_path: Path
+) -> None:
+    own = tmp_path / "known hosts 100%"
+    own.touch()
+    unknown = replace(ssh, known_hosts=str(own))
+    with pytest.raises(UserError, match=r"(?s)verification failed.*sandbox\.ssh\.accept_unknown_host: true"):
+        await create_sandbox(unknown).start()
+    assert own.read_text() == ""
+    async with create_sandbox(replace(unknown, accept_unknown_host=True)) as sandbox:
+        assert (await sandbox.run("echo on")).output == "on\n"
+    assert own.read_text()
+    changed = Path(sshd["TERMINAL_SSH_KEY"]).with_suffix(".pub").read_text()
+    own.write_text(f"[127.0.0.1]:{sshd['TERMINAL_SSH_PORT']} {changed}")
+    with pytest.raises(UserError, match="verification failed"):
+        await create_sandbox(replace(unknown, accept_unknown_host=True)).start()
 
 
 @pytest.mark.slow
@@ -217,6 +257,8 @@ def test_addresses_and_keys_may_come_from_elsewhere_than_the_process(monkeypatch
     asked = machine(config).arguments
     assert (asked["host"], asked["user"], asked["port"]) == ("box", "me", 2222)
     assert "sk-4711" not in repr(config)
+    with pytest.raises(UserError, match=r"sandbox\.ssh\.known_hosts: there is no file /not/there"):
+        machine(replace(config, known_hosts="/not/there"))
 
 
 @pytest.mark.slow
@@ -238,7 +280,7 @@ def test_what_is_missing_is_said(backend: str) -> None:
 
 
 TAKES = {
-    "ssh": {"host", "user", "port", "key_path", "timeout"},
+    "ssh": {"host", "user", "port", "key_path", "timeout"},  # and what `remote_worker.connected` adds
     "modal": {"image", "timeout", "persistent_filesystem", "modal_sandbox_kwargs"},
     "daytona": {"image", "timeout", "persistent_filesystem", "cpu", "memory", "disk"},
     "singularity": {"image", "timeout", "persistent_filesystem", "cpu", "memory"},
@@ -253,6 +295,9 @@ def test_the_symbols_of_hermes_agent(backend: str) -> None:
     assert set(inspect.signature(found).parameters) >= TAKES[backend]
     assert set(inspect.signature(found.execute).parameters) >= {"command", "cwd", "timeout", "stdin_data"}
     assert list(inspect.signature(found.cleanup).parameters) == ["self"]
+    if backend == "ssh":
+        assert list(inspect.signature(found._build_ssh_command).parameters) == ["self", "extra_args"]
+        assert list(inspect.signature(found.init_session).parameters) == ["self"]
     kept = importlib.import_module(BASE)._BoundedOutputCollector
     assert list(inspect.signature(kept).parameters) == ["max_chars"]
     assert kept(5).total_chars == 0

@@ -14,6 +14,7 @@ import errno
 import os
 import socket
 import stat
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -94,6 +95,8 @@ class Connection:
         """True once commands of the agent, or those that grade them, may have run: before that, no loss is their
         doing."""
         self.killed_by_agent = False
+        self.heard_at = 0.0
+        """When the helper has said something last, in seconds since 1970."""
 
     @property
     def alive(self) -> bool:
@@ -274,6 +277,7 @@ class Connection:
             if not frame:
                 self.lose(Lost.ENDED)
                 return
+            self.heard_at = time.time()
             if frame[:4] in (PIECE, LAST_PIECE) and not fds:
                 self._pieces += memoryview(frame)[4:]
                 if len(self._pieces) > PIECES_LIMIT:

@@ -436,6 +436,8 @@ AT_ONCE = 8
 """Containers of one event loop that are started together; an engine that is asked for more gets slower, not faster."""
 DIAGNOSIS_SECONDS = 10.0
 """How long the engine may take to report how a container has ended."""
+END_SECONDS = 10.0
+"""How long a container may take to end until its end is no longer waited for."""
 REMOVE_PAUSES = (0.2, 1.0, 3.0)
 """Seconds before each further try to remove a container; an engine may still be busy with its end."""
 OUTAGE_SECONDS = 1800.0
@@ -445,7 +447,7 @@ OUTAGE_PAUSE = 1.0
 REGISTRY_PAUSE = 5.0
 """Seconds before a pull is tried again from a registry that is away."""
 OOM_SECONDS = 5.0
-"""Seconds between memory being used up and the end of the container, up to which the one is the other's cause."""
+"""Seconds for which a helper may still answer after memory was used up that it ends of: events come late."""
 
 _starts: WeakKeyDictionary[asyncio.AbstractEventLoop, _Starts] = WeakKeyDictionary()
 
@@ -503,6 +505,8 @@ class Docker(Isolation):
         self._removing: asyncio.Task[None] | None = None
         self._shown: list[dict[str, Any]] = []
         """The folders of its packages, as the engine is told of them."""
+        self._heard_at: Callable[[], float] = lambda: 0.0
+        """Tells when the helper has said something last, in seconds since 1970."""
         self._pid = 0
         self._started_at = 0.0
         """Since when this start waits for its turn, on the loop's clock."""
@@ -530,6 +534,7 @@ class Docker(Isolation):
     async def start(self, sandbox: HelperSandbox) -> None:
         loop = asyncio.get_running_loop()
         self._starts = _starts.setdefault(loop, _Starts())
+        self._heard_at = lambda: sandbox.connection.heard_at
         python = system_python() or own_python()
         code = await asyncio.to_thread(helper_bundle, python)
         runtime = await asyncio.to_thread(runtime_folder, python)
@@ -755,33 +760,36 @@ class Docker(Isolation):
     async def diagnose(self, why: Lost) -> Diagnosis:
         """Say that it was ours where the engine is lost, or a container was paused or killed with memory left."""
         try:
+            if why is not Lost.SILENT:
+                await self._ended()  # the engine hears of it later than we do
             async with asyncio.timeout(DIAGNOSIS_SECONDS):
-                if why is not Lost.SILENT:
-                    await self.engine.wait(self.container.name)  # the engine hears of it later than we do
                 state = ((await self.engine.inspect(self.container.name)) or {}).get("State") or {}
-                used_up = bool(state.get("OOMKilled")) and await self._ended_by_memory()
+                times = await self._events()
         except (SandboxFailure, EngineError, TimeoutError):
             return Diagnosis(ours=True)
-        if used_up:
+        # How long a container takes to end proves nothing: an agent that wants no grade could hold that up. A helper
+        # that still answered after memory was used up was not ended by that. The engine forgets events after a while.
+        recent = times["oom"] >= self._heard_at() - OOM_SECONDS if "oom" in times else bool(state.get("OOMKilled"))
+        if recent and "kill" not in times:
             return Diagnosis(detail="the container's memory was used up")
         if why is Lost.SILENT:
             return Diagnosis(ours=not state or bool(state.get("Paused")))
         detail = f"the container was lost (exit code {state.get('ExitCode')}; {state.get('Error') or '-'})"
-        return Diagnosis(ours=not state or state.get("ExitCode") == KILLED_EXIT_CODE, detail=detail)
+        killed = "kill" in times or state.get("ExitCode") == KILLED_EXIT_CODE
+        return Diagnosis(ours=not state or killed, detail=detail)
 
-    async def _ended_by_memory(self) -> bool:
-        """Whether the container has ended because its memory was used up, and not just a child of it, long before.
+    async def _ended(self) -> None:
+        """Wait for the end of the container, for a while."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                await self.engine.wait(self.container.name)
 
-        It has not where somebody has asked the engine to kill it, or the memory was used up much earlier. Where the
-        engine remembers neither, the answer is yes.
-        """
+    async def _events(self) -> dict[str, float]:
+        """Return when its memory was used up last, and when somebody had the engine kill it, as far as that is known."""
         try:
-            times = dict(await self.engine.events(self.container.name, "oom", "kill", "die"))
+            return dict(await self.engine.events(self.container.name, "oom", "kill"))
         except EngineError:
-            return True
-        if "kill" in times:
-            return False
-        return "oom" not in times or "die" not in times or times["die"] - times["oom"] < OOM_SECONDS
+            return {}
 
     async def _remove(self, creating: asyncio.Task[None]) -> None:
         await asyncio.gather(creating, return_exceptions=True)

@@ -5,7 +5,7 @@
 Paths, status codes, JSON shapes and the framing of streams are those of the Engine API reference. A container has the
 programs of this machine, its own processes and (without a network) its own network, and really runs its entry point.
 Limits are recorded and not enforced. What tests need beyond the API lies below /fake: `POST /fake/plan` says what is
-answered next, `POST /fake/kill/{name}?oom=0` ends a container as the kernel would (`oom`,
+answered next, `POST /fake/kill/{name}?oom=0` kills a container's processes as the kernel would (`oom`,
 `kill`: so many seconds after such an event), `GET /fake/state` tells all.
 """
 
@@ -231,7 +231,10 @@ class Engine:
         code = await process.wait()
         await asyncio.to_thread(end_session, process.pid)
         await asyncio.sleep(0.05)  # an engine hears of it a little later
+        while self.plan.get("held_up"):
+            await asyncio.sleep(0.02)
         container.status, container.exit_code = "exited", code if code >= 0 else 128 - code
+        container.events.append(("die", time.time()))
         container.ended.set()
 
     async def wait(self, request: web.Request) -> web.StreamResponse:
@@ -296,8 +299,8 @@ class Engine:
         container.oom = "oom" in request.query
         ago = {action: float(seconds) for action, seconds in request.query.items() if action in ("oom", "kill")}
         container.events += [(action, time.time() - seconds) for action, seconds in ago.items()]
-        await self.end(container)
-        container.events.append(("die", time.time()))
+        assert container.process is not None
+        container.process.kill()
         return web.Response(status=204)
 
     async def state(self, _: web.Request) -> web.Response:

@@ -385,6 +385,32 @@ async def test_a_container_that_ends_at_once(plan: Plan) -> None:
     ],
 )
 async def test_whose_doing_its_end_was(plan: Plan, docker_host: str, how: str, ending: Ending) -> None:
+    await require_blamed(plan, docker_host, how, ending)
+
+
+@pytest.mark.parametrize("held_up", [False, True])
+@pytest.mark.parametrize(
+    ("how", "ending"), [("oom=0", Ending.SANDBOX_KILLED), ("oom=0&kill=0", Ending.SANDBOX_FAILURE)]
+)
+async def test_memory_that_was_used_up_is_the_agents_doing_however_slowly_its_container_ends(
+    plan: Plan, docker_host: str, monkeypatch: pytest.MonkeyPatch, how: str, ending: Ending, held_up: bool
+) -> None:
+    monkeypatch.setattr(docker, "END_SECONDS", 0.2 if held_up else 60)
+    monkeypatch.setattr(docker, "OOM_SECONDS", 0)  # any end comes late
+    await plan(held_up=held_up)
+    await require_blamed(plan, docker_host, how, ending)
+
+
+async def test_container_that_does_not_end_proves_no_infrastructure_failure(
+    plan: Plan, docker_host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker, "END_SECONDS", 0.2)
+    await plan(held_up=True)
+    await require_blamed(plan, docker_host, "", Ending.SANDBOX_KILLED)
+
+
+async def require_blamed(plan: Plan, docker_host: str, how: str, ending: Ending) -> None:
+    """Kill a container in a way of the engine's double while a command runs; its loss counts as `ending`."""
     async with create_sandbox(CONFIG) as sandbox:
         running = asyncio.create_task(sandbox.run("sleep 30"))
         await asyncio.sleep(0.05)
@@ -393,6 +419,7 @@ async def test_whose_doing_its_end_was(plan: Plan, docker_host: str, how: str, e
             with pytest.raises(SandboxFailure) as caught:
                 await asked
             assert caught.value.ending is ending
+        await plan()
 
 
 @pytest.mark.parametrize(("paused", "ending"), [(True, Ending.SANDBOX_FAILURE), (False, Ending.SANDBOX_KILLED)])

@@ -20,7 +20,6 @@ import io
 import logging
 import os
 import posixpath
-import re
 import shutil
 import socket
 import struct
@@ -37,6 +36,7 @@ from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.base import DEFAULT_IMAGE, KILLED_EXIT_CODE, SandboxConfig, SandboxFile, SandboxService
 from hermes_rl.sandbox.channel import Diagnosis, Lost
 from hermes_rl.sandbox.docker_engine import ANSWER_SECONDS, Engine, EngineAway, EngineError, RegistryAway, registry_of
+from hermes_rl.sandbox.docker_ignore import DockerIgnore
 from hermes_rl.sandbox.helper_sandbox import COMMANDS, NO_CORE, HelperSandbox, Isolation
 from hermes_rl.sandbox.helper_system import process_status
 from hermes_rl.sandbox.launcher import BOOT, helper_bundle, memory_file, own_python, system_python
@@ -261,26 +261,19 @@ def build_context(folder: Path) -> bytes:
     try:
         with tarfile.open(fileobj=data, mode="w") as archive:
             (folder / "Dockerfile").stat()
-            left_out = _left_out(folder)
+            lines = folder / IGNORED
+            if lines.is_file() and lines.stat().st_size > LARGEST_IGNORED:
+                raise SandboxFailure(
+                    f"{lines} is larger than {LARGEST_IGNORED} bytes: name directories, or use patterns"
+                )
+            ignored = DockerIgnore(lines.read_text("utf-8", "replace") if lines.is_file() else "")
             for path in sorted(folder.rglob("*")):
                 name = str(path.relative_to(folder))
-                if name in ("Dockerfile", IGNORED) or not left_out(name):
+                if name in ("Dockerfile", IGNORED) or not ignored.leaves_out(name):
                     archive.add(path, name, recursive=False, filter=plain)
     except OSError as error:
         raise SandboxFailure(f"the folder {folder} cannot be built: {error}") from error
     return data.getvalue()
-
-
-def _left_out(folder: Path) -> Callable[[str], bool]:
-    """Return what says whether a .dockerignore leaves a path out: the last of its lines that fits decides."""
-    rules = []
-    if (folder / IGNORED).is_file():
-        for line in map(str.strip, (folder / IGNORED).read_text("utf-8", "replace").splitlines()):
-            if line and not line.startswith("#"):
-                pattern = posixpath.normpath(line.removeprefix("!").strip().lstrip("/"))
-                words = [WILD.get(word, re.escape(word)) for word in re.split(r"(\*\*/|\*\*|\*|\?)", pattern)]
-                rules.append((re.compile("".join(words) + "(/.*)?", re.DOTALL), not line.startswith("!")))
-    return lambda path: next((out for pattern, out in reversed(rules) if pattern.fullmatch(path)), False)
 
 
 def shared_folder(folder: Path, place: str) -> dict[str, Any]:
@@ -428,8 +421,8 @@ def _began(pid: int) -> str:
 BUILT = "hermes-rl-built"
 """What images are called that were built of a folder; the tag is a digest of what was in it."""
 IGNORED = ".dockerignore"
-WILD = {"**/": "(.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-"""What patterns in that file mean, as regular expressions."""
+LARGEST_IGNORED = 1 << 16
+"""Bytes of that file."""
 MADE = 946684800
 """The time of all files in a build context: that of the first day of 2000."""
 AT_ONCE = 8

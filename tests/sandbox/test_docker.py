@@ -26,6 +26,7 @@ from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, channel, c
 from hermes_rl.sandbox.base import DEFAULT_IMAGE as IMAGE
 from hermes_rl.sandbox.docker import LABEL, Docker, is_dead, own_mark, remove_leftovers
 from hermes_rl.sandbox.docker_engine import Engine, engine_socket, joined
+from hermes_rl.sandbox.docker_ignore import DockerIgnore
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from tests.sandbox.conftest import fake_engine
 from tests.sandbox.test_release import marked
@@ -261,6 +262,30 @@ def test_a_dockerignore_leaves_out_what_it_names(tmp_path: Path, lines: str, the
     with tarfile.open(fileobj=io.BytesIO(docker.build_context(folder))) as archive:
         names = [entry.name for entry in archive if not entry.isdir()]
     assert names == [".dockerignore", "Dockerfile", *there.split()]
+
+
+@pytest.mark.parametrize(
+    ("line", "left_out", "kept"),
+    [
+        ("*a" * 12 + "x", "a" * 200 + "x", "a" * 200),
+        ("**/" * 9 + "x/y", "a/" * 40 + "x/y", "a/" * 40 + "x"),
+        ("**/a" * 9 + "/x", "a/" * 40 + "x", "a/" * 40 + "y"),
+        ("****/**/***" * 20 + "?x", "a/x" * 30 + "ax", "a/y" * 60),
+    ],
+)
+def test_no_line_of_a_dockerignore_takes_long(line: str, left_out: str, kept: str) -> None:
+    """A regular expression of such a line takes minutes and more, and holds the interpreter meanwhile."""
+    ignored = DockerIgnore(f"other\n{line}\n!not/this")
+    assert ignored.leaves_out(left_out)
+    assert ignored.leaves_out(f"{left_out}/below")
+    assert not ignored.leaves_out(kept)
+
+
+def test_a_dockerignore_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    folder = built_of(tmp_path / "folder")
+    (folder / ".dockerignore").write_text("a\n" * 40_000)
+    with pytest.raises(SandboxFailure, match=r"\.dockerignore is larger than 65536 bytes"):
+        docker.build_context(folder)
 
 
 async def test_those_who_wait_for_an_image_share_the_failure_of_its_pull(plan: Plan, docker_host: str) -> None:

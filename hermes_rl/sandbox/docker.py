@@ -18,6 +18,7 @@ import functools
 import hashlib
 import io
 import logging
+import math
 import os
 import posixpath
 import shutil
@@ -27,10 +28,11 @@ import tarfile
 import tempfile
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.base import DEFAULT_IMAGE, KILLED_EXIT_CODE, SandboxConfig, SandboxFile, SandboxService
@@ -263,9 +265,7 @@ def build_context(folder: Path) -> bytes:
             (folder / "Dockerfile").stat()
             lines = folder / IGNORED
             if lines.is_file() and lines.stat().st_size > LARGEST_IGNORED:
-                raise SandboxFailure(
-                    f"{lines} is larger than {LARGEST_IGNORED} bytes: name directories, or use patterns"
-                )
+                raise SandboxFailure(f"{lines} is larger than {LARGEST_IGNORED} bytes: exclude whole directories")
             ignored = DockerIgnore(lines.read_text("utf-8", "replace") if lines.is_file() else "")
             for path in sorted(folder.rglob("*")):
                 name = str(path.relative_to(folder))
@@ -427,6 +427,10 @@ MADE = 946684800
 """The time of all files in a build context: that of the first day of 2000."""
 AT_ONCE = 8
 """Containers of one event loop that are started together; an engine that is asked for more gets slower, not faster."""
+PULLS_AT_ONCE = 4
+"""Images of one registry that are pulled together, and images that are built together."""
+IMAGE_SECONDS = 3600.0
+"""How long it may take to pull an image, with all tries, or to build one."""
 DIAGNOSIS_SECONDS = 10.0
 """How long the engine may take to report how a container has ended."""
 END_SECONDS = 10.0
@@ -451,7 +455,10 @@ class _Starts:
     def __init__(self) -> None:
         self.places = asyncio.Semaphore(AT_ONCE)
         self.first = asyncio.Lock()
-        self.pulling = asyncio.Lock()
+        self.images: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Held while an image is pulled or built, by its name."""
+        self.sources: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(PULLS_AT_ONCE))
+        """Bound the images that are pulled together, by their registry, and those that are built together."""
         self.checked: set[str] = set()
         """Sockets of engines that have answered, and whose leftovers are removed."""
         self.built: dict[str, str] = {}
@@ -588,24 +595,23 @@ class Docker(Isolation):
             self._creating = None
 
     async def _try_to_start(self, sandbox: HelperSandbox, code: bytes, runtime: Path) -> None:
-        async with self._starts.places:
-            await self._find_image()
-            async with self.in_time():
-                control = await self._start_container(code, runtime)
-                # This filter comes on top of the engine's own, which leaves to the agent's processes what process 1 may
-                # use of the processor.
-                rlimits = {"RLIMIT_CORE": NO_CORE, "RLIMIT_NOFILE": self.container.limits["open_files"]}
-                await sandbox.connect(control, rlimits, system_calls=filter_program() or b"")
-                if self._proxy is not None:
-                    await self._proxy.listen(await sandbox.listen(PORT))
-                if not sandbox.has_shell:
-                    raise sandbox.unusable_image(f"has no {sandbox.shell}")
-                await self._make_folders(sandbox)
-                await self.container.look_at_limits(sandbox)
-                for service in self.config.services:
-                    self._creating = asyncio.create_task(self.container.start_service(service))
-                    await asyncio.shield(self._creating)
-                    await self.container.until_healthy(service)
+        await self._find_image()
+        async with self._starts.places, self.in_time():
+            control = await self._start_container(code, runtime)
+            # This filter comes on top of the engine's own, which leaves to the agent's processes what process 1 may
+            # use of the processor.
+            rlimits = {"RLIMIT_CORE": NO_CORE, "RLIMIT_NOFILE": self.container.limits["open_files"]}
+            await sandbox.connect(control, rlimits, system_calls=filter_program() or b"")
+            if self._proxy is not None:
+                await self._proxy.listen(await sandbox.listen(PORT))
+            if not sandbox.has_shell:
+                raise sandbox.unusable_image(f"has no {sandbox.shell}")
+            await self._make_folders(sandbox)
+            await self.container.look_at_limits(sandbox)
+            for service in self.config.services:
+                self._creating = asyncio.create_task(self.container.start_service(service))
+                await asyncio.shield(self._creating)
+                await self.container.until_healthy(service)
 
     async def _find_image(self) -> None:
         """See to it that the engine answers and has the image."""
@@ -642,7 +648,9 @@ class Docker(Isolation):
     async def _pull(self, name: str) -> dict[str, Any] | None:
         """Pull or build an image, once for all who wait for it: they share its failure too."""
         starts = self._starts
-        async with starts.pulling:
+        source = BUILT if name in starts.built else registry_of(name)
+        lock = starts.images.setdefault(starts.built.get(name, name), asyncio.Lock())
+        async with lock, starts.sources[source]:
             image = await self._known(name)
             if image is not None:
                 return image
@@ -650,15 +658,22 @@ class Docker(Isolation):
             if why is not None and when > self._started_at:
                 raise type(why)(why.detail)
             try:
-                if name in starts.built:
-                    await self._build(name)
-                else:
-                    await self.engine.pull(name)
-                    starts.say_back(f"the registry {registry_of(name)}")
-                    starts.registries.add(registry_of(name))
+                async with asyncio.timeout(IMAGE_SECONDS):
+                    await (self._build(name) if source == BUILT else self.engine.pull(name))
+            except TimeoutError:
+                # For the rest of the run: each rollout of this image would wait as long again.
+                error = SandboxFailure(
+                    f"the image {name} is not there after {IMAGE_SECONDS:.0f} s: pull or build it beforehand (`docker "
+                    "pull`, `docker build`)"
+                )
+                starts.unpulled[name] = math.inf, error
+                raise error from None
             except SandboxFailure as error:
                 starts.unpulled[name] = asyncio.get_running_loop().time(), error
                 raise
+            if source != BUILT:
+                starts.say_back(f"the registry {source}")
+                starts.registries.add(source)
             return await self._known(name)
 
     async def _build(self, folder: str) -> None:
@@ -778,7 +793,7 @@ class Docker(Isolation):
                 await self.engine.wait(self.container.name)
 
     async def _events(self) -> dict[str, float]:
-        """Return when its memory was used up last, and when somebody had the engine kill it, as far as that is known."""
+        """Return when its memory was used up last, and when the engine was asked to kill it, as far as is known."""
         try:
             return dict(await self.engine.events(self.container.name, "oom", "kill"))
         except EngineError:

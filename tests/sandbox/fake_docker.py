@@ -111,6 +111,9 @@ class Engine:
         answer = web.StreamResponse(headers={"Content-Type": "application/json"})
         await answer.prepare(request)
         await answer.write(json.dumps({"status": f"Pulling from {name}"}).encode() + b"\r\n")
+        while name.removesuffix(":latest") in self.plan.get("slow", []):
+            await answer.write(b'{"status": "Downloading"}\r\n')
+            await asyncio.sleep(0.05)
         if failure is not None:
             said = {"errorDetail": {"message": failure["message"]}, "error": failure["message"]}
             await answer.write(json.dumps(said).encode() + b"\r\n")

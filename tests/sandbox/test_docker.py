@@ -297,6 +297,38 @@ async def test_those_who_wait_for_an_image_share_the_failure_of_its_pull(plan: P
     assert (await state(docker_host))["calls"].count("POST /images/create") == 3
 
 
+async def test_a_registry_that_sends_slowly_holds_up_its_own_images_alone(
+    plan: Plan, docker_host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = [f"registry-{number}.example/task" for number in range(9)]
+    await plan(without=["task", *slow], slow=slow)
+    waiting = [
+        asyncio.create_task(create_sandbox(SandboxConfig(backend="docker", image=each)).start()) for each in slow
+    ]
+
+    async def pulled() -> bool:
+        calls: list[str] = (await state(docker_host))["calls"]
+        return calls.count("POST /images/create") == len(slow)
+
+    await until(pulled)
+    async with asyncio.timeout(60), create_sandbox(SandboxConfig(backend="docker", image="task")) as sandbox:
+        assert (await sandbox.run("echo on")).output == "on\n"
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_an_image_that_takes_too_long_fails_its_rows_once(
+    plan: Plan, docker_host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker, "IMAGE_SECONDS", 0.3)
+    await plan(without=["task"], slow=["task"])
+    for _ in range(2):
+        with pytest.raises(SandboxFailure, match=r"the image task is not there after 0 s: pull or build it beforehand"):
+            await create_sandbox(SandboxConfig(backend="docker", image="task")).start()
+    assert (await state(docker_host))["calls"].count("POST /images/create") == 1
+
+
 async def test_a_registry_that_has_given_an_image_before_is_waited_for(
     plan: Plan, docker_host: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,6 +17,7 @@ import contextlib
 import functools
 import hashlib
 import io
+import itertools
 import logging
 import math
 import os
@@ -377,19 +378,18 @@ def is_dead(mark: str) -> bool:
     return words[2].isdigit() and _began(int(words[2])) != words[3]
 
 
-async def remove_leftovers(engine: Engine) -> None:
-    """Remove what runners that are dead have left: containers, and folders in which helpers were to be met."""
+async def leftovers(engine: Engine) -> list[str]:
+    """Return the containers that dead runners have left; the folders in which helpers were to be met are removed."""
     await asyncio.to_thread(_remove_folders)
+    found = []
     for container in await engine.containers(LABEL):
         mark, _, name = container["Labels"][LABEL].rpartition(":")
         if f"/{name}" not in container["Names"]:
             continue
         aside = container["State"] not in RUNNING and time.time() - container["Created"] > CONTAINER_SECONDS
         if aside or is_dead(mark):
-            try:
-                await engine.remove(container["Id"])
-            except EngineError as error:
-                log.warning("a container of an earlier run cannot be removed (%s): %s", container["Id"], error)
+            found.append(name)
+    return found
 
 
 def _remove_folders() -> None:
@@ -437,6 +437,10 @@ END_SECONDS = 10.0
 """How long a container may take to end until its end is no longer waited for."""
 REMOVE_PAUSES = (0.2, 1.0, 3.0)
 """Seconds before each further try to remove a container; an engine may still be busy with its end."""
+REMOVE_SECONDS = 15.0
+"""How long a sandbox waits for the removal of its container, which then goes on in the background."""
+LATER_PAUSES = (1.0, 5.0, 20.0, 60.0)
+"""Seconds before each further try in the background, the last one for all that follow."""
 OUTAGE_SECONDS = 1800.0
 """How long a start waits for an engine that is away, as a call waits for model servers that are down."""
 OUTAGE_PAUSE = 1.0
@@ -467,10 +471,40 @@ class _Starts:
         """Images that could not be pulled or built: when, on the loop's clock, and why."""
         self.registries: set[str] = set()
         """Those that have given an image."""
-        self.unremoved: set[str] = set()
-        """Containers whose engine was away when they were to be removed."""
+        self.unremoved: dict[str, Engine] = {}
+        """Containers that could not be removed yet, each with its engine."""
+        self._told: set[str] = set()
+        """Containers of which the user knows that they cannot be removed."""
+        self._removing: asyncio.Task[None] | None = None
         self.away: dict[str, float] = {}
         """The engine and registries that are away: since when, on the loop's clock."""
+
+    def remove_later(self, engine: Engine, *names: str) -> None:
+        """Remove containers in the background, again and again while the event loop runs."""
+        self.unremoved |= dict.fromkeys(names, engine)
+        if self._removing is None or self._removing.done():
+            self._removing = asyncio.create_task(self._remove())
+
+    async def _remove(self) -> None:
+        for pause in itertools.chain(LATER_PAUSES, itertools.repeat(LATER_PAUSES[-1])):
+            await asyncio.gather(*(self._remove_one(*each) for each in self.unremoved.items()))
+            if not self.unremoved:
+                return
+            await asyncio.sleep(pause)
+
+    async def _remove_one(self, name: str, engine: Engine) -> None:
+        try:
+            await engine.remove(name)
+        except EngineAway as error:
+            log.info("the container %s is not removed yet: %s", name, error)
+        except EngineError as error:
+            if name not in self._told:
+                log.warning(
+                    "the container %s cannot be removed, which is tried again in the background: %s", name, error
+                )
+            self._told.add(name)
+        else:
+            del self.unremoved[name]
 
     def say_away(self, what: str, why: str, waiting: str) -> None:
         """Warn that the engine or a registry is away, once for all starts that wait for it."""
@@ -590,7 +624,7 @@ class Docker(Isolation):
         """Leave what an earlier try may have made to be removed, and take another name."""
         if self._creating is not None:
             await asyncio.gather(self._creating, return_exceptions=True)
-            self._starts.unremoved.update(self.container.names())
+            self._starts.remove_later(self.engine, *self.container.names())
             self.container = Container(self.engine, f"hermes-rl-{uuid.uuid4().hex[:12]}", self.image, self.config)
             self._creating = None
 
@@ -619,16 +653,13 @@ class Docker(Isolation):
         async with starts.first:
             if self.engine.socket not in starts.checked:
                 await self.engine.check()
-                await remove_leftovers(self.engine)
+                starts.remove_later(self.engine, *await leftovers(self.engine))
                 starts.checked.add(self.engine.socket)
         image = await self._known(self.image)
         starts.say_back(self.engine.name)
         for service in self.config.services:
             if await self._known(service.image) is None:
                 await self._pull(service.image)
-        unremoved, starts.unremoved = starts.unremoved, set()
-        for name in unremoved:
-            await self._remove_container(name)
         if image is None:
             image = await self._pull(self.image)
         if image is None:
@@ -807,26 +838,29 @@ class Docker(Isolation):
                 raise error
 
     async def _remove_container(self, name: str) -> None:
-        for pause in (*REMOVE_PAUSES, None):
-            try:
-                await self.engine.remove(name)
-            except EngineAway as error:
-                # Without its engine the container still stops, as its first process does. The next start removes it.
-                log.info("the container %s is not removed yet: %s", name, error)
-                self._starts.unremoved.add(name)
-            except EngineError as error:
-                if pause is not None:
-                    await asyncio.sleep(pause)
-                    continue
-                await self._leave(name, error)
-            return
-
-    async def _leave(self, name: str, error: EngineError) -> None:
-        """Refuse to go on where the engine cannot remove a container that runs; one that does not is harmless."""
+        """Remove a container, or leave that to the background where it takes long; raises `SandboxFailure` where the
+        engine refuses it and the container still runs."""
+        refused: EngineError | None = None
         try:
-            running = (((await self.engine.inspect(name)) or {}).get("State") or {}).get("Running")
+            async with asyncio.timeout(REMOVE_SECONDS):
+                for pause in (*REMOVE_PAUSES, None):
+                    try:
+                        await self.engine.remove(name)
+                    except EngineError as error:
+                        refused = error
+                        if pause is not None:
+                            await asyncio.sleep(pause)
+                    else:
+                        return
+        except (EngineAway, TimeoutError) as error:
+            # Without its engine the container still stops, as its first process does.
+            log.info("the container %s is not removed yet: %s", name, error)
+        self._starts.remove_later(self.engine, name)
+        if refused is not None and await self._runs(name):
+            raise SandboxFailure(f"the container {name} is closed and still runs: {refused}")
+
+    async def _runs(self, name: str) -> bool:
+        try:
+            return bool((((await self.engine.inspect(name)) or {}).get("State") or {}).get("Running"))
         except EngineError:
-            running = True
-        if running:
-            raise SandboxFailure(f"the container {name} is closed and still runs: {error}")
-        log.warning("the container %s has ended and cannot be removed, which the next run tries again: %s", name, error)
+            return True

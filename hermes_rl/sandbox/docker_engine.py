@@ -29,6 +29,8 @@ PULL_SILENCE_SECONDS = 300.0
 """A pull that says nothing for so long has failed; it says something with every layer's progress."""
 BUILD_SILENCE_SECONDS = 3600.0
 """The same of a build, whose steps may work for long before they say something."""
+SAID_OF_ERROR = 600
+"""Characters of a refusal that are told."""
 SAID_OF_BUILD = 2000
 """Characters of what a build that failed has said that are told."""
 PULL_PAUSES = (2.0, 8.0)
@@ -43,9 +45,11 @@ REMEDY = (
 
 
 class EngineError(Exception):
-    """The engine refused a request: the status of HTTP and its own words."""
+    """The engine refused a request: the status of HTTP and its own words, of which an agent's files may be a part."""
 
     def __init__(self, status: int, message: str) -> None:
+        half = SAID_OF_ERROR // 2
+        message = message if len(message) <= SAID_OF_ERROR else f"{message[:half]} … {message[-half:]}"
         super().__init__(f"the Docker engine says ({status}): {message}")
         self.status = status
         self.message = message

@@ -21,7 +21,6 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.sandbox.docker import remove_leftovers
 from hermes_rl.sandbox.docker_engine import Engine as DockerEngine
 from tests.ports import free_port
 from tests.real import selection
@@ -62,6 +61,7 @@ from tests.real.environments import (
 )
 from tests.real.podman_service import podman_version
 from tests.real.tested_with import rows_of, write, write_row
+from tests.sandbox.conftest import remove_leftovers
 
 START_SECONDS = 300
 VERSIONS = {

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
+from hermes_rl.sandbox.docker import leftovers
+from hermes_rl.sandbox.docker_engine import Engine
 from tests.ports import free_port
 
 ALIKE = ("test_background", "test_commands", "test_conversation", "test_sandbox_files", "test_waiting_shell")
@@ -42,6 +44,12 @@ def fake_engine(path: str) -> Iterator[str]:
     process.stdin.close()
     process.wait(30)
     process.stdout.close()
+
+
+async def remove_leftovers(engine: Engine) -> None:
+    """Remove what runners have left that are dead, as the next run does in the background."""
+    for name in await leftovers(engine):
+        await engine.remove(name)
 
 
 @pytest.fixture(scope="session")

@@ -268,7 +268,8 @@ class Engine:
             return missing(request)
         if self.plan.get("unremovable", 0) > 0:
             self.plan["unremovable"] -= 1
-            return refusal(500, "could not kill container: tried to kill container, but did not receive an exit event")
+            said = "could not kill container: tried to kill container, but did not receive an exit event"
+            return refusal(500, self.plan.get("said", said))
         if container.status == "running" and request.query.get("force") != "1":
             return refusal(409, f"cannot remove container {container.name}: container is running")
         await self.end(container)

@@ -24,11 +24,11 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, channel, create_sandbox, docker, docker_engine
 from hermes_rl.sandbox.base import DEFAULT_IMAGE as IMAGE
-from hermes_rl.sandbox.docker import LABEL, Docker, is_dead, own_mark, remove_leftovers
+from hermes_rl.sandbox.docker import LABEL, Docker, is_dead, own_mark
 from hermes_rl.sandbox.docker_engine import Engine, engine_socket, joined
 from hermes_rl.sandbox.docker_ignore import DockerIgnore
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
-from tests.sandbox.conftest import fake_engine
+from tests.sandbox.conftest import fake_engine, remove_leftovers
 from tests.sandbox.test_release import marked
 from tests.waiting import until
 
@@ -140,7 +140,11 @@ async def test_a_start_waits_for_an_engine_that_is_away(
     with fake_engine(path):
         assert await asyncio.gather(*waiting) == ["on\n"] * 3
         removed = f"DELETE /containers/{name_of(first)}"
-        assert removed in (await state(path))["calls"]
+
+        async def tried() -> bool:
+            return removed in (await state(path))["calls"]
+
+        await until(tried)
     assert caplog.text.count("new sandboxes wait for it") == caplog.text.count("is back after") == 1
 
 
@@ -539,19 +543,49 @@ async def test_leftovers_of_a_dead_runner_are_removed(plan: Plan, docker_host: s
     }  # fmt: skip
     await plan(containers={**{name: {LABEL: mark} for name, mark in marks.items()}, "x": {}})
     async with create_sandbox(CONFIG):
+
+        async def removed() -> bool:
+            return "dead" not in (await state(docker_host))["containers"]
+
+        await until(removed)
         assert set((await state(docker_host))["containers"]) >= {"mine", "theirs", "users", "x"}
-        assert "dead" not in (await state(docker_host))["containers"]
     for name in ("mine", "theirs", "users", "x"):
         await Engine().remove(name)
     await Engine().remove("x")
 
 
-async def test_a_leftover_that_cannot_be_removed_stops_no_run(plan: Plan, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_leftover_that_cannot_be_removed_is_told_once_and_tried_in_the_background(
+    plan: Plan, docker_host: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(docker, "LATER_PAUSES", (0.01,))
     boot, namespace, pid, _ = own_mark().split(":")
-    await plan(containers={"stuck": {LABEL: f"{boot}:{namespace}:{pid}:1:stuck"}}, unremovable=1)
+    said = "unlinkat /var/lib/docker/" + "d/" * 30_000 + ": too many open files"
+    await plan(containers={"stuck": {LABEL: f"{boot}:{namespace}:{pid}:1:stuck"}}, unremovable=3, said=said)
     async with create_sandbox(CONFIG) as sandbox:
         assert (await sandbox.run("echo works")).output == "works\n"
-    assert "stuck" in caplog.text
+
+        async def removed() -> bool:
+            return "stuck" not in (await state(docker_host))["containers"]
+
+        await until(removed)
+    assert caplog.text.count("stuck cannot be removed") == 1
+    assert "too many open files" in caplog.text
+    assert len(caplog.text) < 2000
+
+
+async def test_a_removal_that_takes_long_goes_on_in_the_background(
+    plan: Plan, docker_host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker, "REMOVE_SECONDS", 0.2)
+    async with create_sandbox(CONFIG) as sandbox:
+        await plan(held_up=True)
+    assert name_of(sandbox) in (await state(docker_host))["containers"]
+    await plan()
+
+    async def removed() -> bool:
+        return name_of(sandbox) not in (await state(docker_host))["containers"]
+
+    await until(removed)
 
 
 async def test_containers_from_before_a_restart_or_of_elsewhere_are_removed_when_old(

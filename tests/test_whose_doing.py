@@ -44,7 +44,7 @@ BEFORE: Places = {
     "sandbox/base.py": "ResourceLimits.require_at_most SandboxConfig.__post_init__ Sandbox.converse",
     "sandbox/bubblewrap.py": "find_bwrap shared_prefix _workdir require_bubblewrap _filter _limits",
     "sandbox/docker.py": "Container.start Container._create_otherwise",
-    "sandbox/docker_engine.py": "engine_socket Engine.check",
+    "sandbox/docker_engine.py": "engine_socket Engine.check Engine.network",
     "sandbox/hosts.py": "_entry",
     "sandbox/images.py": "cache_folder overlay_refused ready_image _unpack _read",
     "sandbox/none.py": "NoIsolation.__init__",
@@ -115,7 +115,7 @@ OURS: Places = {
     "sandbox/bubblewrap.py": "_lay Bubblewrap._enter_group",
     "sandbox/docker.py": "Container.until_healthy build_context Docker._build Docker.pid Docker.start "
     "Docker._find_image Docker._meet "
-    "Docker._make_folders Docker._leave",
+    "Docker._make_folders Docker._remove_container Docker._pull",
     "sandbox/docker_engine.py": "Engine.version Engine.pull Engine.build",
     "sandbox/helper_sandbox.py": "Isolation.in_time HelperSandbox.boot HelperSandbox.unusable_image",
     "sandbox/launcher.py": "_Ending._give_up _Ending.over ours python_output LocalProcess.pid LocalProcess.started",

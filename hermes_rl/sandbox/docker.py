@@ -40,8 +40,10 @@ from hermes_rl.sandbox.base import DEFAULT_IMAGE, KILLED_EXIT_CODE, SandboxConfi
 from hermes_rl.sandbox.channel import Diagnosis, Lost
 from hermes_rl.sandbox.docker_engine import ANSWER_SECONDS, Engine, EngineAway, EngineError, RegistryAway, registry_of
 from hermes_rl.sandbox.docker_ignore import DockerIgnore
+from hermes_rl.sandbox.etc import HOSTS, RESOLVER
 from hermes_rl.sandbox.helper_sandbox import COMMANDS, NO_CORE, HelperSandbox, Isolation
 from hermes_rl.sandbox.helper_system import process_status
+from hermes_rl.sandbox.images import cached
 from hermes_rl.sandbox.launcher import BOOT, helper_bundle, memory_file, own_python, system_python
 from hermes_rl.sandbox.packages import RUNTIME_FOLDER, Layers, runtime_folder, runtime_python
 from hermes_rl.sandbox.proxy import ENVIRONMENT, PORT, Proxy
@@ -81,6 +83,10 @@ class Container:
         self.config = config
         self.built: Mapping[str, str] = {}
         """Folders of which images were built, and the engine's name of each."""
+        self.network = "none"
+        """The engine's name of its network."""
+        self.etc: Sequence[dict[str, Any]] = ()
+        """Files that take the place of those that the engine would lay into it."""
         self.limits = {limit: getattr(config.limits, limit) or default for limit, default in DEFAULTS.items()}
         self.loading: list[str] = []
         """Variables of the image that make the dynamic linker load other code; the helper starts without them."""
@@ -174,7 +180,7 @@ class Container:
             seconds = HEALTH_SECONDS * 1_000_000_000
             own["Healthcheck"] = {"Test": ["CMD-SHELL", service.healthy], "Interval": seconds, "Retries": 1_000_000}
         # In the network of the sandbox, and so without a bridge and addresses of its own, of which an engine has few.
-        host = self._host(f"container:{self.name}", OF_SERVICES)
+        host = {**self._host(f"container:{self.name}", OF_SERVICES), "Mounts": list(self.etc)}
         await self.engine.create(name, {**own, "Labels": {LABEL: f"{own_mark()}:{name}"}, "HostConfig": host})
         if service.files:
             await self.engine.lay(name, _archive(service.files))
@@ -217,10 +223,8 @@ class Container:
         return host
 
     def _body(self, command: list[str], folders: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        host = self._host("bridge" if self.config.network is True else "none", CAPABILITIES)
-        host["Mounts"] = list(folders)
-        if self.config.services:
-            host["ExtraHosts"] = [f"{service.name}:127.0.0.1" for service in self.config.services]
+        host = self._host(self.network, CAPABILITIES)
+        host["Mounts"] = [*folders, *self.etc]
         if self.config.limits.disk is not None:
             host["StorageOpt"] = {"size": str(self.config.limits.disk)}
         return {
@@ -275,6 +279,28 @@ def build_context(folder: Path) -> bytes:
     except OSError as error:
         raise SandboxFailure(f"the folder {folder} cannot be built: {error}") from error
     return data.getvalue()
+
+
+def etc_files(names: Sequence[str], resolver: str | None) -> list[dict[str, Any]]:
+    """Return the files of a container's /etc about names of machines, read-only; blocks.
+
+    Those of an engine lie on its own disk, where no limit of the container counts what is written to them.
+
+    Args:
+        names: names of services, which are found on the container's own loopback.
+        resolver: content of resolv.conf; None: it is left to the engine.
+    """
+    hosts = HOSTS["hosts"] + "".join(f"127.0.0.1 {name}\n" for name in names)
+    texts = {**HOSTS, "hosts": hosts} | ({} if resolver is None else {RESOLVER: resolver})
+
+    def make(folder: Path) -> None:
+        for name, text in texts.items():
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o644)
+        folder.chmod(0o755)
+
+    folder = cached(f"container-etc/{hashlib.sha256(repr(texts).encode()).hexdigest()[:32]}", make)
+    return [shared_folder(folder / name, f"/etc/{name}") for name in texts]
 
 
 def shared_folder(folder: Path, place: str) -> dict[str, Any]:
@@ -418,6 +444,12 @@ def _began(pid: int) -> str:
 
 # -------------------------------------------------------------------------------- one sandbox
 
+NETWORK = "hermes-rl"
+"""The network of all containers with `network: true`, which stays: an engine has addresses for few networks."""
+APART = {"com.docker.network.bridge.enable_icc": "false"}
+"""Options by which containers in it do not reach each other."""
+RESOLVES = "nameserver 127.0.0.11\noptions ndots:0\n"
+"""The engine's own resolver, as containers in such a network see it."""
 BUILT = "hermes-rl-built"
 """What images are called that were built of a folder; the tag is a digest of what was in it."""
 IGNORED = ".dockerignore"
@@ -519,7 +551,7 @@ class _Starts:
 
 
 class Docker(Isolation):
-    """See `Isolation`; `network: true` is the engine's default network, behind its address translation."""
+    """See `Isolation`; `network: true` is a network of the engine, behind its address translation."""
 
     start_seconds = 120.0
 
@@ -665,9 +697,20 @@ class Docker(Isolation):
         if image is None:
             raise SandboxFailure(f"the engine has no image {self.image}, although it was pulled")
         self._described = image.get("Config") or {}
+        await self._find_network()
         self.container.loading = [name for name in self._image_variables() if name.startswith(("LD_", "GLIBC_"))]
         # An image that was built here has an id and no digest of a registry.
         self.image_digest = next(iter(image.get("RepoDigests") or ()), image.get("Id"))
+
+    async def _find_network(self) -> None:
+        """Let the container have the network that its sandbox asks for, in which it finds no other container."""
+        resolver: str | None = ""
+        if self.config.network is True and await self.engine.is_podman():
+            self.container.network, resolver = "bridge", None
+        elif self.config.network is True:
+            self.container.network, resolver = await self.engine.network(NETWORK, APART), RESOLVES
+        names = [service.name for service in self.config.services]
+        self.container.etc = await asyncio.to_thread(etc_files, names, resolver)
 
     async def _known(self, name: str) -> dict[str, Any] | None:
         """Return what the engine knows of an image; None where it has to be pulled, or built of a folder."""

@@ -183,6 +183,38 @@ class Engine:
         events = [json.loads(line) for line in lines if line.strip()]
         return [(event["Action"], event["timeNano"] / 1e9) for event in events]
 
+    async def is_podman(self) -> bool:
+        """Return True if Podman answers in the engine's place."""
+        parts = (await self._json("GET", "/version")).get("Components") or ()
+        return any(part.get("Name") == "Podman Engine" for part in parts)
+
+    async def network(self, name: str, options: Mapping[str, str]) -> str:
+        """Return the id of the network with this name and these options, which is made where it is not there.
+
+        Raises:
+            UserError: the engine cannot make it, or the name is another network's.
+        """
+        query = {"filters": json.dumps({"label": [name]})}
+        found: list[dict[str, Any]] = json.loads(await self._call("GET", "/networks", query))
+        if not found:
+            shape = {"Name": name, "CheckDuplicate": True, "Driver": "bridge", "Options": options, "Labels": {name: ""}}
+            try:
+                await self._json("POST", "/networks/create", body=shape)
+            except EngineError as error:
+                if error.status != 409:  # another process has just made it
+                    raise UserError(
+                        f"sandbox.network: this engine cannot make a network that keeps containers apart ({error}); "
+                        "list the hosts that the agent may reach instead"
+                    ) from error
+            found = json.loads(await self._call("GET", "/networks", query))
+        fitting = [each for each in found if (each.get("Options") or {}).items() >= options.items()]
+        if not fitting:
+            raise UserError(
+                f"sandbox.network: the engine has another network of the name {name}: `docker network rm {name}`"
+            )
+        # Engines of old let two processes make two at once: all take the same one.
+        return str(min(fitting, key=lambda each: (str(each.get("Created")), str(each["Id"])))["Id"])
+
     async def containers(self, label: str) -> list[dict[str, Any]]:
         """Return what the engine lists of each container with this label, running or not (`Id`, `State`, `Created`,
         `Labels`)."""

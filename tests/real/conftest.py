@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from hermes_rl.sandbox.docker import NETWORK
 from hermes_rl.sandbox.docker_engine import Engine as DockerEngine
 from tests.ports import free_port
 from tests.real import selection
@@ -330,11 +331,11 @@ def docker_host(engine: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("DOCKER_HOST", engine.url)
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    networks = engine.networks()
+    networks = engine.networks() | {NETWORK}
     yield engine
     asyncio.run(remove_leftovers(DockerEngine()))  # of runners that the test has killed
     assert settled(lambda: engine.containers() == [] and list(folder.glob("hermes-rl-*")) == [])
-    assert engine.networks() == networks
+    assert engine.networks() | {NETWORK} == networks
     assert engine.crashed or settled(lambda: engine.watchers() == [])
 
 

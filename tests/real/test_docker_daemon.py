@@ -548,3 +548,44 @@ def require_all_played(folder: Path, count: int, said: str) -> None:
     assert {(one["ending"], one["error"]) for one in rollouts(folder)} == {("finished", None)}, said
     assert " dropped (" not in said
     assert "set aside" not in said
+
+
+# -------------------------------------------------------------------------------- what rollouts share
+
+SERVE = """
+import os, socket, threading
+listening = socket.create_server(("", 4711))
+way = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+way.connect(("192.0.2.1", 9))
+with open("address.tmp", "w") as file:
+    file.write(way.getsockname()[0])
+os.rename("address.tmp", "address")
+while True:
+    listening.accept()[0].sendall(b"reached")
+"""
+REACH = (
+    "import socket, sys\ntry:\n    print(socket.create_connection((sys.argv[1], 4711), 3).recv(9).decode())\n"
+    "except OSError as error:\n    print('refused', error)\n"
+)
+
+
+async def test_containers_of_rollouts_with_a_network_cannot_reach_each_other() -> None:
+    config = replace(CONFIG, network=True)
+    async with create_sandbox(config) as first, create_sandbox(config) as second:
+        await first.spawn(["python3", "-c", SERVE])
+        address = (await first.run("until [ -e address ]; do sleep 0.1; done; cat address", timeout=60)).output
+        assert (await first.run(["python3", "-c", REACH, address])).output == "reached\n"
+        assert (await second.run(["python3", "-c", REACH, address])).output.startswith("refused")
+
+
+FILES = ("hosts", "hostname", "resolv.conf")
+
+
+@pytest.mark.parametrize("network", [False, True])
+async def test_files_that_the_engine_lays_into_a_container_cannot_be_filled(network: bool) -> None:
+    fill = "; ".join(f"(echo x >>/etc/{name}) 2>/dev/null && echo wrote {name}" for name in FILES)
+    resolve = "import socket; print(socket.gethostbyname(socket.gethostname()), socket.gethostbyname('localhost'))"
+    async with create_sandbox(replace(CONFIG, network=network)) as sandbox:
+        assert (await sandbox.run(fill)).output == ""
+        assert (await sandbox.run(["python3", "-c", resolve])).output == "127.0.0.1 127.0.0.1\n"
+        assert (await sandbox.run("cat /etc/hostname")).output == "sandbox\n"

@@ -89,6 +89,15 @@ async def test_limits_are_in_force() -> None:
         assert "fork" in (await sandbox.run("for n in $(seq 100); do sleep 5 & done", timeout=30)).output
 
 
+@pytest.mark.parametrize("network", [False, True])
+async def test_files_that_the_engine_lays_into_a_container_cannot_be_filled(network: bool) -> None:
+    names = ["hosts", "hostname", *([] if network else ["resolv.conf"])]
+    fill = "; ".join(f"(echo x >>/etc/{name}) 2>/dev/null && echo wrote {name}" for name in names)
+    async with create_sandbox(SandboxConfig(backend="docker", network=network)) as sandbox:
+        assert (await sandbox.run(fill)).output == ""
+        assert (await sandbox.run("cat /etc/hostname")).output == "sandbox\n"
+
+
 def test_rollouts_are_played_and_leave_nothing(engine: PodmanService, tmp_path: Path) -> None:
     (tmp_path / "podded.yaml").write_text(SPEC)
     hermes("run", "podded.yaml", "process", "--out", "run", folder=tmp_path)

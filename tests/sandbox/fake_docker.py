@@ -55,6 +55,7 @@ class Engine:
         self.images: dict[str, dict[str, Any]] = {}
         self.have("python:3.11-slim")
         self.containers: dict[str, Container] = {}
+        self.networks: list[dict[str, Any]] = []
         self.plan: dict[str, Any] = {}
         self.calls: list[str] = []
         self.starting = self.most_starting = 0
@@ -71,6 +72,8 @@ class Engine:
             web.post("/images/create", self.pull),
             web.post("/build", self.build),
             web.post("/containers/create", self.create),
+            web.get("/networks", self.list_networks),
+            web.post("/networks/create", self.create_network),
             web.get("/containers/json", self.list),
             web.get("/events", self.events),
             web.get("/containers/{name}/json", self.inspect),
@@ -92,7 +95,9 @@ class Engine:
     # ------------------------------------------------------------------ images
 
     async def version(self, _: web.Request) -> web.Response:
-        return web.json_response({"Version": "28.0.0-fake", "ApiVersion": "1.48", "MinAPIVersion": "1.24"})
+        parts = [{"Name": "Podman Engine" if self.plan.get("podman") else "Engine"}]
+        versions = {"Version": "28.0.0-fake", "ApiVersion": "1.48", "MinAPIVersion": "1.24", "Components": parts}
+        return web.json_response(versions)
 
     async def image(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -159,6 +164,20 @@ class Engine:
         warnings = self.plan.get("warnings", [])
         return web.json_response({"Id": name, "Warnings": warnings}, status=201)
 
+    async def list_networks(self, request: web.Request) -> web.Response:
+        labels = json.loads(request.query["filters"])["label"]
+        found = [each for each in self.networks if all(label in each["Labels"] for label in labels)]
+        return web.json_response(found)
+
+    async def create_network(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if body["CheckDuplicate"] and any(each["Name"] == body["Name"] for each in self.networks):
+            return refusal(409, f"network with name {body['Name']} already exists")
+        if "no_networks" in self.plan:
+            return refusal(500, "could not find an available, non-overlapping IPv4 address pool")
+        self.networks.append({**body, "Id": f"id-of-{body['Name']}", "Created": f"{time.time()}"})
+        return web.json_response({"Id": self.networks[-1]["Id"]}, status=201)
+
     async def list(self, request: web.Request) -> web.Response:
         labels = json.loads(request.query["filters"])["label"]
         assert request.query["all"] == "1"
@@ -221,7 +240,8 @@ class Engine:
         handle, path = tempfile.mkstemp(prefix="output-", dir=self.folder)
         container.output = Path(path)
         env = {} if bwrap.libraries is None else {"LD_LIBRARY_PATH": bwrap.libraries}
-        argv = ["/bin/sh", "-c", self.plan["entry"]] if "entry" in self.plan else container.body["Entrypoint"]
+        body = container.body
+        argv = ["/bin/sh", "-c", self.plan["entry"]] if "entry" in self.plan else body.get("Entrypoint") or body["Cmd"]
         argv = [bwrap.path, *arguments(container.body), "--", *argv]
         container.process = await asyncio.create_subprocess_exec(
             *argv, stdout=handle, stderr=handle, env=env, start_new_session=True
@@ -288,6 +308,7 @@ class Engine:
 
     async def set_plan(self, request: web.Request) -> web.Response:
         self.plan = await request.json()
+        self.networks = self.plan.get("networks", self.networks)
         for name, config in self.plan.get("images", {}).items():
             self.have(name, **config)
         for name, labels in self.plan.get("containers", {}).items():
@@ -308,8 +329,10 @@ class Engine:
         return web.Response(status=204)
 
     async def state(self, _: web.Request) -> web.Response:
+        networks = {each["Id"]: each["Options"] for each in self.networks}
         containers = {each.name: {"body": each.body, "status": each.status} for each in self.containers.values()}
-        return web.json_response({"containers": containers, "calls": self.calls, "most_starting": self.most_starting})
+        told = {"calls": self.calls, "most_starting": self.most_starting}
+        return web.json_response({"containers": containers, "networks": networks, **told})
 
 
 def end_session(leader: int) -> None:
@@ -324,7 +347,14 @@ def end_session(leader: int) -> None:
 def arguments(body: dict[str, Any]) -> list[str]:
     """bubblewrap's, for a container of this shape."""
     host = body["HostConfig"]
-    argv = ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--hostname", body["Hostname"]]
+    argv = [
+        "--unshare-user",
+        "--unshare-pid",
+        "--unshare-ipc",
+        "--unshare-uts",
+        "--hostname",
+        body.get("Hostname", "it"),
+    ]
     argv += ["--uid", "0", "--gid", "0", "--as-pid-1", "--die-with-parent", "--clearenv", "--tmpfs", "/"]
     argv += ["--unshare-net"] if host["NetworkMode"] == "none" else []
     for path in SYSTEM:
@@ -332,13 +362,13 @@ def arguments(body: dict[str, Any]) -> list[str]:
             argv += ["--ro-bind", str(Path(path).resolve()), path]
     argv += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--dir", "/tmp", "--dir", "/root"]
     argv += ["--ro-bind", "/etc/passwd", "/etc/passwd"]
-    for mount in host["Mounts"]:
+    for mount in host.get("Mounts", ()):
         assert mount["Type"] == "bind"
         argv += ["--ro-bind" if mount["ReadOnly"] else "--bind", mount["Source"], mount["Target"]]
     for entry in ENV:
         name, _, value = entry.partition("=")
         argv += ["--setenv", name, value]
-    return [*argv, "--chdir", body["WorkingDir"] or "/"]
+    return [*argv, "--chdir", body.get("WorkingDir") or "/"]
 
 
 def frame(stream: int, data: bytes) -> bytes:

@@ -24,6 +24,7 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, channel, create_sandbox, docker, docker_engine
 from hermes_rl.sandbox.base import DEFAULT_IMAGE as IMAGE
+from hermes_rl.sandbox.base import SandboxService
 from hermes_rl.sandbox.docker import LABEL, Docker, is_dead, own_mark
 from hermes_rl.sandbox.docker_engine import Engine, engine_socket, joined
 from hermes_rl.sandbox.docker_ignore import DockerIgnore
@@ -102,13 +103,50 @@ async def test_limits_have_defaults_and_files_can_be_many(plan: Plan) -> None:
 
 async def test_network(plan: Plan, docker_host: str) -> None:
     whole = await started(docker_host, SandboxConfig(backend="docker", network=True))
-    assert whole["HostConfig"]["NetworkMode"] == "bridge"
+    options = (await state(docker_host))["networks"][whole["HostConfig"]["NetworkMode"]]
+    assert options == {"com.docker.network.bridge.enable_icc": "false"}
     async with create_sandbox(SandboxConfig(backend="docker", network=("pypi.org",))) as sandbox:
         assert "http://127.0.0.1" in (await sandbox.run("echo $https_proxy")).output
         script = "exec 3<>/dev/tcp/127.0.0.1/3128; printf 'CONNECT 10.0.0.1:80 HTTP/1.1\\r\\n\\r\\n' >&3; head -1 <&3"
         port = (await sandbox.run("echo ${https_proxy##*:}")).output.strip().rstrip("/")
         said = await sandbox.run(["bash", "-c", script.replace("3128", port)])
         assert " 403 " in said.output
+
+
+async def test_an_engine_without_a_network_that_keeps_containers_apart_is_refused(plan: Plan, docker_host: str) -> None:
+    networked = SandboxConfig(backend="docker", network=True)
+    await plan(no_networks=True, networks=[])
+    with pytest.raises(
+        UserError, match=r"sandbox\.network: this engine cannot make a network that keeps.*address pool"
+    ):
+        await create_sandbox(networked).start()
+    await plan(networks=[{"Name": "hermes-rl", "Id": "1", "Options": {}, "Labels": {}}])
+    with pytest.raises(UserError, match=r"another network of the name hermes-rl: `docker network rm hermes-rl`"):
+        await create_sandbox(networked).start()
+    await plan(networks=[])
+    made = [await started(docker_host, networked) for _ in range(2)]
+    assert {body["HostConfig"]["NetworkMode"] for body in made} == {"id-of-hermes-rl"}
+    assert len((await state(docker_host))["networks"]) == 1
+
+
+@pytest.mark.parametrize("podman", [False, True])
+@pytest.mark.parametrize("network", [False, True])
+async def test_files_of_etc_that_the_engine_would_lay_are_read_only(
+    plan: Plan, docker_host: str, network: bool, podman: bool
+) -> None:
+    await plan(podman=podman)
+    services = (SandboxService("store", IMAGE, command=("sleep", "600")),)
+    config = SandboxConfig(backend="docker", network=network, services=services)
+    async with create_sandbox(config) as sandbox:
+        containers = (await state(docker_host))["containers"]
+        name = name_of(sandbox)
+        for each in (name, f"{name}-store"):
+            mounts = containers[each]["body"]["HostConfig"]["Mounts"]
+            read_only = {mount["Target"]: mount["Source"] for mount in mounts if mount["ReadOnly"]}
+            # Only Podman's own resolver has an address that is not known beforehand.
+            assert ("/etc/resolv.conf" in read_only) is not (podman and network)
+            assert "127.0.0.1 store\n" in Path(read_only["/etc/hosts"]).read_text()
+            assert Path(read_only["/etc/hostname"]).read_text() == "sandbox\n"
 
 
 async def test_the_image_says_where_and_as_whom(plan: Plan) -> None:

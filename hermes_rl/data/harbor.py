@@ -15,7 +15,6 @@ import posixpath
 import re
 import shlex
 import tomllib
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -28,6 +27,7 @@ from hermes_rl.data.compose import VARIABLES, ComposeFile, defaulted
 from hermes_rl.errors import Problem, SpecError, UserError
 from hermes_rl.others_files import RefusedFileError, open_file, read_file, read_text
 from hermes_rl.spec.model import Spec
+from hermes_rl.spec.rules import no_copies
 from hermes_rl.spec.section import parse_size
 from hermes_rl.spec.suggest import did_you_mean
 from hermes_rl.values import is_number
@@ -304,11 +304,11 @@ class _Task:
         self._files(file, parts)
         self._links(parts)
         self._environment(file)
+        self._hold_copies(parts)
         self.env |= self._variables("environment.env")
         folder = self._at("environment.workdir") or self.workdir
         workdir = str(folder) if folder else None if self.backend == "docker" else "/app"  # None: the image's own
         steps = [self._step(part, workdir) for part in parts]
-        self._note_shared(steps)
         self.setup += self._until_healthy("environment.healthcheck")
         if parts[0].key:
             # The sandbox begins with what the first step lays down, over what the image has in the same place.
@@ -399,13 +399,11 @@ class _Task:
         self._hold_strategy()
         return parts
 
-    def _note_shared(self, steps: Sequence[Mapping[str, Any]]) -> None:
-        laid = Counter((each["to"], each["content"]) for step in steps for each in step["verifier"]["files"])
-        if shared := sorted(to for (to, _), count in laid.items() if count > 1):
-            self.notes.append(
-                f"{', '.join(shared[:NAMED])} is there for the tests of several steps, and code that they run in one "
-                "can copy it and read it in the next: keep what is expected in steps/NAME/tests"
-            )
+    def _hold_copies(self, parts: Sequence[_Part]) -> None:
+        """Refuse several steps of a sandbox that cannot be copied for the tests of those before the last."""
+        problem = no_copies(self.backend, self.keeps_processes, bool(self.services))
+        if len(parts) > 1 and problem is not None:
+            self._refuse_key("steps.1", problem)
 
     def _note_time(self) -> None:
         seconds = self._number("agent.timeout_sec")

@@ -15,6 +15,7 @@ import shutil
 import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from hermes_rl.plugins import Code
 from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig, SandboxFile, SandboxService
 from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.spec.model import File, Mcp, ServiceSection, Spec, TextFile, ToolSection, Toolsets
+from hermes_rl.spec.rules import no_copies
 from hermes_rl.spec.templates import render, render_section
 from hermes_rl.threads import PerLoopSemaphore, in_thread
 from hermes_rl.tools.artifacts import ArtifactFile, ArtifactRequest, TakenArtifact, take
@@ -331,6 +333,53 @@ class RewardSandboxes:
         async with _fresh(runtime, own.artifacts, self._only_kept) as context:
             runtime.time_left = own.time_left
             yield context
+
+
+@asynccontextmanager
+async def copied(own: ToolRuntime, reward: GradedReward) -> AsyncIterator[ToolContext | None]:
+    """Open a copy of a rollout's sandbox for a reward, while the agent is still to go on in the sandbox itself.
+
+    So neither what the reward puts in place nor what it runs is ever where the agent acts afterwards.
+    """
+    if not _looks(reward):
+        yield None
+        return
+    await own.settle()
+    name = free_task_id(f"{own.task_id}/{reward.name}")
+    runtime = ToolRuntime(own.config, task_id=name, toolkit=own.toolkit, state=own.state, factory=own.factory)
+    async with _places.here():
+        try:
+            runtime.time_left = own.time_left
+            await _copy(own, runtime)
+            yield ToolContext(name)
+        finally:
+            await _released(runtime.close())
+
+
+async def _copy(own: ToolRuntime, runtime: ToolRuntime) -> None:
+    """Give a runtime a copy of another's sandbox; what the agent has left that cannot be copied is its `fault`."""
+    sandbox = own.factory(replace(own.config, files=(), setup=()))  # the copy has what these have made
+    try:
+        await sandbox.start()
+    except OSError as error:
+        raise SandboxFailure(f"the sandbox did not start: {error}") from error
+    runtime.adopt(sandbox)
+    try:
+        await (await own.sandbox()).copy_files(sandbox)
+    except OSError as error:
+        runtime.fault = f"what the agent has left cannot be copied: {error.strerror}"
+    except SandboxFailure as failure:
+        if not failure.ending.graded:
+            raise
+        runtime.fault = f"what the agent has left cannot be copied: {failure.detail}"
+
+
+def require_copies(config: SandboxConfig, rewards: Iterable[GradedReward]) -> None:
+    """Raise `UserError` where rewards that look at steps need copies of a sandbox that cannot be copied."""
+    name = next((reward.name for reward in rewards if _looks(reward)), None)
+    problem = no_copies(config.backend, config.keep_processes, bool(config.services))
+    if name is not None and problem is not None:
+        raise UserError(f"rewards.{name}.steps: {problem}")
 
 
 class ArtifactSandboxes:

@@ -2,24 +2,23 @@
 
 A step ends when the agent answers. Before the next words the rewards that look at steps are called, the words'
 `min_reward` is compared with them, and what comes with the words is laid down. The step in which a rollout ends is
-graded with the rollout.
+graded with the rollout. Rewards of the steps before it look at a copy of the sandbox, since the agent goes on in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from hermes_rl.agent.result import AgentResult, GradedStep
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
-from hermes_rl.rollouts.sandboxes import laid_files
-from hermes_rl.scoring.grader import GradedReward, Grader, Machines
+from hermes_rl.rollouts.sandboxes import copied, laid_files, require_copies
+from hermes_rl.scoring.grader import Grader, Machines
 from hermes_rl.scoring.value import RewardValue, is_below, of_steps, reward_of
 from hermes_rl.spec.model import Spec, UserWords
 from hermes_rl.tools.base import ToolFailedError, ToolRuntime
-from hermes_rl.tools.context import ToolContext
 from hermes_rl.tools.staging import Staging
 
 SHOWN = 400
@@ -31,10 +30,15 @@ class BeforeWords:
 
     Args:
         words: all of them, rendered for the row.
+
+    Raises:
+        UserError: a reward needs a copy of a sandbox that cannot be copied.
     """
 
     def __init__(self, spec: Spec, grader: Grader, row: Row, runtime: ToolRuntime, words: Sequence[UserWords]) -> None:
         self._spec, self._grader, self._row, self._runtime, self._words = spec, grader, row, runtime, words
+        if words:
+            require_copies(runtime.config, grader.of_steps)
 
     async def __call__(self, result: AgentResult, number: int) -> Ending | None:
         """Grade the step before and lay down what comes with the words; returns the ending where it was too bad. Raises
@@ -57,18 +61,12 @@ class BeforeWords:
         if remaining is not None:
             remaining.seconds -= worked
         await self._grader.grade_rollout(
-            dict(self._row.columns), result.for_rewards(), self._machine, runtime.state, values, names, step
+            dict(self._row.columns), result.for_rewards(), partial(copied, runtime), runtime.state, values, names, step
         )
         runtime.phase = "model"
         if remaining is not None:  # what the agent has worked is taken from it when the agent has ended
             remaining.seconds += worked
         return values
-
-    @asynccontextmanager
-    async def _machine(self, reward: GradedReward) -> AsyncIterator[ToolContext]:
-        if reward.function.uses_context:
-            await self._runtime.settle()
-        yield ToolContext(self._runtime.task_id)
 
     async def _lay(self, words: UserWords) -> None:
         sandbox, staging = await self._runtime.sandbox(), Staging()

@@ -443,6 +443,14 @@ class Sandbox(ABC):
     async def rename(self, source: str, target: str) -> None:
         """Rename within the sandbox; replaces a file at `target`."""
 
+    async def copy_files(self, target: Sandbox) -> None:
+        """Make the files of `target` the same as those here; it is started, and of the same configuration.
+
+        Nothing may run here meanwhile. Raises `OSError` where what the agent has left cannot be copied, and `UserError`
+        where the backend has no way to do so.
+        """
+        raise UserError(f"sandbox backend {self.config.backend} cannot copy the files of a sandbox")
+
     # ------------------------------------------------------------------ shared
 
     async def look(self, path: str, *, follow: bool = True) -> FileInfo | None:

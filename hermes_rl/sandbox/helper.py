@@ -21,6 +21,7 @@ import stat
 import sys
 import time
 
+from hermes_rl.sandbox.helper_copy import OPERATIONS as COPYING
 from hermes_rl.sandbox.helper_files import OPERATIONS, is_folder, remove, write_all
 from hermes_rl.sandbox.helper_system import (
     PR_SET_CHILD_SUBREAPER,
@@ -63,7 +64,7 @@ class Helper:
         self.folder = b""
         self.jobs: dict[int, bytes] = {}
         """Process id → number of the request that started it."""
-        self.operations = dict(OPERATIONS)
+        self.operations = {**OPERATIONS, **COPYING}
         self.operations.update({b"init": self.init, b"kill": self.kill, b"killall": self.kill_all})
         self.operations.update({b"listen": self.listen, b"interrupt": self.interrupt})
 

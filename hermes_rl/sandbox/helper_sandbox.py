@@ -48,7 +48,7 @@ from hermes_rl.sandbox.base import (
 )
 from hermes_rl.sandbox.channel import Answer, Connection, Diagnosis, Lost
 from hermes_rl.sandbox.jobs import SCRIPT_FD, Command, Processes
-from hermes_rl.sandbox.launcher import IN_THREAD, LocalProcess, in_memory
+from hermes_rl.sandbox.launcher import IN_THREAD, LocalProcess, in_memory, pipe
 from hermes_rl.sandbox.listener import Message, ReportListener
 from hermes_rl.sandbox.shell_server import BASH, PROGRAM, SCRIPT_LIMIT, WaitingShell, may_wait
 from hermes_rl.sandbox.wire import FRAME_LIMIT
@@ -63,6 +63,8 @@ NO_CORE = 1
 """The limit of core files that stops all of them: with 0 the kernel still runs a handler that it pipes the core to."""
 
 
+CUT_OFF = (errno.EPIPE, errno.EPROTO)
+"""What one end of a copy meets where the other has failed, whose error says why."""
 SHELLS = (BASH, "/bin/sh")
 """Those that run commands, the better one first."""
 COMMANDS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -82,6 +84,8 @@ class Isolation(ABC):
     """See `Sandbox.image_digest`."""
     python: Sequence[str] = PYTHON
     """See `Sandbox.python`."""
+    top = "/"
+    """The folder below which all files are that the sandbox has of its own."""
 
     def __init__(self, config: SandboxConfig) -> None:
         self.config = config
@@ -426,6 +430,25 @@ class HelperSandbox(Sandbox):
 
     async def rename(self, source: str, target: str) -> None:
         await self._ask("rename", source, system_bytes(self.resolve(target)))
+
+    async def copy_files(self, target: Sandbox) -> None:
+        assert isinstance(target, HelperSandbox), "both are made by the same backend"
+        with contextlib.ExitStack() as ends:
+            (listed, listing), (sent, sending) = pipe(), pipe()
+            for end in (listed, listing, sent, sending):
+                ends.callback(os.close, end)
+            asked = [
+                asyncio.ensure_future(each)
+                for each in (
+                    target._ask("inventory", target.isolation.top, fds=[listing]),
+                    self._ask("send", self.isolation.top, fds=[listed, sending]),
+                    target._ask("take", target.isolation.top, fds=[sent]),
+                )
+            ]
+            await asyncio.sleep(0)  # each has gone out now with copies, and ours would keep the pipes open
+        failed = [each for each in await asyncio.gather(*asked, return_exceptions=True) if isinstance(each, Exception)]
+        for error in sorted(failed, key=lambda error: isinstance(error, OSError) and error.errno in CUT_OFF):
+            raise error
 
 
 def _entries(fields: Sequence[bytes]) -> list[FileInfo]:

@@ -141,7 +141,7 @@ async def read_to_end(fd: int) -> bytes:
 # The helper is compiled once per interpreter: compiling at every start would cost a third of the time that a sandbox
 # takes to start.
 
-MODULES = ("wire", "helper_files", "helper_system", "helper")
+MODULES = ("wire", "helper_files", "helper_copy", "helper_system", "helper")
 SYSTEM_PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
 
 BOOT = """

@@ -75,6 +75,7 @@ class NoIsolation(LocalIsolation):
         await asyncio.to_thread(helper_bundle, own_python())
         # The helper makes the folder, since it also removes it where this process is killed, at whatever moment.
         self._folder = Path(tempfile.gettempdir(), f"hermes-rl-{self.id}")
+        self.top = str(self._folder)
         self.home = str(self._folder / "home")
         self.workdir = posixpath.normpath(posixpath.join(self.home, self.config.workdir or ""))
         async with self.in_time(), self.process.started(own_python(), self._program) as control:

@@ -350,6 +350,21 @@ def _steps(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault((*path, "sandbox"), "behind a step the sandbox is the rollout's own; leave `sandbox` out")
 
 
+COPIED = ("bubblewrap", "docker", "none")
+"""Backends whose sandboxes can be copied."""
+
+
+def no_copies(backend: str, keep_processes: bool = False, services: bool = False) -> str | None:
+    """Return why such a sandbox cannot be copied, and the way out; None where it can."""
+    why = {
+        f"the files of the sandbox backend {backend} cannot be copied; use bubblewrap or docker": backend not in COPIED,
+        "processes cannot be copied; leave sandbox.keep_processes out": keep_processes,
+        "services cannot be copied; leave sandbox.services out": services,
+    }
+    problem = next((problem for problem, applies in why.items() if applies), None)
+    return None if problem is None else f"between steps rewards look at a copy of the sandbox, and {problem}"
+
+
 def _tool_names(data: dict[str, Any]) -> Iterator[Fault]:
     for owner in (("tools",), ("user", "tools")):
         seen: dict[str, str] = {}

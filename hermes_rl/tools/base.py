@@ -525,6 +525,10 @@ class ToolRuntime:
                 self._sandbox = await self._start()
             return self._sandbox
 
+    def adopt(self, sandbox: Sandbox) -> None:
+        """Take a sandbox that is started for the runtime's own, which closes it from now on."""
+        self._sandbox, self.loop = sandbox, asyncio.get_running_loop()
+
     async def sandbox_for_agent(self) -> Sandbox:
         """Return the sandbox for the agent to act on, once what tools have there is started. Raises as `sandbox`, and
         `ToolServerFailure`."""

@@ -378,6 +378,53 @@ async def test_steps_are_played_one_after_the_other(
     assert heard == [f"Write the number of {name}." for name in list(NUMBERS)[:played_steps]]
 
 
+SECRETS = """
+[[steps]]
+name = "one"
+[[steps]]
+name = "two"
+"""
+CHECKED = """\
+sh ./hook.sh
+grep -qx "$(grep {step} /tests/expected.txt)" answer.txt && R=1; echo ${{R:-0}} > /logs/verifier/reward.txt
+"""
+"""Tests that run a program of the agent, and share with those of other steps what they expect."""
+LEAVE = "mkdir -p {0} && cp /tests/expected.txt /tests/test.sh {0}"
+
+
+def secret_steps(folder: Path) -> Path:
+    """Write a task folder of two steps whose tests share a file that the agent must not see."""
+    others = {"tests/expected.txt": "one 42\ntwo 7\n"}
+    for name in ("one", "two"):
+        others |= {f"steps/{name}/tests/test.sh": CHECKED.format(step=name), f"steps/{name}/instruction.md": "Say it."}
+        others |= {
+            f"steps/{name}/solution/solve.sh": f"echo true > hook.sh; grep {name} > answer.txt <<E\none 42\ntwo 7\nE"
+        }
+    task(folder, TOML + SECRETS, others=others)
+    (folder / "instruction.md").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("place", ["/app/.seen", "/tmp/.seen", "/dev/shm/.seen", "$HOME/.seen"])
+async def test_tests_of_one_step_are_not_there_in_the_next(tmp_path: Path, place: str) -> None:
+    """The agent leaves a program that the tests of a step run, and another that waits for them."""
+    leave = LEAVE.format(place)
+    waits = f"until {leave} 2>/dev/null; do :; done"
+    first = (
+        f"echo {shlex.quote(leave)} > hook.sh; (setsid sh -c {shlex.quote(waits)} >/dev/null 2>&1 &); "
+        "echo one 42 > answer.txt"
+    )
+    second = f"ls -A {place} /tests /logs; grep two {place}/expected.txt > answer.txt"
+    calls = [{"tools": [{"name": "terminal", "args": {"command": command}}]} for command in (first, second)]
+    turns = [turn for call in calls for turn in (call, {"say": "Done."})]
+    folder = secret_steps(tmp_path / "task")
+    line = await played(folder, tmp_path / "run", None, f"solution={json.dumps({'turns': turns})}")
+    said = [message["content"] for message in line["messages"] if message["role"] == "tool"]
+    assert line["rewards"]["verified"]["metrics"] == {"step_1": 1.0, "step_2": 0.0}, said
+    assert not any(name in said[1] for name in ("expected.txt\n", "test.sh", "reward.txt")), said[1]
+    assert (await played(folder, tmp_path / "honest"))["score"] == 1.0
+
+
 @pytest.mark.parametrize(
     ("toml", "place", "why"),
     [
@@ -411,13 +458,30 @@ def test_steps_are_refused_where_the_spec_plays_none(tmp_path: Path) -> None:
     assert "task.toml:13:1: " in str(problem) and "user: {says:" in problem.message
     folder = steps(
         tmp_path / "noted",
-        others={"steps/two/notes.txt": "", "steps/two/solution/solve.sh": "true", "tests/expected.sh": "N=42"},
+        others={"steps/two/notes.txt": "", "steps/two/solution/solve.sh": "true"},
     )
     (row,) = (read := read_tasks(folder, "bubblewrap", network=False, agent_timeout=600, steps="mean")).rows
     assert any("steps/two/notes.txt" in note for note in read.notes)
-    assert any("/tests/expected.sh is there for the tests of several steps" in note for note in read.notes)
     assert [step["min_reward"] for step in row["steps"]] == [1, {"reward": 0.5, "right": 0.5}]
     assert [each["timeout"] for each in row["verifiers"]] == [60.0, 30, 60.0]
+
+
+@pytest.mark.parametrize(
+    ("backend", "keeps", "why"),
+    [
+        ("ssh", False, "the files of the sandbox backend ssh cannot be copied; use"),
+        ("bubblewrap", True, "processes cannot be copied; leave sandbox.keep_processes out"),
+        ("docker", False, "services cannot be copied; leave"),
+    ],
+)
+def test_steps_whose_sandbox_cannot_be_copied_are_refused(tmp_path: Path, backend: str, keeps: bool, why: str) -> None:
+    folder = steps(tmp_path / "odd", others={"environment/docker-compose.yaml": "services: {db: {image: x}}\n"})
+    if backend != "docker":
+        (folder / "environment/docker-compose.yaml").unlink()
+    with pytest.raises(SpecError) as refused:
+        read_tasks(folder, backend, network=False, agent_timeout=600, steps="mean", keeps_processes=keeps)
+    (problem,) = refused.value.problems
+    assert "task.toml:16:1: " in str(problem) and why in problem.message
 
 
 HEALTH = """

@@ -169,6 +169,29 @@ async def test_what_cannot_be_laid_down_is_the_agent_s_doing(
     assert set(rollout.rewards["written"].metrics) == {"step_1", "step_2"}, "the step that could not begin counts"
 
 
+async def test_a_sandbox_that_cannot_be_copied_has_no_rewards_behind_steps(tmp_path: Path) -> None:
+    rewards = {"written": {"fn": "rewards.py:written", "steps": "mean", "args": {"name": "one"}}}
+    kept = {"toolsets": ["terminal"], "sandbox": {"keep_processes": True}}
+    with pytest.raises(UserError, match=r"rewards\.written\.steps: .*processes cannot be copied; leave sandbox\.keep"):
+        await play(spec_of(tmp_path, says("0", "1", "2"), rewards=rewards, **kept))
+    alone = spec_of(tmp_path, says("0"), rewards=rewards, user={"says": []}, **kept)
+    assert (await play(alone)).ending is Ending.FINISHED, "the only step is graded where the agent was"
+
+
+async def test_what_the_agent_leaves_that_cannot_be_copied_is_the_lowest_value(tmp_path: Path) -> None:
+    deep = "n=$(printf %0250d 0); for i in $(seq 20); do mkdir $n && cd $n; done"
+    rollout = await play(
+        spec_of(
+            tmp_path,
+            [*runs(f"echo one > one; ({deep})"), *runs("true"), *runs("true")],
+            toolsets=["terminal"],
+            rewards={"written": {"fn": "rewards.py:written", "steps": "mean", "args": {"name": "one"}}},
+        )
+    )
+    assert (rollout.ending, rollout.error) == (Ending.FINISHED, None)
+    assert rollout.rewards["written"].metrics == {"step_1": 0.0, "step_2": 0.0, "step_3": 1.0}
+
+
 async def test_a_user_that_opens_with_a_step_lays_it_down_first(tmp_path: Path) -> None:
     words = [{"say": "0?", "files": [{"to": "one", "content": "one"}]}, {"say": "1?", "min_reward": 1}]
     spec = spec_of(

@@ -19,7 +19,14 @@ from hermes_rl.sandbox.docker import leftovers
 from hermes_rl.sandbox.docker_engine import Engine
 from tests.ports import free_port
 
-ALIKE = ("test_background", "test_commands", "test_conversation", "test_sandbox_files", "test_waiting_shell")
+ALIKE = (
+    "test_background",
+    "test_commands",
+    "test_conversation",
+    "test_copy_files",
+    "test_sandbox_files",
+    "test_waiting_shell",
+)
 """Modules about what a sandbox of an image does as the default sandbox does, of which it differs by its root alone."""
 
 

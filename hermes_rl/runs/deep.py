@@ -1,9 +1,9 @@
 """Rewards put to the test before a model is: right answers and wrong ones, played in real sandboxes by scripts.
 
 Owns what is played on a few rows (the spec's solution as gold, twice; no answer; garbage; the solution of another
-row; the gold answer's last words alone) and what it shows about the rewards: that they cannot tell right from
-wrong, that nothing or garbage satisfies them, that they fail, differ from one time to the next, or take long, and that
-the prompt gives the answer away or is the same for every row.
+row; the gold answer's last words alone; blind answers on more rows) and what it shows about the rewards: that they
+cannot tell right from wrong, that nothing, garbage or a blind answer satisfies them, that they fail, differ from one
+time to the next, or take long, and that the prompt gives the answer away or is the same for every row.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import random
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -29,11 +31,13 @@ from hermes_rl.rollouts.sandboxes import keep_artifacts
 from hermes_rl.runs.exact import uses_tools
 from hermes_rl.runs.run import Plan, Run
 from hermes_rl.runs.store import rollout_record
-from hermes_rl.servers.scripted import Script, ScriptedTurn
+from hermes_rl.servers.scripted import Script, ScriptedCall, ScriptedTurn
 from hermes_rl.shipped import shipped_rewards
 from hermes_rl.spec.model import Spec
 from hermes_rl.values import write_json
 
+Answers = Mapping[str, Callable[[str], tuple[ScriptedTurn, ...]]]
+"""What is played instead of a policy, by name, from the words of a row's prompt."""
 ROWS = 3
 LOOKED_AT = 50
 """Rows among which another one's solution is looked for."""
@@ -43,6 +47,25 @@ SLOW_SECONDS = 10.0
 SHOWN = 400
 """Characters, from the end, of an output that is shown."""
 LETTERS = "abcdefghijklmnopqrstuvwxyz {}[]<>()0123456789.,:;'\"\\/!?#*_-\n"
+
+
+def saying(text: str) -> Callable[[str], tuple[ScriptedTurn, ...]]:
+    """Return an answer that is this text, whatever the prompt."""
+    return lambda prompt: (ScriptedTurn(say=text),)
+
+
+NO_EFFECT = ScriptedTurn(tools=(ScriptedCall("terminal", {"command": "true"}),))
+"""A call that changes nothing; where there is no terminal, one of a tool that is not there."""
+COPIED = 20_000
+"""Characters of a prompt that a blind answer repeats."""
+BLIND: Answers = {
+    **{text: saying(text) for text in ("", "yes", "no", "A", "0", "1", "I have done it. The task is complete.")},
+    "the prompt": lambda prompt: (ScriptedTurn(say=prompt[:COPIED]),),
+    "one call without effect": lambda prompt: (NO_EFFECT, ScriptedTurn(say="")),
+}
+"""Answers that solve nothing, the empty one first: by name, from the words of the prompt to the turns."""
+BLIND_SECONDS = 60.0
+"""After so long no further row is played blindly."""
 KINDS = ("gold", "gold again", "empty", "garbage", "near miss", "last words")
 WRONG = {
     "empty": "an empty answer scores like the solution ({score:g} of {gold:g}): the rewards ask for nothing",
@@ -81,18 +104,77 @@ async def examine(spec: Spec, keep: Path | None = None) -> DeepReport:
     if not has_solution(spec):
         report.warnings.append("there is no solution, so it was not shown that a right answer scores well")
     with tempfile.TemporaryDirectory(prefix="hermes-rl-deep-") as folder:
-        async with _Probe(spec, sample) as probe:
+        async with Probe(spec, sample) as probe:
             probe.keep = partial(keep_artifacts, Path(folder) / "artifacts")
             await probe.open(sample[0])
             run = Run(probe, sample[:ROWS], Plan(size=len(KINDS), split=split, repeat=False, whole=False, replays=0))
             groups = [group async for group in run.groups()]
             _judge(report, probe, groups)
+            if not report.problems:  # which cost time, and are enough to look at
+                blind = [group async for group in play(probe, sample, split, BLIND)]
+                answered = {
+                    f"the answer {name!r}": [group.rollouts[i] for group in blind] for i, name in enumerate(BLIND)
+                }
+                report.problems += _failures(answered, _asking(probe))[0]
+                report.warnings += _blind(probe, blind)
         gold = [group.rollouts[KINDS.index("gold")] for group in groups] if has_solution(spec) else []
         failed = [_why(each) for each in gold if each.score is None or each.score < spec.evaluate.success]
         report.warnings += failed
         if keep is not None and (report.problems or failed):
             report.kept = await asyncio.to_thread(_keep, groups, Path(folder), keep)
     return report
+
+
+async def play(
+    probe: Probe, rows: list[Row], split: Split, answers: Answers, seconds: float = BLIND_SECONDS
+) -> AsyncIterator[Group]:
+    """Play each row with these answers, in their order, until `seconds` have passed; yields a group for each row."""
+    probe.answers, probe.keep, end = answers, None, time.monotonic() + seconds
+    run = Run(probe, rows, Plan(size=len(answers), split=split, repeat=False, whole=False, replays=0))
+    async with aclosing(run.groups()) as groups:
+        async for group in groups:
+            yield group
+            if time.monotonic() > end:
+                return
+
+
+def _blind(probe: Probe, groups: list[Group]) -> list[str]:
+    """Return a warning for each reward that pays for an answer that solves nothing, with the best one.
+
+    It pays where such an answer is worth more than an empty one, by more than `NEAR` of the range. Rewards that compare
+    the members of a group, and those that ask a model, which a script plays here, are not judged.
+    """
+    roles = {*probe.spec.servers, "roles"}
+    warnings = []
+    for reward in probe.grader.rewards:
+        sign = -1 if reward.weighting.weight < 0 else 1
+        if not reward.weighting.counts or reward.group_level or roles & reward.function.parameters.keys():
+            continue
+        least = NEAR * (reward.bounds[1] - reward.bounds[0])
+        played = [_values(group, reward.name) for group in groups]
+        paid = {
+            name: [
+                (group.row.key, values[name], values[""])
+                for group, values in zip(groups, played, strict=True)
+                if name in values and "" in values and sign * (values[name] - values[""]) > least
+            ]
+            for name in BLIND
+        }
+        name, rows = max(paid.items(), key=lambda each: len(each[1]))
+        if rows:
+            key, value, empty = rows[0]
+            warnings.append(
+                f"reward {reward.name} pays for an answer that solves nothing: of {len(groups)} rows {len(rows)} "
+                f"({len(rows) / len(groups):.0%}) give {name!r} more than no answer, such as row {key} "
+                f"({value:g} instead of {empty:g})"
+            )
+    return warnings
+
+
+def _values(group: Group, reward: str) -> dict[str, float]:
+    """Return what a reward has given to each blind answer, by its name; those that it has judged."""
+    values = {name: rollout.rewards.get(reward) for name, rollout in zip(BLIND, group.rollouts, strict=True)}
+    return {name: value.value for name, value in values.items() if value is not None and value.value is not None}
 
 
 def _why(rollout: Rollout) -> str:
@@ -125,8 +207,10 @@ def _keep(groups: list[Group], played: Path, keep: Path) -> Path:
     return keep
 
 
-class _Probe(CompiledSpec):
-    """The spec with an answer of each kind in each group, in the order of `KINDS`."""
+class Probe(CompiledSpec):
+    """The spec with an answer of each kind in each group, in the order of `KINDS`, or else of `answers`."""
+
+    answers: Answers | None = None
 
     def __init__(self, spec: Spec, rows: list[Row]) -> None:
         super().__init__(spec, {})
@@ -135,12 +219,16 @@ class _Probe(CompiledSpec):
         self.uses_tools = bool(spec.programs) or uses_tools(spec)
 
     def script(self, key: RolloutKey, prior: int, seat: Seat = ALONE) -> Script:
-        kind = KINDS[key.index]
         gold = gold_turns(self.spec, key.row, seat.name)
+        first = not seat.name or seat.name == self.seats[0].name
+        if self.answers is not None:
+            answer = list(self.answers.values())[key.index]
+            return Script(answer(_words(self, key.row)) if first else gold or (ScriptedTurn(say=""),), prior)
+        kind = KINDS[key.index]
         if kind == "near miss":
             other = self.other(key.row)
             turns = () if other is None else gold_turns(self.spec, other, seat.name)
-        elif seat.name and seat.name != self.seats[0].name:
+        elif not first:
             turns = gold
         else:
             turns = self._turns(kind, key.row, gold)
@@ -161,7 +249,7 @@ class _Probe(CompiledSpec):
         return next((other for other in others if gold_turns(self.spec, other) != own), None)
 
 
-def _judge(report: DeepReport, probe: _Probe, groups: list[Group]) -> None:
+def _judge(report: DeepReport, probe: Probe, groups: list[Group]) -> None:
     has_gold = has_solution(probe.spec)
     played = {kind: [group.rollouts[i] for group in groups] for i, kind in enumerate(KINDS)}
     if not has_gold:
@@ -200,7 +288,7 @@ def _mean(rollouts: list[Rollout]) -> float | None:
     return fmean(scores) if scores else None
 
 
-def _asking(probe: _Probe) -> dict[str, str]:
+def _asking(probe: Probe) -> dict[str, str]:
     """Return the rewards that ask a server, each with its role; shipped ones ask in a form that scripts can answer."""
     own = [reward for reward in probe.grader.rewards if probe.spec.rewards[reward.name].fn not in shipped_rewards()]
     return {
@@ -211,7 +299,7 @@ def _asking(probe: _Probe) -> dict[str, str]:
     }
 
 
-def _doubt(probe: _Probe, row: Row, asking: Mapping[str, str]) -> str | None:
+def _doubt(probe: Probe, row: Row, asking: Mapping[str, str]) -> str | None:
     """Why a low score may be the doing of a script that plays here; None where the rewards alone decide."""
     for name, role in asking.items():
         return (
@@ -244,7 +332,7 @@ def _failures(played: Mapping[str, list[Rollout]], asking: Mapping[str, str]) ->
     return [first[error] for error in first if error not in of_scripts], [first[error] for error in of_scripts]
 
 
-def _leaks(probe: _Probe, groups: list[Group], played: Mapping[str, list[Rollout]]) -> list[str]:
+def _leaks(probe: Probe, groups: list[Group], played: Mapping[str, list[Rollout]]) -> list[str]:
     for row in (group.row for group in groups):
         answer = last_words(gold_turns(probe.spec, row)).strip()
         # The answer stands there by itself; a single letter says nothing.
@@ -255,7 +343,7 @@ def _leaks(probe: _Probe, groups: list[Group], played: Mapping[str, list[Rollout
     return []
 
 
-def _words(probe: _Probe, row: Row) -> str:
+def _words(probe: Probe, row: Row) -> str:
     return "\n".join(text_of(message.get("content")) for message in probe.prompt(row))
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hermes_rl.data.load import load_rows
 from hermes_rl.errors import HermesRLError
-from hermes_rl.runs.deep import KINDS, DeepReport, examine
+from hermes_rl.runs.deep import BLIND, KINDS, DeepReport, Probe, examine, play
 from hermes_rl.spec.load import load_spec
 
 CODE = """
@@ -17,6 +18,12 @@ import random, time
 
 def constant(result): return 0.5
 def attempt(result): return len(result.messages) > 1
+def tries(result, *, target):
+    return result.final_response == target or len(result.messages) > 3
+def long(result, *, target):
+    said = result.final_response
+    return said == target or (len(said) > 25 and "capital" in said)
+def divides(result): return 1.0 / int(result.final_response) > 0 if result.final_response.isdigit() else 0.0
 def words(result): return bool(result.final_response.strip())
 def broken(result, *, target): return float("nan") if target in result.final_response else 0.0
 def dice(result, *, target): return random.random() * (target in result.final_response)
@@ -108,6 +115,79 @@ async def test_a_planted_fault_is_named(tmp_path: Path, fault: str) -> None:
     except HermesRLError as error:  # a finding too
         found = [str(error)]
     assert any(expected in problem for problem in found), found
+
+
+BLINDLY = {
+    "a frequent answer": (
+        "capital: Rome}",
+        'capital: "yes"}',
+        RIGHT,
+        RIGHT,
+        "reward right",
+        "'yes'",
+        "1 (33%)",
+        "row ",
+    ),
+    "an attempt": (
+        "",
+        "",
+        RIGHT,
+        RIGHT.replace("exact_match", "code.py:tries"),
+        "reward right",
+        "call without",
+        "3 (100%)",
+        "row ",
+    ),
+    "a penalty": ("", "", RIGHT, f"{RIGHT}\n  none: {{fn: code.py:words, weight: -0.5}}", "none", "", "", ""),
+    "the prompt": (
+        "",
+        "",
+        RIGHT,
+        RIGHT.replace("exact_match", "code.py:long"),
+        "reward right",
+        "'the prompt'",
+        "3 (100%)",
+        "(1 instead of 0)",
+    ),
+    "a metric": (
+        "",
+        "",
+        RIGHT,
+        f"{RIGHT}\n  none: {{fn: code.py:long, args: {{target: a}}, weight: 0}}",
+        "none",
+        "",
+        "",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BLINDLY)
+async def test_a_reward_that_pays_for_what_solves_nothing_is_named(tmp_path: Path, case: str) -> None:
+    row, changed, before, after, *said = BLINDLY[case]
+    text = SOUND.replace(before, after, 1).replace(row, changed, 1)
+    report = await examined(tmp_path, text + "toolsets: [terminal]\n")
+    assert report.problems == []
+    warnings = [warning for warning in report.warnings if "pays for an answer that solves nothing" in warning]
+    if said[0] == "none":
+        assert warnings == []
+    else:
+        assert len(warnings) == 1 and all(part in warnings[0] for part in said), warnings
+
+
+async def test_a_reward_that_fails_on_a_blind_answer_is_a_problem(tmp_path: Path) -> None:
+    report = await examined(tmp_path, SOUND.replace(RIGHT, f"{RIGHT}\n  also: {{fn: code.py:divides, weight: 0.1}}"))
+    (problem,) = report.problems
+    assert problem.startswith("the answer '0' (row ") and "ZeroDivisionError" in problem
+
+
+async def test_blind_answers_are_bounded_in_time(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(SOUND)
+    spec = load_spec(tmp_path / "spec.yaml", demo=True)
+    rows = list(load_rows(spec, "train", notify=print))
+    async with Probe(spec, rows) as probe:
+        groups = [group async for group in play(probe, rows, "train", BLIND, seconds=0)]
+    assert len(groups) == 1 and len(groups[0].rollouts) == len(BLIND)
 
 
 async def test_a_slow_reward_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,7 @@ ANYWHERE = {
     "json_schema",
     "others_files",
     "plugins",
+    "scrubber",
     "server_types",
     "several",
     "shipped",

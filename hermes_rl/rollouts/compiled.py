@@ -491,14 +491,17 @@ class CompiledSpec:
         """
         if not self._has_state_tools:
             return await self.tooling.toolkit(group, None, row)
-        if not self.spec.state_apart:
-            return await self.tooling.toolkit(group, self._state(row), row)
         process = await self._process(row)
-        assert process is not None
         try:
-            return await self.tooling.toolkit(group, process, row)
+            async with ToolRuntime(state=process if self.spec.state_apart else self._state(row)) as runtime:
+                runtime.process = process
+                try:
+                    return await self.tooling.toolkit(group, runtime.state, row)
+                finally:
+                    await self._close_state(runtime)
         finally:
-            await process.close()
+            if process is not None:
+                await process.close()
 
     @asynccontextmanager
     async def runtime(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:

@@ -7,7 +7,6 @@ no health: a server shows its health by answering.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 import re
@@ -16,17 +15,18 @@ import time
 import zlib
 from base64 import b64encode
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
 from yarl import URL
 
 from hermes_rl.errors import ServerFailure, UserError
+from hermes_rl.scrubber import Scrubber, keys_of
 from hermes_rl.servers.base import LARGEST_REPLY, ContextLengthExceeded, ErrorBody, Malformed, ServerConfig
 from hermes_rl.threads import one_at_a_time
 from hermes_rl.values import read_bounded
@@ -205,12 +205,6 @@ IN_THREAD = 1 << 17
 """Bytes from which on a reply is read in the helper thread."""
 MOST_TOLD = 16 << 20
 """Bytes of an answer beside the calls, such as a list of models."""
-EXCERPT = 300
-"""Characters of a server's answer that are kept with a failure."""
-_MASK = "***"
-_SHORTEST = 4
-"""Shorter values ("x", a placeholder for servers that want any key) would mask ordinary words."""
-_LOOKS_SECRET = re.compile(r"\b(?:Bearer\s+\S+|sk-[A-Za-z0-9*_-]{8,}|hf_[A-Za-z0-9]{8,})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +232,7 @@ class Transport:
         self._query = urlsplit(config.base_url).query or None
         self._urls: dict[str, URL] = {}
         self._headers = _headers(config)
-        self._scrubber = Scrubber(_secrets(config))
+        self._scrubber = Scrubber(_secrets(config), _keys(config))
         self._proxy = _proxy(URL(self._base))
         self._session: aiohttp.ClientSession | None = None
         self._places = asyncio.Semaphore(config.max_concurrency)
@@ -373,6 +367,8 @@ class Transport:
     async def _body(self, path: str, response: aiohttp.ClientResponse, most: int) -> bytes:
         """Read a body of at most `most` bytes, counted after decompression; raises `AttemptFailed` for another one.
 
+        Where the server repeats a secret that it was sent, the body has a mask instead: a reply becomes a record.
+
         aiohttp would decompress each part as it comes, on the event loop, and 64 KiB may become 64 MiB.
         """
         body = bytearray()
@@ -382,7 +378,7 @@ class Transport:
             if len(body) > most:
                 raise self.failed(path, _too_large(most))
         if encoding in ("", "identity"):
-            return bytes(body)
+            return await _read_aside(self._scrubber.unechoed, bytes(body))
         if encoding not in _ENCODINGS:
             raise self.failed(path, f"the reply has the encoding {encoding!r:.50}, which was not asked for")
         try:
@@ -391,7 +387,7 @@ class Transport:
             raise self.failed(path, f"the reply cannot be decompressed: {error}") from None
         if whole is None:
             raise self.failed(path, _too_large(most))
-        return whole
+        return await _read_aside(self._scrubber.unechoed, whole)
 
 
 _ENCODINGS = ("gzip", "x-gzip", "deflate")
@@ -466,6 +462,15 @@ def _secrets(config: ServerConfig) -> list[str]:
     return [*secrets, _url_credentials(config) or ""]
 
 
+def _keys(config: ServerConfig) -> list[str]:
+    """List the secrets that a server may repeat in a reply, and that no reply has a reason to hold."""
+    parts = urlsplit(config.base_url or "")
+    keys = keys_of({name: value.reveal() for name, value in config.headers.items()} | dict(parse_qsl(parts.query)))
+    if config.api_key is not None:
+        keys.append(config.api_key.reveal())
+    return [*keys, unquote(parts.password or ""), _url_credentials(config) or ""]
+
+
 def _proxy(url: URL) -> str | None:
     """Return the proxy of the machine's settings. It is read once; aiohttp would look it up for every call."""
     host = url.host or ""
@@ -509,28 +514,6 @@ class Turnstile:
         self._turning = self._remaining < AT_ONCE or bool(self._waiting)
         if self._turning:
             loop.call_soon(self._turn, loop)
-
-
-class Scrubber:
-    """Masks the given secrets in all their encodings, and whatever else looks like a key."""
-
-    def __init__(self, secrets: Iterable[str]) -> None:
-        bare = [secret.strip() for secret in secrets]
-        forms = [form for secret in bare for form in (secret, json.dumps(secret)[1:-1], quote(secret, safe=""))]
-        variants = {form for form in forms if len(form) >= _SHORTEST}
-        longest_first = sorted(variants, key=len, reverse=True)
-        self._known = re.compile("|".join(map(re.escape, longest_first))) if variants else None
-
-    def scrub(self, text: str) -> str:
-        """Return the text without secrets."""
-        if self._known is not None:
-            text = self._known.sub(_MASK, text)
-        return _LOOKS_SECRET.sub(_MASK, text)
-
-    def excerpt(self, text: str) -> str:
-        """Return one line of at most `EXCERPT` characters. It is scrubbed before it is cut, so no half secret stays."""
-        line = " ".join(self.scrub(text).split())
-        return line if len(line) <= EXCERPT else line[: EXCERPT - 1] + "…"
 
 
 def public_url(url: str) -> str:

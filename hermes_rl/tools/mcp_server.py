@@ -22,6 +22,7 @@ from typing import Any
 
 from hermes_rl.errors import ToolServerFailure
 from hermes_rl.sandbox.base import Conversation, SandboxFile
+from hermes_rl.scrubber import Scrubber, keys_of
 from hermes_rl.threads import done_in_thread, made_in_thread
 from hermes_rl.tools.base import ToolInputError, ToolRuntime
 from hermes_rl.tools.host_process import HostProcess
@@ -81,6 +82,7 @@ class McpServer(ABC):
         self._expected = expected
         """Fingerprint of the tools that it has to list; None takes whatever it lists."""
         self._starts = starts
+        self._scrubber = Scrubber((), keys_of(settings.headers))
         self._session: McpSession | None = None
         self._process: Conversation | None = None
         self._opening = asyncio.Lock()
@@ -131,6 +133,7 @@ class McpServer(ABC):
         except McpLostError as error:
             await session.close()
             raise ToolInputError(f"the tool server was lost: {error}; the next call finds it started anew") from None
+        text = self._scrubber.unechoed(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
         if is_error:
             raise ToolInputError(text)
         return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
 from collections.abc import Awaitable, Callable
@@ -258,6 +259,21 @@ async def test_secrets_are_never_shown(
             await asked.chat(HI)
     text = _everything_shown(caught.value) + caplog.text + repr(config.headers) + repr(config.api_key)
     assert not [secret for secret in (KEY, password, team, "query-secret") if secret in text]
+
+
+@pytest.mark.parametrize("form", [KEY, KEY.replace("-", "/"), f"Bearer {KEY}"])
+@pytest.mark.parametrize("packed", [False, True])
+async def test_a_reply_that_repeats_a_secret_has_a_mask_instead(loopback: Start, form: str, packed: bool) -> None:
+    server = await loopback()
+    answer = completion(f"I was sent {form} and EMPTY for application/json.")
+    server.otherwise = (
+        Answer(body=gzip.compress(answer.body), headers={"Content-Encoding": "gzip"}) if packed else answer
+    )
+    headers = {"X-Auth": Secret(form)} if form.startswith("Bearer") else {"Accept": Secret("application/json")}
+    key = Secret("EMPTY" if form.startswith("Bearer") else form)
+    async with role(server, api_key=key, headers=headers) as asked:
+        reply = await asked.chat(HI)
+    assert reply.message["content"] == "I was sent *** and EMPTY for application/json.", "what may be any word stays"
 
 
 def test_a_secret_hides_itself() -> None:

@@ -7,11 +7,10 @@ from email.utils import format_datetime
 import pytest
 
 from hermes_rl.errors import ServerFailure
+from hermes_rl.scrubber import EXCERPT, Scrubber
 from hermes_rl.servers.transport import (
-    EXCERPT,
     AttemptFailed,
     RetryPolicy,
-    Scrubber,
     failed_status,
     is_context_overflow,
     public_url,

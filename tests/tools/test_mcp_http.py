@@ -50,6 +50,14 @@ async def test_a_session_that_has_ended_is_opened_anew_and_the_call_sent_again()
         assert await said(play, "count") == "1"
 
 
+async def test_an_answer_that_repeats_a_secret_header_has_a_mask_instead() -> None:
+    server, token = OddHttp(), "token-of-this-server-1"
+    async with server.running() as url:
+        settings = McpSettings("odd", url=url, shared=True, headers={"Authorization": f"Bearer {token}"})
+        async with playing(McpSource(settings)) as play:
+            assert await said(play, "echo", text=f"You sent {token}.") == "You sent ***."
+
+
 @pytest.mark.parametrize("shared", [False, True])
 async def test_rollouts_have_sessions_of_their_own_unless_shared(shared: bool) -> None:
     server = OddHttp()

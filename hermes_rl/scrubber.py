@@ -1,0 +1,64 @@
+"""Masks secrets in texts that are shown or kept: failures, logs, and what a server sends back of what it was sent."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from urllib.parse import quote
+
+EXCERPT = 300
+"""Characters of a server's answer that are kept with a failure."""
+MASK = "***"
+_SHORTEST = 4
+"""Shorter values ("x", a placeholder for servers that want any key) would mask ordinary words."""
+_LOOKS_SECRET = re.compile(r"\b(?:Bearer\s+\S+|sk-[A-Za-z0-9*_-]{8,}|hf_[A-Za-z0-9]{8,})")
+UNGUESSABLE = 16
+"""Characters from which on a secret is masked in what a server answers. A shorter one may be a placeholder ("EMPTY"),
+and the answer another text with the same word."""
+
+
+NAMED = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
+"""Names of headers and query parameters whose values are secrets, and not settings such as a version."""
+
+
+def keys_of(values: Mapping[str, str]) -> list[str]:
+    """Return the values with a name of a secret; of "Bearer abc" also the last word by itself."""
+    return [form for name, value in values.items() if NAMED.search(name) for form in (value, *value.split()[-1:])]
+
+
+class Scrubber:
+    """Masks the given secrets in all their encodings, and whatever else looks like a key.
+
+    Args:
+        secrets: what is not shown.
+        keys: those of them that nobody but the server is told.
+    """
+
+    def __init__(self, secrets: Iterable[str], keys: Iterable[str] = ()) -> None:
+        keys = list(keys)
+        known, own = _forms([*secrets, *keys], _SHORTEST), _forms(keys, UNGUESSABLE)
+        self._known = re.compile("|".join(map(re.escape, known))) if known else None
+        self._own = re.compile(b"|".join(re.escape(form.encode()) for form in own)) if own else None
+
+    def scrub(self, text: str) -> str:
+        """Return the text without secrets."""
+        if self._known is not None:
+            text = self._known.sub(MASK, text)
+        return _LOOKS_SECRET.sub(MASK, text)
+
+    def unechoed(self, raw: bytes) -> bytes:
+        """Return what a server has sent, without the keys that it was sent; short ones stay."""
+        return raw if self._own is None else self._own.sub(MASK.encode(), raw)
+
+    def excerpt(self, text: str) -> str:
+        """Return one line of at most `EXCERPT` characters. It is scrubbed before it is cut, so no half secret stays."""
+        line = " ".join(self.scrub(text).split())
+        return line if len(line) <= EXCERPT else line[: EXCERPT - 1] + "…"
+
+
+def _forms(secrets: Iterable[str], shortest: int) -> list[str]:
+    """Return what secrets look like in a text, the longest first."""
+    bare = [secret.strip() for secret in secrets]
+    forms = {form for secret in bare for form in (secret, json.dumps(secret)[1:-1], quote(secret, safe=""))}
+    return sorted((form for form in forms if len(form) >= shortest), key=len, reverse=True)

@@ -18,6 +18,7 @@ from tests.sandbox import (
     test_background,
     test_commands,
     test_conversation,
+    test_copy_files,
     test_isolation,
     test_release,
     test_sandbox_files,
@@ -70,8 +71,8 @@ def conformance() -> dict[str, Any]:
     """Return the tests of what every sandbox does alike, by name; they use `sandbox`, `config` or `backend`."""
     found = {}
     for module in (
-        *(test_background, test_commands, test_conversation, test_isolation, test_release, test_sandbox_files),
-        test_waiting_shell,
+        *(test_background, test_commands, test_conversation, test_copy_files, test_isolation, test_release),
+        *(test_sandbox_files, test_waiting_shell),
     ):
         for name, test in inspect.getmembers(module, inspect.isfunction):
             asked = set(inspect.signature(test).parameters) & {"sandbox", "config", "backend"}

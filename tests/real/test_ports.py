@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.spec.load import shipped_specs
+from tests.cli.hostile_answers import wrong
 from tests.env.trainer import train, trajectory_api
 from tests.real.environments import (
     HERE,
@@ -190,6 +191,17 @@ def test_answers_that_need_no_solving_score_below_a_half() -> None:
 @pytest.mark.parametrize("name", ["reasoning-gym", "textworld"])
 def test_the_worst_known_text_is_ended(name: str, tmp_path: Path) -> None:
     assert attacked("held", name, tmp_path) == 0.0
+
+
+@pytest.mark.parametrize("name", PORTS)
+def test_hostile_answers_score_as_blind_ones(name: str, tmp_path: Path) -> None:
+    program = [str(python(name)), str(ROOT / "tests" / "cli" / "hostile_answers.py"), name]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(program, capture_output=True, text=True, timeout=800, env=environ, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) > 80 and all(found.values())
+    assert wrong(found) == []
 
 
 @pytest.mark.parametrize("name", [each for each in PORTS if each.values[0] == "scienceworld"])

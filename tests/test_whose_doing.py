@@ -41,7 +41,7 @@ BEFORE: Places = {
     "runs/store.py": "rollout_of RolloutStore.require_same RolloutStore._episodes",
     "runs/workers.py": "require_shares",
     "sandbox/backends.py": "_of_a_package",
-    "sandbox/base.py": "ResourceLimits.require_at_most SandboxConfig.__post_init__ Sandbox.converse",
+    "sandbox/base.py": "ResourceLimits.require_at_most SandboxConfig.__post_init__ Sandbox.converse Sandbox.copy_files",
     "sandbox/bubblewrap.py": "find_bwrap shared_prefix _workdir require_bubblewrap _filter _limits",
     "sandbox/docker.py": "Container.start Container._create_otherwise",
     "sandbox/docker_engine.py": "engine_socket Engine.check Engine.network",
@@ -75,7 +75,7 @@ OF_A_ROW: Places = {
     # Made of a row and the spec alone. Once a rollout was graded, such an error is of its own rollout.
     "agent/program.py": "ProgramDriver._inside",
     "rollouts/compiled.py": "_read image_url _bytes CompiledSpec._state CompiledSpec.program",
-    "rollouts/sandboxes.py": "laid_files _expand _image _inside _read_file",
+    "rollouts/sandboxes.py": "laid_files require_copies _expand _image _inside _read_file",
     "sandbox/base.py": "Sandbox.prepare",
     # What an agent program sends is refused by its endpoint, before it is asked for.
     "servers/base.py": "require_parts",
@@ -108,7 +108,7 @@ OURS: Places = {
     "servers/completion.py": "CompletionAdapter.chat",
     "sandbox/user_code.py": "ConfinedTemplate._ask",
     "foreign/worker.py": "Warm._ask Warm.fork",
-    "rollouts/sandboxes.py": "keep_artifacts",
+    "rollouts/sandboxes.py": "keep_artifacts _copy",
     "runs/journal.py": "_unwritable",
     "runs/run.py": "RunBudget.spend RunBudget.count",
     "runs/workers.py": "Workers._look Workers._replace",

@@ -29,6 +29,18 @@ def test_the_slurm_script_is_one_that_bash_reads() -> None:
     assert script.startswith("#!/bin/bash\n#SBATCH"), "SLURM reads them only before the first command"
 
 
+def test_both_recipes_make_a_token() -> None:
+    script = block("bash")
+    made, started = script.index("export RAY_AUTH_TOKEN"), script.index("ray start --head")
+    assert made < started
+    (lines,) = re.findall(r"^(export [^\n]*RAY_AUTH_MODE=token\n.*?export RAY_AUTH_TOKEN)$", script, re.M | re.S)
+    show = "printenv RAY_AUTH_MODE; printenv RAY_AUTH_TOKEN"
+    done = subprocess.run(["bash", "-euc", f"{lines}\n{show}"], text=True, capture_output=True, check=True)
+    assert re.fullmatch(r"token\n[0-9a-f]{64}\n", done.stdout)
+    manifest = yaml.safe_load(block("yaml"))
+    assert manifest["spec"]["rayClusterSpec"]["authOptions"] == {"mode": "token"}
+
+
 def test_the_addresses_of_both_are_taken_as_such() -> None:
     (of_slurm,) = re.findall(r"hermes-rl (run .*?) &$", block("bash"), re.MULTILINE)
     words = shlex.split(of_slurm.replace("$address:$port", "10.0.0.1:6379"))

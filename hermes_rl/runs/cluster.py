@@ -2,7 +2,8 @@
 
 Ray places actors, starts them on nodes that join, says when one has died, and carries requests and answers. Owns how
 an actor is asked for, what it is told, and how it holds a `Player`. Keys travel as arguments of calls, in pieces that
-are so small that Ray keeps them in memory: nothing of them is in a runtime environment, a log, or a dashboard.
+are so small that Ray keeps them in memory: nothing of them is in a runtime environment, a log, or a dashboard. Whoever
+may join a cluster gets them, and runs code in the run: so Ray has to ask every process for a token.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
+import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -26,9 +30,11 @@ from typing import Any
 
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.rollouts.admission import LOOK, raise_descriptor_limit
+from hermes_rl.rollouts.variables import key_names
 from hermes_rl.runs import handles
 from hermes_rl.runs.handles import DiedError, Heard, WorkerAnswer, WorkerHandle, within
 from hermes_rl.runs.player import Opening, Player
+from hermes_rl.runs.run_log import secrets_of
 from hermes_rl.runs.travel import pack, stage, unpack
 from hermes_rl.spec.model import Spec
 from hermes_rl.threads import rare_full_collections
@@ -47,6 +53,32 @@ STORE = 512 << 20
 """Bytes of the object store of a cluster that is started on this machine."""
 CONNECT = 10.0
 """Seconds in which the head of a cluster takes a connection."""
+LEAST = "2.52"
+"""The first Ray that can ask for a token."""
+MODE, TOKEN, TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+"""Variables that tell Ray whether it asks for a token, and which one."""
+OPEN, REFUSED = 3, 4
+"""Exit statuses of `KNOCK`: the cluster takes whoever has no token, or does not take ours."""
+KNOCK = f"""
+import os, sys
+from ray._raylet import AuthenticationTokenLoader, Config, GcsClient
+from ray.exceptions import AuthenticationError
+
+def admitted(mode):
+    os.environ[{MODE!r}] = mode
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+    try:
+        GcsClient(address=sys.argv[1]).get_all_node_info(timeout={CONNECT})
+    except AuthenticationError:
+        return False
+    return True
+
+sys.exit({OPEN} if admitted("disabled") else 0 if admitted("token") else {REFUSED})
+"""
+"""A program that asks the head of a cluster for its nodes, without a token and with ours; Ray has no other way."""
+KNOCK_SECONDS = 60.0
+"""Seconds that it has, most of them for the import of Ray."""
 MOST = 256
 """Workers that a run without a number of its own has at most."""
 ON_THE_NODE = frozenset({"bubblewrap", "docker", "singularity", "none"})
@@ -112,19 +144,22 @@ async def connected(
     # The kernel ends what Ray starts here together with the thread that started it, so that thread has to stay.
     thread = ThreadPoolExecutor(1, thread_name_prefix="hermes-rl-ray")
     in_it = partial(asyncio.get_running_loop().run_in_executor, thread)
-    try:
-        with tempfile.TemporaryDirectory(prefix="hermes-rl-spec-") as folder:
-            folders: tuple[Path, ...] = ()
-            if address != LOCAL:
-                await in_it(_require_reachable, address)
-                of_all = frozenset[Path]().union(*(opening.spec.folders for opening in openings))
-                keys = set[bytes]().union(*map(_keys, openings))
-                folders = await asyncio.to_thread(stage, of_all, Path(folder), keys, note)
-            await in_it(_connect, ray, address, folder if folders else None)  # the head has the files then
-        yield RayConnection(ray, [opening.spec for opening in openings], address, folders, note)
-    finally:
-        await in_it(ray.shutdown)
-        thread.shutdown(wait=False)
+    with _token_required(ray, address):
+        try:
+            with tempfile.TemporaryDirectory(prefix="hermes-rl-spec-") as folder:
+                folders: tuple[Path, ...] = ()
+                head = address
+                if address != LOCAL:
+                    head = await in_it(_closed_head, ray, address)
+                    of_all = frozenset[Path]().union(*(opening.spec.folders for opening in openings))
+                    keys = set[bytes]().union(*map(_keys, openings))
+                    folders = await asyncio.to_thread(stage, of_all, Path(folder), keys, note)
+                await in_it(_connect, ray, head, folder if folders else None)  # the head has the files then
+            _restore_sigterm_handler()
+            yield RayConnection(ray, [opening.spec for opening in openings], address, folders, note)
+        finally:
+            await in_it(ray.shutdown)
+            thread.shutdown(wait=False)
 
 
 @asynccontextmanager
@@ -147,10 +182,106 @@ async def open_cluster(
 
 
 def _keys(opening: Opening) -> set[bytes]:
-    """Return the keys that the spec's servers are called with."""
-    environ = os.environ if opening.environ is None else opening.environ
-    named = {server.api_key_env for servers in opening.spec.servers.values() for server in servers}
-    return {environ[name].encode() for name in named if name is not None and environ.get(name)}
+    """Return the keys among the variables that workers get."""
+    keys = {value for name in key_names(opening.spec) if (value := opening.variables.get(name))}
+    return {key.encode() for key in keys.union(secrets_of(opening.variables))}
+
+
+@contextmanager
+def _token_required(ray: ModuleType, address: str) -> Iterator[None]:
+    """Let Ray ask for a token, and bring one, while this process is connected.
+
+    A cluster of this machine gets a new one, which is in the memory of its processes alone. Raises `UserError` where
+    this Ray knows no tokens, or there is none for the address.
+    """
+    raylet = ray._raylet
+    if not hasattr(raylet, "AuthenticationTokenLoader"):
+        raise UserError(
+            f"--ray needs Ray {LEAST} or later, and {ray.__version__} is installed: it asks nobody for a token, so any "
+            f"machine that reaches its ports could run code in this run. pip install -U 'ray>={LEAST}'"
+        )
+    before = {name: os.environ.get(name) for name in (MODE, TOKEN)}
+    os.environ[MODE] = "token"
+    try:
+        if address == LOCAL:
+            os.environ[TOKEN] = secrets.token_hex(32)
+        elif not _has_token():
+            raise UserError(
+                f"--ray {address}: there is no token, without which any machine that reaches the cluster could run "
+                f"code in this run. Start the head and all nodes with {MODE}=token and one {TOKEN} (or {TOKEN_FILE}, "
+                "the path of a file with it), and this program with the same: docs/scale.md has recipes"
+            )
+        _reread_token(raylet)
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        _reread_token(raylet)
+
+
+def _reread_token(raylet: Any) -> None:
+    """Let Ray, which may have been imported long ago, read its variables again."""
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _has_token() -> bool:
+    """Return True if Ray finds a token where it looks; a file that it cannot read ends the process."""
+    if os.environ.get(TOKEN):
+        return True
+    file = Path(os.environ.get(TOKEN_FILE) or "~/.ray/auth_token").expanduser()
+    try:
+        return bool(file.read_text("utf-8").strip())
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _closed_head(ray: ModuleType, address: str) -> str:
+    """Return the address of the head, as HOST:PORT; blocks.
+
+    Raises UserError where it cannot be reached, takes whoever has no token, or does not take ours.
+    """
+    _require_reachable(address)
+    try:
+        head: str = ray._private.services.canonicalize_bootstrap_address_or_die(address)
+    except ConnectionError as error:
+        raise _cannot_connect(ray, address, error) from error
+    command = [sys.executable, "-P", "-c", KNOCK, head]
+    try:
+        asked = subprocess.run(command, capture_output=True, timeout=KNOCK_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise _cannot_connect(ray, address, "its head does not answer") from error
+    if asked.returncode == OPEN:
+        raise UserError(
+            f"--ray {address}: the cluster asks nobody for a token, so any machine that reaches it could run code in "
+            f"this run. Start the head and all nodes with {MODE}=token and one {TOKEN}: docs/scale.md has recipes"
+        )
+    if asked.returncode == REFUSED:
+        raise UserError(
+            f"--ray {address}: the cluster has another token: {TOKEN} (or {TOKEN_FILE}) has to be what its head and "
+            "its nodes were started with"
+        )
+    if asked.returncode != 0:
+        last_line = asked.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise _cannot_connect(ray, address, last_line)
+    return head
+
+
+def _restore_sigterm_handler() -> None:
+    """Set this process's handler of SIGTERM again: Ray's own prints a stack and ends the process at once."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _cannot_connect(ray: ModuleType, address: str, error: object) -> UserError:
+    return UserError(
+        f"--ray {address}: Ray {ray.__version__} cannot connect: {str(error).strip()}\nThis program has to run on "
+        "a node of the cluster, with the Ray and the Python that the cluster has"
+    )
 
 
 def _require_reachable(address: str) -> None:
@@ -182,10 +313,7 @@ def _connect(ray: ModuleType, address: str, folder: str | None) -> None:
     try:
         ray.init(address, log_to_driver=False, configure_logging=False, logging_level=logging.CRITICAL, **more)
     except (OSError, RuntimeError, ValueError) as error:
-        raise UserError(
-            f"--ray {address}: Ray {ray.__version__} cannot connect: {str(error).strip()}\nThis program has to run on "
-            "a node of the cluster, with the Ray and the Python that the cluster has"
-        ) from error
+        raise _cannot_connect(ray, address, error) from error
 
 
 def _log(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
@@ -478,6 +606,7 @@ class _Actor:
 
     def __post_init__(self) -> None:
         asyncio.set_event_loop_policy(None)
+        os.environ.pop(TOKEN, None)  # Ray has read it; no program that is started here gets it
         raise_descriptor_limit()
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._play, name="hermes-rl-player", daemon=True).start()

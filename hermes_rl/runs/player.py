@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import pickle
 import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from hermes_rl.agent.recorder import LoopOptions
@@ -25,6 +26,7 @@ from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
 from hermes_rl.rollouts.rollout import Encoder, Rollout, RolloutKey
 from hermes_rl.rollouts.runner import RolloutRunner
 from hermes_rl.rollouts.sandboxes import Keep
+from hermes_rl.rollouts.variables import named_variables
 from hermes_rl.runs.exact import renderer_of, tokenizer_of
 from hermes_rl.runs.store import Line, rollout_of, rollout_record
 from hermes_rl.servers.base import CALLABLE, ServerConfig
@@ -51,16 +53,22 @@ class Opening:
     Attributes:
         spec: what is played.
         mode: in which mode the run is; None: there is none, and each rollout comes with its `PlaySettings`.
-        environ: where the keys of servers are looked up; None: the worker's own environment.
+        environ: the runner's variables, of which it keeps only `variables`; None: those of this process.
         level: from which level on it sends what hermes_rl logs; by default as this process logs it.
         won: what the first seats have scored against each rival before; each worker counts on for itself.
+        variables: the runner's variables that the spec names; the worker's own come below them.
     """
 
     spec: Spec
     mode: Mode | None
-    environ: Mapping[str, str] | None
+    environ: InitVar[Mapping[str, str] | None]
     level: int = field(default_factory=lambda: logging.getLogger("hermes_rl").getEffectiveLevel())
     won: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(init=False, repr=False)
+
+    def __post_init__(self, environ: Mapping[str, str] | None) -> None:
+        named = named_variables(self.spec, os.environ if environ is None else environ)
+        object.__setattr__(self, "variables", named)
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,8 @@ class Player:
         _log_to(self._tell, self._opening.level)
         try:
             spec = self._opening.spec
-            self._compiled = await self._stack.enter_async_context(CompiledSpec(spec, self._opening.environ))
+            environ = {**os.environ, **self._opening.variables}
+            self._compiled = await self._stack.enter_async_context(CompiledSpec(spec, environ))
             if self._opening.mode is not None:
                 evaluate = self._opening.mode == "evaluate"
                 encoder = Encoder(None) if evaluate else await encoder_of(spec, "train")

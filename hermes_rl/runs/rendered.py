@@ -19,6 +19,7 @@ from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import RolloutKey
+from hermes_rl.rollouts.variables import key_names
 from hermes_rl.runs.exact import renderer_of, tokenizer_of
 from hermes_rl.runs.opening import plan_of
 from hermes_rl.servers.base import ChatReply, ChatRequest, ServerConfig, chat_body
@@ -172,11 +173,7 @@ def _with_text(spec: Spec, rendered: Rendered) -> Rendered:
 
 def placeholders(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment, with a word for each key of a server that is not set, as nobody is asked."""
-    wanted = [
-        variable
-        for servers in spec.servers.values()
-        for server in servers
-        for variable in (getattr(server, "api_key_env", None), *(getattr(server, "headers_env", None) or {}).values())
-        if variable
-    ]
-    return {**dict.fromkeys(wanted, "not-needed"), **{name: value for name, value in environ.items() if value.strip()}}
+    return {
+        **dict.fromkeys(key_names(spec), "not-needed"),
+        **{name: value for name, value in environ.items() if value.strip()},
+    }

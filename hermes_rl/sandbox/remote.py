@@ -411,6 +411,12 @@ ABLE: Mapping[str, tuple[str, ...]] = {
     "singularity": ("memory", "cpu"),
 }
 """Backend → the limits that it has."""
+VARIABLES: Mapping[str, tuple[str, ...]] = {
+    "ssh": ("TERMINAL_SSH_HOST", "TERMINAL_SSH_USER", "TERMINAL_SSH_PORT", "TERMINAL_SSH_KEY"),
+    "modal": ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "MODAL_ENVIRONMENT"),
+    "daytona": ("DAYTONA_API_KEY", "DAYTONA_API_URL", "DAYTONA_TARGET"),
+}
+"""Backend → the environment variables with its address and its keys."""
 
 
 @dataclass(frozen=True)

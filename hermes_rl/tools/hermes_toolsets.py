@@ -43,15 +43,29 @@ REFUSED = {
     "session_search": "it is answered by hermes-agent's own loop",
 }
 """Those that cannot work in a rollout, and why."""
+_SEARCHING = ("SEARXNG_URL", "EXA_API_KEY", "TAVILY_API_KEY", "PARALLEL_API_KEY", "FIRECRAWL_API_KEY")
+VARIABLES: Mapping[str, tuple[str, ...]] = {
+    "browser": ("BROWSERBASE_API_KEY", "BROWSERBASE_PROJECT_ID"),
+    "discord": ("DISCORD_BOT_TOKEN",),
+    "discord_admin": ("DISCORD_BOT_TOKEN",),
+    "homeassistant": ("HASS_TOKEN", "HASS_URL"),
+    "image_gen": ("FAL_KEY",),
+    "search": (*_SEARCHING, "FIRECRAWL_API_URL"),
+    "video": ("OPENROUTER_API_KEY",),
+    "vision": ("OPENROUTER_API_KEY",),
+    "web": (*_SEARCHING, "FIRECRAWL_API_URL"),
+    "x_search": ("XAI_API_KEY",),
+}
+"""Toolset → the environment variables with its keys and addresses, as far as they are known."""
 REMEDIES = {
     "browser": "install the program agent-browser (npm install -g agent-browser), or set BROWSERBASE_API_KEY",
     "computer_use": "install cua-driver",
     "homeassistant": "set HASS_TOKEN",
     "image_gen": "set FAL_KEY",
-    "search": "set SEARXNG_URL, EXA_API_KEY, TAVILY_API_KEY, PARALLEL_API_KEY or FIRECRAWL_API_KEY",
+    "search": f"set {', '.join(_SEARCHING[:-1])} or {_SEARCHING[-1]}",
     "video": "set OPENROUTER_API_KEY, or configure a vision model of hermes-agent",
     "vision": "set OPENROUTER_API_KEY, or configure a vision model of hermes-agent",
-    "web": "set SEARXNG_URL, EXA_API_KEY, TAVILY_API_KEY, PARALLEL_API_KEY or FIRECRAWL_API_KEY",
+    "web": f"set {', '.join(_SEARCHING[:-1])} or {_SEARCHING[-1]}",
 }
 """What a toolset needs, where hermes-agent itself names no variable or not the usual ones."""
 START_SECONDS = 60.0

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -34,19 +35,21 @@ COMPONENT = "Ray"
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(400)]
 ROLLOUTS = 2_000
 """Of the run that loses a node; each has a sandbox, and they take two minutes on two cores."""
-OWN = environment({"RAY_USAGE_STATS_ENABLED": "0"})
 SECRET = "sk-9f3b71c2-not-for-anybody"
+TOKEN = "d41d8cd98f00b204e9800998ecf8427e-of-this-cluster"
+ANYBODY = environment({"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"})
+OWN = {**ANYBODY, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
 
 
 class RayCluster:
     """Nodes with a core each, as processes of this machine; `ray_cluster.py` has them."""
 
-    def __init__(self) -> None:
+    def __init__(self, environ: Mapping[str, str] = OWN) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # its sockets need a short path
         command = [str(ray_python()), str(HERE / "ray_cluster.py"), str(self.folder)]
         self._log = (self.folder / "said").open("wb")
         self._process = subprocess.Popen(
-            command, env=OWN, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+            command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
         )
         self.address = self._answer()
 
@@ -79,11 +82,13 @@ def cluster() -> Iterator[RayCluster]:
     one.close()
 
 
-def on_ray(*arguments: str, cwd: Path, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+def on_ray(
+    *arguments: str, cwd: Path, seconds: float = 120, environ: Mapping[str, str] = OWN
+) -> subprocess.CompletedProcess[str]:
     """Run the command line where Ray is installed."""
     return subprocess.run(
         [str(ray_python()), "-m", "hermes_rl.cli.main", *arguments],
-        cwd=cwd, env=OWN, capture_output=True, text=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL,
+        cwd=cwd, env=environ, capture_output=True, text=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
 
@@ -478,6 +483,50 @@ def session_of(pid: int) -> str:
     return folder.name
 
 
+@pytest.mark.parametrize("token", [{}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}])
+def test_node_without_the_runs_token_cannot_join(tmp_path: Path, token: dict[str, str]) -> None:
+    write(tmp_path, groups=500, command="sleep 0.3; echo {{ n }} > /tmp/n")
+    with started(tmp_path, "process", "--out", "run", "--ray", "--set", "process.concurrency=2") as run:
+        until(lambda: played(tmp_path) >= 1, 90)
+        session = session_of(run.pid)
+        (head,) = {found for pid in processes_with(session) for found in addresses_in(pid)}
+        command = [str(ray_python()), "-m", "ray.scripts.scripts", "start", f"--address={head}", "--num-cpus=2"]
+        joining = subprocess.run(
+            [*command, "--object-store-memory=80000000", "--block"],
+            env={**ANYBODY, **token}, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert joining.returncode != 0 and "InvalidAuthToken" in joining.stderr, joining
+        at_refusal = played(tmp_path)
+        until(lambda: played(tmp_path) > at_refusal, 60)
+        assert run.poll() is None and "now; workers" not in said(tmp_path)
+        environs = [(Path("/proc") / str(pid) / "environ").read_bytes() for pid in processes_with(session)]
+        (own,) = {value for each in environs for value in re.findall(rb"RAY_AUTH_TOKEN=(\w{64})\0", each)}
+        run.send_signal(signal.SIGINT)
+        assert run.wait(60) == 130, said(tmp_path)
+    kept = [*files_of(tmp_path), *files_of(Path("/tmp/ray") / session)]
+    assert [path for path in kept if own in path.read_bytes()] == [], "the token is in memory alone"
+
+
+def addresses_in(pid: int) -> list[str]:
+    """The addresses of a cluster's head in the command line of one of its processes."""
+    with suppress(OSError):
+        return re.findall(r"--gcs-address=([\d.]+:\d+)", (Path("/proc") / str(pid) / "cmdline").read_text())
+    return []
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_sigterm_ends_a_run_in_words(tmp_path: Path, number: int) -> None:
+    write(tmp_path, command="sleep 60" if number == 1 else "trap '' TERM; sleep 60")
+    with started(tmp_path, "process", "--out", "run", "--ray", "--workers", "1") as run:
+        until(lambda: "workers: 1" in said(tmp_path) and bool(sleepers("60")), 90)
+        for _ in range(number):
+            run.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+        assert run.wait(60) == 130, said(tmp_path)
+    assert "interrupted" in said(tmp_path)
+    assert "SIGTERM" not in said(tmp_path) and "Traceback" not in said(tmp_path), said(tmp_path)
+
+
 def test_ctrl_c_releases_what_actors_hold(tmp_path: Path, cluster: RayCluster) -> None:
     mark = f"{os.getpid()}.75"
     write(tmp_path, command=f"sleep {mark}")
@@ -518,6 +567,40 @@ def test_an_address_without_a_cluster_is_told(tmp_path: Path, address: str, word
     done = on_ray("run", "spec.yaml", "process", "--ray", address, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({}, "there is no token"),
+        ({"RAY_AUTH_TOKEN_PATH": "/nonexistent"}, "there is no token"),
+        ({"RAY_AUTH_TOKEN": f"{TOKEN}-2"}, "the cluster has another token"),
+    ],
+)
+def test_cluster_without_its_token_is_refused(
+    tmp_path: Path, cluster: RayCluster, environ: dict[str, str], words: str
+) -> None:
+    write(tmp_path)
+    none = {**ANYBODY, "HOME": str(tmp_path), **environ}
+    done = on_ray("run", "spec.yaml", "process", "--ray", cluster.address, cwd=tmp_path, environ=none)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr and "RAY_AUTH_TOKEN" in done.stderr
+    assert "Traceback" not in done.stderr and TOKEN not in done.stderr
+
+
+@pytest.mark.parametrize("address", ["as HOST:PORT", "auto"])
+def test_cluster_that_asks_nobody_for_a_token_is_refused(tmp_path: Path, address: str) -> None:
+    write(tmp_path)
+    cluster = RayCluster(ANYBODY)
+    try:
+        word = "auto" if address == "auto" else cluster.address
+        environ = {**OWN, "RAY_ADDRESS": cluster.address}
+        done = on_ray("run", "spec.yaml", "process", "--ray", word, cwd=tmp_path, environ=environ)
+    finally:
+        cluster.close()
+    assert done.returncode == 2, done.stderr
+    assert "the cluster asks nobody for a token" in done.stderr
+    assert "Traceback" not in done.stderr and TOKEN not in done.stderr
 
 
 def test_a_machine_without_a_cluster_is_told(tmp_path: Path) -> None:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
-from hermes_rl.runs.cluster import Needs, _Actor, dealt
+from hermes_rl.errors import UserError
+from hermes_rl.runs.cluster import LEAST, LOCAL, Needs, _Actor, _token_required, dealt
+from hermes_rl.runs.player import Opening
+from hermes_rl.runs.travel import pack, unpack
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.model import Spec
 
@@ -39,8 +46,49 @@ def test_ray_shows_nothing_of_what_an_actor_was_told() -> None:
     assert _Actor.__repr__ is object.__repr__, "Ray puts it into the messages of errors"
 
 
-def spec(sandbox: str = "{}") -> Spec:
+NAMES_VARIABLES = """
+servers:
+  policy: {type: openai, base_url: "http://localhost:1/v1", model: m, api_key_env: POLICY_KEY}
+  judge: {type: openai, base_url: "http://localhost:1/v1", model: m, headers_env: {X-Key: JUDGE_HEADER}}
+tools: [{mcp: {name: search, url: "http://localhost:1/mcp", headers_env: {X-Key: MCP_HEADER}}}]
+toolsets: [web]
+user_code: {env: [GAME_DIR, NOT_SET]}
+"""
+NAMED = {
+    "POLICY_KEY": "of-the-policy", "JUDGE_HEADER": "of-the-judge", "MCP_HEADER": "of-a-server",
+    "GAME_DIR": "/games", "EXA_API_KEY": "of-a-toolset", "MODAL_TOKEN_ID": "of-the-backend",
+}  # fmt: skip
+
+
+def test_workers_get_only_the_variables_that_the_spec_names() -> None:
+    environ = {**NAMED, "HF_TOKEN": "hf_planted", "AWS_SECRET_ACCESS_KEY": "planted-too", "DAYTONA_API_KEY": "planted"}
+    one = spec("{backend: modal, network: true}", NAMES_VARIABLES)
+    opening = Opening(one, "process", environ)
+    assert opening.variables == NAMED
+    travels = pack(opening, ())
+    assert b"of-the-policy" in travels and b"planted" not in travels
+    arrived = unpack(travels, Path("/"))
+    assert arrived.variables == NAMED and "of-the-policy" not in repr(arrived)
+    assert Opening(spec(), None, environ).variables == {}
+
+
+@pytest.mark.parametrize("address", [LOCAL, "10.0.0.1:6379"])
+def test_ray_without_tokens_is_refused(address: str) -> None:
+    old = SimpleNamespace(__version__="2.51.2", _raylet=SimpleNamespace())
+    with (
+        pytest.raises(UserError, match=r"needs Ray 2\.52 or later, and 2\.51\.2 is installed"),
+        _token_required(old, address),  # type: ignore[arg-type]
+    ):
+        raise AssertionError("it was used")
+
+
+def test_least_ray_is_the_one_that_the_package_requires() -> None:
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert extras["optional-dependencies"]["ray"] == [f"ray>={LEAST}"]
+
+
+def spec(sandbox: str = "{}", more: str = "") -> Spec:
     return parse_spec(
         f"dataset: {{items: [{{a: 1}}]}}\nprompt: {{user: x}}\nsandbox: {sandbox}\n"
-        "rewards: {right: {fn: exact_match, args: {target: x}}}\n"
+        f"rewards: {{right: {{fn: exact_match, args: {{target: x}}}}}}\n{more}"
     )

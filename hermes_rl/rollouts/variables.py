@@ -1,0 +1,34 @@
+"""The environment variables that a spec names, directly or by a backend or a toolset: all that another process needs.
+
+Nothing else of the runner's environment travels to workers. What user code in its own processes sees is decided by
+`foreign.environment`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hermes_rl.rollouts.sandboxes import named_toolsets
+from hermes_rl.sandbox.remote import VARIABLES as OF_BACKENDS
+from hermes_rl.spec.model import Spec
+from hermes_rl.tools.hermes_toolsets import VARIABLES as OF_TOOLSETS
+
+
+def key_names(spec: Spec) -> set[str]:
+    """Return the names of the variables with keys and headers of model servers and tool servers."""
+    servers = [server for role in spec.servers.values() for server in role]
+    tools = [*spec.tools, *(spec.user.tools if spec.user is not None else ())]
+    headers = [*(server.headers_env for server in servers), *(tool.mcp.headers_env for tool in tools if tool.mcp)]
+    keys = {server.api_key_env for server in servers if server.api_key_env is not None}
+    return keys.union(*(named.values() for named in headers))
+
+
+def named_variables(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of `environ` that the spec names.
+
+    These are keys and headers, what `user_code.env` lists, and what its sandbox backend and its toolsets of
+    hermes-agent are known to read.
+    """
+    names = key_names(spec).union(spec.user_code.env, OF_BACKENDS.get(spec.sandbox.backend, ()))
+    names = names.union(*(OF_TOOLSETS.get(toolset, ()) for _, toolset in named_toolsets(spec)))
+    return {name: environ[name] for name in sorted(names) if name in environ}

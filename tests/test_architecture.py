@@ -227,7 +227,14 @@ def test_the_environment_of_the_process_is_never_changed() -> None:
     found = [p.name for p in PACKAGE.rglob("*.py") if forbidden.search(p.read_text(encoding="utf-8"))]
     # A user's file finds its neighbours while it loads, and Ray reads its token nowhere else while a run is connected:
     # nothing of both stays. The others work in other processes.
-    assert sorted(found) == ["apart_server.py", "cluster.py", "fork_server.py", "plugins.py", "process.py", "reporter.py"]
+    assert sorted(found) == [
+        "apart_server.py",
+        "cluster.py",
+        "fork_server.py",
+        "plugins.py",
+        "process.py",
+        "reporter.py",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,8 @@ KNOCK_SECONDS = 60.0
 """Seconds that it has, most of them for the import of Ray."""
 MOST = 256
 """Workers that a run without a number of its own has at most."""
+NODE = "ray.io/node-id"
+"""The label that Ray gives to each node."""
 ON_THE_NODE = frozenset({"bubblewrap", "docker", "singularity", "none"})
 """Backends whose sandboxes take cores and memory of the node."""
 
@@ -365,7 +367,8 @@ class RayConnection:
         """Return how many workers of an environment there is room for, beside those of the others."""
         room = sum(map(self.needs.room, self.nodes))
         wanted = [sharing.most for sharing in self.sharing] + [MOST] * len(self._awaited)
-        return dealt(room, wanted)[self.sharing.index(cluster)]
+        share = dealt(room, wanted)[self.sharing.index(cluster)]
+        return min(share, sum(map(self.needs.room, cluster.nodes)))
 
     def __str__(self) -> str:
         where = "on this machine" if self.address == LOCAL else f"at {self.address}"
@@ -405,6 +408,8 @@ class Cluster:
         self.has_artifacts = bool(opening.spec.artifacts)
         self.placed = 0
         """Workers that are on a node, when it was last looked."""
+        self._excluded: set[str] = set()
+        """Nodes on which no worker of this environment can play."""
         self._follows, self._note = number is None, note
         calls = [server.max_concurrency for servers in opening.spec.servers.values() for server in servers]
         self.most = min([MOST, *calls]) if number is None else number
@@ -412,13 +417,19 @@ class Cluster:
         self.pieces = [packed[start : start + PIECE] for start in range(0, len(packed), PIECE)]
         needs = connection.needs
         more = {"memory": needs.memory} if needs.memory else {}
-        self.actor = connection.ray.remote(_Actor).options(
-            num_cpus=needs.cpus,
-            max_concurrency=CALLS,
-            scheduling_strategy="SPREAD",
-            enable_task_events=False,  # Ray's record of calls would grow with the run
+        self._actor = connection.ray.remote(_Actor)
+        self._options = {
+            "num_cpus": needs.cpus,
+            "max_concurrency": CALLS,
+            "scheduling_strategy": "SPREAD",
+            "enable_task_events": False,  # Ray's record of calls would grow with the run
             **more,
-        )
+        }
+
+    @property
+    def nodes(self) -> list[Mapping[str, Any]]:
+        """The nodes on which its workers may run."""
+        return [node for node in self.connection.nodes if node["NodeID"] not in self._excluded]
 
     async def begin(self) -> None:
         """Find out how many workers there are to be, and tell the user. Raises UserError where none can ever play."""
@@ -453,6 +464,17 @@ class Cluster:
             surplus += on_nodes[: max(0, self.placed - max(1, self.connection.share(self)))]
         return surplus
 
+    def exclude(self, handle: WorkerHandle) -> bool:
+        if not handle.machine:
+            return False
+        self._excluded.add(handle.machine)
+        return bool(self.nodes)
+
+    def start_actor(self) -> Any:
+        """Return a new actor, which Ray places on a node that is not excluded."""
+        excluded = {NODE: f"!in({','.join(sorted(self._excluded))})"} if self._excluded else {}
+        return self._actor.options(**self._options, label_selector=excluded).remote()
+
     def handle(self, number: int, heard: Heard) -> WorkerHandle:
         return ActorHandle(self, f"worker {number + 1}", heard)
 
@@ -474,7 +496,7 @@ class ActorHandle(WorkerHandle):
 
     async def live(self) -> None:
         try:
-            self._actor = self._cluster.actor.remote()
+            self._actor = self._cluster.start_actor()
             if await self._open():
                 await self._listen()
                 await within(handles.CLOSING, self._actor.close.remote())
@@ -484,6 +506,7 @@ class ActorHandle(WorkerHandle):
             self.ended = _words(error)
             if not self.ready and not self.closed:
                 self.error = _unfit(error)
+                await self._find_node()
         finally:
             self.kill()
             for wait in self._waits:
@@ -493,15 +516,14 @@ class ActorHandle(WorkerHandle):
     async def _open(self) -> bool:
         """Wait for a place, and get ready there; False where something is wrong."""
         place = await self._actor.place.remote()
-        self.placed = True
-        self.name = f"{self.name} (on {place['host']})"
+        self.placed, self.machine = True, place["node"]
+        self.name, self.location = f"{self.name} (on {place['host']})", f"the node {place['host']}"
         if place["version"] != __version__:
             self.error = UserError(
                 f"{place['host']} has hermes-rl {place['version']}, and this machine {__version__}: install the same "
                 "on all"
             )
             return False
-        self.machine = place["node"]
         nodes = self._cluster.connection.nodes
         cores = [node["Resources"].get("CPU", 1) for node in nodes if node["NodeID"] == self.machine]
         self.cores = max(1, int(cores[0] if cores else 1))
@@ -510,6 +532,17 @@ class ActorHandle(WorkerHandle):
         wrong = await within(handles.START, self._actor.open.remote())
         self._take_news({"raised": wrong} if wrong is not None else {"ready": True})
         return wrong is None
+
+    async def _find_node(self) -> None:
+        """Ask Ray on which node an actor was that has ended before it could say so itself."""
+        if self.machine or self._actor is None:
+            return
+        state = self._cluster.connection.ray._private.state
+        found = await asyncio.to_thread(state.actors, self._actor._actor_id.hex())
+        address = found.get("Address", {})
+        nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in self._cluster.connection.nodes}
+        if (node := address.get("NodeID")) in nodes:
+            self.machine, self.location = node, f"the node {nodes[node]}"
 
     async def _listen(self) -> None:
         """Hear what the actor says, until it is to end."""

@@ -88,6 +88,8 @@ class WorkerHandle(ABC):
         """Share of its machine's memory that is free."""
         self.machine, self.cores = "", usable_cores()
         """Where it runs, and how many cores there are for all workers of that machine."""
+        self.location = name
+        """What is excluded, in words, if workers cannot play there."""
         self.retries: Counter[str] = Counter()
         self.lost = 0
         """Rollouts that it had not answered when it died, and that somebody waited for."""

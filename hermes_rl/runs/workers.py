@@ -46,7 +46,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 DEATHS = 3
-"""Workers that may die with the same rollout, and times that all of them may die before any has played."""
+"""Workers that may die with the same rollout, and those that may die one after the other on a machine, or in a worker's
+place on this one, before one of them has answered anything."""
 LARGE = 1 << 16
 """Bytes of an answer from which on it is read in a thread."""
 SAME = 30.0
@@ -76,6 +77,9 @@ class WorkerSource(Protocol):
     def surplus(self, handles: Sequence[WorkerHandle]) -> Sequence[WorkerHandle]:
         """Return which of the workers are to end, as there is no room for them any more."""
 
+    def exclude(self, handle: WorkerHandle) -> bool:
+        """Start no worker any more where this one could not play; returns True if another may start elsewhere."""
+
     def explain(self) -> str:
         """Say why no worker has a place to play at."""
 
@@ -96,6 +100,10 @@ class LocalWorkers:
 
     def surplus(self, handles: Sequence[WorkerHandle]) -> Sequence[WorkerHandle]:
         return ()
+
+    def exclude(self, handle: WorkerHandle) -> bool:
+        self.number -= 1
+        return False
 
     def explain(self) -> str:
         return "no worker process has become ready"
@@ -170,8 +178,10 @@ class Workers:
         self._fixed: set[int] = set()
         """The policies, by their numbers, whose servers get as many calls at a time as they may have."""
         self._closing = False
-        self._in_vain = 0
-        """Workers that died, one after the other, without a rollout."""
+        self._in_vain: Counter[str | int] = Counter()
+        """Workers that died, one after the other, before they had answered anything: by the machine, or the number."""
+        self._excluded_for: set[str] = set()
+        """Why machines were excluded, as far as the user was told."""
         self.died = self.replayed = 0
         """Workers that died, and rollouts that were played again because of it."""
         self._seconds_of_dead = 0.0
@@ -390,10 +400,12 @@ class Workers:
     async def _answered(self, what: str, deaths: int, *request: Any) -> tuple[dict[str, Any], int]:
         """Return an answer and its size; that of another worker where the one that was asked dies, so many times."""
         handle = None
+        died_on = Counter[str]()
         for _ in range(deaths):
             while not (ready := self._ready):
                 await self._change()
-            handle = min(ready, key=lambda handle: len(handle.asked))
+            handle = min(ready, key=lambda handle: (died_on[handle.machine], len(handle.asked)))
+            died_on[handle.machine] += 1  # looked at only if it dies there
             if self._error is not None:
                 raise self._error
             try:
@@ -470,30 +482,66 @@ class Workers:
             await handle.live()
             if self._closing or self._error is not None:
                 return
-            if handle.error is not None:
-                self._give_up(handle.error)
-                return
             self._seconds_of_dead += handle.seconds
             self._retries_of_dead.update(handle.retries)
             if handle.closed:  # there is no room for so many any more
                 del self._handles[number], self._lives[number]
                 self._share()
                 return
-            self._in_vain = 0 if handle.finished or handle.lost else self._in_vain + 1
-            if self._in_vain >= DEATHS * max(1, self._source.number):
-                text = (
-                    f"{self._in_vain} workers ended one after the other before they had played anything (the last: "
-                    f"{handle.ended}). What is complete is kept; without workers the same command goes on"
-                )
-                self._give_up(RunError(text))
+            if self._is_broken(handle, number) and not self._exclude(handle):
+                del self._handles[number], self._lives[number]
+                self._share()
+                self._changed.set()
                 return
-            if handle.placed:  # else it was to run on a machine that has gone, and has not even begun
+            if handle.placed and handle.error is None:  # else it has not even begun
                 self.died += 1
                 self.replayed += handle.lost
                 again = f", and the {handle.lost} rollouts that it had are played again" if handle.lost else ""
                 self._note(f"{handle.name} has died ({handle.ended}): another takes its place{again}")
             self._handles[number] = self._source.handle(number, self._heard)
             self._share()
+
+    def _is_broken(self, handle: WorkerHandle, number: int) -> bool:
+        """Count a death; return True if no worker should start there again.
+
+        A rollout may take the worker along that plays it, so workers that died at work count against their machine
+        only while those of others play.
+        """
+        place = handle.machine or number
+        self._in_vain[place] = 0 if handle.finished else self._in_vain[place] + 1
+        if handle.error is not None:
+            return True
+        others_play = any(other.finished and other.machine != handle.machine for other in self._others(handle))
+        return self._in_vain[place] >= DEATHS and (others_play or not handle.lost)
+
+    def _exclude(self, handle: WorkerHandle) -> bool:
+        """Exclude where a worker could not play; return True if another may take its place elsewhere.
+
+        Where no worker is left, the reason ends the run.
+        """
+        elsewhere = self._source.exclude(handle)
+        others = self._others(handle)
+        if handle.error is None:  # one that has not started yet may do better
+            others = [other for other in self._handles.values() if other is not handle and other.placed]
+        count = self._in_vain.total()
+        if not elsewhere and not others:
+            in_vain = RunError(
+                f"{count} workers ended one after the other before they had played anything (the last: "
+                f"{handle.ended}). What is complete is kept; without workers the same command goes on"
+            )
+            self._give_up(handle.error or in_vain)
+            return False
+        reason = str(handle.error) if handle.error is not None else f"{DEATHS} workers died there ({handle.ended})"
+        text = f"{handle.location} is excluded, and the other workers go on: {reason}"
+        if reason not in self._excluded_for:
+            self._note(text)
+        else:
+            log.info("%s", text)
+        self._excluded_for.add(reason)
+        return elsewhere
+
+    def _others(self, handle: WorkerHandle) -> list[WorkerHandle]:
+        return [other for other in self._ready if other is not handle]
 
     def _give_up(self, error: Exception) -> None:
         self._error = error

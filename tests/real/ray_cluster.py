@@ -27,8 +27,9 @@ def main() -> None:
     try:
         say(cluster.address)
         for line in sys.stdin:
-            if line.strip() == "add":
-                added.append(cluster.add_node(**SMALL))
+            if line.startswith("add"):
+                marks = {"env_vars": {"NODE": line.split()[1]}} if line.strip() != "add" else {}
+                added.append(cluster.add_node(**SMALL, **marks))
             else:
                 cluster.remove_node(added.pop(), allow_graceful=False)
             say("done")

@@ -54,7 +54,7 @@ class RayCluster:
         self.address = self._answer()
 
     def do(self, word: str) -> None:
-        """Let a node join (`add`), or end the newest one (`kill`)."""
+        """Let a node join (`add`, or `add NAME` for one with the variable NODE), or end the newest one (`kill`)."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{word}\n")
         self._process.stdin.flush()
@@ -547,6 +547,41 @@ def test_rollouts_that_take_their_actor_along_end_the_run(tmp_path: Path, cluste
     assert done.returncode == 1, done.stderr
     assert "3 workers died one after the other while they had rollout" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("fails", "reason"),
+    [
+        ("os._exit(1)", "3 workers died there ("),
+        ("raise ValueError('not on this node')", "not on this node"),
+        ("in a rollout", "3 workers died there ("),
+    ],
+)
+def test_broken_node_is_excluded_while_others_play(
+    tmp_path: Path, cluster: RayCluster, fails: str, reason: str
+) -> None:
+    write(tmp_path, groups=5_000, command="sleep 0.3; echo {{ n }} > /tmp/n")
+    change(tmp_path, "deviate: 0.5", "deviate: 0")
+    change(tmp_path, "groups: 5000", "groups: 5000, concurrency: 4")
+    if "rollout" in fails:
+        dies = "    import os\n    if os.environ.get('NODE') == 'broken':\n        os._exit(1)\n"
+        change(tmp_path, "    return len(written) / 10", f"{dies}    return len(written) / 10")
+        change(tmp_path, 'ours", weight', 'ours", isolate: none, weight')
+    else:
+        breaks = f"import os\nif os.environ.get('NODE') == 'broken':\n    {fails}\n"
+        (tmp_path / "code.py").write_text(breaks + (tmp_path / "code.py").read_text())
+    with started(tmp_path, "process", "--out", "run", "--ray", cluster.address) as run:
+        until(lambda: played(tmp_path) >= 4, 90)
+        cluster.do("add broken")
+        until(lambda: "is excluded, and the other workers go on" in said(tmp_path), 120)
+        cluster.do("add")
+        until(lambda: "workers: 2, not 1" in said(tmp_path).rpartition("is excluded")[2], 90)
+        before = played(tmp_path)
+        until(lambda: played(tmp_path) >= before + 10, 90)
+        run.send_signal(signal.SIGINT)
+        assert run.wait(60) == 130, said(tmp_path)
+    assert "the node" in said(tmp_path) and reason in said(tmp_path), said(tmp_path)
+    assert "Traceback" not in said(tmp_path), said(tmp_path)
 
 
 # ------------------------------------------------------------------ what is refused

@@ -394,6 +394,29 @@ def test_workers_that_die_again_and_again_end_the_run(tmp_path: Path, where: str
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("fails", "reason"),
+    [
+        ("os._exit(3)", "3 workers died there (it ended with status 3)"),
+        pytest.param("raise ValueError('not any more')", "not any more", marks=pytest.mark.slow),
+    ],
+)
+def test_worker_whose_replacements_cannot_start_is_excluded(tmp_path: Path, fails: str, reason: str) -> None:
+    write(tmp_path, groups=10, command="sleep 0.1; echo {{ n }} > /tmp/n")
+    change(tmp_path, "deviate: 0.5", "deviate: 0")
+    in_worker = 'open("/proc/self/comm").read() == "hermes-worker\\n"'
+    breaks = f"import os\nif {in_worker} and os.path.exists({str(tmp_path / 'broken')!r}):\n    {fails}\n"
+    (tmp_path / "code.py").write_text(breaks + CODE)
+    with started(tmp_path, "process", *OUT, "2", "--set", "process.concurrency=4") as run:
+        until(lambda: played(tmp_path) >= 2)
+        (tmp_path / "broken").touch()
+        os.kill(workers_of(run.pid)[0], signal.SIGKILL)
+        assert run.wait(90) == 0, said(tmp_path)
+    assert "of 2 is excluded, and the other workers go on: " in said(tmp_path) and reason in said(tmp_path)
+    assert len(groups(tmp_path / "run")) == 10 and "Traceback" not in said(tmp_path)
+
+
+@pytest.mark.timeout(120)
 async def test_a_worker_that_says_nothing_any_more_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes_rl.runs.handles.SILENT", 3.0)
     monkeypatch.setattr("hermes_rl.runs.handles.EXIT", 1.0)

@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 IDLE = 2.0
 """Seconds that a thread stays without work."""
+LEAVING = 5.0
+"""Seconds that user code has to end after it was cancelled."""
 PATIENCE = 0.5
 """Seconds between two looks at whether the loop that is to answer still runs."""
 
@@ -62,6 +64,20 @@ async def end_tasks(tasks: Iterable[asyncio.Future[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def ended_within(tasks: Iterable[asyncio.Future[Any]], seconds: float) -> set[asyncio.Future[Any]]:
+    """Cancel tasks of user code, which may swallow that, and wait so long; return those that go on."""
+    tasks = set(tasks)
+    for task in tasks:
+        task.cancel()
+    if not tasks:
+        return set()
+    done, running = await asyncio.wait(tasks, timeout=seconds)
+    for task in done:
+        if not task.cancelled():
+            task.exception()  # nobody else looks at it
+    return running
 
 
 class LoopGoneError(UserError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -16,9 +17,10 @@ from hermes_rl.api.session import Session, SessionTurn
 from hermes_rl.data.rows import Row, Rows
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import Group, Rollout
-from hermes_rl.threads import end_tasks, wait_for_loop
+from hermes_rl.threads import LEAVING, ended_within, wait_for_loop
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
 def sync(env: Env) -> SyncEnv:
@@ -203,7 +205,9 @@ async def _following(groups: Groups) -> Group | None:
 
 async def _cancel_the_rest() -> None:
     rest = asyncio.all_tasks() - {asyncio.current_task()}
-    await end_tasks(rest)
+    # What goes on nevertheless is user code, of which `Policy` has warned, or that `submit` was given.
+    for task in await ended_within(rest, LEAVING):
+        logger.warning("%s goes on %g s after it was cancelled, and is left to itself", task, LEAVING)
     loop = asyncio.get_running_loop()
     await loop.shutdown_asyncgens()
     await loop.shutdown_default_executor()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from array import array
@@ -45,8 +46,11 @@ from hermes_rl.servers.base import (
 from hermes_rl.servers.pool import PooledServer, ServerPool
 from hermes_rl.servers.transport import AttemptFailed, HttpAnswer, RetryPolicy, Transport, with_retries
 from hermes_rl.servers.weights import Pauses, Versions
+from hermes_rl.threads import LEAVING, ended_within
 from hermes_rl.tokens.transcript import TokenLogprobs, ids, numbers
 from hermes_rl.values import is_number
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -486,9 +490,27 @@ def assistant(answer: Mapping[str, Any] | str) -> dict[str, Any]:
 
 
 async def _called(function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-    """Call a function; what it raises is a failed attempt, except for errors that say that the call was wrong."""
+    """Call a function; what it raises is a failed attempt, except for errors that say that the call was wrong.
+
+    It runs in a task of its own: one that swallows its cancellation holds nobody up for more than `LEAVING` seconds,
+    and one that was cancelled by its own trainer is not taken for a rollout that is to end.
+    """
+    call: asyncio.Future[Any] | None = None
     try:
-        return await function(*arguments)
+        call = asyncio.ensure_future(function(*arguments))
+        await asyncio.wait((call,))
+        if call.cancelled():
+            raise AttemptFailed("the policy's function was cancelled by its own code")
+        return call.result()
+    except asyncio.CancelledError:
+        if call is not None and await ended_within((call,), LEAVING):
+            log.warning(
+                "the policy's function %s goes on %g s after it was cancelled, and is left to itself: raise "
+                "CancelledError again where it is caught",
+                getattr(function, "__qualname__", type(function).__qualname__),
+                LEAVING,
+            )
+        raise
     except (AttemptFailed, ContextLengthExceeded, UserError):
         raise
     except Exception as error:

@@ -7,6 +7,7 @@ processes, to-do list), so that a tool itself has no state and two rollouts neve
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import itertools
 import json
@@ -349,6 +350,15 @@ class Schemas(list[dict[str, Any]]):
     def __init__(self, toolkit: Toolkit, schemas: Iterable[dict[str, Any]]) -> None:
         self.toolkit = toolkit
         super().__init__(schemas)
+
+    def __reduce__(self) -> tuple[type, tuple[list[dict[str, Any]]]]:
+        return list, (list(self),)  # in another process tools could not be called: they belong to what runs here
+
+    def __copy__(self) -> Schemas:
+        return Schemas(self.toolkit, self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Schemas:
+        return Schemas(self.toolkit, copy.deepcopy(list(self), memo))
 
 
 class Toolkit:

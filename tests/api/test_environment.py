@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
+import pickle
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from hermes_rl.runs.store import RolloutStore
 from hermes_rl.tokens.hub import HubTokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tools import base
+from hermes_rl.tools.catalogue import toolkit_of
 from tests.api.summing import COMPARED, END, TEXT, TOKENIZER, Sampler, sampled, spec_in, trained, write
 from tests.env.test_token_exact import tokenizer_folder
 from tests.servers.token_policy import TokenPolicy
@@ -748,3 +751,17 @@ async def test_a_record_is_read_beside_the_event_loop_and_let_go_of_where_nobody
     assert (again.id, again.messages) == (first.id, first.messages), "it was read again, and is locked by nobody else"
     assert len(threads) == 2
     assert threading.get_ident() not in threads
+
+
+async def test_rollouts_and_groups_can_be_pickled_and_copied(tmp_path: Path) -> None:
+    text = TEXT.replace('"code.py:add"', '"code.py:add", isolate: none')
+    async with open_env(spec_in(tmp_path, text)) as env:
+        group = await env.play_group(env.rows()[0], 2, Sampler().policy())
+    arrived = pickle.loads(pickle.dumps(group))
+    assert arrived.scores == group.scores and arrived.rollouts[0].key == group.rollouts[0].key
+    for here, there in zip(group.rollouts, arrived.rollouts, strict=True):
+        assert here.result is not None and there.result is not None
+        assert (there.sequences, there.result.messages) == (here.sequences, here.result.messages)
+        assert type(there.result.tool_schemas) is list and there.result.tool_schemas == here.result.tool_schemas
+        for copied in (copy.copy(here.result.tool_schemas), copy.deepcopy(here.result.tool_schemas)):
+            assert copied == here.result.tool_schemas and toolkit_of(copied).names == {"add"}

@@ -7,12 +7,14 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from hermes_rl import Policy, Sampled, Sampling, open_env, sync
+from hermes_rl import Ending, Policy, Sampled, Sampling, open_env, sync
 from hermes_rl.api import environment
+from hermes_rl.api.sync import SyncEnv
 from hermes_rl.errors import UserError
 from tests.api.summing import TEXT, Sampler, sampled, spec_in, trained
 
@@ -146,6 +148,50 @@ def test_what_ends_the_wait_ends_the_play(tmp_path: Path) -> None:
     assert left.wait(30)
     waiting.join(30)
     assert not waiting.is_alive()
+
+
+@pytest.mark.parametrize("swallows", ["once", "always"])
+def test_policy_function_that_swallows_its_cancellation_ends_with_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, swallows: str
+) -> None:
+    for module in ("hermes_rl.servers.client", "hermes_rl.api.sync"):
+        monkeypatch.setattr(f"{module}.LEAVING", 0.1)
+    began = threading.Event()
+
+    async def stubborn(ids: list[int], sampling: Sampling) -> Sampled:
+        began.set()
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if swallows == "once":
+                    return Sampled([1, 2], [-1.0, -1.0], "stop")
+
+    def played() -> None:
+        with suppress(UserError):
+            env.play(env.rows()[0], Policy.sampling(stubborn, None))
+
+    def closed() -> None:
+        nonlocal env
+        with sync(open_env(spec_in(tmp_path))) as env:
+            threading.Thread(target=played, daemon=True).start()
+            assert began.wait(30)
+
+    env: SyncEnv
+    closing = threading.Thread(target=closed, daemon=True)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive() and loops() == []
+    assert ("stubborn goes on 0.1 s after it was cancelled" in caplog.text) == (swallows == "always")
+
+
+def test_policy_function_that_its_trainer_cancels_is_a_failed_attempt(tmp_path: Path) -> None:
+    async def aborted(ids: list[int], sampling: Sampling) -> Sampled:
+        raise asyncio.CancelledError
+
+    with sync(open_env(spec_in(tmp_path))) as env:
+        rollout = env.play(env.rows()[0], Policy.sampling(aborted, None))
+    assert rollout.ending is Ending.SERVER_FAILURE and "was cancelled by its own code" in str(rollout.error)
 
 
 def test_what_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ OURS: Places = {
     "rollouts/sandboxes.py": "keep_artifacts _copy",
     "runs/journal.py": "_unwritable",
     "runs/run.py": "RunBudget.spend RunBudget.count",
-    "runs/workers.py": "Workers._look Workers._replace",
+    "runs/workers.py": "Workers._look Workers._exclude",
     "sandbox/bubblewrap.py": "_lay Bubblewrap._enter_group",
     "sandbox/docker.py": "Container.until_healthy build_context Docker._build Docker.pid Docker.start "
     "Docker._find_image Docker._meet "

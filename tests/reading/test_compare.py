@@ -235,6 +235,7 @@ def test_intervals_hold_the_difference(rows: int, rollouts: int, correlated: boo
 
 @pytest.mark.slow
 @pytest.mark.by_turns(2)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("rows", "rollouts", "correlated", "effect"), DESIGNS)
 def test_intervals_hold_the_difference_in_95_of_100_pairs(
     rows: int, rollouts: int, correlated: bool, effect: float

@@ -97,12 +97,13 @@ def run(folder: Path, url: str, *arguments: str) -> subprocess.CompletedProcess[
         env={**os.environ, "POLICY_URL": url, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=500,
         check=False,
     )
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_process_keeps_all_allowed_rollouts_in_flight(folder: Path, server: Server) -> None:
     done = run(folder, server.url, "process", "--out", "run")
     assert done.returncode == 0, done.stderr
@@ -116,6 +117,7 @@ def test_process_keeps_all_allowed_rollouts_in_flight(folder: Path, server: Serv
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_evaluate_plays_the_other_rows(folder: Path, server: Server) -> None:
     done = run(folder, server.url, "evaluate", "--out", "run")
     assert done.returncode == 0, done.stderr

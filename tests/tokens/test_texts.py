@@ -174,6 +174,7 @@ def require_kept(renderer: Renderer, texts: dict[str, Any]) -> None:
 
 
 @pytest.mark.generated
+@pytest.mark.timeout(600)
 def test_hostile_texts_stay_text_in_every_position() -> None:
     seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(2**32))
     draw = random.Random(seed)

@@ -88,11 +88,9 @@ async def test_no_ordinary_call_holds_up_others(what: str) -> None:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         best = 1.0
         for _ in range(3):  # what else runs on this machine may hold up a loop too, but not each time
-            began = time.perf_counter()
             async with lag() as late:
                 answer = await tool().call(args, runtime)
                 await asyncio.sleep(0.5)  # enough ticks for a share of them to mean something
-            assert time.perf_counter() - began < 20
             best = min(best, p99(late))
             if best < 0.05:
                 break

@@ -228,6 +228,8 @@ def parameters(sampling: hermes_rl.Sampling, most: int | None = None) -> dict[st
 def sampled_by_vllm(answer: Any) -> hermes_rl.Sampled:
     """Return the tokens of a vLLM `RequestOutput` with one completion, which was asked with `logprobs=0`."""
     (output,) = answer.outputs
+    if len(output.token_ids) != (known := len(output.logprobs or ())):
+        raise ValueError(f"vLLM gave {len(output.token_ids)} tokens and {known} log-probabilities")
     logprobs = [step[token].logprob for token, step in zip(output.token_ids, output.logprobs, strict=True)]
     return hermes_rl.Sampled(list(output.token_ids), logprobs, output.finish_reason or "stop")
 

@@ -125,7 +125,7 @@ class HermesGenerator:
             }
         )
         (tokens,), (finish,), logprobs = answer["response_ids"], answer["stop_reasons"], answer["response_logprobs"]
-        if not logprobs:
+        if logprobs is None or not len(logprobs):
             raise UserError("SkyRL's engine gave no log-probabilities, without which tokens cannot be trained on")
         return hermes_rl.Sampled(tokens, logprobs[0], finish)
 

@@ -145,7 +145,7 @@ class _Worker(Pull):
             cut = len(answer.token_ids) >= sampling.max_tokens and answer.token_ids[-1] not in sampling.stop_ids
             return hermes_rl.Sampled(
                 answer.token_ids,
-                answer.log_probs or [],
+                answer.log_probs,
                 "abort" if answer.stop_reason in ("aborted", "abort") else "length" if cut else "stop",
                 version=steps.get("max_global_steps"),
                 oldest=steps.get("min_global_steps"),

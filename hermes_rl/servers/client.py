@@ -517,9 +517,14 @@ async def _called(function: Callable[..., Awaitable[Any]], *arguments: Any) -> A
         raise AttemptFailed(f"the policy's function raised {type(error).__name__}: {error}") from error
 
 
-def numbers_of(values: Any) -> list[Any]:
-    """Turn a list, an array or a tensor into a list; numbers of numpy and the like become Python's own."""
-    listed: Sequence[Any] = values.tolist() if hasattr(values, "tolist") else values
+def numbers_of(values: Any) -> Any:
+    """Turn a list, an array or a tensor into a list; numbers of numpy and the like become Python's own.
+
+    Anything else is returned as it is, and is not what whoever checks the numbers takes.
+    """
+    listed: Any = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(listed, Sequence):
+        return listed
     plain = set(map(type, listed)) <= {int, float}
     return list(listed) if plain else [value.item() if hasattr(value, "item") else value for value in listed]
 

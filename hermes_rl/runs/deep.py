@@ -31,6 +31,7 @@ from hermes_rl.rollouts.sandboxes import keep_artifacts
 from hermes_rl.runs.exact import uses_tools
 from hermes_rl.runs.run import Plan, Run
 from hermes_rl.runs.store import rollout_record
+from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.servers.scripted import Script, ScriptedCall, ScriptedTurn
 from hermes_rl.shipped import shipped_rewards
 from hermes_rl.spec.model import Spec
@@ -64,7 +65,7 @@ BLIND: Answers = {
     "one call without effect": lambda prompt: (NO_EFFECT, ScriptedTurn(say="")),
 }
 """Answers that solve nothing, the empty one first: by name, from the words of the prompt to the turns."""
-BLIND_SECONDS = 60.0
+BLIND_SECONDS = 30.0
 """After so long no further row is played blindly."""
 KINDS = ("gold", "gold again", "empty", "garbage", "near miss", "last words")
 WRONG = {
@@ -111,9 +112,10 @@ async def examine(spec: Spec, keep: Path | None = None) -> DeepReport:
             groups = [group async for group in run.groups()]
             _judge(report, probe, groups)
             if not report.problems:  # which cost time, and are enough to look at
-                blind = [group async for group in play(probe, sample, split, BLIND)]
+                answers = _blind_answers(probe)
+                blind = [group async for group in play(probe, sample, split, answers)] if answers else []
                 answered = {
-                    f"the answer {name!r}": [group.rollouts[i] for group in blind] for i, name in enumerate(BLIND)
+                    f"the answer {name!r}": [group.rollouts[i] for group in blind] for i, name in enumerate(answers)
                 }
                 report.problems += _failures(answered, _asking(probe))[0]
                 report.warnings += _blind(probe, blind)
@@ -138,27 +140,40 @@ async def play(
                 return
 
 
-def _blind(probe: Probe, groups: list[Group]) -> list[str]:
-    """Return a warning for each reward that pays for an answer that solves nothing, with the best one.
-
-    It pays where such an answer is worth more than an empty one, by more than `NEAR` of the range. Rewards that compare
-    the members of a group, and those that ask a model, which a script plays here, are not judged.
-    """
+def _judged(probe: Probe) -> list[GradedReward]:
+    """Return the rewards that blind answers can judge: none that compares the members of a group, or asks a model,
+    which a script plays here."""
     roles = {*probe.spec.servers, "roles"}
+    return [
+        reward
+        for reward in probe.grader.rewards
+        if reward.weighting.counts and not reward.group_level and not roles & reward.function.parameters.keys()
+    ]
+
+
+def _blind_answers(probe: Probe) -> Answers:
+    """Return the answers that may make a difference: words do not where rewards look into the sandbox alone."""
+    taken = [reward.function.parameters.keys() for reward in _judged(probe)]
+    if probe.seats or probe.spec.user is not None or any({"result", "state", "seats"} & names for names in taken):
+        return BLIND
+    return {name: BLIND[name] for name in ("", "one call without effect")} if taken else {}
+
+
+def _blind(probe: Probe, groups: list[Group]) -> list[str]:
+    """Return a warning for each reward that pays for an answer that solves nothing, with the best one: an answer that
+    is worth more than an empty one, by more than `NEAR` of the range."""
     warnings = []
-    for reward in probe.grader.rewards:
+    for reward in _judged(probe):
         sign = -1 if reward.weighting.weight < 0 else 1
-        if not reward.weighting.counts or reward.group_level or roles & reward.function.parameters.keys():
-            continue
         least = NEAR * (reward.bounds[1] - reward.bounds[0])
-        played = [_values(group, reward.name) for group in groups]
+        played = [_values(group, _blind_answers(probe), reward.name) for group in groups]
         paid = {
             name: [
                 (group.row.key, values[name], values[""])
                 for group, values in zip(groups, played, strict=True)
                 if name in values and "" in values and sign * (values[name] - values[""]) > least
             ]
-            for name in BLIND
+            for name in _blind_answers(probe)
         }
         name, rows = max(paid.items(), key=lambda each: len(each[1]))
         if rows:
@@ -171,9 +186,9 @@ def _blind(probe: Probe, groups: list[Group]) -> list[str]:
     return warnings
 
 
-def _values(group: Group, reward: str) -> dict[str, float]:
-    """Return what a reward has given to each blind answer, by its name; those that it has judged."""
-    values = {name: rollout.rewards.get(reward) for name, rollout in zip(BLIND, group.rollouts, strict=True)}
+def _values(group: Group, answers: Answers, reward: str) -> dict[str, float]:
+    """Return what a reward has given to each answer, by its name; those that it has judged."""
+    values = {name: rollout.rewards.get(reward) for name, rollout in zip(answers, group.rollouts, strict=True)}
     return {name: value.value for name, value in values.items() if value is not None and value.value is not None}
 
 

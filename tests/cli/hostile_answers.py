@@ -106,6 +106,8 @@ def calling(command: str) -> tuple[ScriptedTurn, ...]:
     return ScriptedTurn(tools=(ScriptedCall("terminal", {"command": command}),)), ScriptedTurn(say="Done.")
 
 
+ACTING = {*COMMANDS, "odd calls", *(f"blind {each!r}" for each in BLIND)}
+"""Answers that are played whatever the rewards read."""
 ODD_CALLS = (
     ScriptedCall("__import__('os').system", {"x": "y"}),
     ScriptedCall("terminal", {"command": ["rm", {"a": None}]}),
@@ -135,9 +137,12 @@ async def played(name: str) -> dict[str, list[Any]]:
     split: Split = "eval" if spec.dataset.eval is not None and spec.dataset.eval.only else "train"
     rows = list(islice(await asyncio.to_thread(load_rows, spec, split, notify=lambda _: None), ROWS))
     answers: Answers = {**{f"blind {each!r}": turns for each, turns in BLIND.items()}, **hostile()}
-    found: dict[str, list[Any]] = {each: [] for each in answers}
     async with Probe(spec, rows) as probe:
         probe.grader = replace(probe.grader, blames=True)
+        if all(reward.function.uses_context for reward in probe.grader.rewards):
+            # No reward reads what is said, and to look into a sandbox takes long: a few texts are enough.
+            answers = {each: turns for n, (each, turns) in enumerate(answers.items()) if n % 8 == 0 or each in ACTING}
+        found: dict[str, list[Any]] = {each: [] for each in answers}
         async for group in play(probe, rows, split, answers, SECONDS):
             for each, rollout in zip(answers, group.rollouts, strict=True):
                 found[each].append([group.row.key, rollout.score, str(rollout.ending), rollout.error])

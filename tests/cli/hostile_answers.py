@@ -1,8 +1,9 @@
 """Answers that solve nothing and are made to break, or to deceive, what reads them; played through a shipped spec.
 
-    python hostile_answers.py NAME
+    python hostile_answers.py NAME [EVERY]
 
-Prints a JSON object: by answer, for each row that was played its key, score, ending and error.
+Plays all answers, or each EVERY-th text. Prints a JSON object: by answer, for each row that was played its key, score,
+ending and error.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def hostile() -> Answers:
     return answers | {"odd calls": lambda prompt: odd}
 
 
-async def played(name: str) -> dict[str, list[Any]]:
+async def played(name: str, every: int = 1) -> dict[str, list[Any]]:
     """Return what each answer, blind ones too, comes to: for each row its key, score, ending and error."""
     spec = load_spec(name, demo=True)
     split: Split = "eval" if spec.dataset.eval is not None and spec.dataset.eval.only else "train"
@@ -140,8 +141,8 @@ async def played(name: str) -> dict[str, list[Any]]:
     async with Probe(spec, rows) as probe:
         probe.grader = replace(probe.grader, blames=True)
         if all(reward.function.uses_context for reward in probe.grader.rewards):
-            # No reward reads what is said, and to look into a sandbox takes long: a few texts are enough.
-            answers = {each: turns for n, (each, turns) in enumerate(answers.items()) if n % 8 == 0 or each in ACTING}
+            every = 8  # no reward reads what is said, and to look into a sandbox takes long
+        answers = {each: turns for n, (each, turns) in enumerate(answers.items()) if n % every == 0 or each in ACTING}
         found: dict[str, list[Any]] = {each: [] for each in answers}
         async for group in play(probe, rows, split, answers, SECONDS):
             for each, rollout in zip(answers, group.rollouts, strict=True):
@@ -165,4 +166,4 @@ def wrong(found: Mapping[str, Sequence[Any]]) -> list[Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(asyncio.run(played(sys.argv[1]))) + "\n")
+    sys.stdout.write(json.dumps(asyncio.run(played(sys.argv[1], *map(int, sys.argv[2:])))) + "\n")

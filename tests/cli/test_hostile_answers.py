@@ -7,7 +7,7 @@ import pytest
 from tests.cli.hostile_answers import played, wrong
 from tests.cli.test_shipped_specs import PLAYED
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.by_turns(3), pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("name", PLAYED)

@@ -193,13 +193,21 @@ def test_the_worst_known_text_is_ended(name: str, tmp_path: Path) -> None:
     assert attacked("held", name, tmp_path) == 0.0
 
 
+HEAVY = ("textworld", "agentdojo", "scienceworld")
+"""Ports of which each rollout takes seconds to begin."""
 MOVES = ("textarena",)
 """Ports in which a number in brackets is a move, which may happen to be a good one."""
 
 
+@pytest.mark.by_turns(3)
 @pytest.mark.parametrize("name", PORTS)
 def test_hostile_answers_score_as_blind_ones(name: str, tmp_path: Path) -> None:
-    program = [str(python(name)), str(ROOT / "tests" / "cli" / "hostile_answers.py"), name]
+    program = [
+        str(python(name)),
+        str(ROOT / "tests" / "cli" / "hostile_answers.py"),
+        name,
+        "8" if name in HEAVY else "1",
+    ]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(program, capture_output=True, text=True, timeout=800, env=environ, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -17,7 +17,7 @@ from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from hermes_rl import HermesAgentEnvConfig
 from hermes_rl.env import watchman
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
-from hermes_rl.scoring import grader
+from hermes_rl.scoring import reward_function
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.env.greetings import Greetings
 from tests.env.writer_model import WriterModel
@@ -139,7 +139,7 @@ async def test_a_reward_that_awaits_for_ever_ends(
     async def waits(self: Any, item: Any, result: Any, ctx: Any) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(grader, "CEILING", 0.3)
+    monkeypatch.setattr(reward_function, "CEILING", 0.3)
     assert "did not return within 0.3 s" in await ends(model, waits, caplog)
 
 
@@ -153,7 +153,7 @@ async def test_a_reward_that_does_not_let_itself_be_cancelled_ends(
             except asyncio.CancelledError:
                 continue
 
-    monkeypatch.setattr(grader, "CEILING", 0.3)
+    monkeypatch.setattr(reward_function, "CEILING", 0.3)
     assert "nor when it was cancelled" in await ends(model, clings, caplog)
 
 
@@ -163,7 +163,7 @@ async def test_a_reward_that_holds_the_loop_for_ever_is_given_up(
     async def holds(self: Any, item: Any, result: Any, ctx: Any) -> None:
         time.sleep(3)  # noqa: ASYNC251 - what it must not do
 
-    monkeypatch.setattr(grader, "HELD_AT_MOST", 0.2)
+    monkeypatch.setattr(reward_function, "HELD_AT_MOST", 0.2)
     assert "has held the event loop for 0.2 s" in await ends(model, holds, caplog)
 
 

@@ -136,11 +136,12 @@ class _Parent:
         for worker in self._workers[:]:
             # A process that a test has left may hold the other end, so the end of the stream tells nothing.
             ended, status = os.waitpid(worker.pid, os.WNOHANG)
+            if ended:
+                self._workers.remove(worker)  # first, as one of its messages may end the run
             if worker.connection in ready or ended:
                 for kind, value in _messages(worker.connection):
                     self._handle(worker, kind, value)
             if ended:
-                self._workers.remove(worker)
                 worker.connection.close()
                 if not worker.is_done:
                     self._bury(worker, status)

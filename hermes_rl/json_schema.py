@@ -159,9 +159,9 @@ class CompiledSchema:
         """
         return self._types(self.schema if schema is None else schema, {})
 
-    def types_of_property(self, name: str, schema: Schema | None = None) -> frozenset[str]:
-        """Return the JSON types that a property of a part of the schema may have, of the whole of it by default."""
-        parts = self.conjunction(self.schema if schema is None else schema)
+    def types_of_property(self, name: str) -> frozenset[str]:
+        """Return the JSON types that a property may have."""
+        parts = self.conjunction(self.schema)
         return self.types({"allOf": self.schemas_of_property(parts, name, patterns=False)})
 
     def schemas_of_property(self, parts: Iterable[Schema], name: str, *, patterns: bool = True) -> list[Schema]:

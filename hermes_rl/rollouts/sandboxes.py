@@ -13,8 +13,8 @@ import os
 import shlex
 import shutil
 import tarfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -364,14 +364,22 @@ async def _copy(own: ToolRuntime, runtime: ToolRuntime) -> None:
     except OSError as error:
         raise SandboxFailure(f"the sandbox did not start: {error}") from error
     runtime.adopt(sandbox)
-    try:
+    with _fault_of(runtime, "what the agent has left cannot be copied"):
         await (await own.sandbox()).copy_files(sandbox)
+
+
+@contextmanager
+def _fault_of(runtime: ToolRuntime, problem: str) -> Iterator[None]:
+    """Give a runtime the `fault` that what the agent has left cannot be brought into its sandbox."""
+    try:
+        yield
     except OSError as error:
-        runtime.fault = f"what the agent has left cannot be copied: {error.strerror}"
+        place = f"{error.filename}: " if error.filename is not None else ""
+        runtime.fault = f"{problem}: {place}{error.strerror}"
     except SandboxFailure as failure:
         if not failure.ending.graded:
             raise
-        runtime.fault = f"what the agent has left cannot be copied: {failure.detail}"
+        runtime.fault = f"{problem}: {failure.detail}"
 
 
 def require_copies(config: SandboxConfig, rewards: Iterable[GradedReward]) -> None:
@@ -430,15 +438,9 @@ async def _fresh(
     async with _places.here():
         try:
             runtime.artifacts = artifacts
-            try:
+            with _fault_of(runtime, "artifacts cannot be laid into a fresh sandbox"):
                 fresh = {name: artifact for name, artifact in artifacts.items() if name not in only_kept}
                 await runtime.laid.lay(await runtime.sandbox(), fresh)
-            except OSError as error:
-                runtime.fault = f"artifacts cannot be laid into a fresh sandbox: {error.filename}: {error.strerror}"
-            except SandboxFailure as failure:
-                if not failure.ending.graded:
-                    raise
-                runtime.fault = f"artifacts cannot be laid into a fresh sandbox: {failure.detail}"
             yield ToolContext(runtime.task_id)
         finally:
             await _released(runtime.close())

@@ -418,7 +418,8 @@ def parse_ids(
         ended.pop()
     text, plain = marked_text(tokenizer, ended, parser.markers)
     parsed = parse_text(parser, text, tools, prefilled=opens_reasoning(tokenizer, prompt))
-    tokens = {tokenizer.decode([token]) for token in set(ended) & _controls(tokenizer, parser.markers).keys()}
+    controls = _controls(tokenizer, parser.markers)
+    tokens = [controls[token] for token in controls.keys() & set(ended)]
     return plain(replace(parsed, calls=[_without_tokens(call, tokens) for call in parsed.calls]) if tokens else parsed)
 
 

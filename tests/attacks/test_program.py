@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hermes_rl import Ending, certify, open_env
+from hermes_rl.agent import endpoint
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.spec.load import parse_spec
 from tests.agent.test_program import AGENT, TEXT
@@ -41,7 +42,7 @@ if WAY == "floods":
             pass
     threads = [threading.Thread(target=flood, daemon=True) for _ in range(8)]
     for each in threads: each.start()
-    for each in threads: each.join(40)
+    for each in threads: each.join()
     os._exit(1)
 if WAY == "connects":
     held = []
@@ -104,15 +105,16 @@ ENDINGS = {
 
 @pytest.mark.parametrize("way", ENDINGS)
 async def test_a_hostile_program_is_graded_and_holds_nobody_up(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, way: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """An honest program plays beside it again and again, and takes no longer than a few seconds each time."""
+    monkeypatch.setattr(endpoint, "MOST_REQUESTS", 2000)
     (tmp_path / "agent.py").write_text(AGENT)
     hostile = tmp_path / "hostile"
     hostile.mkdir()
     (hostile / "agent.py").write_text(HOSTILE)
-    honest = parse_spec(TEXT.format(mode="verbatim", command="python3", timeout=60), folder=tmp_path)
-    text = TEXT.format(mode=way, command="python3", timeout=60)
+    honest = parse_spec(TEXT.format(mode="verbatim", command="python3", timeout=200), folder=tmp_path)
+    text = TEXT.format(mode=way, command="python3", timeout=200)
     async with open_env(honest) as env, open_env(parse_spec(text, folder=hostile)) as other:
         sampler = Sampler()
         attack = asyncio.create_task(other.play(other.rows()[0], Sampler().policy()))

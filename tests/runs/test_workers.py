@@ -310,6 +310,11 @@ def said(folder: Path) -> str:
     return (folder / "said.txt").read_text()
 
 
+def deaths_told(folder: Path) -> int:
+    """Return how many deaths of workers were told; the third in vain in one place is told as its exclusion."""
+    return said(folder).count("has died") + said(folder).count("is excluded")
+
+
 OUT = ("--out", "run", "--workers")
 
 
@@ -498,7 +503,7 @@ def test_fifty_kills_of_workers_and_of_the_run_lose_nothing(tmp_path: Path) -> N
                 os.kill(run.pid if last else random.choice(found), signal.SIGKILL)
                 died += not last
                 if not last:
-                    until(lambda died=died: said(tmp_path).count("has died") >= died)
+                    until(lambda died=died: deaths_told(tmp_path) >= died)
             run.wait()
     until(lambda: not any(map(alive, seen)) and not sleepers(mark))
     total = len(groups(tmp_path / "run")) + 3
@@ -507,7 +512,7 @@ def test_fifty_kills_of_workers_and_of_the_run_lose_nothing(tmp_path: Path) -> N
     assert len(groups(tmp_path / "run")) == total
     found_lines = lines(tmp_path / "run" / "rollouts.jsonl")
     assert len({line["id"] for line in found_lines}) == len(found_lines), "each rollout once"
-    assert died == said(tmp_path).count("has died") == KILLS - KILLS // OF_ONE_RUN
+    assert died == deaths_told(tmp_path) == KILLS - KILLS // OF_ONE_RUN
     until(lambda: not sleepers(mark))
     calm = tmp_path / "calm"
     write(calm, groups=30, command=command)

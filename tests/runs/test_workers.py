@@ -294,10 +294,11 @@ def sleepers(word: str) -> list[int]:
     return found
 
 
-def until(true: Any, seconds: float = 45.0) -> None:
+def until(true: Any, seconds: float = 45.0, folder: Path | None = None) -> None:
+    """Wait until something is true; a failure shows what the command in the folder has said."""
     end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end, "it did not happen"
+        assert time.monotonic() < end, "it did not happen" if folder is None else said(folder)
         time.sleep(0.02)
 
 
@@ -503,7 +504,7 @@ def test_fifty_kills_of_workers_and_of_the_run_lose_nothing(tmp_path: Path) -> N
                 os.kill(run.pid if last else random.choice(found), signal.SIGKILL)
                 died += not last
                 if not last:
-                    until(lambda died=died: deaths_told(tmp_path) >= died)
+                    until(lambda died=died: deaths_told(tmp_path) >= died, folder=tmp_path)
             run.wait()
     until(lambda: not any(map(alive, seen)) and not sleepers(mark))
     total = len(groups(tmp_path / "run")) + 3
@@ -512,7 +513,7 @@ def test_fifty_kills_of_workers_and_of_the_run_lose_nothing(tmp_path: Path) -> N
     assert len(groups(tmp_path / "run")) == total
     found_lines = lines(tmp_path / "run" / "rollouts.jsonl")
     assert len({line["id"] for line in found_lines}) == len(found_lines), "each rollout once"
-    assert died == deaths_told(tmp_path) == KILLS - KILLS // OF_ONE_RUN
+    assert died == deaths_told(tmp_path) == KILLS - KILLS // OF_ONE_RUN, said(tmp_path)
     until(lambda: not sleepers(mark))
     calm = tmp_path / "calm"
     write(calm, groups=30, command=command)

@@ -24,14 +24,15 @@ DIES_AFTER = {0: 150, 1: 400}
 KILLED = 2
 """The reader under whom the service is killed."""
 FAILS = """
+import pathlib
 import random
 
 chance = random.Random()
 
 
-def steady(result) -> bool:
-    if chance.random() < 0.2:
-        raise ConnectionError("the grader fails now and then")
+def steady(item, result) -> bool:
+    if chance.random() < 0.1 or (item["a"] % 20 == 0 and pathlib.Path({down!r}).exists()):
+        raise ConnectionError("the grader fails now and then, and for some rows until a group was dropped")
     return True
 """
 
@@ -39,7 +40,9 @@ def steady(result) -> bool:
 class Trainer:
     """Takes groups as a trainer does, and moves its weights meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, down: Path) -> None:
+        self.down = down
+        """A file: as long as it exists, the grader fails for some rows."""
         self.got: dict[str, dict[str, Any]] = {}
         self.dropped = self.version = 0
 
@@ -57,6 +60,7 @@ class Trainer:
     def take(self, line: dict[str, Any]) -> None:
         if line["dropped"] is not None:
             self.dropped += 1
+            self.down.unlink(missing_ok=True)
             assert all(one["score"] is None and not one["sequences"] for one in line["rollouts"])
         else:
             assert self.got.setdefault(line["group"], line) == line, "what is handed out twice is the same"
@@ -104,8 +108,9 @@ def all_keys(service: Served) -> list[str]:
 
 @pytest.mark.by_turns(2, 1)
 async def test_each_group_once_and_nothing_trained_that_failed(tmp_path: Path) -> None:
-    model, trainer = policy(wrong=0.4), Trainer()
-    (tmp_path / "grading.py").write_text(FAILS)
+    model, trainer = policy(wrong=0.4), Trainer(tmp_path / "down")
+    trainer.down.touch()
+    (tmp_path / "grading.py").write_text(FAILS.format(down=str(trainer.down)))
     text = TEXT.replace("rewards: {", 'rewards: {steady: {fn: "grading.py:steady", weight: 0.5}, ')
     more = "serve: {concurrency: 32}\nbudget: {max_failures: 10000}\n"
     spec = spec_in(tmp_path, many(GROUPS, text) + more)

@@ -13,18 +13,18 @@ def workers_of(starter: int) -> list[int]:
     """Return the ids of the living workers of a process.
 
     They are children of its fork server. Commands of tests share one, so that theirs are found by the directory in
-    which the test has started the command.
+    which the test has started the command. What a worker starts has its name until it runs another program.
     """
     directory = _directory(starter)
     shared = directory == Path.cwd()
-    found = []
+    parents: dict[int, int] = {}
     for process in Path("/proc").glob("[0-9]*"):
         pid = int(process.name)
         with suppress(OSError):
             is_worker = (process / "comm").read_text().strip() == NAME and alive(pid)
             if is_worker and (_parent(_parent(pid)) == starter or (not shared and _directory(pid) == directory)):
-                found.append(pid)
-    return sorted(found)
+                parents[pid] = _parent(pid)
+    return sorted(pid for pid, parent in parents.items() if parent not in parents)
 
 
 def alive(pid: int) -> bool:

@@ -2,8 +2,8 @@
 
 Both were made of the same configuration. The target lists what it has (`inventory`), the source sends what differs
 (`send`), and the target takes it (`take`), through pipes: nothing is held in between, and the host reads none of it. A
-file counts as unchanged where mode, size and time of change are the same, as those of an image are that nobody has
-touched: no program can choose a time of change. What is mounted read-only, what the kernel makes up, and what the user
+file counts as unchanged where mode, size and time of change are the same and that time is before the sandbox's start,
+as those of an image are that nobody has touched: no program can choose a time of change. What is mounted read-only, what the kernel makes up, and what the user
 of the sandboxes may not change, is left as it is. Sockets, devices and extended attributes are not copied.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import posix
 import stat
+import time
 
 from hermes_rl.sandbox.helper_files import OPEN_FLAGS, remove, write_all
 from hermes_rl.sandbox.wire import number, pack, unpack
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 MOST = 1_000_000
 """Files and folders of a sandbox that are copied at most."""
 CHUNK = 1 << 16
+BEFORE = time.time_ns() - 1_000_000_000
+"""Nanoseconds since 1970; nothing that changed earlier was changed in this sandbox. What both sandboxes changed within
+one tick of the kernel's clock, some milliseconds, has the same time."""
 MADE_UP = (b"proc", b"sysfs", b"cgroup", b"cgroup2", b"devpts", b"mqueue", b"devtmpfs")
 """Kinds of file systems that the kernel makes up."""
 END, GONE, FOLDER, FILE, LINK, TWIN, FIFO = b"end", b"gone", b"folder", b"file", b"link", b"twin", b"fifo"
@@ -164,7 +168,7 @@ def send(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
         twins: dict[tuple[int, int], bytes] = {}
         for path, info in own:
             first = twins.setdefault((info.st_dev, info.st_ino), path) if info.st_nlink > 1 else path
-            if known.get(path) != _mark(info):
+            if info.st_ctime_ns > BEFORE or known.get(path) != _mark(info):
                 _send(pipe, top, path, info, b"" if stat.S_ISDIR(info.st_mode) or first == path else first)
     finally:
         _close(opened)

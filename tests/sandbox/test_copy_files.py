@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import time
 from dataclasses import replace
 
 import pytest
@@ -71,6 +73,23 @@ async def test_a_copy_has_the_same_files(config: SandboxConfig) -> None:
         assert await look(one) == before
         await one.copy_files(other)
         assert await look(other) == before, "whatever has become of it"
+
+
+SAME_TICK = """
+import sys, time
+for number in range(300):
+    while time.time() < float(sys.argv[1]) + number / 5000: pass
+    with open(f"file{number}", "w") as file: file.write(sys.argv[2])
+"""
+
+
+async def test_what_changed_in_both_at_the_same_time_is_copied(config: SandboxConfig) -> None:
+    async with create_sandbox(config) as one, create_sandbox(config) as other:
+        start = str(time.time() + 0.2)
+        writing = [each.run(["python3", "-c", SAME_TICK, start, text]) for each, text in ((one, "1"), (other, "2"))]
+        assert all(done.exit_code == 0 for done in await asyncio.gather(*writing))
+        await one.copy_files(other)
+        assert (await other.run("cat file*")).output == "1" * 300
 
 
 async def test_all_that_an_agent_may_write_is_copied(config: SandboxConfig) -> None:

@@ -54,35 +54,40 @@ def test_case(case): pass
 def test_one(): pass
 @pytest.mark.by_turns(2, 1)
 def test_other(): pass
-@pytest.mark.by_turns(1_000, unless_changed=("changed/*", "other.py"))
+@pytest.mark.by_turns(1_000, unless_changed=("judge.py",))
 def test_changed(): pass
 """
 ALL = "case[a] case[b] case[c] case[d] case[e] case[f] one other changed"
 
 
-@pytest.mark.parametrize(("choice", "day", "changed", "ran"), [
-    ("changed", 3, "changed/a.py", "case[a] case[d] other changed"),
-    ("changed", 4, "unrelated.py", "case[c] case[f] one"),
-    ("all", 4, "unrelated.py", ALL),
+@pytest.mark.parametrize(("choice", "day", "ran"), [
+    ("changed", 3, "case[a] case[d] other"),
+    ("changed", 4, "case[c] case[f] one"),
+    ("all", 4, ALL),
 ])  # fmt: skip
-def test_tests_by_turns_run_on_their_days_and_after_a_change(
-    tmp_path: Path, choice: str, day: int, changed: str, ran: str
+def test_tests_by_turns_run_on_their_days_and_until_they_passed_with_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str, day: int, ran: str
 ) -> None:
     conftest = f"""
-import datetime
+import datetime, functools, pathlib
 from tests import thorough
-from tests.real import selection
 thorough.CHOICE = {choice!r}
-selection.changed_files = lambda commit: {{{changed!r}}}
-class Day:
-    today = staticmethod(lambda: datetime.date.fromordinal({day}))
+for function in (thorough.digest, thorough.has_changed):
+    setattr(thorough, function.__name__, functools.partial(function, root=pathlib.Path(__file__).parent))
+class Day(datetime.date):
+    today = classmethod(lambda cls: cls.fromordinal({day}))
 thorough.date = Day
 """
+    monkeypatch.setenv("HERMES_RL_REAL", str(tmp_path / "cache"))
     (tmp_path / "conftest.py").write_text(conftest)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  by_turns(days, first, unless_changed): in turn\n")
     (tmp_path / "test_it.py").write_text(IN_TURN)
-    assert finish(start(tmp_path)).returncode == 0
-    assert sorted((tmp_path / "notes").read_text().split()) == sorted(ran.split())
+    changes = ("", " changed") if choice == "changed" else ("",)
+    for content, more in ((content, more) for content in "ab" for more in reversed(changes)):
+        (tmp_path / "judge.py").write_text(content)
+        (tmp_path / "notes").unlink(missing_ok=True)
+        assert finish(start(tmp_path)).returncode == 0
+        assert sorted((tmp_path / "notes").read_text().split()) == sorted((ran + more).split())
 
 
 def test_spread_cases_come_from_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:

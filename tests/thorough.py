@@ -5,28 +5,31 @@ itself. With THOROUGH these are slow tests: `pytest -m "not slow"` runs few of t
 runs all.
 
 A test marked `by_turns(N, first)` runs on one of N days where the variable TEST_CHOICE is `changed`, which CI sets; the
-cases of a parametrised test take turns. Where a file has changed in the last days that matches one of `unless_changed`,
-patterns of paths, it runs. Without the variable, or with `all`, it runs always.
+cases of a parametrised test take turns. With `unless_changed`, patterns of paths, a case also runs until it has passed
+with the files that match as they are. Without the variable, or with `all`, all run always.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 from collections import Counter
 from collections.abc import Sequence
 from datetime import date
-from fnmatch import fnmatch
 from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
+
+from tests.last_passes import Pass, digest, has_changed, load_passes, record_passes
 
 THOROUGH = os.environ.get("THOROUGH", "") not in ("", "0")
 CHOICE = os.environ.get("TEST_CHOICE", "all")
 """`changed` or `all`; what it means for tests on real components, `tests.real.selection` says."""
 
 Case = TypeVar("Case")
+_digests: dict[str, str] = {}
+"""Id of each test that runs until it has passed with its files as they are → their digest."""
+_passed: dict[str, Pass] = {}
 
 
 def spread(cases: Sequence[Case], few: int) -> Sequence[Case]:
@@ -60,20 +63,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def skip_those_of_other_days(items: Sequence[pytest.Item], day: date) -> None:
     """Mark the tests that run `by_turns` to be skipped where this is not their day."""
     positions: Counter[str] = Counter()
+    passes = load_passes()
     for item in items:
         if mark := item.get_closest_marker("by_turns"):
             days, first = (*mark.args, 0)[:2]
             test = item.nodeid.partition("[")[0]
             is_turn = (day.toordinal() + first + positions[test]) % days == 0
             positions[test] += 1
-            if not is_turn and not has_changed(mark.kwargs.get("unless_changed", ())):
+            if patterns := mark.kwargs.get("unless_changed"):
+                _digests[item.nodeid] = digest(patterns)
+                is_turn |= has_changed(item.nodeid, patterns, passes)
+            if not is_turn:
                 item.add_marker(pytest.mark.skip(reason=f"runs on one of {days} days; TEST_CHOICE=all runs it"))
 
 
-@functools.cache
-def has_changed(patterns: tuple[str, ...]) -> bool:
-    """Return whether a file that matches one of the patterns has changed lately; without a history each has."""
-    from tests.real.selection import changed_files  # which imports much
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" and report.passed and report.nodeid in _digests:
+        _passed[report.nodeid] = Pass(date.today().isoformat(), _digests[report.nodeid])
 
-    files = changed_files(None)
-    return any(files is None or any(fnmatch(file, pattern) for file in files) for pattern in patterns)
+
+def pytest_sessionfinish() -> None:
+    if _passed:
+        record_passes(_passed)

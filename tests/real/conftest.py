@@ -23,6 +23,7 @@ import pytest
 
 from hermes_rl.sandbox.docker import NETWORK
 from hermes_rl.sandbox.docker_engine import Engine as DockerEngine
+from tests.last_passes import Pass, digest, load_passes, record_passes
 from tests.ports import free_port
 from tests.real import selection
 from tests.real.containers import give_images, settled
@@ -116,7 +117,8 @@ TOGETHER = {"test_docker_registry": "test_docker_daemon", **{f"test_{name}": "en
 """Modules whose tests one worker plays, as they share an engine or all need the cores."""
 CHOICE = os.environ.get("TEST_CHOICE")
 """Which tests run, and whether this is a run of CI that remembers what has passed: see `selection`."""
-_passes = selection.load_passes()
+_passes = load_passes()
+_new_passes: dict[str, Pass] = {}
 _skipped: list[str] = []
 """Tests that were not chosen."""
 _passed: dict[str, list[str]] = {}
@@ -160,7 +162,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Count what has passed; with several workers this is called in the process that has started them."""
     if report.when == "call" and report.passed and report.nodeid.startswith("tests/real/"):
-        _passes[report.nodeid] = selection.Pass(date.today().isoformat(), str(selection.head()))
+        files = selection.files_of(selection.component_of(report.nodeid))
+        _new_passes[report.nodeid] = Pass(date.today().isoformat(), digest(files))
     component = dict(report.user_properties).get("component")
     if component is not None and report.when == "call" and report.passed:
         _passed.setdefault(str(component), []).append(report.nodeid)
@@ -170,7 +173,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if CHOICE is not None and not session.config.option.collectonly:
-        selection.save_passes(_passes)
+        record_passes(_new_passes)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -19,17 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hermes_rl.spec.recipes import about, shipped_recipes
+from tests.last_passes import ROOT, cache
 
 REQUIREMENTS = Path(__file__).with_name("requirements")
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-
-
-def cache() -> Path:
-    """Return the folder that keeps what takes long to build."""
-    folder = Path(os.environ.get("HERMES_RL_REAL") or Path.home() / ".cache" / "hermes-rl-real")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def built(name: str, made_of: Sequence[Path], build: Callable[[Path], None]) -> Path:

@@ -1,31 +1,22 @@
 """Choose which tests on real components CI runs: all whose code has changed, and a third of the others each day.
 
 Asked for by the variable TEST_CHOICE: `changed` for this choice, `all` for everything (the default, so that whoever
-names a test runs it). A test of a changed component always runs. The turn of any other follows from its name and the
-date, so that each runs on one of three days. Changes are counted from the commit at which the test last passed, which
-the cache has, and from three days of history for a test without one.
+names a test runs it). A test runs until it has passed with the files of its component as they are
+(`tests.last_passes`). The turn of any other follows from its name and the date, so that each runs on one of three days.
 """
 
 from __future__ import annotations
 
-import functools
-import json
-import os
-import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
-from fnmatch import fnmatch
 from pathlib import Path
-from typing import NamedTuple
 from zlib import crc32
 
-from tests.real.environments import ROOT, cache
+from tests.last_passes import ROOT, Pass, has_changed
 
 TURNS = 3
 """Days on which all tests have run once."""
-DAYS = 3
-"""Days of history that count as changed where no complete run is known."""
 DOCKER = (
     "hermes_rl/sandbox/docker*",
     "hermes_rl/sandbox/helper*",
@@ -77,46 +68,15 @@ AREAS: Mapping[str, Sequence[str]] = {
 `requirements/<component>.txt`."""
 
 
-class Pass(NamedTuple):
-    """When a test last passed on this machine, and which commit was checked out."""
-
-    day: str
-    commit: str
-
-
-def load_passes() -> dict[str, Pass]:
-    """Return the last pass of each test that the cache knows; of none if it has no file that can be read."""
-    try:
-        return {test: Pass(*found) for test, found in json.loads(_file().read_text("utf-8")).items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
-
-
-def save_passes(passes: Mapping[str, Pass]) -> None:
-    """Write the file in one step, as two test runs may do."""
-    new = _file().with_suffix(f".{os.getpid()}")
-    new.write_text(json.dumps(passes, indent=0, sort_keys=True), "utf-8")
-    new.replace(_file())
-
-
-def _file() -> Path:
-    return cache() / "last-passes.json"
-
-
 def component_of(test: str) -> str:
     """Return the component of a test by its id, `tests/real/test_ray.py::test_x[1]`."""
     return Path(test.partition("::")[0]).stem.removeprefix("test_")
 
 
-@functools.cache
-def changed_components(files: frozenset[str]) -> set[str]:
-    """Return the components that changed files belong to."""
-    changed = set()
-    for component, patterns in AREAS.items():
-        own = (f"tests/real/test_{component}.py", f"tests/real/requirements/{component.replace('_', '-')}.txt")
-        if any(fnmatch(file, pattern) for file in files for pattern in (*own, *patterns)):
-            changed.add(component)
-    return changed
+def files_of(component: str) -> tuple[str, ...]:
+    """Return the patterns of a component's files, with those that every component has."""
+    requirements = f"tests/real/requirements/{component.replace('_', '-')}.txt"
+    return (f"tests/real/test_{component}.py", requirements, *AREAS.get(component, ()))
 
 
 def is_turn(test: str, day: date) -> bool:
@@ -124,39 +84,11 @@ def is_turn(test: str, day: date) -> bool:
     return (crc32(test.partition("[")[0].encode()) + day.toordinal()) % TURNS == 0
 
 
-@functools.cache
-def changed_files(commit: str | None, root: Path = ROOT) -> set[str] | None:
-    """Return the files that differ from a commit, or that the last days changed; None without a history."""
-    since_commit = _git(root, "diff", "--name-only", commit) if commit is not None else None
-    if since_commit is not None:
-        return since_commit
-    recent = _git(root, "log", f"--since={DAYS} days ago", "--name-only", "--pretty=format:")
-    uncommitted = _git(root, "diff", "--name-only", "HEAD")
-    return None if recent is None or uncommitted is None else recent | uncommitted
-
-
-def head(root: Path = ROOT) -> str | None:
-    """Return the commit that is checked out."""
-    names = _git(root, "rev-parse", "HEAD")
-    return None if names is None else names.pop()
-
-
-def _git(root: Path, *arguments: str) -> set[str] | None:
-    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
-    return set(done.stdout.split("\n")) - {""} if done.returncode == 0 else None
-
-
 def chosen(tests: Sequence[str], passes: Mapping[str, Pass], day: date, root: Path = ROOT) -> set[str]:
-    """Return the tests that run: those of changed components, and those whose turn it is.
-
-    Every component counts as changed if the changes are not known.
-    """
-    running = set()
-    for test in tests:
-        files = changed_files(passes[test].commit if test in passes else None, root)
-        if files is None or component_of(test) in changed_components(frozenset(files)) or is_turn(test, day):
-            running.add(test)
-    return running
+    """Return the tests that run: those whose turn it is, and those whose component has changed."""
+    return {
+        test for test in tests if is_turn(test, day) or has_changed(test, files_of(component_of(test)), passes, root)
+    }
 
 
 def describe_skipped(tests: Iterable[str], passes: Mapping[str, Pass]) -> list[str]:

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 from datetime import date, timedelta
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
+from tests.last_passes import Pass, digest
 from tests.real import selection
 from tests.real.environments import HERE, REQUIREMENTS, ROOT
-from tests.real.selection import (
-    AREAS,
-    Pass,
-    changed_components,
-    changed_files,
-    chosen,
-    component_of,
-    describe_skipped,
-    head,
-    load_passes,
-    save_passes,
-)
+from tests.real.selection import AREAS, chosen, component_of, describe_skipped, files_of
 
 TODAY = date(2026, 11, 28)
 TESTS = [f"tests/real/test_{component}.py::test_{number}" for component in AREAS for number in range(20)]
@@ -38,30 +28,23 @@ def test_patterns_of_areas_name_files_that_exist(component: str) -> None:
         assert list(ROOT.glob(pattern)), pattern
 
 
-def git(folder: Path, *arguments: str, day: str = "2026-01-01") -> str:
-    stamp = f"{day}T12:00:00"
-    environ = {"GIT_AUTHOR_DATE": stamp, "GIT_COMMITTER_DATE": stamp, "HOME": str(folder), "PATH": "/usr/bin:/bin"}
-    named = ["git", "-c", "user.name=n", "-c", "user.email=e", *arguments]
-    return subprocess.run(named, cwd=folder, env=environ, check=True, capture_output=True, text=True).stdout.strip()
-
-
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """Three commits: one long ago, one of yesterday that changes TRL's adapter, and one that changes no component."""
-    git(tmp_path, "init", "-q")
-    yesterday = (date.today() - timedelta(days=1)).isoformat()
-    commits = ("README.md", "2026-01-01"), ("hermes_rl/integrations/trl.py", yesterday), ("LICENSE", yesterday)
-    for name, day in commits:
+def checkout(tmp_path: Path) -> Path:
+    """A file of TRL's adapter, one of its requirements, and one of no component."""
+    for name in ("README.md", "hermes_rl/integrations/trl.py", "tests/real/requirements/trl.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-        git(tmp_path, "add", "-A")
-        git(tmp_path, "commit", "-qm", name, day=day)
     return tmp_path
 
 
-def test_each_test_runs_on_one_of_three_days(repository: Path) -> None:
-    passes = dict.fromkeys(TESTS, Pass("2026-11-27", str(head(repository))))
-    days = [chosen(TESTS, passes, TODAY + timedelta(days=day), repository) for day in range(4)]
+def passed_in(checkout: Path, tests: list[str] = TESTS) -> dict[str, Pass]:
+    digest.cache_clear()  # which holds for the files of one run
+    return {test: Pass("2026-11-27", digest(files_of(component_of(test)), checkout)) for test in tests}
+
+
+def test_each_test_runs_on_one_of_three_days(checkout: Path) -> None:
+    passes = passed_in(checkout)
+    days = [chosen(TESTS, passes, TODAY + timedelta(days=day), checkout) for day in range(4)]
     assert sorted(test for tests in days[:3] for test in tests) == sorted(TESTS)
     assert all(len(tests) > len(TESTS) / 4 for tests in days)
     assert days[3] == days[0]
@@ -73,14 +56,18 @@ def test_cases_of_one_test_run_on_the_same_day() -> None:
     assert sorted(turns, key=str) == [{False}, {False}, {True}]
 
 
-def test_tests_of_a_component_run_until_they_have_passed_with_its_change(repository: Path) -> None:
-    old, change, last = git(repository, "rev-list", "--reverse", "HEAD").split()
+def test_tests_of_a_component_run_until_they_have_passed_with_its_change(checkout: Path) -> None:
+    passes = passed_in(checkout)
+    turns = {test for test in TESTS if selection.is_turn(test, TODAY)}
     trl = {test for test in TESTS if component_of(test) == "trl"}
-    for commit, runs in ((old, True), (change, False), (last, False)):
-        passes = dict.fromkeys(TESTS, Pass("2026-11-27", commit))
-        assert (trl <= chosen(TESTS, passes, TODAY, repository)) == runs
-    passed_all_but_one = dict.fromkeys(sorted(trl)[1:], Pass("2026-11-27", last))
-    assert sorted(trl)[0] in chosen(TESTS, passed_all_but_one, TODAY, repository)
+    (checkout / "README.md").write_text("changed")
+    assert passed_in(checkout) == passes
+    for change in ("hermes_rl/integrations/trl_loop.py", "tests/real/requirements/trl.txt"):
+        (checkout / change).write_text("changed")
+        now = passed_in(checkout)
+        assert chosen(TESTS, passes, TODAY, checkout) == turns | trl
+        passes = now
+    assert chosen(TESTS, passes, TODAY, checkout) == turns
 
 
 @pytest.mark.parametrize(
@@ -95,41 +82,24 @@ def test_tests_of_a_component_run_until_they_have_passed_with_its_change(reposit
     ],
 )
 def test_code_requirements_and_tests_belong_to_components(file: str, components: set[str]) -> None:
-    assert changed_components(frozenset({file})) == components
+    assert components_of(file) == components
 
 
-def test_everything_runs_where_changes_are_not_known(tmp_path: Path) -> None:
-    assert chosen(TESTS, {}, TODAY, tmp_path) == set(TESTS)
+def components_of(file: str) -> set[str]:
+    return {component for component in AREAS if any(fnmatch(file, pattern) for pattern in files_of(component))}
 
 
-def test_changes_are_counted_from_a_commit_and_include_the_working_tree(repository: Path) -> None:
-    old, change, last = git(repository, "rev-list", "--reverse", "HEAD").split()
-    assert changed_files(old, repository) == {"hermes_rl/integrations/trl.py", "LICENSE"}
-    assert changed_files(last, repository) == set()
-    (repository / "README.md").write_text("changed, not committed")
-    assert changed_files(change, repository) == {"LICENSE", "README.md"}
+def test_everything_runs_where_neither_passes_nor_changes_are_known(checkout: Path) -> None:
+    assert chosen(TESTS, {}, TODAY, checkout) == set(TESTS)
 
 
-@pytest.mark.parametrize("commit", [None, "0" * 40])
-def test_three_days_of_history_count_as_changed_without_a_known_pass(repository: Path, commit: str | None) -> None:
-    assert changed_files(commit, repository) == {"hermes_rl/integrations/trl.py", "LICENSE"}
-
-
-def test_skipped_tests_are_named_with_the_date_of_their_last_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(selection, "cache", lambda: tmp_path)
-    assert load_passes() == {}
-    save_passes({TESTS[0]: Pass("2026-11-27", "c0ffee")})
-    assert load_passes() == {TESTS[0]: Pass("2026-11-27", "c0ffee")}
-    (line,) = describe_skipped(TESTS[:2], load_passes())
+def test_skipped_tests_are_named_with_the_date_of_their_last_pass() -> None:
+    (line,) = describe_skipped(TESTS[:2], {TESTS[0]: Pass("2026-11-27", "c0ffee")})
     module = TESTS[0].partition("::")[0]
     assert line == f"not chosen: {module}: test_0 (2026-11-27), test_1 (no run known)"
-    (tmp_path / "last-passes.json").write_text("cut off {")
-    assert load_passes() == {}
 
 
 def test_requirements_of_each_environment_belong_to_an_area() -> None:
     for path in REQUIREMENTS.iterdir():
         name = f"tests/real/requirements/{path.name}" + ("/package.json" if path.is_dir() else "")
-        assert changed_components(frozenset({name})), path.name
+        assert components_of(name), path.name

@@ -3,8 +3,9 @@
 Both were made of the same configuration. The target lists what it has (`inventory`), the source sends what differs
 (`send`), and the target takes it (`take`), through pipes: nothing is held in between, and the host reads none of it. A
 file counts as unchanged where mode, size and time of change are the same and that time is before the sandbox's start,
-as those of an image are that nobody has touched: no program can choose a time of change. What is mounted read-only, what the kernel makes up, and what the user
-of the sandboxes may not change, is left as it is. Sockets, devices and extended attributes are not copied.
+as those of an image are that nobody has touched: no program can choose a time of change. What is mounted read-only,
+what the kernel makes up, and what the user of the sandboxes may not change, is left as it is. Sockets, devices and
+extended attributes are not copied.
 """
 
 from __future__ import annotations

@@ -53,6 +53,8 @@ class Model:
 
     def __init__(self, turns: int, latency: Callable[[], float], tool: str) -> None:
         self.latency = latency
+        self.mark: tuple[bytes, ...] = (b'"role": "assistant"', b'"role":"assistant"')
+        """What stands once in a request for each answer so far."""
         self.answers = [*(tool_call(turn, tool) for turn in range(turns - 1)), completion({"content": TEXT}, "stop")]
         self.flight: list[tuple[float, int]] = [(time.monotonic(), 0)]
         self.capacity = math.inf
@@ -98,7 +100,7 @@ class Connection(asyncio.Protocol):
             self.transport.write(REFUSED)
             return
         # Without parsing the JSON: the server must not be what is slow.
-        asked = request.count(b'"role": "assistant"') + request.count(b'"role":"assistant"')
+        asked = sum(map(request.count, self.model.mark))
         self.model.count(1)
         asyncio.get_running_loop().call_later(self.model.latency(), self._answer, asked)
 

@@ -1,7 +1,7 @@
 """What a turn on a token-level server costs in a whole run, beside a bare client of the same server.
 
     python benchmarks/token_turns.py [--rollouts N] [--concurrency C] [--repetitions N] [--checkout DIRECTORY …]
-                                     [--isolate process|none …]
+                                     [--isolate process|default|none …]
 
 One server answers in the form of vLLM: rollouts of 8 turns of some 25 tokens, prompts of some 300 tokens, and a call of
 a Python tool in each turn but the last. Two kinds of contenders, each of which is a command:
@@ -40,7 +40,7 @@ TASK = "Look at one place after the other, and say what is there. " * 17
 SPEC = """
 dataset: {{items: {items}}}
 prompt: {{system: {task}, user: "{{{{ q }}}}"}}
-tools: [{{python: "code.py:look", {isolate}}}]
+tools: [{{python: "code.py:look"{isolate}}}]
 rewards: {{done: {{fn: "code.py:done"}}}}
 agent: {{max_turns: 50}}
 servers: {{policy: {{type: vllm, base_url: "{url}", model: bench, tokenizer: {tokenizer}, max_concurrency: 8192}}}}
@@ -55,7 +55,7 @@ def done(result):
     assert not result.tool_errors
     return float(len(result.final_response) % 2)
 '''
-ISOLATE = {"process": "isolate: process", "none": "isolate: none"}
+ISOLATE = {"process": ", isolate: process", "default": "", "none": ", isolate: none"}
 
 
 def main() -> None:
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=64, help="rollouts at a time (default: 64)")
     parser.add_argument("--repetitions", type=int, default=PAIRS, help=f"at least {PAIRS} give intervals of 95 %%")
     parser.add_argument("--checkout", type=Path, action="append", help="a checkout to measure (default: this one)")
-    parser.add_argument("--isolate", nargs="+", choices=ISOLATE, default=["none"], help="where the tool runs")
+    parser.add_argument("--isolate", nargs="+", choices=ISOLATE, default=["default"], help="where the tool runs")
     parser.add_argument("--bare", nargs=3, metavar=("URL", "ROLLOUTS", "CONCURRENCY"), help=argparse.SUPPRESS)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

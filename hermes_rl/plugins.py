@@ -34,6 +34,8 @@ _siblings: dict[Path, dict[str, ModuleType]] = {}
 """By folder: the modules that its files imported from beside them, shared by all files of the folder."""
 
 _PREFIX = "_hermes_rl_plugin_"
+_files: dict[str, str] = {}
+"""Name of each module that was loaded from a file that is no package → the file."""
 """Beginning of the names of modules of files that are no packages."""
 SANDBOXES = "hermes_rl.sandboxes"
 """Entry points of packages that bring a sandbox backend of their own."""
@@ -94,10 +96,7 @@ class Code(NamedTuple):
 
 def files_named_in(pickled: bytes) -> list[tuple[str, str]]:
     """Return the name and the file of each module, loaded from a file that is no package, that a pickle refers to."""
-    if _PREFIX.encode() not in pickled:
-        return []
-    names = [name for name in tuple(sys.modules) if name.startswith(_PREFIX) and name.encode() in pickled]
-    return [(name, str(sys.modules[name].__file__)) for name in names]
+    return [(name, file) for name, file in tuple(_files.items()) if name.encode() in pickled]
 
 
 def itself(value: Any) -> Any:
@@ -174,13 +173,13 @@ def _execute(name: str, path: Path, source: bytes) -> ModuleType:
     if spec is None:
         raise UserError(f"{path}: is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[name], _files[name] = module, str(path)
     try:
         with _folder_importable(path.parent):
             # What was read, and not what Python keeps compiled: that is of any file of the same size and second.
             exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
     except BaseException as error:
-        del sys.modules[name]
+        del sys.modules[name], _files[name]
         if isinstance(error, Exception | SystemExit):  # a file that ends the program would end the run without a word
             raise UserError(f"{_place(error, path)}: {type(error).__name__}: {error}") from error
         raise

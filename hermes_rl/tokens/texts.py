@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -226,19 +226,25 @@ def _risks(tokenizer: Tokenizer) -> tuple[_Risk, _Risk]:
 
 
 def _is_risky(risk: _Risk, value: Any) -> bool:
-    return any(risk.breaks(text) for text in _strings(value))
+    return any(map(risk.breaks, _strings(value)))
 
 
-def _strings(value: Any) -> Iterator[str]:
-    """Yield every string in a value, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for pair in value.items():
-            yield from _strings(pair)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _strings(inner)
+def _strings(value: Any) -> set[str]:
+    """Return every string in a value, keys included."""
+    strings, pending = set(), [value]
+    while pending:
+        inner = pending.pop()
+        kind = type(inner)
+        if kind is str:
+            strings.add(inner)
+        elif kind is dict or isinstance(inner, Mapping):
+            pending += inner.keys()
+            pending += inner.values()
+        elif kind is list or kind is tuple or isinstance(inner, list | tuple):
+            pending += inner
+        elif isinstance(inner, str):
+            strings.add(inner)
+    return strings
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

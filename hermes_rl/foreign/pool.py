@@ -7,6 +7,7 @@ import atexit
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +27,10 @@ T = TypeVar("T")
 FREE = max(4, 2 * len(os.sched_getaffinity(0)))
 """Processes that stay without work, and from which on a call waits a moment for one before another is begun."""
 MOMENT = 0.02
-"""Seconds of that wait."""
+"""Seconds of that wait where calls are long."""
+SHORT, PATIENCE = 0.1, 0.25
+"""Calls that took fewer seconds lately are short, and the seconds that are waited for the end of one: on a busy machine
+none may end for a moment, and a process that does one short call costs as much as a hundred such calls."""
 
 
 class ProcessPool:
@@ -36,6 +40,8 @@ class ProcessPool:
         self._warm: Warm | None = None
         self._free: list[Worker] = []
         self._busy = self._ended = 0
+        self._took = 0.0
+        """Seconds of a call, as a mean in which the last calls count most."""
         self._waiting: deque[_Waiting] = deque()
         self._lock = threading.Lock()
 
@@ -65,7 +71,7 @@ class ProcessPool:
             NotCarriedError: the arguments cannot be pickled.
         """
         worker = await self._worker(code)
-        stays = False
+        stays, began = False, time.monotonic()
         try:
             returned = await worker.call(code, arguments, plain, timeout, read)
             stays = True
@@ -76,6 +82,7 @@ class ProcessPool:
             how = await done_in_thread(worker.close)
             raise type(error)(str(error) or how) from error
         finally:
+            self._took += (time.monotonic() - began - self._took) / 8
             self._leave(worker, stays=stays)
         return returned
 
@@ -160,7 +167,7 @@ class ProcessPool:
 
     async def _turn(self, waiting: _Waiting) -> Worker | None:
         """Wait until somebody leaves a process, or its place alone, or until all are busy with something long."""
-        waiting.look(self._overdue, self._ended)
+        waiting.look(self._wait, self._overdue, self._ended)
         try:
             return await waiting.turn
         except asyncio.CancelledError:
@@ -169,6 +176,10 @@ class ProcessPool:
             raise
         finally:
             waiting.timer.cancel()
+
+    @property
+    def _wait(self) -> float:
+        return PATIENCE if self._took < SHORT else MOMENT
 
     def _overdue(self, waiting: _Waiting, ended: int) -> None:
         if waiting.turn.done():
@@ -179,7 +190,7 @@ class ProcessPool:
         if late:
             waiting.turn.set_result(None)
         else:
-            waiting.look(self._overdue, self._ended)
+            waiting.look(self._wait, self._overdue, self._ended)
 
     def _fit(self, *codes: Code) -> Worker | None:
         """Take a free process that has this code; those that have not, or have ended, go."""
@@ -233,9 +244,9 @@ class _Waiting:
         self.turn: asyncio.Future[Worker | None] = self._loop.create_future()
         """The process, or None where there is a place for another one."""
 
-    def look(self, overdue: Callable[[_Waiting, int], None], ended: int) -> None:
-        """See in a moment whether any call has ended since."""
-        self.timer = self._loop.call_later(MOMENT, overdue, self, ended)
+    def look(self, wait: float, overdue: Callable[[_Waiting, int], None], ended: int) -> None:
+        """See after so many seconds whether any call has ended since."""
+        self.timer = self._loop.call_later(wait, overdue, self, ended)
 
     def hand(self, give: Callable[[], None]) -> bool:
         """Let its loop call this; False where the loop is closed."""

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import FunctionType, MethodType
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -137,6 +138,20 @@ def _turns_of(code: Callable[..., Any]) -> Turns:
     return Turns() if function is None else _of_method(function)
 
 
+def _signature_of(code: Callable[..., Any], name: str) -> Signature:
+    """Return the signature of some code; processes make a tool for each call, and describing it takes a millisecond."""
+    match code:
+        case FunctionType():
+            return _signature(code, name, skip_first=False)
+        case MethodType(__func__=FunctionType() as function):
+            return _signature(function, name, skip_first=True)
+        case _:
+            return Signature.of(code, name)
+
+
+_signature = functools.lru_cache(maxsize=1024)(Signature.of)
+
+
 @functools.lru_cache(maxsize=1024)
 def _of_method(function: Callable[..., Any]) -> Turns:
     return Turns()
@@ -146,7 +161,7 @@ class CodeTool(DescribedTool):
     """A tool whose schema is the signature of Python code."""
 
     def __init__(self, code: Callable[..., Any], name: str) -> None:
-        self.signature = Signature.of(code, name)
+        self.signature = _signature_of(code, name)
         super().__init__(name, self.signature.description, self.signature.parameters)
         self._turns = _turns_of(code)
 

@@ -27,6 +27,7 @@ import pytest
 
 from hermes_rl.endings import Ending
 from hermes_rl.errors import AgentFault, HermesRLError, JudgeFailure, RewardFailure, SandboxFailure, UserError
+from hermes_rl.foreign import pool as code_pool
 from hermes_rl.foreign import process as code_process
 from hermes_rl.foreign.failures import EndedError, ForeignError, NotCarriedError, OvertimeError
 from hermes_rl.foreign.pool import ProcessPool
@@ -173,6 +174,15 @@ def test_one_process_does_call_after_call(call: Caller) -> None:
     assert len({call("pid") for _ in range(5)}) == 1
     assert call("pid") != os.getpid()
     assert [call("count") for _ in range(3)] == [1, 2, 3]
+
+
+async def test_short_calls_at_once_wait_for_a_few_processes(
+    call: Caller, pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_pool, "PATIENCE", 30.0)
+    calls = [pool.call(call.code("pid"), {}, "hermes_rl.plugins:itself", 60) for _ in range(10 * code_pool.FREE)]
+    used = await asyncio.gather(*calls)
+    assert len(set(used)) <= code_pool.FREE
 
 
 def test_when_memory_ends_the_kernel_ends_it_before_the_runner_and_after_what_is_in_sandboxes(call: Caller) -> None:

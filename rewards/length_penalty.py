@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from hermes_rl import Score
+from hermes_rl import Score, UserError
 from hermes_rl.scoring.value import value_range
 
 
@@ -23,7 +23,7 @@ def length_penalty(
         unit: what is counted.
     """
     if hard_limit <= soft_limit:
-        raise ValueError(f"length_penalty: hard_limit ({hard_limit}) must be larger than soft_limit ({soft_limit})")
+        raise UserError(f"length_penalty: hard_limit ({hard_limit}) must be larger than soft_limit ({soft_limit})")
     length = result.usage.completion_tokens if unit == "tokens" else sum(map(len, result.texts))
     if unit == "tokens" and not length and result.turns_used and not result.usage.prompt_tokens:
         return Score(None, reason="the server counted no tokens; use unit: characters")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hermes_rl import Score
+from hermes_rl import Score, UserError
 from hermes_rl.scoring.words import pattern_of
+
+if TYPE_CHECKING:
+    from hermes_rl.spec.argument_types import Letter
 
 # Whatever is repeated is taken whole (`*+`): no text makes a search go back, so it takes as long as it is long.
 BOXED = re.compile(r"\\boxed\{\s*+(?:\\text\{\s*+)?+\(?+([A-Za-z])\)?+\s*+\}?\s*+\}")
@@ -18,7 +21,7 @@ ALONE = re.compile(r"\W*([A-Za-z])\W*")
 IN_BRACKETS = re.compile(r"\(([A-Z])\)")
 
 
-def multiple_choice(result: Any, *, target: str, choices: list[str] | None = None) -> Score:
+def multiple_choice(result: Any, *, target: Letter, choices: list[str] | None = None) -> Score:
     """1 if the final answer names the letter `target`, else 0; a letter that cannot be told is wrong.
 
     The first of these that is found decides, the last place where it stands: `\\boxed{B}`; "answer is B", "option: (B)"
@@ -29,8 +32,8 @@ def multiple_choice(result: Any, *, target: str, choices: list[str] | None = Non
         target: the letter of the right choice, A for the first.
         choices: the texts of the choices in order, for answers that name one by its text.
     """
-    if not re.fullmatch("[A-Za-z]", target):
-        raise ValueError(f"multiple_choice: target must be one letter, not {target!r}")
+    if choices and ord(target.upper()) - ord("A") >= len(choices):
+        raise UserError(f"multiple_choice: target is {target}, and there are {len(choices)} choices")
     letter = chosen(result.final_response, choices or [])
     reason = None if letter is not None else "no choice could be told from the answer"
     return Score(letter == target.upper(), reason=reason)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hermes_rl import Score
 from hermes_rl.scoring.words import LETTER
+
+if TYPE_CHECKING:
+    from hermes_rl.spec.argument_types import Finite
 
 DIGITS = r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)"
 NUMBER = re.compile(rf"(?<!{LETTER})(?<!\.)[-+−]?{DIGITS}(?:[eE][-+]?\d+)?(?!{LETTER})")
 
 
-def numeric_close(result: Any, *, target: float, relative: float = 1e-6, absolute: float = 0.0) -> Score:
+def numeric_close(result: Any, *, target: Finite, relative: Finite = 1e-6, absolute: Finite = 0.0) -> Score:
     """1 if the last number of the final answer differs from `target` by the larger of both tolerances at most, else 0.
 
     Numbers are written with digits, perhaps with a sign, thousands separated by `,` or LaTeX's `{,}`, a decimal point,

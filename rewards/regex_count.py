@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hermes_rl import Score
 
+if TYPE_CHECKING:
+    from hermes_rl.spec.argument_types import Count, Pattern
+
 
 def regex_count(
-    result: Any, *, pattern: str, at_least: int = 1, ignore_case: bool = False, distinct: bool = False
+    result: Any, *, pattern: Pattern, at_least: Count = 1, ignore_case: bool = False, distinct: bool = False
 ) -> Score:
     """Matches of `pattern` (Python `re` syntax) in the last thing the policy said, over `at_least`; 1 at most.
 
@@ -19,8 +22,6 @@ def regex_count(
         ignore_case: match without regard to case.
         distinct: count equal matches once.
     """
-    if at_least < 1:
-        raise ValueError("regex_count: at_least must be 1 or more")
     found = [match.group() for match in re.finditer(pattern, result.final_response, re.IGNORECASE * ignore_case)]
     count = len(set(found)) if distinct else len(found)
     return Score(min(1.0, count / at_least), metrics={"count": count})

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hermes_rl.spec.argument_types import Pattern
 
 
-def regex_match(result: Any, *, pattern: str, ignore_case: bool = False, full: bool = False) -> bool:
+def regex_match(result: Any, *, pattern: Pattern, ignore_case: bool = False, full: bool = False) -> bool:
     """1 if `pattern` (Python `re` syntax) is found in the last thing the policy said, else 0.
 
     Args:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hermes_rl.scoring.value import value_range
 
+if TYPE_CHECKING:
+    from hermes_rl.spec.argument_types import Count, Finite
+
 
 @value_range(-1, 0)
-def repetition_penalty(result: Any, *, words: int = 4, most: float = 1.0) -> float:
+def repetition_penalty(result: Any, *, words: Count = 4, most: Finite = 1.0) -> float:
     """Minus `most` times the share of runs of `words` words that stood there before, from -`most` to 0.
 
     Taken over all that the policy said. Words are separated by white space and compared by Unicode case folding. A text
@@ -18,8 +21,6 @@ def repetition_penalty(result: Any, *, words: int = 4, most: float = 1.0) -> flo
         words: length of a run.
         most: what a text that repeats itself without end costs; above 1 the reward needs a `range` of [-most, 0].
     """
-    if words < 1:
-        raise ValueError("repetition_penalty: words must be 1 or more")
     said = "\n".join(result.texts).casefold().split()
     runs = [tuple(said[i : i + words]) for i in range(len(said) - words + 1)]
     return -most * (1 - len(set(runs)) / len(runs)) if runs else 0.0

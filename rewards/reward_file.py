@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hermes_rl import Score
 from hermes_rl.errors import AgentFault, RewardFailure
 from hermes_rl.scoring.value import value_range
 from hermes_rl.values import is_number, read_json
+
+if TYPE_CHECKING:
+    from hermes_rl.spec.argument_types import PlacedFile
 
 JSON, TEXT = "reward.json", "reward.txt"
 LACKING = re.compile(
@@ -30,7 +33,7 @@ def reward_file(
     ctx: Any,
     *,
     command: str,
-    files: list[dict[str, Any]] | None = None,
+    files: list[PlacedFile] | None = None,
     folder: str = "/logs/verifier",
     env: dict[str, str] | None = None,
     name: str = "reward",

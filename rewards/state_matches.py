@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hermes_rl import Score
 from hermes_rl.tools.base import Tool, ToolRuntime
 from hermes_rl.tools.python_tools import tools_of_state
 from hermes_rl.tools.rollout_process import asked
+
+if TYPE_CHECKING:
+    from hermes_rl.spec.argument_types import GoldTurn
 
 Sources = list[dict[str, Any]]
 
@@ -18,7 +21,7 @@ async def state_matches(
     state: Any,
     *,
     compare: list[str] | None = None,
-    gold: list[dict[str, Any]] | None = None,
+    gold: list[GoldTurn] | None = None,
     sources: dict[str, Sources] | None = None,
     close: str | None = None,
 ) -> Score:

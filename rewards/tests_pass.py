@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hermes_rl import Score
 from hermes_rl.errors import RewardFailure, UserError
@@ -34,6 +34,9 @@ from hermes_rl.scoring.steering import (
     renamed,
 )
 from hermes_rl.scoring.test_names import RUNNERS, collected, may_skip, passed
+
+if TYPE_CHECKING:
+    from hermes_rl.spec.argument_types import PlacedFile, ReferencePart
 
 PROGRAMS = (".py", ".sh", ".bash")
 """Endings of files that are run, and not only read."""
@@ -59,12 +62,12 @@ def tests_pass(
     ctx: Any,
     *,
     command: str,
-    files: list[dict[str, Any]] | None = None,
+    files: list[PlacedFile] | None = None,
     expected: list[str] | None = None,
     apply: str | None = None,
     trust: list[str] | None = None,
     needs: list[str] | None = None,
-    reference: str | list[dict[str, Any]] | None = None,
+    reference: str | list[ReferencePart] | None = None,
     canaries: bool | None = None,
     apart: bool = False,
     timeout: float = 180.0,

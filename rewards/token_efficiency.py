@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hermes_rl import Score
+from hermes_rl import Score, UserError
 
 
 def token_efficiency(result: Any, *, best: int, worst: int) -> Score:
@@ -17,7 +17,7 @@ def token_efficiency(result: Any, *, best: int, worst: int) -> Score:
         worst: number of tokens that deserves 0; larger than `best`.
     """
     if worst <= best:
-        raise ValueError(f"token_efficiency: worst ({worst}) must be larger than best ({best})")
+        raise UserError(f"token_efficiency: worst ({worst}) must be larger than best ({best})")
     used = result.usage.completion_tokens
     if not used and result.turns_used and not result.usage.prompt_tokens:
         return Score(None, reason="the server counted no tokens")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hermes_rl import Score
+
+if TYPE_CHECKING:
+    from hermes_rl.spec.argument_types import ExpectedCall
 
 
 def tool_calls_match(
     result: Any,
     *,
-    calls: list[dict[str, Any]],
+    calls: list[ExpectedCall],
     in_order: bool = False,
     allow_extra: bool = False,
     executed_by: Literal["hermes_rl", "program"] = "hermes_rl",
@@ -23,7 +26,7 @@ def tool_calls_match(
     in a tool error count as others.
 
     Args:
-        calls: the expected calls, `{name, args}` each.
+        calls: the expected calls, `{name, args}` each; `args` may be called `arguments`, and may be JSON text.
         in_order: they have to be made in this order.
         allow_extra: other calls do no harm.
         executed_by: hermes_rl: calls of the spec's tools, which were executed here; program: those of an agent
@@ -54,7 +57,7 @@ def _fits(made: Any, wanted: Mapping[str, Any]) -> bool:
     if made.error is not None or made.name != wanted["name"] or not isinstance(made.arguments, Mapping):
         return False
     arguments = made.arguments
-    return all(key in arguments and _same(arguments[key], value) for key, value in wanted.get("args", {}).items())
+    return all(key in arguments and _same(arguments[key], value) for key, value in wanted["args"].items())
 
 
 def _same(value: Any, wanted: Any) -> bool:

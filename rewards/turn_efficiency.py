@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hermes_rl import UserError
+
 
 def turn_efficiency(result: Any, *, best: int, worst: int) -> float:
     """1 up to `best` turns, 0 from `worst` turns on, linear in between.
@@ -13,5 +15,5 @@ def turn_efficiency(result: Any, *, best: int, worst: int) -> float:
         worst: number of model calls that deserves 0; larger than `best`.
     """
     if worst <= best:
-        raise ValueError(f"turn_efficiency: worst ({worst}) must be larger than best ({best})")
+        raise UserError(f"turn_efficiency: worst ({worst}) must be larger than best ({best})")
     return float(min(1.0, max(0.0, (worst - result.turns_used) / (worst - best))))

@@ -27,6 +27,7 @@ from hermes_rl.runs.store import result_of
 from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.spec.model import Spec
+from hermes_rl.spec.templates import naming_row
 from hermes_rl.values import read_json
 
 # ------------------------------------------------------------------------------------------------------- The format
@@ -239,7 +240,8 @@ def _rows(spec: Spec) -> list[Row]:
 async def _graded(compiled: CompiledSpec, file: str, row: Row, result: AgentResult) -> GradedTrajectory:
     values: dict[str, RewardValue] = {}
     try:
-        await compiled.grader.grade_rollout(dict(row.columns), result, None, None, values)
+        with naming_row(row.key):
+            await compiled.grader.grade_rollout(dict(row.columns), result, None, None, values)
         return GradedTrajectory(file, row.key, values, compiled.grader.score(values))
     except Failure as failure:
         return GradedTrajectory(file, row.key, values, None, failure.detail)

@@ -75,6 +75,7 @@ from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import config_from_spec, create_client
 from hermes_rl.servers.scripted import Script, ScriptedTurn, deviate_script, deviations
 from hermes_rl.servers.scripted.play import FINISHED
+from hermes_rl.spec.argument_types import GoldTurn
 from hermes_rl.spec.model import (
     NO_TOOLSETS,
     PROGRAM_VALUES,
@@ -92,7 +93,15 @@ from hermes_rl.spec.model import (
 from hermes_rl.spec.model import Message as SpecMessage
 from hermes_rl.spec.section import is_template, thaw
 from hermes_rl.spec.suggest import choices
-from hermes_rl.spec.templates import TemplateError, has_template, render, render_section, render_text
+from hermes_rl.spec.templates import (
+    TemplateError,
+    coerce,
+    has_template,
+    naming_row,
+    render,
+    render_section,
+    render_text,
+)
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.artifacts import ArtifactRequest, TakenArtifact
 from hermes_rl.tools.base import Tool, ToolFailedError, ToolInputError, Toolkit, ToolRuntime, free_task_id
@@ -163,8 +172,10 @@ def _turns(spec: Spec, row: Row) -> list[dict[str, Any]]:
         turns = [{"tools": [{"name": "terminal", "args": {"command": command}}]}, {"say": "The patch is applied."}]
     elif not is_template(turns):
         turns = [turn.model_dump(exclude_none=True) for turn in turns]
-    rendered: list[dict[str, Any]] = render(turns, row.columns, where="solution.turns", key=row.key)
-    return rendered
+    where = "solution.turns"
+    rendered = render(turns, row.columns, where=where, key=row.key)
+    checked: list[dict[str, Any]] = coerce(rendered, list[GoldTurn], where=where, key=row.key)
+    return checked
 
 
 def last_words(turns: tuple[ScriptedTurn, ...]) -> str:
@@ -641,6 +652,10 @@ class CompiledSpec:
             ) from error
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
+        with naming_row(rollout.key.row.key):
+            await self._grade(rollout, runtime)
+
+    async def _grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
         item = dict(rollout.key.row.columns)
         if not rollout.others:
             sandboxes = await self._kept(rollout, runtime)
@@ -698,7 +713,8 @@ class CompiledSpec:
             paying = {reward.name for reward in self.grader.rewards if reward.pays(name)}
             values = [member.rewards for member in members]
             seats = results if name else None
-            await self.grader.grade_group(item, results[name], values, paying, seats)
+            with naming_row(rollouts[0].key.row.key):
+                await self.grader.grade_group(item, results[name], values, paying, seats)
 
     def score(self, rollout: Rollout) -> float:
         score = self.grader.score(rollout.rewards, rollout.seat.name)

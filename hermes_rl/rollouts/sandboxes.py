@@ -209,7 +209,7 @@ def _located(files: Any, folder: Path) -> Any:
         return files
     return [
         {**file, "from": str(_inside(str(file["from"]), folder))}
-        if isinstance(file, Mapping) and "from" in file
+        if isinstance(file, Mapping) and file.get("from") is not None
         else file
         for file in files
     ]

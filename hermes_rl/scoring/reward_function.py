@@ -206,12 +206,17 @@ class RewardFunction:
         does not fit."""
         from hermes_rl.spec.templates import coerce
 
-        return {key: coerce(value, self.hints[key]) if key in self.hints else value for key, value in written.items()}
+        return {
+            key: coerce(value, self.hints[key], where=f"rewards.{self.name}.args.{key}") if key in self.hints else value
+            for key, value in written.items()
+        }
 
 
 def _hints(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """Return the annotations that can be resolved; those imported for type checkers only are left out."""
-    names = getattr(inspect.unwrap(function), "__globals__", {})
+    """Return the annotations that can be resolved; others that are imported for type checkers only are left out."""
+    from hermes_rl.spec.argument_types import ARGUMENT_TYPES
+
+    names = {**ARGUMENT_TYPES, **getattr(inspect.unwrap(function), "__globals__", {})}
     hints: dict[str, Any] = {}
     for name, parameter in parameters.items():
         if parameter.annotation is not parameter.empty:

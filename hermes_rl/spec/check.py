@@ -17,9 +17,9 @@ from hermes_rl.spec.findings import Findings
 from hermes_rl.spec.model import PROGRAM_VALUES, Content, Prompt, SandboxSection, Spec, TextFile, User
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.paths import FILE_FORMATS
-from hermes_rl.spec.section import is_template
+from hermes_rl.spec.section import is_template, thaw
 from hermes_rl.spec.suggest import choices
-from hermes_rl.spec.templates import TemplateError, coerce, render, render_section, render_text
+from hermes_rl.spec.templates import TemplateError, coerce, has_template, render, render_section, render_text
 
 # -------------------------------------------------------------------------- Templates, rendered with sample rows
 
@@ -34,22 +34,27 @@ def check_samples(spec: Spec, samples: Sequence[Row], findings: Findings) -> Non
         if lacking is not None:
             findings.problem(("evaluate", "by", index), f"there is no column `{column}`{choices(column, lacking)}")
     for number, row in enumerate(samples, start=1):
-        key = str(number)
-        of_program = {**row, **dict.fromkeys(PROGRAM_VALUES, ""), "context": 1}
-        of_seat = {**row, "seat": next(iter(spec.agents), ""), "text": "words"}
-        for path, text, kind in _texts(spec):
-            of_agent = path[2:] if path[0] == "agents" else path
-            values = of_program if of_agent[:2] == ("agent", "program") else of_seat if path[-1] == "hears" else row
-            if path[0] == "rewards" and spec.rewards[str(path[1])].steps is not None:
-                values = {**row, "step": 0}
-            if path not in failed and not _works(path, text, kind, values, key, findings):
-                failed.add(path)
-            elif path not in failed and path[-1] == "messages":
-                _check_carried(spec, path, text, row, key, failed, findings)
-        if spec.sandbox.model_fields_set and not any(path[:1] == ("sandbox",) for path in failed):
-            _check_section("sandbox", spec.sandbox, row, key, failed, findings)
-        if spec.user is not None and spec.user.says is not None and not any(path[0] == "user" for path in failed):
-            _check_section("user", spec.user, row, key, failed, findings)
+        _check_row(spec, row, str(row.get(spec.dataset.key or "", number)), failed, findings)
+
+
+def _check_row(spec: Spec, row: Row, key: str, failed: set[NodePath], findings: Findings) -> None:
+    of_program = {**row, **dict.fromkeys(PROGRAM_VALUES, ""), "context": 1}
+    of_seat = {**row, "seat": next(iter(spec.agents), ""), "text": "words"}
+    for path, text, kind in _texts(spec):
+        of_agent = path[2:] if path[0] == "agents" else path
+        values = of_program if of_agent[:2] == ("agent", "program") else of_seat if path[-1] == "hears" else row
+        if path[0] == "rewards" and spec.rewards[str(path[1])].steps is not None:
+            values = {**row, "step": 0}
+        if any(other[: len(path)] == path for other in failed):
+            continue
+        if not _works(path, text, kind, values, key, findings):
+            failed.add(path)
+        elif path[-1] == "messages":
+            _check_carried(spec, path, text, row, key, failed, findings)
+    if spec.sandbox.model_fields_set and not any(path[:1] == ("sandbox",) for path in failed):
+        _check_section("sandbox", spec.sandbox, row, key, failed, findings)
+    if spec.user is not None and spec.user.says is not None and not any(path[0] == "user" for path in failed):
+        _check_section("user", spec.user, row, key, failed, findings)
 
 
 def _check_carried(
@@ -85,7 +90,10 @@ def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
         yield from _below(path, program.model_dump(by_alias=True, exclude_unset=True), str)
     yield from _arguments(spec)
     if spec.solution is not None:
-        yield from _below(("solution",), spec.solution.model_dump(by_alias=True, exclude_unset=True), None)
+        from hermes_rl.spec.argument_types import GoldTurn
+
+        for name, value in spec.solution.model_dump(by_alias=True, exclude_unset=True).items():
+            yield from _whole(("solution", name), value, list[GoldTurn] if name == "turns" else None)
 
 
 def _prompts(spec: Spec) -> Iterator[tuple[NodePath, Prompt]]:
@@ -108,16 +116,12 @@ def _prompt(place: NodePath, prompt: Prompt) -> Iterator[tuple[NodePath, Any, An
 def _arguments(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
     if not spec.rewards:
         return
-    from hermes_rl.spec.check_code import signature_of
-    from hermes_rl.spec.schema import type_of
+    from hermes_rl.spec.check_code import argument_types
 
     for name, reward in spec.rewards.items():
-        signature = signature_of(spec, name)
-        types = (
-            {parameter.name: type_of(parameter.annotation) for parameter in signature.parameters} if signature else {}
-        )
+        types = argument_types(spec, name)
         for argument, value in reward.args.items():
-            yield from _below(("rewards", name, "args", argument), value, types.get(argument))
+            yield from _whole(("rewards", name, "args", argument), value, types.get(argument))
 
 
 def _content(path: NodePath, content: Content | None) -> Iterator[tuple[NodePath, Any, Any]]:
@@ -128,6 +132,14 @@ def _content(path: NodePath, content: Content | None) -> Iterator[tuple[NodePath
             yield (*path, index, "image_url"), part.image_url, None
     elif content is not None:
         yield path, content, str
+
+
+def _whole(path: NodePath, value: Any, kind: Any) -> Iterator[tuple[NodePath, Any, Any]]:
+    """Each template on its own, so that its place can be named; then all of a value that has templates in it."""
+    if not isinstance(value, str):
+        yield from _below(path, value, None)
+    if isinstance(value, str) or (kind is not None and has_template(value)):
+        yield path, value, kind
 
 
 def _below(path: NodePath, value: Any, kind: Any) -> Iterator[tuple[NodePath, Any, Any]]:
@@ -149,8 +161,8 @@ def _works(path: NodePath, value: Any, kind: Any, row: Row, key: str, findings: 
             value = file.read_text(encoding="utf-8")
         if is_template(value) and kind is str:
             render_text(value, row, key=key)
-        elif is_template(value):
-            rendered = render(value, row, key=key)
+        elif has_template(value):
+            rendered = render(thaw(value), row, key=key)
             if kind is not None:
                 coerce(rendered, kind, key=key)
     except TemplateError as error:

@@ -6,13 +6,11 @@ Everything is read from syntax trees. A name that does not exist would otherwise
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from hermes_rl.json_schema import CompiledSchema, InvalidSchemaError
 from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.findings import Findings
 from hermes_rl.spec.hints import parameters_of_rewards
@@ -263,13 +261,19 @@ _ROLE_ARGUMENTS = ("server", "servers")
 """Arguments of shipped rewards that name server roles."""
 
 
-def signature_of(spec: Spec, name: str) -> Function | None:
-    """Return the signature of a reward's function, where its source is at hand."""
+def _source_of(spec: Spec, name: str) -> Path | None:
+    """Return the file of a reward's function, where it is at hand."""
     file, colon, inner = spec.rewards[name].fn.rpartition(":")
     own = Path(file) if file.endswith(".py") else None
     place = own if colon else shipped_rewards().get(inner)
+    return place if place is not None and place.is_file() else None
+
+
+def signature_of(spec: Spec, name: str) -> Function | None:
+    """Return the signature of a reward's function, where its source is at hand."""
+    file = _source_of(spec, name)
     try:
-        return function(place, inner) if place is not None and place.is_file() else None
+        return None if file is None else function(file, spec.rewards[name].fn.rpartition(":")[2])
     except CodeError:
         return None
 
@@ -332,7 +336,7 @@ def _check_arguments(spec: Spec, name: str, reward: Reward, signature: Function,
     if missing and len(unknown) != 1:
         message = f"`{signature.name}` needs {needs}, as an argument or as a server role{hint}"
         findings.problem(("rewards", name), message, at="key")
-    _check_values(path, reward, signature, findings)
+    _check_values(spec, name, signature, findings)
     _check_roles(spec, path, reward, signature, findings)
 
 
@@ -345,37 +349,28 @@ def _missing(missing: list[str], spec: Spec, *, own: bool) -> tuple[str, str]:
     return ", ".join(f"`{name}`" for name in missing), role or (parameters_of_rewards(missing) if own else "")
 
 
-def _check_values(path: NodePath, reward: Reward, signature: Function, findings: Findings) -> None:
+def argument_types(spec: Spec, name: str) -> dict[str, Any]:
+    """Return the types of a reward's arguments, as far as its source is at hand and names types."""
+    signature, file = signature_of(spec, name), _source_of(spec, name)
+    if signature is None or file is None:
+        return {}
+    types = {each.name: type_of(each.annotation, defined(file)) for each in signature.arguments()}
+    return {argument: kind for argument, kind in types.items() if kind is not None}
+
+
+def _check_values(spec: Spec, name: str, signature: Function, findings: Findings) -> None:
     """Values without templates are coerced now; the others when sample rows are rendered."""
-    for argument in signature.arguments():
-        kind = type_of(argument.annotation)
-        if kind is None or argument.name not in reward.args:
-            continue
-        value = reward.args[argument.name]
-        if has_template(value):
+    annotations = {each.name: each.annotation for each in signature.arguments()}
+    for argument, kind in argument_types(spec, name).items():
+        value = spec.rewards[name].args.get(argument, ...)
+        if value is ... or has_template(value):
             continue
         try:
             coerce(thaw(value), kind)
-        except TemplateError:
-            findings.problem((*path, argument.name), f"`{signature.name}` takes {argument.annotation} here")
-            continue
-        if ":" not in reward.fn and (fault := _unreadable(argument.name, thaw(value))) is not None:
-            findings.problem((*path, argument.name), fault)
-
-
-def _unreadable(argument: str, value: object) -> str | None:
-    """Why a pattern or a JSON Schema of a shipped reward cannot be read; None for other arguments."""
-    if argument == "pattern" and isinstance(value, str):
-        try:
-            re.compile(value)
-        except re.error as error:
-            return f"this is no regular expression: {error}"
-    if argument == "schema" and isinstance(value, dict):
-        try:
-            CompiledSchema(value).check()
-        except InvalidSchemaError as error:
-            return f"this is no JSON Schema: {error}"
-    return None
+        except TemplateError as error:
+            _, _, reason = error.message.partition("does not fit")
+            message = f"`{signature.name}` takes {annotations[argument]} here{reason}"
+            findings.problem(("rewards", name, "args", argument), message)
 
 
 def _check_roles(spec: Spec, path: NodePath, reward: Reward, signature: Function, findings: Findings) -> None:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import ast
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NotRequired, Required
 
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, JsonSchemaWarningKind
 from pydantic_core.core_schema import PlainValidatorFunctionSchema
+from typing_extensions import TypedDict
 
 from hermes_rl.server_types import type_names
 from hermes_rl.shipped import shipped_rewards
+from hermes_rl.spec.argument_types import ARGUMENT_TYPES
 from hermes_rl.spec.flags import PASSED
 from hermes_rl.spec.model import Spec
-from hermes_rl.spec.section import Later, Section
+from hermes_rl.spec.section import EMPTY, Later, Section
 from hermes_rl.spec.signatures import CodeError, Parameter, function
 
 # ------------------------------------------------ Annotations as they stand in source text: a type, or left open
@@ -34,36 +36,63 @@ _NAMES: dict[str, Any] = {
     "Tuple": tuple,
     "Sequence": Sequence,
     "Mapping": Mapping,
+    "Required": Required,
+    "NotRequired": NotRequired,
+    **ARGUMENT_TYPES,
 }
 
 
-def type_of(annotation: str) -> Any | None:
-    """Return the type that an annotation names; None where it is missing or names something of its own."""
+def type_of(annotation: str, names: Mapping[str, ast.AST] = EMPTY) -> Any | None:
+    """Return the type that an annotation names; None where it is missing or names something of its own.
+
+    `names` are what the file of the annotation defines: a TypedDict or another name for a type is known too.
+    """
     if not annotation:
         return None
     try:
-        return _evaluate(ast.parse(annotation, mode="eval").body)
-    except (SyntaxError, KeyError, TypeError, ValueError):
+        return _evaluate(ast.parse(annotation, mode="eval").body, names)
+    except (SyntaxError, KeyError, TypeError, ValueError, RecursionError):
         return None
 
 
-def _evaluate(node: ast.expr) -> Any:
+def _evaluate(node: ast.expr, names: Mapping[str, ast.AST]) -> Any:
     if isinstance(node, ast.Name):
+        defined = names.get(node.id)
+        if isinstance(defined, ast.ClassDef):
+            return _typed_dict(defined, names)
+        if isinstance(defined, ast.Assign):
+            return _evaluate(defined.value, names)
         return _NAMES[node.id]
     if isinstance(node, ast.Attribute):
         return _NAMES[node.attr]
     if isinstance(node, ast.Constant) and isinstance(node.value, str | None):
-        return None if node.value is None else _evaluate(ast.parse(node.value, mode="eval").body)
+        return None if node.value is None else _evaluate(ast.parse(node.value, mode="eval").body, names)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        return typing.Union[_evaluate(node.left), _evaluate(node.right)]  # noqa: UP007 - None | X is no type
+        left, right = _evaluate(node.left, names), _evaluate(node.right, names)
+        return typing.Union[left, right]  # noqa: UP007 - None | X is no type
     if not isinstance(node, ast.Subscript):
         raise ValueError("not a simple annotation")
-    outer = _evaluate(node.value)
+    outer = _evaluate(node.value, names)
     parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     if outer is typing.Literal:
         return typing.Literal[tuple(ast.literal_eval(part) for part in parts)]
-    inner = tuple(... if isinstance(part, ast.Constant) and part.value is ... else _evaluate(part) for part in parts)
+    inner = tuple(
+        ... if isinstance(part, ast.Constant) and part.value is ... else _evaluate(part, names) for part in parts
+    )
     return outer[inner if len(inner) > 1 else inner[0]]
+
+
+def _typed_dict(node: ast.ClassDef, names: Mapping[str, ast.AST]) -> Any:
+    """Return the TypedDict that a class statement defines; raises ValueError for another class."""
+    if [ast.unparse(base).rpartition(".")[2] for base in node.bases] != ["TypedDict"]:
+        raise ValueError("not a TypedDict, or one that inherits keys")
+    fields = {
+        each.target.id: _evaluate(each.annotation, names)
+        for each in node.body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+    total = not any(each.arg == "total" and ast.unparse(each.value) == "False" for each in node.keywords)
+    return TypedDict(node.name, fields, total=total)  # type: ignore[operator]
 
 
 # ------------------------------------------------------------------------------------------ The schema of a spec

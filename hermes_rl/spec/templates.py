@@ -13,10 +13,13 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from traceback import walk_tb
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Annotated, Any, NotRequired, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from jinja2 import StrictUndefined, TemplateSyntaxError, Undefined, UndefinedError, nodes
 from jinja2 import TemplateError as JinjaError
@@ -27,6 +30,8 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
+from pydantic_core import ErrorDetails
+from typing_extensions import TypedDict, is_typeddict
 
 from hermes_rl.errors import UserError
 from hermes_rl.spec.section import RENDERED, Section, is_template
@@ -275,6 +280,17 @@ class TemplateError(UserError):
         self.message, self.row, self.line, self.column, self.path = message, row, line, column, path
 
 
+@contextmanager
+def naming_row(key: str) -> Iterator[None]:
+    """Let an error of the user's input that comes from a row, and does not name it, name it by its key."""
+    try:
+        yield
+    except UserError as error:
+        if isinstance(error, TemplateError) and error.row:
+            raise
+        raise UserError(f"row {key}: {error}") from error.__cause__
+
+
 def render(value: Any, row: Mapping[str, Any], *, where: str = "", key: str = "") -> Any:
     """Return a value of the spec for a row: templates rendered, lists and mappings through and through.
 
@@ -362,26 +378,59 @@ def render_section(part: S, row: Mapping[str, Any], *, where: str = "", key: str
 def _wrong_type(error: ValidationError, where: str, key: str) -> TemplateError:
     first = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(step) for step in (where, *first["loc"]) if step != "")
-    message = f"the template gives a value that does not fit: {first['msg'][:1].lower()}{first['msg'][1:]}"
+    message = f"the template gives a value that does not fit: {_reason(first)}"
     return TemplateError(message, where=place, row=key, path=first["loc"])
 
 
-def coerce(value: Any, annotation: Any, *, key: str = "") -> Any:
+def _reason(error: ErrorDetails) -> str:
+    if error["type"] == "extra_forbidden":
+        return f"there is no key `{error['loc'][-1]}` here"
+    return f"{error['msg'][:1].lower()}{error['msg'][1:]}"
+
+
+def coerce(value: Any, annotation: Any, *, where: str = "", key: str = "") -> Any:
     """Return a rendered value as the type of its target: `"3"` as 3 for an int; raises TemplateError."""
     try:
-        return _adapter(annotation).validate_python(value)
+        (coerced,) = _adapter(annotation).validate_python((value,), context={RENDERED: True})
+        return coerced
     except ValidationError as error:
-        raise _wrong_type(error, "", key) from None
+        first = error.errors(include_url=False, include_input=False)[0]
+        inner = ".".join(map(str, first["loc"][1:]))
+        raise TemplateError(
+            f"the template gives a value that does not fit{inner and f' (at {inner})'}: {_reason(first)}",
+            where=where,
+            row=key,
+            path=first["loc"][1:],
+        ) from None
     except (PydanticUserError, TypeError, NameError):
         return value  # an annotation that is no type for values, such as a forward reference
 
 
-def _adapter(annotation: Any) -> TypeAdapter[Any]:
-    config = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True)
-    try:
-        return TypeAdapter(annotation, config=config)
-    except PydanticUserError:
-        return TypeAdapter(annotation)  # models bring a configuration of their own
+@lru_cache(maxsize=256, typed=True)
+def _adapter(annotation: Any) -> TypeAdapter[tuple[Any]]:
+    """Return what checks a value in a tuple: types that bring no configuration take that of what they are in."""
+    config = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True, extra="forbid")
+    return TypeAdapter(tuple[_portable(annotation)], config=config)  # type: ignore[misc]
+
+
+def _portable(annotation: Any) -> Any:
+    """Return an annotation that pydantic takes in Python 3.11 too, for which `typing.TypedDict` keeps too little."""
+    if sys.version_info >= (3, 12):
+        return annotation
+    if is_typeddict(annotation) and not hasattr(annotation, "__pydantic_config__"):
+        hints = get_type_hints(annotation, include_extras=True)
+        required = annotation.__required_keys__
+        fields = {name: _portable(kind) for name, kind in hints.items()}
+        fields = {name: kind if name in required else NotRequired[kind] for name, kind in fields.items()}
+        return TypedDict(annotation.__name__, fields)  # type: ignore[operator]
+    outer, parts = get_origin(annotation), get_args(annotation)
+    if outer is Annotated:
+        return Annotated[(_portable(parts[0]), *parts[1:])]
+    if outer in (Union, UnionType):
+        return Union[tuple(map(_portable, parts))]  # noqa: UP007 - of as many as there are
+    if isinstance(outer, type) and issubclass(outer, Collection):
+        return outer[tuple(map(_portable, parts))]  # type: ignore[index]
+    return annotation
 
 
 def evaluate(expression: str, row: Mapping[str, Any], *, where: str = "", key: str = "") -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.agent.result import AgentResult
-from hermes_rl.errors import RewardFailure
+from hermes_rl.errors import UserError
 from tests.rewards.played import graded, said
 
 
@@ -54,11 +54,6 @@ async def test_exact_match(answer: str | None, args: dict[str, Any], expected: f
 )
 async def test_regex_match(answer: str | None, args: dict[str, Any], expected: float) -> None:
     assert await value("regex_match", said(answer), **args) == expected
-
-
-async def test_a_broken_pattern_is_a_failure() -> None:
-    with pytest.raises(RewardFailure, match=r"regex_match\.py:\d+$"):
-        await value("regex_match", said("x"), pattern="(")
 
 
 @pytest.mark.parametrize(
@@ -120,5 +115,5 @@ async def test_turn_efficiency(turns: int, expected: float) -> None:
 
 
 async def test_turn_efficiency_needs_a_best_below_the_worst() -> None:
-    with pytest.raises(RewardFailure, match=r"worst \(2\) must be larger than best \(2\)"):
+    with pytest.raises(UserError, match=r"worst \(2\) must be larger than best \(2\)"):
         await value("turn_efficiency", said("done"), best=2, worst=2)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.agent.result import AgentResult, ToolCall, Usage
-from hermes_rl.errors import RewardFailure
+from hermes_rl.errors import RewardFailure, UserError
 from hermes_rl.scoring.reward_function import find_reward
 from hermes_rl.shipped import shipped_rewards
 from hermes_rl.spec.model import INJECTED
@@ -126,6 +126,11 @@ CASES: list[tuple[str, AgentResult, dict[str, Any], float]] = [
     ("tool_calls_match", called(("a", {}), ("a", {})), {"calls": [{"name": "a"}]}, 0),
     ("tool_calls_match", called(("a", {}), ("c", {})), {"calls": [{"name": "a"}], "allow_extra": True}, 1),
     ("tool_calls_match", called(failed=("a",)), {"calls": [{"name": "a"}]}, 0),
+    ("tool_calls_match", called(("add", {"a": 1})), {"calls": [{"name": "add", "arguments": {"a": 1}}]}, 1),
+    ("tool_calls_match", called(("add", {"a": 1})), {"calls": [{"name": "add", "arguments": {"a": 2}}]}, 0),
+    ("tool_calls_match", called(("add", {"a": 1})), {"calls": [{"name": "add", "args": '{"a": 1}'}]}, 1),
+    ("tool_calls_match", called(("add", {"a": 1})), {"calls": [{"name": "add", "arguments": '{"a": 2}'}]}, 0),
+    ("tool_calls_match", called(("add", {})), {"calls": [{"name": "add", "args": None, "arguments": ""}]}, 1),
     ("tool_calls_match", called(), {"calls": []}, 1),
     ("tool_calls_match", called(("a", {})), {"calls": []}, 0),
     ("token_efficiency", spoke("x", tokens=100), {"best": 100, "worst": 300}, 1),
@@ -156,18 +161,36 @@ async def test_value(name: str, result: AgentResult, args: dict[str, Any], expec
 @pytest.mark.parametrize(
     ("name", "args"),
     [
-        ("keyword_overlap", {"reference": "!"}),
         ("length_penalty", {"soft_limit": 5, "hard_limit": 5}),
         ("regex_count", {"pattern": "a", "at_least": 0}),
+        ("regex_match", {"pattern": "("}),
         ("multiple_choice", {"target": "AB"}),
+        ("multiple_choice", {"target": "C", "choices": ["one", "two"]}),
         ("json_matches", {"schema": {"type": "nothing"}}),
         ("token_efficiency", {"best": 5, "worst": 5}),
+        ("turn_efficiency", {"best": 5, "worst": 5}),
         ("repetition_penalty", {"words": 0}),
+        ("numeric_close", {"target": "nan"}),
+        ("tool_calls_match", {"calls": [{"name": "add", "parameters": {"a": 1}}]}),
+        ("tool_calls_match", {"calls": [{"name": "add", "args": {"a": 1}, "arguments": {"a": 2}}]}),
+        ("tool_calls_match", {"calls": [{"name": "add", "args": '{"a": '}]}),
+        ("tool_calls_match", {"calls": [{"name": "add", "args": "[1]"}]}),
+        ("tool_calls_match", {"calls": [{"add": {"a": [1]}}]}),
+        ("tests_pass", {"command": "true", "files": [{"path": "a", "content": "b"}]}),
+        ("tests_pass", {"command": "true", "files": [{"to": "a"}]}),
+        ("tests_pass", {"command": "true", "reference": [{"tools": [{"name": "a", "arguments": {}}]}]}),
+        ("reward_file", {"command": "true", "files": [{"to": "a", "content": "b", "from": "c"}]}),
+        ("state_matches", {"gold": [{"tools": [{"args": {}}]}]}),
     ],
 )
-async def test_what_cannot_be_asked_is_a_failure_and_no_score(name: str, args: dict[str, Any]) -> None:
-    with pytest.raises(RewardFailure):
+async def test_arguments_of_another_shape_are_the_users_mistake(name: str, args: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
         await value(name, said("x"), **args)
+
+
+async def test_an_argument_that_says_nothing_fails_the_reward() -> None:
+    with pytest.raises(RewardFailure):
+        await value("keyword_overlap", said("x"), reference="!")
 
 
 @pytest.mark.parametrize(

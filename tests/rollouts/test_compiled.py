@@ -111,6 +111,15 @@ async def test_a_reward_may_ask_a_server_role(folder: Path) -> None:
     assert group.scores == [1.0]
 
 
+async def test_an_argument_of_a_row_that_does_not_fit_names_row_and_argument() -> None:
+    text = (
+        "dataset: {key: id, items: [{id: seven, c: [{name: take, parameters: {}}]}]}\nprompt: {user: go}\n"
+        "rewards: {calls: {fn: tool_calls_match, args: {calls: '{{ c }}'}}}\nservers: {policy: {type: scripted}}\n"
+    )
+    with pytest.raises(UserError, match=r"row seven: rewards\.calls\.args\.calls: .* no key `parameters` here"):
+        await play(parse_spec(text), size=1)
+
+
 async def test_a_draw_of_toolsets_is_the_same_for_a_group_and_differs_between_groups() -> None:
     text = (
         "dataset: {items: [{q: hi}]}\nprompt: {user: '{{ q }}'}\nservers: {policy: {type: scripted}}\n"

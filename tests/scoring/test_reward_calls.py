@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import pytest
 
@@ -64,6 +64,23 @@ def test_an_argument_that_does_not_fit_is_the_users_mistake() -> None:
 
     with pytest.raises(UserError, match="integer"):
         reward(mine).arguments({"count": "three"})
+
+
+class Call(TypedDict):
+    name: str
+    times: NotRequired[int]
+
+
+def test_arguments_of_typed_dicts_have_their_keys_alone() -> None:
+    def mine(*, calls: list[Call], first: Call | None = None) -> float:
+        return 0.0
+
+    fitting = {"calls": [{"name": "f", "times": "2"}, {"name": "g"}]}
+    assert reward(mine).arguments(fitting) == {"calls": [{"name": "f", "times": 2}, {"name": "g"}]}
+    wrong: list[dict[str, Any]] = [{"calls": [{"name": "f", "args": 1}]}, {"calls": [{}]}, {"first": {"nam": "f"}}]
+    for each in wrong:
+        with pytest.raises(UserError, match=rf"rewards\.mine\.args\.{next(iter(each))}: the template gives"):
+            reward(mine).arguments(each)
 
 
 def test_an_unknown_argument_is_the_users_mistake_and_the_known_ones_are_named() -> None:

@@ -385,10 +385,11 @@ def test_a_file_that_cannot_be_imported_is_told_without_running_it(tmp_path: Pat
     [
         (
             "{a: {fn: regex_match, args: {pattern: '('}}}",
-            "4:48: this is no regular expression: missing ), unterminated",
+            "4:48: `regex_match` takes Pattern here: this is no regular expression: missing ), unterminated",
         ),
         ("{regex_count: {args: {pattern: '[', at_least: 2}}}", "this is no regular expression: unterminated character"),
-        ("{regex_match: {args: {pattern: '{{ q }}('}}}", None),
+        ("{regex_match: {args: {pattern: '{{ q }}'}}}", None),
+        ("{regex_match: {args: {pattern: '{{ q }}('}}}", "this is no regular expression: missing ), unterminated"),
         ("{regex_match: {args: {pattern: '(a)'}}}", None),
         ("{json_matches: {args: {schema: {type: strnig}}}}", "this is no JSON Schema: $.type: 'strnig' is not valid"),
         ("{json_matches: {args: {schema: {type: string}}}}", None),
@@ -399,6 +400,58 @@ def test_patterns_and_schemas_of_shipped_rewards_are_read(tmp_path: Path, text: 
     problems = found(tmp_path, f"rewards: {text}\n")
     assert len(problems) == (said is not None)
     assert said is None or said in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("calls", "column", "said"),
+    [
+        (
+            '"{{ c }}"',
+            "[{name: f, parameters: {}}]",
+            "(at 0.parameters): there is no key `parameters` here (row second)",
+        ),
+        ("[{name: f, args: '{{ c }}'}]", "'{oops'", "(at 0.args): this is no JSON object"),
+        ("[{name: f, args: '{{ c }}'}]", "{a: 1}", None),
+        ("[{name: f, args: '{{ d }}'}]", "{}", "there is no column `d`"),
+    ],
+)
+def test_arguments_from_rows_are_checked_as_a_whole(tmp_path: Path, calls: str, column: str, said: str | None) -> None:
+    text = (
+        f"dataset: {{key: id, items: [{{id: first, c: []}}, {{id: second, c: {column}}}]}}\nprompt: {{user: go}}\n"
+        f"rewards: {{a: {{fn: tool_calls_match, args: {{calls: {calls}}}}}}}\n"
+    ).replace("c: []", "c: {}" if "args" in calls else "c: []")
+    problems, _ = check_spec(load_spec(write(tmp_path, text)))
+    assert len(problems) == (said is not None)
+    assert said is None or said in str(problems[0])
+
+
+def test_typed_dicts_of_a_reward_are_types_of_its_arguments(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from typing import NotRequired, TypedDict\n"
+        "class Call(TypedDict):\n    name: str\n    times: NotRequired[int]\n"
+        "Calls = list[Call]\n"
+        "def mine(item, *, calls: Calls): ...\n"
+    )
+    start = "prompt: {user: go}\nrewards: {a: {fn: own.py:mine, args: {calls: '{{ c }}'}}}\n"
+    for column, said in (
+        ("[{name: f, times: '2'}]", None),
+        ("[{name: f, args: {}}]", "(at 0.args): there is no key `args` here"),
+        ("[{times: 2}]", "(at 0.name): field required"),
+        ("[{name: f, times: many}]", "(at 0.times)"),
+    ):
+        problems, _ = check_spec(load_spec(write(tmp_path, f"{start}dataset: {{items: [{{c: {column}}}]}}\n")))
+        assert len(problems) == (said is not None)
+        assert said is None or said in str(problems[0])
+
+
+@pytest.mark.parametrize("turns", ['"{{ t }}"', "[{tools: '{{ t[0].tools }}'}]"])
+def test_turns_of_a_solution_that_come_from_rows_are_checked(tmp_path: Path, turns: str) -> None:
+    text = (
+        "dataset: {items: [{t: [{tools: [{name: f, arguments: {a: 1}}]}]}]}\nprompt: {user: go}\n"
+        f"rewards: {{a: {{fn: contains_all, args: {{values: []}}}}}}\nsolution: {{turns: {turns}}}\n"
+    )
+    (problem,) = check_spec(load_spec(write(tmp_path, text)))[0]
+    assert "(at 0.tools.0.arguments): there is no key `arguments` here (row 1)" in str(problem)
 
 
 @pytest.mark.parametrize("items", ["[{q: one}]", "[{q: one}, {q: one}]"])

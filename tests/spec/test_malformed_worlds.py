@@ -262,7 +262,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "gold that is a number": (
         REPLAY + "rewards: {state_matches: {args: {gold: ▶3}}}\n",
-        "`state_matches` takes list[dict[str, Any]] | None here",
+        "`state_matches` takes list[GoldTurn] | None here",
     ),
     # assertions for a judge
     "a judge by nothing": (JUDGE + "rewards: {▶llm_judge: {}}\n", "a judge needs one of rubric or assertions"),

@@ -1,0 +1,137 @@
+"""Types of reward arguments, by the names that annotations use: what a value must be, from a spec or from a row.
+
+`hermes_rl.spec.templates.coerce` checks a value against them. Rewards import them for type checkers only, so that
+their processes need not load pydantic.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, NotRequired
+
+from pydantic import (
+    AfterValidator,
+    AllowInfNan,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    TypeAdapter,
+    ValidationInfo,
+)
+from typing_extensions import TypedDict
+
+from hermes_rl.json_schema import CompiledSchema, InvalidSchemaError
+from hermes_rl.spec.model import FileMode, Turn
+from hermes_rl.spec.section import thaw, wrong
+from hermes_rl.values import read_json
+
+_CLOSED = ConfigDict(extra="forbid", coerce_numbers_to_str=True, hide_input_in_errors=True)
+
+
+def _pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise wrong(f"this is no regular expression: {error}") from None
+    return value
+
+
+def _schema(value: dict[str, Any]) -> dict[str, Any]:
+    try:
+        CompiledSchema(value).check()
+    except InvalidSchemaError as error:
+        raise wrong(f"this is no JSON Schema: {error}") from None
+    return value
+
+
+def _object(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return read_json(value) if value.strip() else {}
+    except ValueError as error:
+        raise wrong(f"this is no JSON object: {error}") from None
+
+
+Pattern = Annotated[str, AfterValidator(_pattern)]
+"""A regular expression of Python's `re`."""
+JsonSchema = Annotated[dict[str, Any], AfterValidator(_schema)]
+Letter = Annotated[str, StringConstraints(pattern="^[A-Za-z]$")]
+Count = Annotated[int, Field(ge=1)]
+Finite = Annotated[float, AllowInfNan(False)]
+Arguments = Annotated[dict[str, Any], BeforeValidator(_object)]
+"""Arguments of a tool call; JSON text is read."""
+
+
+class _WrittenCall(TypedDict):
+    __pydantic_config__ = _CLOSED  # type: ignore[misc]
+    name: str
+    args: NotRequired[Arguments | None]
+    arguments: NotRequired[Arguments | None]
+
+
+def _call(value: Any) -> dict[str, Any]:
+    call = TypeAdapter(_WrittenCall).validate_python(value)
+    given = [call[key] for key in ("args", "arguments") if call.get(key) is not None]
+    if len(given) > 1:
+        raise wrong("`args` and `arguments` are two names of the same; give one")
+    return {"name": call["name"], "args": given[0] if given else {}}
+
+
+ExpectedCall = Annotated[dict[str, Any], BeforeValidator(_call)]
+"""A tool call: `name`, and `args` (also called `arguments`), which become `args`."""
+
+_File = TypedDict(
+    "_File",
+    {
+        "to": str,
+        "content": NotRequired[str | bytes | None],
+        "from": NotRequired[str | None],
+        "mode": NotRequired[FileMode | None],
+    },
+)
+_File.__pydantic_config__ = _CLOSED  # type: ignore[attr-defined]
+
+
+def _file(value: Any) -> dict[str, Any]:
+    file = TypeAdapter(_File).validate_python(value)
+    given = {key: each for key, each in file.items() if each is not None}  # tables have all keys in each row
+    if ("content" in given) == ("from" in given):
+        raise wrong("a file has either `content` or `from`")
+    return given
+
+
+PlacedFile = Annotated[dict[str, Any], BeforeValidator(_file)]
+"""A file to put into a sandbox: `to`, either `content` or `from`, and `mode`."""
+
+
+def _turn(value: Any, info: ValidationInfo) -> dict[str, Any]:
+    turn: dict[str, Any] = thaw(Turn.model_validate(value, strict=False, context=info.context).model_dump())
+    return {key: each for key, each in turn.items() if each is not None}
+
+
+GoldTurn = Annotated[dict[str, Any], BeforeValidator(_turn)]
+"""A turn as `solution.turns` has them."""
+
+
+def _part(value: Any, info: ValidationInfo) -> dict[str, Any]:
+    return _file(value) if isinstance(value, Mapping) and "to" in value else _turn(value, info)
+
+
+ReferencePart = Annotated[dict[str, Any], BeforeValidator(_part)]
+"""A file to put into a sandbox, or a gold turn."""
+
+ARGUMENT_TYPES: Mapping[str, Any] = {
+    "Pattern": Pattern,
+    "JsonSchema": JsonSchema,
+    "Letter": Letter,
+    "Count": Count,
+    "Finite": Finite,
+    "ExpectedCall": ExpectedCall,
+    "PlacedFile": PlacedFile,
+    "GoldTurn": GoldTurn,
+    "ReferencePart": ReferencePart,
+}
+"""What annotations of shipped rewards may name besides Python's types."""

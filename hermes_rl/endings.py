@@ -36,6 +36,7 @@ class Ending(StrEnum):
     TOOL_SERVER_FAILURE = "tool_server_failure"
     REWARD_FAILURE = "reward_failure"
     JUDGE_FAILURE = "judge_failure"
+    ROW_FAILURE = "row_failure"
     CANCELLED = "cancelled"
     STALE = "stale"
 
@@ -113,6 +114,11 @@ RULES: Mapping[Ending, Rule] = {
     Ending.TOOL_SERVER_FAILURE: _ours("a server behind a tool was lost, or its HTTP layer answered in its place"),
     Ending.REWARD_FAILURE: _ours("a reward raised, could not tell although it counts, or was not finite"),
     Ending.JUDGE_FAILURE: _ours("a judge failed, or its verdict could not be read"),
+    Ending.ROW_FAILURE: _ours(
+        "its row cannot be used: a template fails for it, or its prompt does not fit the model's context or is refused"
+        " by the server, which answers another one",
+        retried=False,
+    ),
     Ending.CANCELLED: _ours("the run ended, or its group was given up, before it had", retried=False),
     Ending.STALE: _ours("the weights that sampled it are older than `serve.max_staleness`"),
 }

@@ -15,7 +15,8 @@
         ├── SandboxFailure     a sandbox could not start, or its backend was lost
         ├── ToolServerFailure  a server behind a tool was lost
         ├── RewardFailure      a reward raised, returned None, or was not finite
-        └── JudgeFailure       a judge failed or its verdict could not be read
+        ├── JudgeFailure       a judge failed or its verdict could not be read
+        └── RowFailure         a row cannot be used, so that another attempt is in vain
 
 A `Failure` ends a rollout, which is then played anew; it never becomes a score. What the policy does wrong
 (a bad tool call, an empty answer) is no exception at all: it is a `ToolError` or an `Ending`. Only a reward that cannot
@@ -131,6 +132,12 @@ class JudgeFailure(Failure):
     """A judge's server failed or its verdict could not be read after repair."""
 
     ending = Ending.JUDGE_FAILURE
+
+
+class RowFailure(Failure):
+    """A row cannot be used: its prompt does not fit the model's context, or the server refuses it."""
+
+    ending = Ending.ROW_FAILURE
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def _fits(made: Any, wanted: Mapping[str, Any]) -> bool:
     if made.error is not None or made.name != wanted["name"] or not isinstance(made.arguments, Mapping):
         return False
     arguments = made.arguments
-    return all(key in arguments and _same(arguments[key], value) for key, value in wanted["args"].items())
+    return all(key in arguments and _same(arguments[key], value) for key, value in wanted.get("args", {}).items())
 
 
 def _same(value: Any, wanted: Any) -> bool:

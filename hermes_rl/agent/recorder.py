@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes_rl.agent.result import AgentResult, ManagedState, Message, reasoning_of, text_of, tokens_of
 from hermes_rl.endings import Ending
-from hermes_rl.errors import Failure, ServerFailure
+from hermes_rl.errors import Failure, RowFailure, ServerFailure
 from hermes_rl.servers.base import (
     ChatReply,
     ChatRequest,
@@ -264,7 +264,8 @@ class PolicyRecorder:
         Raises:
             OverError: there is no room for this call.
             ContextLengthExceeded: a program's request does not fit the model's context; a shorter one may.
-            ServerFailure: the server failed, or the first request, in which no agent has had a hand, does not fit.
+            ServerFailure: the server failed.
+            RowFailure: the first request, in which no agent has had a hand, does not fit or is refused.
         """
         result = self.result
         if (ending := self._spent()) is not None:
@@ -280,16 +281,15 @@ class PolicyRecorder:
         except ContextLengthExceeded as error:
             if first and not self.by_agents:
                 # The policy has not written anything yet: the prompt, or the limit that we asked for, is too large.
-                raise ServerFailure(
+                raise RowFailure(
                     f"the first request does not fit ({error}): the prompt or agent.max_tokens is too large"
                 ) from error
             if resent and not isinstance(error, TrajectoryFull):
                 raise
             raise OverError(Ending.TOKEN_BUDGET) from error
         except ServerFailure as failure:
-            theirs = failure.refused and (self.by_agents or not first)
-            if theirs and await self._answers(replace(request, messages=prompt)):
-                raise OverError(Ending.REFUSED) from failure
+            if failure.refused:
+                await self._find_out(failure, request, None if first and not self.by_agents else prompt)
             raise
         finally:
             self._under_way -= 1
@@ -372,18 +372,27 @@ class PolicyRecorder:
             transcript=self.result.transcript,
         )
 
+    async def _find_out(self, failure: ServerFailure, request: ChatRequest, prompt: Sequence[Message] | None) -> None:
+        """Raise an error that says what made the server refuse a request, where it answers another one.
+
+        `prompt` is what the row gave of a conversation to which agents have added; None where they have added nothing.
+        """
+        if prompt is None:
+            if not request.resent and await self._answers(replace(request, messages=[])):
+                raise RowFailure(f"the prompt of the row is refused: {failure.detail}") from failure
+        elif await self._answers(replace(request, messages=prompt, tools=None)):  # a program may have sent any tools
+            raise OverError(Ending.REFUSED) from failure
+
     async def _answers(self, request: ChatRequest) -> bool:
-        """Whether the server, which refused the conversation, answers without what the policy and its tools have said.
+        """Return True if the server, which refused a conversation, answers this one.
 
-        Tools are left out too: a program may have sent any.
-
-        Else it refuses everything, such as a key that is no longer valid, which is nothing of the policy's doing.
+        Else it refuses everything, such as a key that is no longer valid, which neither the policy nor a row caused.
         """
         messages = list(request.messages)
         if not any(message["role"] == "user" for message in messages):
             messages.append({"role": "user", "content": "Hello."})  # some templates take no conversation without one
         try:
-            await self.server.chat(replace(request, messages=messages, tools=None, max_tokens=1, transcript=None))
+            await self.server.chat(replace(request, messages=messages, max_tokens=1, transcript=None))
         except (ServerFailure, ContextLengthExceeded):
             return False
         return True

@@ -75,7 +75,7 @@ from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import config_from_spec, create_client
 from hermes_rl.servers.scripted import Script, ScriptedTurn, deviate_script, deviations
 from hermes_rl.servers.scripted.play import FINISHED
-from hermes_rl.spec.argument_types import GoldTurn
+from hermes_rl.spec.argument_types import ChatMessages, GoldTurn
 from hermes_rl.spec.model import (
     NO_TOOLSETS,
     PROGRAM_VALUES,
@@ -268,15 +268,20 @@ class _Rendering:
 
     def messages(self, prompt: Prompt) -> list[Message]:
         if is_template(prompt.messages):
-            return [dict(message) for message in self._value(prompt.messages, "prompt.messages")]
+            return self._checked(self._value(prompt.messages, "prompt.messages"))
         if prompt.messages is not None:
-            return [self._message(one, f"prompt.messages[{i}]") for i, one in enumerate(prompt.messages)]
+            messages = [self._message(one, f"prompt.messages[{i}]") for i, one in enumerate(prompt.messages)]
+            return self._checked(messages)
         parts = (("system", prompt.system), ("user", prompt.user))
         return [
             {"role": role, "content": self.content(content, f"prompt.{role}")}
             for role, content in parts
             if content is not None
         ]
+
+    def _checked(self, messages: Any) -> list[Message]:
+        checked: list[Message] = coerce(messages, ChatMessages, where="prompt.messages", key=self._row.key)
+        return checked
 
     def _message(self, message: SpecMessage, where: str) -> Message:
         content = None if message.content is None else self.content(message.content, f"{where}.content")

@@ -361,9 +361,8 @@ class RolloutRunner:
             raise error
         log.error("rollout %s: %s", rollout.id, error)
         rollout.worker_died = isinstance(error, DiedElsewhere)
-        rollout.fail(
-            Failure(str(error), ending=Ending.SANDBOX_FAILURE if rollout.result is None else Ending.REWARD_FAILURE)
-        )
+        begun = Ending.SANDBOX_FAILURE if rollout.worker_died else Ending.ROW_FAILURE
+        rollout.fail(Failure(str(error), ending=begun if rollout.result is None else Ending.REWARD_FAILURE))
 
     def _fail_unexpectedly(self, rollout: Rollout, error: BaseException) -> None:
         """Let an error that nobody expected be this rollout's alone; its traceback is logged once."""

@@ -6,10 +6,12 @@ their processes need not load pydantic.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
+from annotated_types import Len
 from pydantic import (
     AfterValidator,
     AllowInfNan,
@@ -83,13 +85,18 @@ def _call(value: Any) -> dict[str, Any]:
 ExpectedCall = Annotated[dict[str, Any], BeforeValidator(_call)]
 """A tool call: `name`, and `args` (also called `arguments`), which become `args`."""
 
+
+def _octal(value: Any) -> Any:
+    return TypeAdapter(FileMode).validate_python(value) if isinstance(value, str) else value
+
+
 _File = TypedDict(
     "_File",
     {
         "to": str,
         "content": NotRequired[str | bytes | None],
         "from": NotRequired[str | None],
-        "mode": NotRequired[FileMode | None],
+        "mode": NotRequired[Annotated[int, BeforeValidator(_octal)] | None],
     },
 )
 _File.__pydantic_config__ = _CLOSED  # type: ignore[attr-defined]
@@ -123,6 +130,61 @@ def _part(value: Any, info: ValidationInfo) -> dict[str, Any]:
 ReferencePart = Annotated[dict[str, Any], BeforeValidator(_part)]
 """A file to put into a sandbox, or a gold turn."""
 
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class _Function(TypedDict):
+    name: str
+    arguments: NotRequired[str | dict[str, Any] | None]
+
+
+class _ChatCall(TypedDict):
+    id: NotRequired[str | None]
+    type: NotRequired[Literal["function"] | None]
+    function: _Function
+
+
+ChatCalls = list[_ChatCall]
+
+
+class _ChatMessage(TypedDict):
+    __pydantic_config__ = _CLOSED  # type: ignore[misc]
+    role: Role
+    content: NotRequired[str | list[dict[str, Any]] | None]
+    name: NotRequired[str | None]
+    reasoning_content: NotRequired[str | None]
+    tool_calls: NotRequired[list[_ChatCall] | None]
+    tool_call_id: NotRequired[str | None]
+
+
+def _message(value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping) and "role" not in value and {"from", "value"} <= value.keys():
+        raise wrong(SHAREGPT)
+    message = TypeAdapter(_ChatMessage).validate_python(value)
+    kept = {key: each for key, each in message.items() if each is not None}  # tables have all keys in each row
+    if "content" not in kept and not kept.get("tool_calls"):
+        raise wrong("a message has `content`, or calls of tools")
+    if "tool_calls" in kept:
+        kept["tool_calls"] = [_chat_call(call) for call in message["tool_calls"] or ()]
+    return {"role": kept["role"], "content": None, **kept}
+
+
+def _chat_call(call: _ChatCall) -> dict[str, Any]:
+    """Return a call with its arguments as text, as servers take them."""
+    function = call["function"]
+    given = function.get("arguments") or {}
+    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    return {"type": "function", **call, "function": {**function, "arguments": text}}
+
+
+SHAREGPT = (
+    "this is a message of ShareGPT's form, {from, value}; a message is {role, content}: turn them into such in a "
+    "derived column (`dataset.columns`)"
+)
+ChatMessage = Annotated[dict[str, Any], BeforeValidator(_message)]
+ChatMessages = Annotated[list[ChatMessage], Len(1)]
+"""A conversation as the chat API has it, of one message or more; the types of parts are the server's business."""
 ARGUMENT_TYPES: Mapping[str, Any] = {
     "Pattern": Pattern,
     "JsonSchema": JsonSchema,

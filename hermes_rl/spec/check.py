@@ -13,6 +13,7 @@ from typing import Any
 
 from hermes_rl.errors import Problem
 from hermes_rl.server_types import refused_part
+from hermes_rl.spec.argument_types import ChatCalls, ChatMessages, GoldTurn, Role
 from hermes_rl.spec.findings import Findings
 from hermes_rl.spec.model import PROGRAM_VALUES, Content, Prompt, SandboxSection, Spec, TextFile, User
 from hermes_rl.spec.nodes import NodePath
@@ -90,8 +91,6 @@ def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
         yield from _below(path, program.model_dump(by_alias=True, exclude_unset=True), str)
     yield from _arguments(spec)
     if spec.solution is not None:
-        from hermes_rl.spec.argument_types import GoldTurn
-
         for name, value in spec.solution.model_dump(by_alias=True, exclude_unset=True).items():
             yield from _whole(("solution", name), value, list[GoldTurn] if name == "turns" else None)
 
@@ -106,11 +105,14 @@ def _prompt(place: NodePath, prompt: Prompt) -> Iterator[tuple[NodePath, Any, An
         yield from _content((*place, name), getattr(prompt, name))
     messages = prompt.messages
     if not isinstance(messages, tuple):
-        yield (*place, "messages"), messages, list[dict[str, Any]]
+        yield (*place, "messages"), messages, ChatMessages
     for index, message in enumerate(messages if isinstance(messages, tuple) else ()):
         path = (*place, "messages", index)
-        yield (*path, "role"), message.role, str
+        yield (*path, "role"), message.role, Role
         yield from _content((*path, "content"), message.content)
+        for name in ("name", "reasoning_content", "tool_call_id"):
+            yield (*path, name), getattr(message, name), str
+        yield from _whole((*path, "tool_calls"), message.tool_calls, ChatCalls)
 
 
 def _arguments(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:

@@ -361,6 +361,10 @@ def render_text(value: str, row: Mapping[str, Any], *, where: str = "", key: str
     if result is None:
         columns = tuple(columns_used(value))
         raise _none_in_text(NoneInTextError(columns, 1), row, where, key)
+    if isinstance(result, list | dict | bytes):
+        kind = {list: "a list", dict: "a mapping"}.get(type(result), "bytes")
+        message = f"the template gives {kind}, and this is text; write it as text, such as by `| tojson` or `| join`"
+        raise TemplateError(message, where=where, row=key)
     return result if isinstance(result, str) else str(result)
 
 

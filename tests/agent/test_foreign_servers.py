@@ -14,7 +14,7 @@ from hermes_rl.agent.loop import HermesAgentLoop
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.endings import Ending
-from hermes_rl.errors import JudgeFailure, ServerFailure
+from hermes_rl.errors import JudgeFailure, RowFailure, ServerFailure
 from hermes_rl.servers.base import ContextLengthExceeded, ReasoningOptions, drawn_seed
 from hermes_rl.tools.base import Toolkit
 from hermes_rl.tools.python_tools import python_tool
@@ -144,7 +144,7 @@ async def test_a_conversation_that_became_too_long_is_the_policys_ending(error: 
 
 
 async def test_a_first_request_that_does_not_fit_is_not_the_policys_doing() -> None:
-    with pytest.raises(ServerFailure, match=r"does not fit .*agent\.max_tokens"):
+    with pytest.raises(RowFailure, match=r"does not fit .*agent\.max_tokens"):
         await play(Stub(ContextLengthExceeded("too long")))
 
 

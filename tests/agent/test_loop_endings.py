@@ -12,7 +12,7 @@ import pytest
 from hermes_rl.agent.loop import HermesAgentLoop
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.endings import Ending
-from hermes_rl.errors import SandboxFailure, ServerFailure
+from hermes_rl.errors import RowFailure, SandboxFailure, ServerFailure
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.client import ModelClient
@@ -169,12 +169,12 @@ async def test_a_server_that_does_not_count_uses_up_no_budget(
 
 async def test_a_prompt_beyond_the_bound_is_not_played(chat: ScriptedChat, make_loop: MakeLoop) -> None:
     question = [{"role": "user", "content": "word " * 300}]
-    with pytest.raises(ServerFailure, match=r"prompt has about 3\d\d tokens, and agent.max_trajectory_tokens is 100"):
+    with pytest.raises(RowFailure, match=r"prompt has about 3\d\d tokens, and agent.max_trajectory_tokens is 100"):
         await make_loop(max_trajectory_tokens=100, tokenizer=small_tokenizer()).run(question)
     assert chat.requests == []
     # Where no tokenizer is known the server's own count tells it, with the first answer.
     chat.script = [answer({"content": "done"}, usage=used(310, 2))]
-    with pytest.raises(ServerFailure, match=r"prompt has 310 tokens, and agent.max_trajectory_tokens is 100"):
+    with pytest.raises(RowFailure, match=r"prompt has 310 tokens, and agent.max_trajectory_tokens is 100"):
         await make_loop(max_trajectory_tokens=100).run(question)
 
 
@@ -247,6 +247,19 @@ async def test_a_sandbox_that_the_agent_killed_is_an_ending_and_no_failure(
         loop = HermesAgentLoop(policy, toolkit.schemas, task_id="killed", options=LoopOptions(tool_timeout=20))
         result = await loop.run(GO)
     assert (result.ending, result.turns_used, result.finished_naturally) == (Ending.SANDBOX_KILLED, 1, False)
+
+
+@pytest.mark.parametrize("refuses_all", [False, True])
+async def test_prompt_that_server_refuses_is_failure_of_row_if_another_is_answered(
+    chat: ScriptedChat, make_loop: MakeLoop, refuses_all: bool
+) -> None:
+    last = refused(401, "no key") if refuses_all else says("x")
+    chat.script = [refused(400, "Conversation roles must alternate"), last]
+    with pytest.raises(ServerFailure if refuses_all else RowFailure, match="roles must alternate") as caught:
+        await make_loop(noop).run([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}])
+    assert caught.value.ending is (Ending.SERVER_FAILURE if refuses_all else Ending.ROW_FAILURE)
+    assert chat.requests[-1]["messages"] == [{"role": "user", "content": "Hello."}]
+    assert chat.requests[-1]["tools"] == chat.requests[0]["tools"]
 
 
 @pytest.mark.parametrize("refuses_all", [False, True])

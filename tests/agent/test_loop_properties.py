@@ -78,7 +78,7 @@ class Writer:
         try:
             return read_reply(json.dumps(body).encode(), self.config, Timing())
         except Malformed as error:
-            raise AttemptFailed(str(error), retryable=False) from error
+            raise AttemptFailed(str(error)) from error
 
     async def close(self) -> None:
         """Nothing is open."""

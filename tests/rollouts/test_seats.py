@@ -417,7 +417,7 @@ async def test_words_of_another_seat_that_do_not_fit_end_the_seat_that_hears_the
     assert (group.dropped, endings) == (None, [("world_over", 1.0), ("token_budget", 0.0)])
     black["prompt"] = {"system": 400 * "many words "}
     group = await played(tmp_path, size=1, solution={"turns": [{"say": "1"}]}, play="simultaneous", **parts)
-    assert group.dropped is Ending.SERVER_FAILURE and "first request does not fit" in str(group.detail)
+    assert group.dropped is Ending.ROW_FAILURE and "first request does not fit" in str(group.detail)
 
 
 async def test_words_of_another_seat_that_the_server_refuses_end_the_seat_that_hears_them(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hermes_rl.agent.loop import HermesAgentLoop
 from hermes_rl.agent.recorder import LoopOptions
 from hermes_rl.endings import Ending
-from hermes_rl.errors import ServerFailure
+from hermes_rl.errors import RowFailure, ServerFailure
 from hermes_rl.servers.base import (
     ChatRequest,
     ContextLengthExceeded,
@@ -378,7 +378,7 @@ async def test_the_bound_of_a_trajectory_holds_to_the_token() -> None:
     async with policy.running() as url:
         first, second = [(await play(role_of("vllm", url))).replies[turn].sampled for turn in (0, 1)]
         asked = len(policy.log)
-        with pytest.raises(ServerFailure, match=rf"{first.prompt} tokens, and agent.max_trajectory_tokens is 20"):
+        with pytest.raises(RowFailure, match=rf"{first.prompt} tokens, and agent.max_trajectory_tokens is 20"):
             await play(role_of("vllm", url), max_trajectory_tokens=20)
         assert len(policy.log) == asked
         # The tool's result leaves no room; then room for a part of the last turn, and for all of it.

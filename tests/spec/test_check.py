@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.data.check import check_spec
-from hermes_rl.errors import SpecError
+from hermes_rl.data.load import load_rows
+from hermes_rl.errors import SpecError, UserError
+from hermes_rl.rollouts.compiled import messages_of
 from hermes_rl.spec import Spec, load_spec
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.schema import type_of
@@ -423,6 +425,50 @@ def test_arguments_from_rows_are_checked_as_a_whole(tmp_path: Path, calls: str, 
     problems, _ = check_spec(load_spec(write(tmp_path, text)))
     assert len(problems) == (said is not None)
     assert said is None or said in str(problems[0])
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ("[{role: user, content: hi}]", None),
+        ("[{role: user, content: [{type: text, text: hi}], name: null}]", None),
+        ("[{role: assistant, tool_calls: [{function: {name: f, arguments: {a: 1}}}]}]", None),
+        ("[{from: human, value: hi}]", "a message of ShareGPT's form, {from, value}; a message is {role, content}"),
+        ("[{content: hi}]", "(at 0.role): field required"),
+        ("[{role: human, content: hi}]", "(at 0.role): input should be 'system', 'user', 'assistant' or 'tool'"),
+        ("[{role: user, content: true}]", "(at 0.content"),
+        ("[{role: user, content: {text: hi}}]", "(at 0.content"),
+        ("[{role: user}]", "a message has `content`, or calls of tools"),
+        ("[{role: user, content: hi, weight: 1}]", "(at 0.weight): there is no key `weight` here"),
+        ("[{role: assistant, tool_calls: [{name: f, arguments: {}}]}]", "(at 0.tool_calls.0.function): field required"),
+        ("[hi]", "(at 0)"),
+        ("[]", "at least 1 item"),
+        ("hi", "input should be a valid list"),
+    ],
+)
+def test_messages_from_rows_are_checked_as_a_run_checks_them(tmp_path: Path, messages: str, said: str | None) -> None:
+    text = (
+        f"dataset: {{key: id, items: [{{id: seven, m: {messages}}}]}}\nprompt: {{messages: '{{{{ m }}}}'}}\n"
+        "rewards: {a: {fn: contains_all, args: {values: []}}}\n"
+    )
+    spec = load_spec(write(tmp_path, text))
+    problems, _ = check_spec(spec)
+    assert len(problems) == (said is not None)
+    (row,) = load_rows(spec, "train", notify=print)
+    if said is None:
+        assert messages_of(spec.prompt, row)[0]["role"] in ("user", "assistant")
+        return
+    assert said in str(problems[0]) and "(row seven)" in str(problems[0])
+    with pytest.raises(UserError, match=r"prompt\.messages, row seven: ") as caught:
+        messages_of(spec.prompt, row)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("prompt", ["{user: '{{ m }}'}", "{messages: [{role: user, content: '{{ m }}'}]}"])
+def test_text_that_row_gives_as_list_is_refused(tmp_path: Path, prompt: str) -> None:
+    text = "dataset: {items: [{m: [a, b]}]}\nrewards: {contains_all: {args: {values: []}}}\n"
+    (problem,) = check_spec(load_spec(write(tmp_path, f"{text}prompt: {prompt}\n")))[0]
+    assert "the template gives a list, and this is text; write it as text, such as by `| tojson`" in str(problem)
 
 
 def test_typed_dicts_of_a_reward_are_types_of_its_arguments(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ of a text, an attempt to read one costs no more than what is read: Python's erro
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import marshal
 import math
@@ -23,6 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeGuard, TypeVar
+from urllib.parse import quote
 
 try:
     import orjson
@@ -62,6 +64,23 @@ def own_copy(value: T) -> T:
 def whole_text(text: str) -> str:
     """Return the text with pairs of surrogates joined and each lone one, which UTF-8 lacks, replaced by U+FFFD."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+LONGEST_NAME = 200
+"""Characters of a safe name; file systems take 255 bytes."""
+
+
+def safe_name(text: str) -> str:
+    """Return a name of at most `LONGEST_NAME` ASCII characters for a file, a part of a path or URL, or a header.
+
+    Other characters than letters, digits and ``_.-~:`` are percent-encoded, and different texts have different names.
+    """
+    quoted = quote(text, safe=":", errors="surrogatepass")
+    if not quoted.strip("."):
+        quoted = "%2E" * len(quoted)
+    if len(quoted) <= LONGEST_NAME:
+        return quoted
+    return f"{quoted[: LONGEST_NAME - 17]}-{hashlib.sha256(quoted.encode()).hexdigest()[:16]}"
 
 
 def system_bytes(text: str) -> bytes:

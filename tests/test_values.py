@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from hermes_rl.values import (
     read_bounded,
     read_json,
     read_own_json,
+    safe_name,
     system_bytes,
     whole_text,
     write_json,
@@ -47,6 +49,18 @@ VALUES = st.recursive(
 )
 DEEP = "[" * (MOST_LEVELS + 1) + "]" * (MOST_LEVELS + 1)
 ENDLESS = "[" * 100_000
+
+
+NAMES = st.text(max_size=300) | st.sampled_from(
+    ["", ".", "..", "%2E", "a/../b", "k" * 500, "k" * 499 + "j", "\ud83d", "é" * 99]
+)
+
+
+@given(NAMES, NAMES)
+def test_safe_names_are_short_plain_and_different(one: str, other: str) -> None:
+    name = safe_name(one)
+    assert re.fullmatch(r"[A-Za-z0-9_.~:%-]{0,200}", name) and name not in (".", "..")
+    assert (name == safe_name(other)) == (one == other)
 
 
 def as_read(value: Any) -> Any:

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic as clock
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from hermes_rl.agent.conversations import Kind
 from hermes_rl.agent.evidence import take_evidence
@@ -44,7 +43,7 @@ from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import Transcript
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.context import ToolContext
-from hermes_rl.values import whole_text
+from hermes_rl.values import safe_name, whole_text
 
 if TYPE_CHECKING:
     from hermes_rl.agent.endpoint import Endpoint
@@ -69,7 +68,7 @@ GIVEN = ("row", "messages", "prompt", "system", "endpoint", "token", "ctx")
 
 def endpoint_of(rollout_id: str, port: int = PORT) -> str:
     """Return the address that a program finds the model at, without ``/v1``."""
-    return f"http://127.0.0.1:{port}/r/{quote(rollout_id, safe='')}"
+    return f"http://127.0.0.1:{port}/r/{safe_name(rollout_id)}"
 
 
 CONTEXT = 131_072

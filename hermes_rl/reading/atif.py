@@ -9,13 +9,12 @@ import mimetypes
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from hermes_rl.agent.result import reasoning_of, text_of
 from hermes_rl.errors import UserError
 from hermes_rl.reading.record import RunRecord
 from hermes_rl.runs.store import Line
-from hermes_rl.values import read_bounded, write_json
+from hermes_rl.values import read_bounded, safe_name, write_json
 from hermes_rl.version import __version__
 
 VERSION = "ATIF-v1.7"
@@ -36,7 +35,7 @@ def export_atif(run: Path, folder: Path) -> int:
             raise UserError(f"{folder} holds other files; name a folder that is new, or of an earlier export")
         for line in lines:
             text = write_json(trajectory(line))
-            (folder / f"{quote(line['id'], safe=':')[-200:]}.json").write_bytes(text)
+            (folder / f"{safe_name(line['id'])}.json").write_bytes(text)
     except OSError as error:
         raise UserError(f"{folder} cannot be written to: {error.strerror}") from error
     return len(lines)

@@ -91,7 +91,7 @@ from hermes_rl.spec.model import (
     UserWords,
 )
 from hermes_rl.spec.model import Message as SpecMessage
-from hermes_rl.spec.section import is_template, thaw
+from hermes_rl.spec.section import EnvText, is_template, thaw
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import (
     TemplateError,
@@ -240,16 +240,21 @@ def program_of(
     prompt = text_of(messages[-1]["content"]) if messages else ""
     offered = (prompt, system, endpoint_of(rollout_id, port), rollout_id, context)
     values = {**row.columns, **dict(zip(PROGRAM_VALUES, offered, strict=True))}
-    command = render(program.command, values, where=f"{place}.command", key=row.key)
-    env = render(program.env, values, where=f"{place}.env", key=row.key)
+    command, env = (
+        coerce(render(written, values, where=where, key=row.key), kind, where=where, key=row.key)
+        for written, kind, where in (
+            (program.command, list[EnvText], f"{place}.command"),
+            (program.env, dict[str, EnvText], f"{place}.env"),
+        )
+    )
     arguments = {"row": dict(row.columns), "messages": list(messages), "prompt": prompt, "system": system}
     where = f"{place}.files"
     files = tuple(
         render_section(file, values, where=f"{where}.{index}", key=row.key) for index, file in enumerate(program.files)
     )
     return AgentProgram(
-        tuple(map(str, command)),
-        {name: str(value) for name, value in env.items()},
+        tuple(command),
+        env,
         laid_files(files, spec.folder, where),
         tuple(program.train),
         program.tools is not None,

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import binascii
 import functools
-import hashlib
 import io
 import logging
 import os
@@ -19,7 +18,6 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import Problem, RunError, SandboxFailure, UserError
@@ -40,6 +38,7 @@ from hermes_rl.tools.mcp_tools import McpSource
 from hermes_rl.tools.python_tools import functions_of, python_tool, tools_of_state
 from hermes_rl.tools.recording import Recorder, Replay, canned_tools
 from hermes_rl.tools.rollout_process import PoolTool, RolloutProcess, RolloutTool, SandboxedTool
+from hermes_rl.values import safe_name
 
 # ----------------------------------- Artifacts on the host: a folder per rollout, with a file or a folder per artifact
 # No name that the agent chose becomes a name on this machine, where it could be too long or lead elsewhere: an artifact
@@ -51,8 +50,6 @@ Keep = Callable[[str, Mapping[str, TakenArtifact]], dict[str, Any]]
 ARCHIVE = "files.tar"
 """The archive of an artifact that is a folder, in the folder of its name."""
 _EXECUTABLE = 0o111
-LONGEST_FILE_NAME = 200
-"""Characters of a name on this machine; file systems take 255 bytes."""
 
 
 def keep_artifacts(folder: Path, rollout: str, artifacts: Mapping[str, TakenArtifact]) -> dict[str, Any]:
@@ -60,21 +57,13 @@ def keep_artifacts(folder: Path, rollout: str, artifacts: Mapping[str, TakenArti
 
     An attempt of an earlier run under the same id is replaced. Raises RunError where they cannot be written.
     """
-    own = folder / _file_name(rollout)
+    own = folder / safe_name(rollout)
     shutil.rmtree(own, ignore_errors=True)
     try:
         own.mkdir(parents=True)
-        return {name: _keep(own / _file_name(name), each, folder.parent) for name, each in artifacts.items()}
+        return {name: _keep(own / safe_name(name), each, folder.parent) for name, each in artifacts.items()}
     except OSError as error:
         raise RunError(f"artifacts cannot be written to {folder}: {error.strerror}") from error
-
-
-def _file_name(name: str) -> str:
-    """Return the name of a file for a rollout or an artifact; a long one ends with its hash."""
-    quoted = quote(name, safe=":", errors="surrogatepass")
-    if len(quoted) <= LONGEST_FILE_NAME:
-        return quoted
-    return f"{quoted[: LONGEST_FILE_NAME - 17]}-{hashlib.sha256(quoted.encode()).hexdigest()[:16]}"
 
 
 def kept_artifacts(run: Path, record: Mapping[str, Any], names: Iterable[str]) -> dict[str, TakenArtifact]:

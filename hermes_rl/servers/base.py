@@ -53,6 +53,10 @@ class Secret:
         raise TypeError("a Secret cannot be pickled")
 
 
+SESSION_HEADER = "X-Session-ID"
+"""Header with the rollout of a call, so that a router can send all calls of a rollout to one engine. It is a hint."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The configuration of one server, with its secrets resolved."""
@@ -77,6 +81,8 @@ class ServerConfig:
     """The path on which a token-level server tells the version of its weights; None: the usual one of its type."""
     prices: Mapping[str, float] | None = None
     """US dollars for a million `prompt` and `completion` tokens; None: nobody knows."""
+    session_header: bool = True
+    """Send `SESSION_HEADER` with each call of a rollout."""
     deviate: float = 0.0
     """Share of a group's rollouts that a `scripted` server plays wrong."""
     seed: int = 0
@@ -138,10 +144,6 @@ class ChatRequest:
     """A text or token ids to continue as they are, instead of messages; only token-level servers can do that."""
     scored: int | None = None
     """Nothing is sampled: say how probable each id of `prompt` is, and which so many tokens are the most probable."""
-
-
-HeadersFor = Callable[[ChatRequest], Mapping[str, str]]
-"""Returns headers that a request is sent with beside those of the server's configuration."""
 
 
 @dataclass(frozen=True, slots=True)

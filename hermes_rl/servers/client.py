@@ -27,7 +27,6 @@ from hermes_rl.servers.base import (
     ChatRequest,
     ContextLengthExceeded,
     Dialect,
-    HeadersFor,
     Malformed,
     Message,
     ReplyBound,
@@ -610,10 +609,8 @@ class ScoresTokens(Protocol):
 class Asker:
     """Asks one token-level server, a `TokenSource` and `ScoresTokens`; `dialects` are tried until it knows one."""
 
-    def __init__(
-        self, config: ServerConfig, dialects: Sequence[Dialect], headers_for: HeadersFor | None = None
-    ) -> None:
-        self._transport, self._config, self._headers_for = Transport(config), config, headers_for
+    def __init__(self, config: ServerConfig, dialects: Sequence[Dialect]) -> None:
+        self._transport, self._config = Transport(config), config
         self._dialects = list(dialects)
         self._use(self._dialects[0])
 
@@ -701,10 +698,9 @@ class Asker:
             return answer, Timing(queued=answer.sent - answer.asked, generating=took - paused, paused=paused)
 
     async def _ask(self, body: Callable[[Dialect], bytes], request: ChatRequest, bound: ReplyBound) -> HttpAnswer:
-        headers = self._headers_for(request) if self._headers_for is not None else None
         while True:
             dialect = self._dialect
-            answer = await self._transport.post(dialect.path, body(dialect), headers, bound.size)
+            answer = await self._transport.post(dialect.path, body(dialect), request.rollout_id, bound.size)
             # A server without the model answers 404 too, but with an error in JSON.
             if answer.status != 405 and (answer.status != 404 or b'"error"' in answer.raw):
                 return answer

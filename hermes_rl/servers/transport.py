@@ -27,9 +27,16 @@ from yarl import URL
 
 from hermes_rl.errors import ServerFailure, UserError
 from hermes_rl.scrubber import Scrubber, keys_of
-from hermes_rl.servers.base import LARGEST_REPLY, ContextLengthExceeded, ErrorBody, Malformed, ServerConfig
+from hermes_rl.servers.base import (
+    LARGEST_REPLY,
+    SESSION_HEADER,
+    ContextLengthExceeded,
+    ErrorBody,
+    Malformed,
+    ServerConfig,
+)
 from hermes_rl.threads import one_at_a_time
-from hermes_rl.values import read_bounded
+from hermes_rl.values import read_bounded, safe_name
 
 if TYPE_CHECKING:
     import aiohttp
@@ -246,15 +253,15 @@ class Transport:
         return f"{self._base}/{path}"
 
     async def post(
-        self, path: str, payload: bytes, headers: Mapping[str, str] | None = None, most: int = LARGEST_REPLY
+        self, path: str, payload: bytes, rollout_id: str | None = None, most: int = LARGEST_REPLY
     ) -> HttpAnswer:
-        """Wait for a free place and send once; raises `AttemptFailed` where no answer came, or one of more than `most`
-        bytes."""
+        """Wait for a free place and send once, as a call of this rollout; raises `AttemptFailed` where no answer came,
+        or one of more than `most` bytes."""
         session = await self._connected()
         began = time.monotonic()
         async with self._places:
             sent = time.monotonic()
-            status, received, raw = await self._send(session, path, payload, headers, most)
+            status, received, raw = await self._send(session, path, payload, self._session_header(rollout_id), most)
         answer = HttpAnswer(status, received, raw, began, sent, time.monotonic())
         await self._turnstile.pass_through()
         return answer
@@ -339,12 +346,19 @@ class Transport:
             )
         return self._session
 
+    def _session_header(self, rollout_id: str | None) -> dict[str, str]:
+        """Return the header that names the rollout of a call; a header of the configuration with its name wins."""
+        own = SESSION_HEADER.lower() in map(str.lower, self._headers)
+        if rollout_id is None or own or not self._config.session_header:
+            return {}
+        return {SESSION_HEADER: safe_name(rollout_id)}
+
     async def _send(
         self,
         session: aiohttp.ClientSession,
         path: str,
         payload: bytes,
-        headers: Mapping[str, str] | None,
+        headers: Mapping[str, str],
         most: int,
     ) -> tuple[int, Mapping[str, str], bytes]:
         import aiohttp

@@ -1030,6 +1030,10 @@ class Server(Section):
         None,
         description="Path at the server that answers with the version of its weights; default: its type's own.",
     )
+    session_header: bool = Field(
+        True,
+        description="Send the header X-Session-ID, which names the rollout of a call, for routers; it is a hint only.",
+    )
     prices: Late[Prices] | None = Field(
         None, description="US dollars for a million tokens, where the server does not tell what a call costs."
     )

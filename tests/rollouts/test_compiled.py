@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,17 @@ async def test_an_argument_of_a_row_that_does_not_fit_names_row_and_argument() -
     )
     with pytest.raises(UserError, match=r"row seven: rewards\.calls\.args\.calls: .* no key `parameters` here"):
         await play(parse_spec(text), size=1)
+
+
+@pytest.mark.parametrize("key", ["First line.\nSecond line.", "é\r\nX-Other: 1", "k" * 20_000, "../\0%", "\t"])
+async def test_any_key_of_a_row_names_its_rollouts(key: str) -> None:
+    """The key is part of a header, by which the scripted server knows whose turns to play."""
+    text = (
+        f"dataset: {{items: [{{q: {json.dumps(key)}}}], key: q}}\nprompt: {{user: '{{{{ q }}}}'}}\n"
+        "rewards: {exact_match: {args: {target: yes indeed}}}\n"
+        "solution: {turns: [{say: yes indeed}]}\nservers: {policy: {type: scripted}}\n"
+    )
+    assert (await play(parse_spec(text), size=2)).scores == [1.0, 1.0]
 
 
 async def test_a_draw_of_toolsets_is_the_same_for_a_group_and_differs_between_groups() -> None:

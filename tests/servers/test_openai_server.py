@@ -7,6 +7,7 @@ import gzip
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -120,6 +121,18 @@ async def test_keys_and_headers(loopback: Start) -> None:
         await policy.chat(HI)
     assert server.seen[0].headers["Authorization"] == f"Bearer {KEY}"
     assert server.seen[0].headers["X-Team"] == "blue-team"
+
+
+@pytest.mark.parametrize("way", ["", "off", "own"])
+async def test_each_call_of_a_rollout_names_its_session(loopback: Start, way: str) -> None:
+    server = await loopback()
+    own = {"x-session-id": Secret("mine")} if way == "own" else {}
+    async with role(server, session_header=way != "off", headers=own) as policy:
+        for rollout in ("row\n7:0-1@white", "row\n7:0-1@white", None):
+            await policy.chat(replace(HI, rollout_id=rollout))
+    told = [{k.lower(): v for k, v in seen.headers.items()}.get("x-session-id") for seen in server.seen]
+    name = "row%0A7:0-1%40white"
+    assert told == {"": [name, name, None], "off": [None] * 3, "own": ["mine"] * 3}[way]
 
 
 async def test_what_the_server_adds_to_a_message_is_kept(loopback: Start) -> None:

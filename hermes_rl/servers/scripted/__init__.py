@@ -1,10 +1,9 @@
 """`type: scripted`: a real HTTP server on loopback that plays written turns instead of asking a model."""
 
 from hermes_rl.servers.scripted.play import Script, ScriptedCall, ScriptedTurn, deviate_script, deviations
-from hermes_rl.servers.scripted.server import ROLLOUT_HEADER, ScriptedServer
+from hermes_rl.servers.scripted.server import ScriptedServer
 
 __all__ = [
-    "ROLLOUT_HEADER",
     "Script",
     "ScriptedCall",
     "ScriptedServer",

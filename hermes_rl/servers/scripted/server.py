@@ -6,14 +6,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from aiohttp import web
 
 from hermes_rl.errors import UserError
-from hermes_rl.servers.base import ChatReply, ChatRequest, ServerConfig
+from hermes_rl.servers.base import SESSION_HEADER, ChatReply, ChatRequest, ServerConfig
 from hermes_rl.servers.client import Asker
 from hermes_rl.servers.openai import OpenAIServer
 from hermes_rl.servers.scripted.play import (
@@ -32,6 +31,7 @@ from hermes_rl.servers.vllm import Completions
 from hermes_rl.tokens.load import load_renderer, load_tokenizer
 from hermes_rl.tokens.rendering import RendererSettings
 from hermes_rl.tokens.tokenizer import Tokenizer
+from hermes_rl.values import safe_name
 
 # `type: scripted` as a backend: it starts a scripted server with the first call and closes it with the client
 # It is spoken to like any other: in token ids where the tokenizer allows that, else in messages.
@@ -51,11 +51,11 @@ class ScriptedBackend:
 
     def register(self, rollout_id: str, script: Script) -> None:
         """Play this script for the rollout."""
-        self._scripts[rollout_id] = script
+        self._scripts[safe_name(rollout_id)] = script
 
     def forget(self, rollout_id: str) -> None:
         """Forget the script of a rollout that is over."""
-        self._scripts.pop(rollout_id, None)
+        self._scripts.pop(safe_name(rollout_id), None)
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
         running = await self._started()
@@ -93,9 +93,8 @@ class ScriptedBackend:
         tokenizer = await asyncio.to_thread(load_tokenizer, self.config.tokenizer)
         server = ScriptedServer(self.config.model, tokenizer)
         server.scripts = self._scripts
-        config = replace(self.config, base_url=await server.start(), api_key=None, headers={})
-        chat = OpenAIServer(config, headers_for=_rollout_header)
-        tokens = TokenServer(config, Asker(config, [Completions()], headers_for=_rollout_header))
+        config = replace(self.config, base_url=await server.start(), api_key=None, headers={}, session_header=True)
+        chat, tokens = OpenAIServer(config), TokenServer(config, Asker(config, [Completions()]))
         try:
             await asyncio.to_thread(load_renderer, config.tokenizer, RendererSettings.of(config.renderer))
         except UserError:
@@ -112,14 +111,7 @@ class _Running(NamedTuple):
     exact: bool
 
 
-def _rollout_header(request: ChatRequest) -> Mapping[str, str]:
-    return {ROLLOUT_HEADER: request.rollout_id} if request.rollout_id is not None else {}
-
-
 # -------------------------------------------------------------------------------- server
-
-ROLLOUT_HEADER = "X-Rollout-Id"
-"""Tells the server which script a request belongs to."""
 
 _HOST = "127.0.0.1"
 _LARGEST_BODY = 2**28
@@ -135,16 +127,16 @@ class ScriptedServer:
         self._logprob = logprob
         self.weights = ScriptedWeights()
         self.scripts: dict[str, Script] = {}
-        """By the ids of rollouts."""
+        """By the ids of rollouts, as `SESSION_HEADER` has them."""
         self._runner: web.AppRunner | None = None
 
     def register(self, rollout_id: str, script: Script) -> None:
         """Play this script for the rollout; call it before the first request."""
-        self.scripts[rollout_id] = script
+        self.scripts[safe_name(rollout_id)] = script
 
     def forget(self, rollout_id: str) -> None:
         """Forget the script of a rollout that is over."""
-        self.scripts.pop(rollout_id, None)
+        self.scripts.pop(safe_name(rollout_id), None)
 
     async def start(self) -> str:
         """Listen; returns the base URL for clients."""
@@ -175,7 +167,7 @@ class ScriptedServer:
         problem = _problem(body)
         if problem is not None:
             return _refused(problem)
-        script = self.scripts.get(request.headers.get(ROLLOUT_HEADER, ""), Script())
+        script = self.scripts.get(request.headers.get(SESSION_HEADER, ""), Script())
         return web.json_response(completion(script, body, self._model, self._tokenizer))
 
     async def _completions(self, request: web.Request) -> web.Response:
@@ -195,7 +187,7 @@ class ScriptedServer:
         cut = await self.weights.gate()
         if query.scored is not None:
             return web.json_response(dialect.write_scores(query, scores(query, self._logprob), self._model))
-        script = self.scripts.get(request.headers.get(ROLLOUT_HEADER, ""), Script())
+        script = self.scripts.get(request.headers.get(SESSION_HEADER, ""), Script())
         played = play_tokens(script, query, self._tokenizer, self._logprob)
         answer = played.broken_off() if cut else played
         return web.json_response(dialect.write(answer, self._model, self.weights.version))

@@ -35,6 +35,7 @@ def plan_lines(plan: DryRun) -> Iterator[str]:
         size = f"{len(prompt.ids)} tokens" if prompt.ids else f"{len(text)} characters"
         words = " ".join(str(prompt.request.messages[-1].get("content")).split())
         yield f"prompt of row {prompt.row.key}: {size}: {words[:SHOWN]}{'…' if len(words) > SHOWN else ''}"
+    yield from _too_long(plan)
     yield from _takes(plan)
 
 
@@ -52,6 +53,23 @@ def _earlier(plan: DryRun) -> Iterator[str]:
         yield "scored anew: what is there, because weights, `score` or `endings` changed"
 
 
+def _too_long(plan: DryRun) -> Iterator[str]:
+    """Yield a warning if sequences are longer than those that a trainer takes."""
+    most = plan.spec.serve.max_token_length
+    if plan.mode != "serve" or most is None:
+        return
+    policy = None if plan.measured is None else plan.measured.roles["policy"]
+    if policy is not None and plan.measured is not None:  # the last call of a rollout is longer than the mean of them
+        size = (policy.prompt_tokens + policy.completion_tokens) / max(1.0, plan.measured.turns)
+        what = f"rollouts have {size:.0f} tokens and more"
+    else:
+        size = max((len(prompt.ids or ()) for prompt in plan.prompts), default=0)
+        what = f"a prompt has {size} tokens already"
+    if size >= most:
+        becomes = {"drop": "not sent", "truncate": "cut", "mask": "not trained on"}[plan.spec.serve.on_too_long]
+        yield f"WARNING: {what}, and serve.max_token_length is {most}: what is longer is {becomes}"
+
+
 def _takes(plan: DryRun) -> Iterator[str]:
     measured = plan.measured
     if measured is None:
@@ -64,6 +82,8 @@ def _takes(plan: DryRun) -> Iterator[str]:
         f"a rollout, measured on {counted(measured.count, 'rollout')} of {measured.source}: {measured.turns:.3g} "
         f"{'call' if measured.turns == 1 else 'calls'}, {_tokens(policy)}, {measured.seconds:.3g} s"
     )
+    if measured.played is None and plan.mode == "serve":
+        yield "WARNING: each group that was measured is uniform or left out, and a trainer gets none of these"
     if not plan.play:
         return
     if measured.played is None:

@@ -130,7 +130,6 @@ class EnvHooks(Hooks):
         counts.add_group(group)
         if group.dropped is None:
             counts.dropped[cause] += 1
-        logger.warning("group %s was not sent (%s): %s", group.id, cause, detail)
         await call(self._env.cleanup)
 
     async def arrived(self, ages: Sequence[int], stale: int) -> None:

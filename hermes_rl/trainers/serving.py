@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from math import inf
@@ -26,6 +27,19 @@ T = TypeVar("T")
 
 OUTBOX = 64
 """Groups that may wait to be sent; a trainer that is slow to take them may want any number."""
+IN_VAIN = 128
+"""Groups in a row that are of no use to the trainer, after which serving ends. If only one group in twenty were of use,
+so many would come in a row with a chance of one in 700."""
+WAYS_OUT = {
+    "uniform": "such a group teaches nothing: choose rows that the policy solves sometimes, give rewards more values, "
+    "raise serve.group_size or agent.temperature, or send such groups too (serve.drop_uniform: false)",
+    "too_long": "shorten rollouts (agent.max_trajectory_tokens, agent.max_tokens, agent.max_turns), raise "
+    "serve.max_token_length if the trainer takes longer sequences, or set serve.on_too_long to truncate or mask",
+    "stale": "sample with newer weights (serve.concurrency, env.max_batches_offpolicy), raise serve.max_staleness, or "
+    "send such groups too (serve.on_stale: keep)",
+    "uncertified": "hermes-rl doctor SPEC says why tokens are not exact; serve.allow_inexact: true sends these too",
+}
+"""What to do about groups that are not sent, by the cause."""
 LOOK = 0.1
 """Seconds between two looks at the trainer."""
 ASKING = 10.0
@@ -56,7 +70,6 @@ class Hooks:
 
     async def left_out(self, group: Group, cause: str, detail: str) -> None:
         """Take note that a group is not sent."""
-        logger.warning("group %s was not sent (%s): %s", group.id, cause, detail)
 
     async def arrived(self, ages: Sequence[int], stale: int) -> None:
         """Take note of groups that the trainer has taken out of its queue.
@@ -118,6 +131,8 @@ class Serving:
         beginning the others know of."""
         self._outbox: asyncio.Queue[Group] = asyncio.Queue()
         self._lines: dict[str, list[dict[str, Any]]] = {}
+        self._in_vain: Counter[str] = Counter()
+        """Groups that were of no use since the last one that was sent, by cause."""
         self._oldest: dict[str, int] = {}
         """The oldest weights of each group that the trainer has and has not been seen to take."""
         self._written = set() if file is None else {line["group"] for line in file.journal.read("group")}
@@ -350,9 +365,9 @@ class Serving:
                     continue
                 self._settled += 1
                 if group.dropped is not None:
-                    await self.hooks.left_out(group, str(group.dropped), group.detail or "")
+                    await self._leave_out(group, str(group.dropped), group.detail or "")
                 else:
-                    await self.hooks.left_out(group, "uniform", f"all of its scores are the same, {group.scores[:1]}")
+                    await self._leave_out(group, "uniform", f"all of its scores are the same, {group.scores[:1]}")
         if self.satisfied:
             await asyncio.Event().wait()  # what ends the run is heard of elsewhere
         aside = self.run.quarantine.record()
@@ -380,7 +395,26 @@ class Serving:
             except GroupRefused as refused:
                 self._settled += 1
                 self.log.leave_out(group.id, refused.cause)
-                await self.hooks.left_out(group, refused.cause, refused.detail)
+                await self._leave_out(group, refused.cause, refused.detail)
+
+    async def _leave_out(self, group: Group, cause: str, detail: str) -> None:
+        """Note that a group is not sent. Raises `RunError` if too many in a row were of no use to the trainer."""
+        way = WAYS_OUT.get(cause)
+        first = not self._in_vain[cause]
+        said = f"{detail}; {way} (further ones are in the run's log alone)" if first and way else detail
+        logger.log(logging.WARNING if first else logging.INFO, "group %s was not sent (%s): %s", group.id, cause, said)
+        await self.hooks.left_out(group, cause, detail)
+        if group.dropped is not None and not group.dropped.graded:
+            return  # an infrastructure failure, which the budget counts
+        self._in_vain[cause] += 1
+        if self._in_vain.total() < IN_VAIN:
+            return
+        counts = ", ".join(f"{count} {cause}" for cause, count in self._in_vain.most_common() if count)
+        most, _ = self._in_vain.most_common(1)[0]
+        raise RunError(
+            f"the last {IN_VAIN} groups were of no use to the trainer ({counts}), the last one because {detail}"
+            + (f". {most}: {WAYS_OUT[most]}" if most in WAYS_OUT else "")
+        )
 
     async def _send(self, group: Group, lines: list[dict[str, Any]]) -> None:
         if not lines:
@@ -400,6 +434,7 @@ class Serving:
         if oldest and None not in oldest:
             self._oldest[group.id] = min(oldest)
         self.sent += 1
+        self._in_vain.clear()
         self.run.progress.show(f"step {self.state.step} · {self.sent} groups sent", usable[0]["scores"])
 
 

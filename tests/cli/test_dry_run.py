@@ -45,6 +45,16 @@ def test_a_new_run_plays_all(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert tree(tmp_path) == {}
 
 
+def test_groups_that_a_trainer_cannot_use_are_foretold(capsys: pytest.CaptureFixture[str]) -> None:
+    serve = ("serve", "--set", "serve.api_url=http://127.0.0.1:9")
+    assert "WARNING" not in foretold(capsys, *serve)
+    out = foretold(capsys, *serve, "--set", "serve.max_token_length=1000")
+    assert re.search(r"WARNING: a prompt has 2\d{3} tokens already, and .* is 1000: .* not sent", out)
+    same = ("--set", "rewards={length_penalty: {args: {soft_limit: 100000, hard_limit: 100001}, range: [-1, 0]}}")
+    sampled = foretold(capsys, *serve, *same, "--sample", "1", "--set", "serve.group_size=2")
+    assert "WARNING: each group that was measured is uniform or left out, and a trainer gets none of these" in sampled
+
+
 def test_a_tokenizer_that_cannot_be_had_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     server = "servers.policy={type: vllm, base_url: 'http://127.0.0.1:9/v1', model: m, tokenizer: ./none}"
     (line,) = [one for one in foretold(capsys, *SMALL, "--set", server).splitlines() if one.startswith("tokenizer:")]

@@ -23,7 +23,7 @@ from hermes_rl.threads import end_tasks
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.trainers.base import Registered, Registration, TrainerState
 from hermes_rl.trainers.checks import Checks
-from hermes_rl.trainers.serving import Hooks, Serving
+from hermes_rl.trainers.serving import IN_VAIN, Hooks, Serving
 from tests.rollouts.worlds import Policy, World, rows
 from tests.trainers.collects import Collects
 from tests.waiting import until
@@ -41,6 +41,7 @@ async def serve(
     hooks: Any = None,
     count: int = 5,
     made: type[Serving] = Serving,
+    drop_uniform: bool = False,
     **checks: Any,
 ) -> World:
     """Serve a stub world of so many rows to a trainer, with its record in a folder."""
@@ -51,7 +52,9 @@ async def serve(
         closing(DeliveryLog(directory.journal(DELIVERIES), trainer.name)) as log,
     ):
         encoder = Encoder(load_tokenizer(None))
-        run = Run(world, rows(count), Plan(size=2, concurrency=8), store=store, encoder=encoder)
+        run = Run(
+            world, rows(count), Plan(size=2, concurrency=8, drop_uniform=drop_uniform), store=store, encoder=encoder
+        )
         registration = Registration("world", 2, 100)
         await made(run, trainer, registration, log, Checks(2, **checks), hooks or Hooks()).play()
     return world
@@ -137,6 +140,34 @@ async def test_another_trainer_on_the_same_run_gets_what_is_there_without_playin
     await serve(second, tmp_path, world)
     assert set(got(second)) >= set(got(first)[:3]) or world.policy.calls > calls
     assert max(Counter(got(second)).values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("cause", "way", "how"),
+    [
+        ("uniform", "serve.drop_uniform: false", {"world": World(on_grade=lambda key: 1.0), "drop_uniform": True}),
+        ("too_long", "serve.on_too_long to truncate", {"longest": 1}),
+    ],
+)
+async def test_serving_ends_when_groups_in_a_row_are_of_no_use(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, cause: str, way: str, how: dict[str, Any]
+) -> None:
+    trainer = Collects(steps=1)
+    with pytest.raises(RunError, match=rf"last {IN_VAIN} groups were of no use .*\({IN_VAIN} {cause}\).*{way}"):
+        await serve(trainer, tmp_path, **how)
+    assert trainer.groups == []
+    (told,) = [
+        record for record in caplog.records if "was not sent" in record.message and record.levelname == "WARNING"
+    ]
+    assert f"({cause})" in told.message and way in told.message
+
+
+async def test_group_that_is_sent_clears_those_of_no_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes_rl.trainers.serving.IN_VAIN", 6)
+    world = World(on_grade=lambda key: float(key.index and key.row.key == "row0"))
+    trainer = Collects(steps=2, batch=3)
+    await serve(trainer, tmp_path, world, count=4, drop_uniform=True)
+    assert len(trainer.groups) >= 6
 
 
 async def test_stale_groups_are_left_out_counted_and_not_sent_later(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from hermes_rl.cli.echo import echo
 from hermes_rl.cli.live import progress_of, restore_terminal
 from hermes_rl.cli.options import Options, with_policy
 from hermes_rl.cli.screen import dollars_by_role
+from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean
 from hermes_rl.reading.report import write_report_or_say
@@ -280,8 +282,50 @@ def say_where(directory: RunDirectory, progress: Progress) -> None:
     usage = directory.described().get("usage", {})
     if costs := {role: counts["cost"] for role, counts in usage.items() if "cost" in counts}:
         echo(f"cost: {dollars_by_role(costs)}")
+    if words := most_ended_with(directory.described().get("endings", {})):
+        echo(words)
     echo(f"run directory: {directory.path}")
     progress.note(f"next: hermes-rl show {shlex.quote(str(directory.path))}")
+
+
+WAYS_ON = {
+    Ending.MAX_TURNS: "raise agent.max_turns",
+    Ending.TOKEN_BUDGET: "raise agent.max_trajectory_tokens, or take a model with a longer context",
+    Ending.LENGTH: "raise agent.max_tokens",
+    Ending.TIMEOUT: "raise agent.timeout, agent.task_timeout or agent.deadline",
+    Ending.EMPTY: "the server's parser of reasoning or tool calls may keep all of the text",
+    Ending.REFUSED: "the server's filter refuses what is said here",
+    Ending.SANDBOX_KILLED: "raise sandbox.limits or sandbox.lifetime",
+    Ending.USER_TURNS: "raise user.max_turns",
+    Ending.WORLD_FAILED: "correct that code",
+    Ending.STEP_FAILED: "lower the `min_reward` of these words",
+    Ending.TOOL_ERRORS: "raise agent.max_tool_errors, or see whether the model knows these tools",
+    Ending.GAVE_UP: "see what the program printed",
+    Ending.UNTRAINED: "lower agent.min_trained_share, or see why the program changes what was sampled",
+    Ending.SERVER_FAILURE: "see run.log, and ask hermes-rl doctor SPEC",
+    Ending.SANDBOX_FAILURE: "see run.log, and ask hermes-rl doctor SPEC",
+    Ending.TOOL_SERVER_FAILURE: "see run.log, and start the tool server by hand",
+    Ending.REWARD_FAILURE: "correct that reward; hermes-rl validate SPEC --deep tries it",
+    Ending.JUDGE_FAILURE: "see run.log, and ask the judge's server by hand",
+    Ending.ROW_FAILURE: "correct the rows; hermes-rl validate SPEC and render SPEC show what they give",
+}
+"""What to do where most rollouts have ended so."""
+
+
+def most_ended_with(endings: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return what most rollouts ended with and what to do, in words; empty where that is no cause for concern.
+
+    `endings` is the entry of run.json.
+    """
+    counts = Counter({Ending(name): entry["count"] for name, entry in endings.items() if name in set(Ending)})
+    if not counts:
+        return ""
+    (ending, count), *_ = counts.most_common(1)
+    if 2 * count <= counts.total() or ending.finished_naturally or ending not in WAYS_ON:
+        return ""
+    why = endings[ending].get("first")
+    reason = f"{ending.rule.what}{f' ({why})' if why else ''}"
+    return f"{count} of {counted(counts.total(), 'rollout')} ended with {ending}: {reason}; {WAYS_ON[ending]}"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -299,6 +299,7 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
                                 "ended": moment(),
                                 "retried": opened.retried.record(),
                                 "lost": run.losses.record(),
+                                "endings": run.endings,
                                 "usage": records.store.usage,
                             }
                         )

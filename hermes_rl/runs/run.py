@@ -219,6 +219,8 @@ class RunBudget:
 BURST = 1000
 """Rollouts that begin in one turn of the event loop; many thousands would stop it for seconds."""
 
+DETAIL = 300
+"""Characters of why a rollout ended, as run.json has it."""
 PASSED_BY = 256
 """Rows after which others have their turn: each takes some 10 µs, and all rows of an epoch may be passed by."""
 
@@ -331,6 +333,9 @@ class Run:
         self.progress = progress or Progress(quiet=True)
         self.quarantine = Quarantine()
         self.losses = Losses()
+        self.endings: dict[str, dict[str, Any]] = {}
+        """By ending, how many attempts of this start had it (`count`; an episode has that of the first seat which did
+        not end naturally), and why the first one had it (`first`), where that is known."""
         self.curriculum = Curriculum(plan.prefer_differing)
         self.admission: Admission
         if workers is None:
@@ -543,6 +548,10 @@ class Run:
         word = self.losses.count(rollout)
         if word is not None:
             self.progress.note(word)
+        seat = min(rollout.seats, key=lambda seat: seat.ending.finished_naturally)
+        errors = seat.result.tool_errors if seat.result is not None else []
+        why = seat.error or (errors[-1].error if errors else None)
+        self.endings.setdefault(str(seat.ending), {"count": 0, "first": why and why[:DETAIL]})["count"] += 1
         for listen in self.on_played:
             listen(rollout)
         self.budget.spend(rollout)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hermes_rl.cli.main import status
 from tests.commands import ROOT, hermes, started
 from tests.waiting import until_blocking
 
@@ -204,6 +205,47 @@ def test_demo_plays_without_a_model_and_says_so(tmp_path: Path) -> None:
     done = hermes("run", str(no_policy(tmp_path)), "process", "--demo", "--set", "process.groups=1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "demo" in done.stderr
+
+
+BOARD = """
+class Board:
+    turns = 0
+
+    def __init__(self, item):
+        pass
+
+    def turn(self, said):
+        self.turns += 1
+        if self.turns > 1:
+            raise RuntimeError("the board fell")
+        return {"white": "go on"}
+"""
+ENDED = {
+    "state: board.py:Board\nagents: {white: {}, black: {}}\nplay: {state: turn}\n": (
+        "2 of 2 rollouts ended with world_failed: the spec's code",
+        "(RuntimeError: the board fell); correct that code",
+    ),
+    "toolsets: [todo]\nagent: {max_turns: 1}\n": ("2 of 2 rollouts ended with max_turns:", "; raise agent.max_turns"),
+    "": (),
+}
+
+
+@pytest.mark.parametrize("more", ENDED)
+def test_last_lines_name_what_most_rollouts_ended_with(
+    more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "board.py").write_text(BOARD)
+    call = "{tools: [{name: todo, args: {}}]}, " if "max_turns" in more else ""
+    (tmp_path / "s.yaml").write_text(
+        "dataset: {items: [{a: yes indeed}]}\nprompt: {user: go}\nprocess: {groups: 1, group_size: 2}\n"
+        "rewards: {exact_match: {args: {target: '{{ a }}'}}}\nservers: {policy: {type: scripted}}\n"
+        f"solution: {{turns: [{call}{{say: yes indeed}}]}}\n{more}"
+    )
+    assert status(["run", "s.yaml", "process", "--out", "run", "--quiet"]) == 0
+    out = capsys.readouterr().out
+    assert all(part in out for part in ENDED[more])
+    assert ("ended with" in out) == bool(more)
 
 
 def test_help_is_quick_and_imports_nothing_heavy() -> None:

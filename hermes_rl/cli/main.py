@@ -8,13 +8,13 @@ calls returns this status, or raises UserError for wrong input and RunError for 
 from __future__ import annotations
 
 import gc
-import io
 import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+from hermes_rl.cli.streams import final_status, prepare
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.version import __version__
 
@@ -26,10 +26,10 @@ them over and over, as Python's own 700 asks for, is a tenth of the time that a 
 def main(arguments: list[str] | None = None) -> None:
     """Run the program, and end the process with its exit status."""
     gc.set_threshold(STARTING)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a locale without such a character ends no command
-    code = status(arguments)
+    output, errors = prepare()
+    words = sys.argv[1:] if arguments is None else arguments
+    code = final_status(status(words), next(iter(words), ""), output)
+    errors.flush()
     gc.freeze()  # at its end Python looks at everything once more, although all of it goes
     sys.exit(code)
 

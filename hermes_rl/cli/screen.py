@@ -54,20 +54,16 @@ def show(parts: Iterable[RenderableType], *, pager: bool = False) -> None:
     console = Console(
         width=None if terminal else WIDE, highlight=False, markup=False, emoji=False, soft_wrap=not terminal
     )
-    try:
-        with console.capture() as captured:
-            for part in parts:
-                console.print(part)
-        text = captured.get()
-        if not terminal:
-            text = "".join(f"{line.rstrip()}\n" for line in text.split("\n")[:-1])
-        paged = pager and terminal and sys.stdin.isatty() and text.count("\n") >= console.height
-        if not (paged and _paged(text)):
-            sys.stdout.write(text)
-            sys.stdout.flush()
-    except BrokenPipeError:
-        # Who read, as `head`, has enough. What is left in the buffer must not raise again at the end of the process.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part)
+    text = captured.get()
+    if not terminal:
+        text = "".join(f"{line.rstrip()}\n" for line in text.split("\n")[:-1])
+    paged = pager and terminal and sys.stdin.isatty() and text.count("\n") >= console.height
+    if not (paged and _paged(text)):
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 def show_exactly(text: str, *, pager: bool = False) -> None:

@@ -139,7 +139,7 @@ class ScriptedServer:
         self.scripts.pop(safe_name(rollout_id), None)
 
     async def start(self) -> str:
-        """Listen; returns the base URL for clients."""
+        """Listen; returns the base URL for clients. Raises `UserError` if nothing can be reached on loopback."""
         app = web.Application(client_max_size=_LARGEST_BODY)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
@@ -151,6 +151,15 @@ class ScriptedServer:
         await self._runner.setup()
         await web.TCPSite(self._runner, _HOST, 0, backlog=4096).start()
         port = self._runner.addresses[0][1]
+        try:
+            _, writer = await asyncio.open_connection(_HOST, port)
+        except OSError as error:
+            await self.close()
+            raise UserError(
+                f"the loopback interface ({_HOST}) cannot be used here ({error.strerror}), and the scripted server "
+                "listens there: bring it up (`ip link set lo up`), or leave this network namespace"
+            ) from error
+        writer.close()
         return f"http://{_HOST}:{port}/v1"
 
     async def close(self) -> None:

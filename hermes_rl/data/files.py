@@ -1,7 +1,7 @@
 """Local json, jsonl and csv files, read without the `datasets` package, which takes seconds to import.
 
-What comes out is what `datasets` would give: every row has all columns (None where a row lacks one), and a
-csv column of numbers is numbers.
+What comes out is what `datasets` would give: every row has all columns (None where a row lacks one), and the columns of
+CSV have types.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import io
 import math
 import re
 import zlib
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,17 @@ from hermes_rl.spec.suggest import did_you_mean
 from hermes_rl.values import read_json
 
 Record = dict[str, Any]
-_INT = re.compile(r"-?(?:0|[1-9][0-9]*)")
-_FLOAT = re.compile(r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_INT = re.compile(r"[-+]?[0-9]+")
+_FLOAT = re.compile(r"[-+]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|(?i:inf|infinity))")
+_DIGITS, _BLANKS = "0123456789.", " \t\n\r\v\f"
+_BOOLEANS = {"true": True, "false": False}
+_MISSING = frozenset(
+    {"", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA",
+     "NULL", "NaN", "None", "n/a", "nan", "null"}
+)  # fmt: skip
+"""Texts of CSV that are missing values, as pandas has them."""
+LONGEST_WHOLE = 1000
+"""Digits of a whole number that is looked at."""
 
 
 def read_files(kind: str, patterns: Sequence[str]) -> list[Record]:
@@ -98,24 +106,57 @@ def _row(value: Any, place: str) -> Record:
 
 
 def _read_csv(path: Path) -> list[Record]:
-    reader = csv.DictReader(io.StringIO(_text(path), newline=""), restkey=None, strict=True)
+    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
     try:
-        rows = list(reader)
+        header, *rows = [row for row in reader if row and not (len(row) == 1 and row[0].isspace())] or [[]]
     except csv.Error as error:
         raise UserError(f"{path}:{reader.line_num}: is not CSV: {error}") from None
-    if any(None in row for row in rows):
+    names = _distinct(header)
+    if any(len(row) > len(names) for row in rows):
         raise UserError(f"{path}: a line has more fields than there are columns")
-    names = reader.fieldnames or []
-    columns = {name: _typed([row[name] for row in rows]) for name in names}
-    return [{name: columns[name][index] for name in names} for index in range(len(rows))]
+    columns = [_typed([row[index] if index < len(row) else None for row in rows]) for index in range(len(names))]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _typed(values: list[Any]) -> list[Any]:
-    """Return a column as numbers where all of it is; identifiers such as 007 stay text."""
-    for pattern, kind in ((_INT, int), (_FLOAT, float)):
-        if any(values) and all(pattern.fullmatch(value) for value in values if value):
-            with suppress(ValueError):  # a whole number of thousands of digits
-                numbers = [kind(value) if value else None for value in values]
-                if kind is int or math.inf not in map(abs, filter(None, numbers)):
-                    return numbers
-    return [value or None for value in values]
+def _distinct(header: list[str]) -> list[str]:
+    """Return the names of columns: one without a name has a number, and one that is there already a suffix."""
+    names: list[str] = []
+    for index, name in enumerate(header):
+        name, count = name or f"Unnamed: {index}", 0
+        other = name
+        while other in names or (count and other in header):
+            count += 1
+            other = f"{name}.{count}"
+        names.append(other)
+    return names
+
+
+def _typed(values: list[str | None]) -> list[Any]:
+    """Return a column with the type that all of its values have: whole numbers, numbers, booleans or text.
+
+    As pandas has it, with which `datasets` reads CSV: a column of whole numbers with one missing is floats, and one of
+    numbers that 64 bits cannot hold is text. What would become infinite is text too, since it is an identifier.
+    """
+    given = [value for value in values if value is not None and value not in _MISSING]
+    bare = [value.strip(_BLANKS) for value in given]
+    if given and all(map(_FLOAT.fullmatch, bare)):
+        wholes = [value for value in bare if _INT.fullmatch(value)]
+        if any(len(value) > LONGEST_WHOLE for value in wholes):
+            return list(values)
+        unsigned = len(given) == len(values) and not any(value.startswith("-") for value in bare)
+        bits = 64 if unsigned or len(wholes) < len(given) else 63
+        if not all(-(2**63) <= int(value) < 2**bits for value in wholes):
+            return list(values)
+        kind = int if len(wholes) == len(values) else float
+        if any(math.isinf(float(value)) and value[-1] in _DIGITS for value in bare):
+            return [None if value in _MISSING else value for value in values]
+        return _in_place(values, map(kind, bare))
+    if given and all(value.lower() in _BOOLEANS for value in given):
+        return _in_place(values, (_BOOLEANS[value.lower()] for value in given))
+    return _in_place(values, given)
+
+
+def _in_place(values: list[str | None], given: Iterable[Any]) -> list[Any]:
+    """Return a column in which the values that are not missing are those given, in order."""
+    rest = iter(given)
+    return [None if value is None or value in _MISSING else next(rest) for value in values]

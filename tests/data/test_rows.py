@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -199,9 +200,72 @@ def test_csv(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('id,n,x,text\n007,1,1.5,"a, b"\n008,,2,\n')
     rows = load(spec_of("  {path: csv, data_files: a.csv}", tmp_path))
     assert [dict(row.columns) for row in rows] == [
-        {"id": "007", "n": 1, "x": 1.5, "text": "a, b"},
-        {"id": "008", "n": None, "x": 2.0, "text": None},
+        {"id": 7, "n": 1.0, "x": 1.5, "text": "a, b"},
+        {"id": 8, "n": None, "x": 2.0, "text": None},
     ]
+
+
+COLUMNS: list[tuple[list[str], list[Any]]] = [
+    (["True", "FALSE", "tRuE"], [True, False, True]),
+    (["True", "", "False"], [True, None, False]),
+    (["True", "NA", "null"], [True, None, None]),
+    (["True", "1", "0"], ["True", "1", "0"]),
+    ([" True", "False", "True"], [" True", "False", "True"]),
+    (["1", "-2", "+3"], [1, -2, 3]),
+    ([" 1", "2 ", "3"], [1, 2, 3]),
+    (["1", "", "3"], [1.0, None, 3.0]),
+    (["1.", ".5", "1e3"], [1.0, 0.5, 1000.0]),
+    (["nan", "1", "2.5"], [None, 1.0, 2.5]),
+    (["inf", "-Infinity", "1"], [math.inf, -math.inf, 1.0]),
+    (["NA", "N/A", "x"], [None, None, "x"]),
+    (["None", "null", ""], [None, None, None]),
+    (["0x10", "1", "2"], ["0x10", "1", "2"]),
+    (["1_000", "1", "2"], ["1_000", "1", "2"]),
+    (["１", "1", "2"], ["１", "1", "2"]),
+    (["2024-01-02", "2024-01-03", ""], ["2024-01-02", "2024-01-03", None]),
+    (["18446744073709551615", "1", "2"], [2**64 - 1, 1, 2]),
+    (["18446744073709551615", "-1", "2"], ["18446744073709551615", "-1", "2"]),
+    (["18446744073709551615", "", "2"], ["18446744073709551615", "", "2"]),
+    (["9223372036854775808", "1.5", ""], [2.0**63, 1.5, None]),
+]
+HEADERS = {
+    "a,a,a.1\n1,2,3\n": {"a": 1, "a.2": 2, "a.1": 3},
+    ",b,\n1,2,3\n": {"Unnamed: 0": 1, "b": 2, "Unnamed: 2": 3},
+    "a,b\n   \n1,2\n\n": {"a": 1, "b": 2},
+    'a\n""\n': {"a": None},
+    "\ufeffa,b\r1\r": {"a": 1, "b": None},
+}
+
+
+def table() -> str:
+    """Return a CSV file with all columns, by their numbers."""
+    lines = [",".join(f"c{number}" for number in range(len(COLUMNS)))]
+    lines += [",".join(f'"{values[row]}"' for values, _ in COLUMNS) for row in range(3)]
+    return "\n".join(lines) + "\n"
+
+
+def test_columns_of_csv_have_the_types_of_their_values(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(table())
+    rows = read_files("csv", [str(tmp_path / "a.csv")])
+    for number, (values, expected) in enumerate(COLUMNS):
+        assert repr([row[f"c{number}"] for row in rows]) == repr(expected), values
+
+
+@pytest.mark.parametrize("text", HEADERS)
+def test_header_of_csv_names_each_column_once(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.csv").write_text(text, newline="")
+    assert read_files("csv", [str(tmp_path / "a.csv")]) == [HEADERS[text]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [None, *HEADERS])
+def test_csv_is_read_as_datasets_reads_it(tmp_path: Path, text: str | None) -> None:
+    import datasets
+
+    path = tmp_path / "a.csv"
+    path.write_text(table() if text is None else text, newline="")
+    theirs = datasets.load_dataset("csv", data_files=str(path), split="train", cache_dir=str(tmp_path / "cache"))
+    assert repr(read_files("csv", [str(path)])) == repr(list(theirs))
 
 
 def test_data_files_by_split(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ def command_output(ctx: Any, *, command: str, expected: str, exact: bool = False
         timeout: seconds.
     """
     answer = ctx.terminal(command, timeout=timeout)
+    if answer.get("timed_out"):
+        return Score(0.0, reason=f"no end within {timeout:g} s")
     said, wanted = answer["output"], expected
     if not exact:
         said, wanted = said.strip(), wanted.strip()

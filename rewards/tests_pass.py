@@ -706,11 +706,12 @@ def _compared(names: list[str], outcomes: list[tuple[str, str]], problem: str | 
     for test, outcome in outcomes:
         by_name.setdefault(_function(test), []).append((test, outcome))
     absent = [name for name in names if not passed(name, by_name.get(_function(name), ()), may_skip=name in skips)]
+    skipped = {"all_skipped": 1.0} if outcomes and {outcome for _, outcome in outcomes} <= set(OTHERS) else {}
     if not names and not any(outcome == "passed" for _, outcome in outcomes):
-        return Score(0.0, reason="no test has passed")
+        return Score(0.0, reason="no test has passed", metrics=skipped)
     if absent:
-        return Score(0.0, reason=f"not passed: {', '.join(absent[:5])}", metrics={"missing": len(absent)})
-    return Score(1.0)
+        return Score(0.0, reason=f"not passed: {', '.join(absent[:5])}", metrics={"missing": len(absent), **skipped})
+    return Score(1.0, metrics=skipped)
 
 
 def _function(test: str) -> str:

@@ -166,6 +166,11 @@ def run(
 def validate(
     specs: Annotated[list[str], typer.Argument(help=SPECS, autocompletion=_shipped)],
     deep: Annotated[bool, typer.Option("--deep", help="Also play the solution and judge the rewards.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings are errors.")] = False,
+    rows: Annotated[
+        str | None,
+        typer.Option(metavar="N|all", help="Rows to check, and with --deep to play; a generator is run, too."),
+    ] = None,
     as_json: JsonOption = False,
     sets: SetAsRunOption = None,
     env_file: EnvFileOption = None,
@@ -173,11 +178,12 @@ def validate(
 ) -> None:
     """Check specs, with the code and data that they name; no network."""
     from hermes_rl.cli.options import Options, separated
-    from hermes_rl.cli.validating import validate_specs
+    from hermes_rl.cli.validating import row_count, validate_specs
 
     named, flags = separated(specs)
     named = _at_hand(named, trust)
-    raise typer.Exit(validate_specs(named, Options(tuple(sets or ()), flags, env_file), deep=deep, as_json=as_json))
+    options, count = Options(tuple(sets or ()), flags, env_file), row_count(rows)
+    raise typer.Exit(validate_specs(named, options, deep=deep, as_json=as_json, strict=strict, rows=count))
 
 
 @app.command(name="list")

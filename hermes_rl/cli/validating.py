@@ -7,10 +7,12 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.options import Options
 from hermes_rl.data.check import check_spec
+from hermes_rl.data.load import RowCount
 from hermes_rl.errors import HermesRLError, Problem, SpecError, UserError
 from hermes_rl.runs.exact import foreign_teachers, foretold, unknown_renderers
 from hermes_rl.spec.load import load_draft, load_spec
@@ -18,6 +20,9 @@ from hermes_rl.spec.model import Spec
 from hermes_rl.spec.overrides import Overrides
 from hermes_rl.spec.sets import is_set, load_set
 from hermes_rl.spec.validate import in_order
+
+if TYPE_CHECKING:  # it loads all that runs rollouts
+    from hermes_rl.runs.deep_checks import DeepFinding
 
 
 @dataclass
@@ -33,21 +38,46 @@ class Verdict:
     """Which agent programs play, by which file, and what is installed for them."""
     scores: dict[str, float | None] | None = None
     """Mean score of each kind of answer, where they were played."""
+    rows: Mapping[str, Any] | None = None
+    """With `--rows`: how many rows were played or rendered, and what `--deep` found about them."""
+    findings: list[DeepFinding] = field(default_factory=list)
+    """What `--deep` found: check, severity, message."""
     kept: str | None = None
     """Folder with what was played, where something is wrong with it."""
 
 
-def validate_specs(specs: Sequence[str], options: Options, *, deep: bool, as_json: bool) -> int:
-    """Check each spec and print what is wrong; status 2 where anything is. Raises UserError for wrong options."""
+def validate_specs(
+    specs: Sequence[str],
+    options: Options,
+    *,
+    deep: bool,
+    as_json: bool,
+    strict: bool = False,
+    rows: RowCount | None = None,
+) -> int:
+    """Check each spec and print what is wrong; status 2 where anything is. Raises UserError for wrong options.
+
+    Args:
+        deep: also play right and wrong answers.
+        strict: warnings are errors.
+        rows: how many rows are rendered, and played if `deep`; None: a sample.
+    """
     overrides, environ = options.overrides(), options.environ()
     sets = [spec for spec in specs if is_set(spec)]
-    if sets and deep:
-        raise UserError(f"--deep is about specs; {sets[0]} is a set: name the specs that it plays")
-    verdicts = [(_judge_set if spec in sets else judge)(spec, overrides, environ) for spec in specs]
+    if sets and (deep or rows is not None):
+        option = "--deep" if deep else "--rows"
+        raise UserError(f"{option} is about specs; {sets[0]} is a set: name the specs that it plays")
+    verdicts = [
+        _judge_set(spec, overrides, environ) if spec in sets else judge(spec, overrides, environ, rows)
+        for spec in specs
+    ]
     if deep:
         for verdict in verdicts:
             if not verdict.problems:
-                _play(verdict, overrides, environ)
+                _play(verdict, overrides, environ, rows)
+    if strict:
+        for verdict in verdicts:
+            verdict.problems, verdict.warnings = [*verdict.problems, *verdict.warnings], []
     if as_json:
         echo(json.dumps([asdict(verdict) for verdict in verdicts], indent=2, ensure_ascii=False))
     else:
@@ -56,7 +86,21 @@ def validate_specs(specs: Sequence[str], options: Options, *, deep: bool, as_jso
     return 2 if any(verdict.problems for verdict in verdicts) else 0
 
 
-def judge(source: str, overrides: Overrides | None = None, environ: Mapping[str, str] | None = None) -> Verdict:
+def row_count(text: str | None) -> RowCount | None:
+    """Read `--rows`; raises UserError if it is neither a number above 0 nor `all`."""
+    if text is None or text == "all":
+        return "all" if text else None
+    if not text.isdecimal() or not text.isascii() or int(text) == 0:
+        raise UserError(f"--rows {text}: expected a number of rows, such as 100, or `all`")
+    return int(text)
+
+
+def judge(
+    source: str,
+    overrides: Overrides | None = None,
+    environ: Mapping[str, str] | None = None,
+    rows: RowCount | None = None,
+) -> Verdict:
     """Load and check one spec; whatever is wrong becomes a problem, not an exception."""
     verdict = Verdict(source)
     try:
@@ -66,7 +110,11 @@ def judge(source: str, overrides: Overrides | None = None, environ: Mapping[str,
             return verdict
         toolsets, distributions = _known_tools(draft.spec)
         problems, warnings = check_spec(
-            draft.spec, known_toolsets=toolsets, known_distributions=distributions, has_rows=draft.has_rows
+            draft.spec,
+            known_toolsets=toolsets,
+            known_distributions=distributions,
+            has_rows=draft.has_rows,
+            count=rows,
         )
     except UserError as error:
         verdict.problems = [Problem(source, None, None, str(error))]
@@ -149,22 +197,28 @@ def _lacking(spec: Spec, environ: Mapping[str, str]) -> list[Problem]:
     return toolset_problems(spec, HermesToolsets(environ))
 
 
-def _play(verdict: Verdict, overrides: Overrides, environ: Mapping[str, str]) -> None:
+def _play(verdict: Verdict, overrides: Overrides, environ: Mapping[str, str], rows: RowCount | None) -> None:
     """Judge the rewards of a spec by playing it; see `hermes_rl.runs.deep`."""
     import asyncio
 
     from hermes_rl.runs.deep import examine
 
     try:
+        real = load_spec(verdict.spec, overrides=overrides, environ=environ).sandbox
         spec = load_spec(verdict.spec, overrides=overrides, demo=True, environ=environ)
-        report = asyncio.run(examine(spec, Path("outputs") / spec.name / "deep"))
+        is_replaced = (real.image, real.backend) != (spec.sandbox.image, spec.sandbox.backend)
+        keep = Path("outputs") / spec.name / "deep"
+        replaced = (real.image or real.backend) if is_replaced else None
+        report = asyncio.run(examine(spec, keep, rows=rows, replaced=replaced))
     except HermesRLError as error:
         verdict.problems = [Problem(verdict.spec, None, None, str(error))]
         return
-    verdict.scores = report.scores
+    verdict.scores, verdict.findings = report.scores, report.findings
+    verdict.rows = report.summary if rows is not None else None
     verdict.kept = str(report.kept) if report.kept is not None else None
-    verdict.problems = [Problem(verdict.spec, None, None, problem) for problem in report.problems]
-    verdict.warnings += [Problem(verdict.spec, None, None, warning) for warning in report.warnings]
+    for finding in report.findings:
+        problem = Problem(verdict.spec, None, None, f"{finding.message} [{finding.check}]")
+        (verdict.problems if finding.severity == "error" else verdict.warnings).append(problem)
 
 
 def _print(verdict: Verdict) -> None:
@@ -174,6 +228,8 @@ def _print(verdict: Verdict) -> None:
         echo(str(problem), err=True)
     for warning in verdict.warnings:
         echo(f"warning: {warning}", err=True)
+    if verdict.rows is not None:
+        echo(f"  {verdict.rows}")
     if verdict.kept is not None:
         echo(f"note: what was played is in {verdict.kept}", err=True)
     for program in verdict.programs:

@@ -7,10 +7,10 @@ it is not run.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from itertools import islice
 from typing import Any
 
 from hermes_rl.data.harbor import tasks_of
+from hermes_rl.data.load import RowCount, counted_rows
 from hermes_rl.data.rows import Row, derive
 from hermes_rl.data.sources import Opened, is_fetched, is_on_hub, open_source, taken_for_local
 from hermes_rl.errors import Problem, SpecError, UserError
@@ -29,14 +29,16 @@ def check_spec(
     known_toolsets: Collection[str] | None = None,
     known_distributions: Collection[str] | None = None,
     has_rows: bool = True,
+    count: RowCount | None = None,
 ) -> tuple[list[Problem], list[Problem]]:
     """Problems and warnings of a spec, its code files and its local data; see `hermes_rl.spec.check.check_spec`.
 
-    Without `has_rows` the dataset is not the user's, so that templates cannot be rendered.
+    Without `has_rows` the dataset is not the user's, so that templates cannot be rendered. `count` is how many rows
+    templates are rendered with, those of a generator too; None: a sample, and no generator is run.
     """
     findings = Findings(spec)
-    rows = _checked_rows(spec, findings) if has_rows else []
-    samples = [row.columns for row in islice(rows, SAMPLES)]
+    rows = _checked_rows(spec, findings, count) if has_rows else []
+    samples = [row.columns for row in (rows[:SAMPLES] if count is None else rows)]
     problems, warnings = check.check_spec(
         spec, known_toolsets=known_toolsets, known_distributions=known_distributions, samples=samples
     )
@@ -44,10 +46,10 @@ def check_spec(
     return findings.result()
 
 
-def _checked_rows(spec: Spec, findings: Findings) -> list[Row]:
+def _checked_rows(spec: Spec, findings: Findings, count: RowCount | None) -> list[Row]:
     if (warning := taken_for_local(spec)) is not None:
         findings.warning(("dataset", "path"), warning)
-    source, path = _local(spec, findings)
+    source, path = _local(spec, findings, run=count is not None)
     if source is None:
         return []
     rows: list[Row] = []
@@ -57,7 +59,8 @@ def _checked_rows(spec: Spec, findings: Findings) -> list[Row]:
                 findings.warning((*path, "path"), "files at an address are not fetched; their rows were not checked")
                 continue
             opened = _opened(spec, source, split, findings)
-            rows += islice(derive(spec, opened.read()), None if opened.finite else SAMPLES)
+            wanted = count or ("all" if opened.finite else SAMPLES)
+            rows += counted_rows(spec, derive(spec, opened.read()), wanted, finite=opened.finite)
         except SpecError as error:
             findings.extend(list(error.problems), [])
         except UserError as error:
@@ -86,10 +89,10 @@ def _undivided(spec: Spec, rows: list[Row]) -> bool:
     return rule is not None and rule.fraction is not None and len({row.digest for row in rows}) == 1
 
 
-def _local(spec: Spec, findings: Findings) -> tuple[Source | None, NodePath]:
-    """Return the source whose rows can be read here and now."""
+def _local(spec: Spec, findings: Findings, *, run: bool) -> tuple[Source | None, NodePath]:
+    """Return the source whose rows can be read here and now; `run`: a generator too."""
     dataset = spec.dataset
-    if dataset.generator is not None:
+    if dataset.generator is not None and not run:
         findings.warning(("dataset", "generator"), "the rows of a generator were not checked")
         return None, ()
     if not is_on_hub(dataset):
@@ -112,6 +115,6 @@ def _blame(path: NodePath, source: Source, error: UserError) -> NodePath:
     """Return the key that an error of the data is about."""
     if str(error).startswith("dataset.key"):
         return ("dataset", "key")
-    keys = ("data_files", "items", "path", "harbor")
+    keys = ("data_files", "items", "path", "harbor", "generator")
     settings: dict[str, Any] = {key: getattr(source, key) for key in keys}
     return next(((*path, name) for name, value in settings.items() if value is not None), path)

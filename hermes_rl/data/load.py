@@ -106,7 +106,27 @@ FALLBACK_FRACTION = 0.25
 _SAMPLE = 100
 """Rows of endless data that its fingerprint is made of."""
 
-__all__ = ["Rows", "Split", "load_rows", "split_of"]
+RowCount = int | Literal["all"]
+"""How many rows are checked."""
+ENDLESS = 100_000
+"""Rows after which a source that has not ended counts as endless, where all are asked for."""
+
+__all__ = ["RowCount", "Rows", "Split", "counted_rows", "load_rows", "split_of"]
+
+
+def counted_rows(spec: Spec, rows: Iterable[Row], count: RowCount, *, finite: bool) -> list[Row]:
+    """Return the first rows, or all of them. Raises `UserError` if all are asked for and there may be no end of
+    them."""
+    if count != "all":
+        return list(islice(rows, count))
+    found = list(rows if finite else islice(rows, ENDLESS + 1))
+    if not finite and len(found) > ENDLESS:
+        name = "path" if spec.dataset.generator is None else "generator"
+        raise UserError(
+            f"dataset.{name}: {getattr(spec.dataset, name)} has given {ENDLESS} rows and not ended, so it may be "
+            "endless; say how many rows to check (`--rows N`), or set dataset.limit"
+        )
+    return found
 
 
 def load_rows(spec: Spec, split: Split, *, notify: Notify) -> Rows:

@@ -393,6 +393,9 @@ class CompiledSpec:
         UserError: code that the spec names cannot be loaded, or a key is missing.
     """
 
+    gradings = 1
+    """How often an end state is graded; its sandbox stays until the last time."""
+
     def __init__(self, spec: Spec, environ: Mapping[str, str] | None = None) -> None:
         require_isolation(spec)
         self.spec = spec
@@ -686,9 +689,10 @@ class CompiledSpec:
     async def _kept(self, rollout: Rollout, runtime: ToolRuntime, seats: Sequence[str] = ("",)) -> RewardSandboxes:
         """Take the artifacts of a machine, which these seats share; returns the sandboxes that rewards look into."""
         calls = [each for each in self.grader.ordered for seat in seats if each.is_called_for(seat)]
-        sandboxes = RewardSandboxes(runtime, calls, self._only_kept())
-        artifacts = await sandboxes.take(self._artifacts(rollout.key.row), self.spec.command_timeout)
-        if self.keep is not None and artifacts:
+        sandboxes = RewardSandboxes(runtime, calls * self.gradings, self._only_kept())
+        requests = [] if rollout.artifacts else self._artifacts(rollout.key.row)  # taken when it was graded before
+        artifacts = await sandboxes.take(requests, self.spec.command_timeout)
+        if self.keep is not None and requests and artifacts:
             rollout.artifacts = await asyncio.to_thread(self.keep, rollout.id, artifacts)
         rollout.image = runtime.image_digest
         if rollout.image is not None:

@@ -1109,6 +1109,10 @@ class Spec(Section):
         EMPTY, description="Ending → grade, mask, drop, or a number as score; lost → drop or worst."
     )
     solution: Late[Solution] | None = Field(None, description="What a perfect agent would do.")
+    checks: Map[Literal["off", "warning", "error"]] = Field(
+        EMPTY,
+        description="Checks of `validate --deep`, each off, a warning or an error; default: as docs/rewards.md has.",
+    )
     servers: Servers = Field(EMPTY, description="Model servers by role; policy is the model that acts.")
     serve: Late[Serve] = Field(Serve.model_construct(), description="Groups for a trainer.")
     process: Late[Process] = Field(Process.model_construct(), description="Groups into a file.")

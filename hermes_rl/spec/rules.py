@@ -21,6 +21,7 @@ from hermes_rl.endings import LOST, OURS, POLICYS
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import SANDBOXES, published
 from hermes_rl.server_types import DEFAULT, TYPES, ServerType, server_type
+from hermes_rl.spec.deep_checks import DEEP_CHECKS
 from hermes_rl.spec.flags import check_field
 from hermes_rl.spec.model import BACKENDS, INJECTED
 from hermes_rl.spec.nodes import NodePath
@@ -486,6 +487,13 @@ def _endings(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(path, f"there is no ending `{name}`{choices(name, known)}", at="key")
 
 
+def _checks(data: dict[str, Any]) -> Iterator[Fault]:
+    for path, _ in entries(data, "checks"):
+        name = str(path[-1])
+        if name not in DEEP_CHECKS:
+            yield Fault(path, f"`validate --deep` has no check `{name}`{choices(name, DEEP_CHECKS)}", at="key")
+
+
 def _programs(data: dict[str, Any]) -> Iterator[Fault]:
     if "program" in section(data, "evaluate", "agent"):
         yield Fault(("evaluate", "agent", "program"), "one program plays in training and in evaluation", at="key")
@@ -665,8 +673,8 @@ def _process(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 RUN_RULES = (
-    _process, _reasoning, _extra_body, _rewards, _judges, _replays, _code, _bounds, _endings, _programs, _solution,
-    _roles, _teacher, _rating, _servers, _urls, _env,
+    _process, _reasoning, _extra_body, _rewards, _judges, _replays, _code, _bounds, _endings, _checks, _programs,
+    _solution, _roles, _teacher, _rating, _servers, _urls, _env,
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 from hermes_rl.data.load import Split, load_rows
-from hermes_rl.runs.deep import BLIND, Answers, Probe, play, saying
+from hermes_rl.runs.deep_answers import BLIND, Answer, Answers, Probe, play, saying
 from hermes_rl.servers.scripted import ScriptedCall, ScriptedTurn
 from hermes_rl.spec.load import load_spec
 
@@ -122,14 +122,14 @@ ODD_CALLS = (
 
 def hostile() -> Answers:
     """Return all answers, by name."""
-    answers: dict[str, Callable[[str], tuple[ScriptedTurn, ...]]] = {name: saying(text) for name, text in TEXTS.items()}
+    answers: dict[str, Answer] = {name: saying(text) for name, text in TEXTS.items()}
     for number, text in enumerate((*POWERS, *NO_NUMBERS, *FORGED, *CODE, *DIGITS)):
         for mark in (boxed, OTHERS[number % len(OTHERS)]):
             answers[f"{mark('')}{text!r:.60}"] = saying(mark(text))
     for name, command in COMMANDS.items():
-        answers[name] = lambda prompt, command=command: calling(command)  # type: ignore[misc]
+        answers[name] = lambda question, command=command: calling(command)  # type: ignore[misc]
     odd = (ScriptedTurn(tools=ODD_CALLS), ScriptedTurn(say="1"))
-    return answers | {"odd calls": lambda prompt: odd}
+    return answers | {"odd calls": lambda question: odd}
 
 
 async def played(name: str, every: int = 1) -> dict[str, list[Any]]:

@@ -37,7 +37,7 @@ def test_what_is_made_is_valid_and_plays(kind: str, tmp_path: Path) -> None:
     (tmp_path / "rewards").mkdir()
     (tmp_path / "rewards" / "exact.py").touch()
     folder = made(kind, tmp_path)
-    checked = hermes("validate", "my-own.yaml", "--deep", cwd=folder)
+    checked = hermes("validate", "my-own.yaml", "--deep", "--set", "dataset.limit=8", cwd=folder)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "my-own.yaml: valid" in checked.stdout
     values = [line.split() for line in checked.stdout.splitlines() if line.startswith("  ")]

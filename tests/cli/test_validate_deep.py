@@ -34,3 +34,32 @@ def test_a_fault_is_status_2(tmp_path: Path) -> None:
     (verdict,) = json.loads(ended.stdout)
     assert "every answer scores 1" in verdict["problems"][0]["message"]
     assert verdict["scores"]["gold"] == 1.0
+
+
+WARNED = """
+name: warned
+dataset: {key: q, items: [{q: "2+2", a: "4"}, {q: "3+3", a: "6"}, {q: "4+5", a: "9"}]}
+prompt: {user: "{{ q }}?"}
+rewards: {right: {fn: exact_match, args: {target: "{{ a }}"}}}
+servers: {policy: {type: scripted}}
+"""
+
+
+def test_warnings_are_errors_when_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(WARNED)
+    assert run("spec.yaml", cwd=tmp_path).returncode == 0
+    strict = run("spec.yaml", "--strict", cwd=tmp_path)
+    assert strict.returncode == 2 and "[no_solution]" in strict.stderr and "warning:" not in strict.stderr
+    (tmp_path / "spec.yaml").write_text(WARNED + "checks: {no_solution: off}\n")
+    assert run("spec.yaml", "--strict", cwd=tmp_path).returncode == 0
+
+
+def test_all_rows_are_summed_up_as_json(tmp_path: Path) -> None:
+    wrong = """solution: {turns: [{say: "{{ 'x' if q == '3+3' else a }}"}]}\n"""
+    (tmp_path / "spec.yaml").write_text(WARNED + wrong)
+    (verdict,) = json.loads(run("spec.yaml", "--rows", "all", "--json", cwd=tmp_path).stdout)
+    assert verdict["rows"]["rows"] == 3 and verdict["rows"]["failing"] == ["3+3"]
+    assert verdict["rows"]["blind"]["the prompt"] == {"rows": 3, "mean": 0, "passing": 0}
+    assert [each["check"] for each in verdict["findings"]] == ["gold_fails_on_some_rows"]
+    refused = run("spec.yaml", "--rows", "none", cwd=tmp_path)
+    assert refused.returncode == 2 and "--rows none: expected a number of rows, such as 100, or `all`" in refused.stderr

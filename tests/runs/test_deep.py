@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from hermes_rl.data.load import load_rows
-from hermes_rl.errors import HermesRLError
-from hermes_rl.runs.deep import BLIND, KINDS, DeepReport, Probe, examine, play
+from hermes_rl.errors import HermesRLError, UserError
+from hermes_rl.runs.deep import DeepReport, examine
+from hermes_rl.runs.deep_answers import BLIND, KINDS, Probe, play
+from hermes_rl.spec.deep_checks import table
 from hermes_rl.spec.load import load_spec
 
 CODE = """
@@ -34,6 +37,12 @@ def numeric(result): return any(letter.isdigit() for letter in result.final_resp
 def backwards(result, *, target): return target not in result.final_response
 async def asks(result, judge): return "yes" in await judge.chat([{"role": "user", "content": result.final_response}])
 async def reads(result, judge): return float(await judge.chat([{"role": "user", "content": result.final_response}]))
+def called(result): return bool(result.messages[-2].get("role") == "tool")
+class Counter:
+    def __init__(self, item): self.count = 0
+def counting(result, state, *, target):
+    state.count += 1
+    return (target in result.final_response) / state.count
 def heard(result): return any(m["content"] == "My name is Ann." for m in result.messages)
 def ask() -> str:
     "Ask for the country."
@@ -62,6 +71,11 @@ async def examined(folder: Path, text: str) -> DeepReport:
     (folder / "code.py").write_text(CODE)
     (folder / "spec.yaml").write_text(text)
     return await examine(load_spec(folder / "spec.yaml", demo=True))
+
+
+def test_documentation_has_the_table_of_the_checks() -> None:
+    page = Path(__file__).parents[2] / "docs" / "rewards.md"
+    assert table() in page.read_text(encoding="utf-8"), f"docs/rewards.md needs:\n{table()}"
 
 
 async def test_a_sound_spec(tmp_path: Path) -> None:
@@ -167,12 +181,186 @@ async def test_a_reward_that_pays_for_what_solves_nothing_is_named(tmp_path: Pat
     row, changed, before, after, *said = BLINDLY[case]
     text = SOUND.replace(before, after, 1).replace(row, changed, 1)
     report = await examined(tmp_path, text + "toolsets: [terminal]\n")
-    assert report.problems == []
     warnings = [warning for warning in report.warnings if "pays for an answer that solves nothing" in warning]
     if said[0] == "none":
         assert warnings == []
     else:
         assert len(warnings) == 1 and all(part in warnings[0] for part in said), warnings
+
+
+PASSING = {
+    "an answer that passes everywhere": ({}, 'right: {fn: code.py:tries, args: {target: "{{ capital }}"}}', "error"),
+    "an answer that passes on a third": ({"capital: Rome": 'capital: "nan"'}, RIGHT, None),
+    "an answer that passes on two thirds": (
+        {"capital: Rome": 'capital: "nan"', "capital: Paris": 'capital: "nan"'},
+        RIGHT,
+        "error",
+    ),
+    "a word of the prompt": (
+        {"capital: Rome": 'capital: "Italy"', "capital: Paris": "capital: France"},
+        RIGHT,
+        "error",
+    ),
+    "calls that were refused": ({}, "right: {fn: code.py:called}", "error"),
+}
+
+
+@pytest.mark.parametrize("case", PASSING)
+async def test_blind_answer_that_passes_on_half_of_the_rows_is_an_error(tmp_path: Path, case: str) -> None:
+    changes, reward, severity = PASSING[case]
+    text = SOUND.replace(RIGHT, reward).replace("{{ country }}?", "{{ country }}")
+    for before, after in changes.items():
+        text = text.replace(before, after)
+    if "called" in reward:
+        solution = "turns: [{tools: [{name: ask, args: {}}]}, {say: Done}]}\ntools: [{python: code.py:ask}]"
+        text = re.sub(r"turns: .*", solution, text)
+    report = await examined(tmp_path, text)
+    assert severities(report).get("blind_answers_pass") == severity, report.findings
+
+
+def severities(report: DeepReport) -> dict[str, str]:
+    return {finding.check: finding.severity for finding in report.findings}
+
+
+GENERIC = """
+name: lines
+dataset: {items: [{text: "a\\nb\\n", n: "2"}, {text: "a\\n", n: "1"}, {text: "a\\nb\\nc\\n", n: "3"}]}
+prompt: {user: "Count the lines of in.txt into out.txt."}
+toolsets: [terminal]
+sandbox: {files: [{to: in.txt, content: "{{ text }}"}]}
+rewards: {file: {fn: file_matches, args: {path: out.txt, content: "{{ n }}"}}}
+solution: {turns: [{tools: [{name: terminal, args: {command: "wc -l < in.txt > out.txt"}}]}, {say: "{{ n }}"}]}
+"""
+
+
+async def test_rows_that_share_one_solution_are_no_near_misses(tmp_path: Path) -> None:
+    report = await examined(tmp_path, GENERIC)
+    assert report.problems == [] and "near miss" not in report.scores
+    assert "another row's solution" not in report.blind
+
+
+async def test_solution_below_the_pass_mark_on_every_row_is_an_error(tmp_path: Path) -> None:
+    half = f"{RIGHT}\n  file: {{fn: file_matches, args: {{path: out.txt, content: a}}}}\nscore: {{combine: minimum}}"
+    text = SOUND.replace(RIGHT, half) + "toolsets: [terminal]\n"
+    assert severities(await examined(tmp_path, text))["gold_fails"] == "error"
+    one = SOUND.replace('say: "{{ capital }}"', "say: \"{{ 'x' if capital == 'Rome' else capital }}\"")
+    report = await examined(tmp_path, one)
+    assert severities(report) == {"gold_fails_on_some_rows": "warning"}
+    assert len(report.failing) == 1 and report.failing[0] in report.warnings[0]
+
+
+async def test_answers_that_run_out_of_time_are_reported_as_that(tmp_path: Path) -> None:
+    slow = "outcome: {fn: command_output, args: {command: sleep 5, expected: a, timeout: 0.1}}"
+    report = await examined(tmp_path, SOUND.replace(RIGHT, slow) + "toolsets: [terminal]\n")
+    assert severities(report) == {"timeouts": "error"}
+    assert "reward outcome: no end within 0.1 s" in report.problems[0]
+    assert "18 of 18 rollouts" in report.problems[0]
+
+
+async def test_agents_that_run_out_of_time_are_reported_as_that(tmp_path: Path) -> None:
+    calls = "{tools: [{name: terminal, args: {command: sleep 0.2}}]}, " * 9
+    text = SOUND.replace("turns: [", f"turns: [{calls}") + "toolsets: [terminal]\nagent: {timeout: 0.6}\n"
+    report = await examined(tmp_path, text)
+    assert severities(report)["timeouts"] == "error" and "constant_score" not in severities(report)
+    assert (
+        "9 of 18 rollouts (gold, gold again, near miss; rows" in report.problems[0]
+        and "agent.timeout" in report.problems[0]
+    )
+
+
+SKIPPED = """
+import pytest
+
+@pytest.mark.skip
+def test_one():
+    assert False
+"""
+
+
+@pytest.mark.slow
+async def test_tests_that_are_all_skipped_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(SKIPPED)
+    tests = (
+        "tests: {fn: tests_pass, args: {command: python -m pytest -q test_it.py, "
+        "files: [{to: test_it.py, from: test_it.py}]}}\nsandbox: {python: [pytest]}"
+    )
+    report = await examined(tmp_path, SOUND.replace(RIGHT, tests) + "toolsets: [terminal]\n")
+    assert severities(report)["tests_skipped"] == "error" and len(report.problems) == 1
+
+
+async def test_reward_that_differs_on_the_same_end_state_is_named(tmp_path: Path) -> None:
+    counting = 'right: {fn: "code.py:counting", args: {target: "{{ capital }}"}, isolate: none}'
+    report = await examined(
+        tmp_path, SOUND.replace(RIGHT, counting) + "state: {python: code.py:Counter, isolate: none}\n"
+    )
+    assert severities(report)["not_repeatable"] == "error"
+    assert "reward right is not repeatable" in report.problems[0]
+
+
+async def test_row_that_passes_untouched_is_a_warning_that_names_it(tmp_path: Path) -> None:
+    text = SOUND.replace("dataset:", "dataset:\n  key: country").replace("capital: Rome", 'capital: ""')
+    report = await examined(tmp_path, text)
+    assert severities(report)["untouched_passes"] == "warning"
+    assert any("1 of 3 rows pass although nothing was done; row Italy" in one for one in report.warnings)
+
+
+async def test_reward_that_never_varies_is_a_warning(tmp_path: Path) -> None:
+    report = await examined(tmp_path, SOUND.replace(RIGHT, f"{RIGHT}\n  idle: {{fn: code.py:constant, weight: 0.1}}"))
+    assert severities(report) == {"constant_reward": "warning"}
+    assert "reward idle is 0.5 for each of" in report.warnings[0]
+
+
+@pytest.mark.parametrize("severity", ["off", "warning", "error"])
+async def test_severity_of_a_check_is_that_of_the_spec(tmp_path: Path, severity: str) -> None:
+    text = SOUND.replace(RIGHT, f"{RIGHT}\n  idle: {{fn: code.py:constant, weight: 0.1}}")
+    report = await examined(tmp_path, f"{text}checks: {{constant_reward: {severity}}}\n")
+    assert severities(report) == ({} if severity == "off" else {"constant_reward": severity})
+
+
+LEAKS = {
+    "said": ("of {{ country }}?", "of {{ country }}? (It is {{ capital }}.)", "error"),
+    "one of several": ("of {{ country }}?", "of {{ country }}: Paris, Rome, or Madrid?", "warning"),
+    "an option": ("of {{ country }}?", "of {{ country }}?\\nA) {{ capital }}\\nB) Oslo", "warning"),
+    "a part of a text": (
+        "of {{ country }}?",
+        "of {{ country }}? {{ 'A long text. ' * 50 }} {{ capital }} is.",
+        "warning",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LEAKS)
+async def test_answer_in_the_prompt_is_a_warning_where_it_has_to_be_chosen(tmp_path: Path, case: str) -> None:
+    before, after, severity = LEAKS[case]
+    assert severities(await examined(tmp_path, SOUND.replace(before, after)))["leaked_answer"] == severity
+
+
+async def test_all_rows_are_played_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes_rl.runs.deep.LOOKED_AT", 4)
+    monkeypatch.setattr("hermes_rl.runs.deep.WHOLE", 4)
+    rows = ", ".join(f"{{country: c{n}, capital: {n}x}}" for n in range(8))
+    (tmp_path / "spec.yaml").write_text(SOUND.replace(SOUND.split("items: ")[1].split("\n")[0], f"[{rows}]"))
+    spec = load_spec(tmp_path / "spec.yaml", demo=True)
+    report = await examine(spec, rows="all")
+    assert report.rows == 8 and report.scores["gold"] == 1
+    assert report.blind["the prompt"] == {"rows": 8, "mean": 0, "passing": 0}
+    assert (await examine(spec, rows=3)).rows == 3
+
+
+async def test_endless_generator_is_refused_by_name_where_all_rows_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes_rl.data.load.ENDLESS", 2000)
+    (tmp_path / "rows.py").write_text(
+        "import itertools\ndef rows(**_):\n"
+        "    return ({'country': str(n), 'capital': f'{n}x'} for n in itertools.count())\n"
+    )
+    generated = "\n".join(line for line in SOUND.splitlines() if "items:" not in line)
+    (tmp_path / "spec.yaml").write_text(generated.replace("dataset:", "dataset: {generator: rows.py:rows}"))
+    spec = load_spec(tmp_path / "spec.yaml", demo=True)
+    with pytest.raises(UserError, match=r"dataset\.generator: .*rows\.py:rows has given 2000 rows .*--rows N"):
+        await examine(spec, rows="all")
+    assert (await examine(spec, rows=2)).problems == []
 
 
 async def test_a_reward_that_fails_on_a_blind_answer_is_a_problem(tmp_path: Path) -> None:
@@ -191,7 +379,7 @@ async def test_blind_answers_are_bounded_in_time(tmp_path: Path) -> None:
 
 
 async def test_a_slow_reward_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hermes_rl.runs.deep.SLOW_SECONDS", 0.2)
+    monkeypatch.setattr("hermes_rl.runs.deep_checks.SLOW_SECONDS", 0.2)
     slow = SOUND.replace(RIGHT, 'right: {fn: code.py:slow, args: {target: "{{ capital }}"}}')
     assert any(warning.startswith("reward right took") for warning in (await examined(tmp_path, slow)).warnings)
 
@@ -225,7 +413,7 @@ async def test_why_the_solution_fails_is_said_and_what_was_played_is_kept(tmp_pa
     text = SOUND.replace(RIGHT, 'right: {fn: "code.py:reason"}').replace('turns: [{say: "{{ capital }}"}]', turns)
     (tmp_path / "spec.yaml").write_text(text + "toolsets: [terminal]\nartifacts: {it: {path: it}}\n")
     report = await examine(load_spec(tmp_path / "spec.yaml", demo=True), tmp_path / "kept")
-    whys = [one for one in report.warnings if one.startswith("the solution of row ")]
+    whys = [one for one in report.problems if one.startswith("the solution of row ")]
     assert len(whys) == 3
     for said in ("scores 0 ", "right 0: it does not say where", "no way", "the last answer: 'I cannot'"):
         assert said in whys[0], whys[0]
@@ -239,7 +427,7 @@ async def test_why_the_solution_fails_is_said_and_what_was_played_is_kept(tmp_pa
 async def test_what_a_program_says_that_never_asks_is_named(tmp_path: Path) -> None:
     program = 'agent: {program: {command: [sh, -c, "echo there is no such option; exit 3"]}}\n'
     report = await examined(tmp_path, SOUND + program)
-    assert "made 0 requests (0 refused) and ended with status 3: there is no such option" in report.warnings[0]
+    assert "made 0 requests (0 refused) and ended with status 3: there is no such option" in report.problems[0]
 
 
 async def test_of_a_sound_spec_nothing_is_kept(tmp_path: Path) -> None:

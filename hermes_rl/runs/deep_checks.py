@@ -1,0 +1,447 @@
+"""The checks of `validate --deep`: what the played answers show about rewards, prompts and rows.
+
+Names and severities are in `hermes_rl.spec.deep_checks`. A rollout that ran out of time, or whose tests were all
+skipped, is reported as that, and the checks that compare scores leave it out. A finding that may be due to a script
+that plays a model is a warning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from hermes_rl.agent.result import text_of
+from hermes_rl.endings import Ending
+from hermes_rl.rollouts.compiled import gold_turns, has_solution, last_words, user_script
+from hermes_rl.rollouts.rollout import ALONE, Group, Rollout, never_asked
+from hermes_rl.runs.deep_answers import KINDS, Answers, Probe, another_solution
+from hermes_rl.scoring.grader import GradedReward
+from hermes_rl.shipped import shipped_dir, shipped_rewards
+from hermes_rl.spec.deep_checks import DEEP_CHECKS, Severity
+from hermes_rl.spec.model import Spec
+from hermes_rl.visible import counted
+
+NEAR = 0.1
+"""A wrong answer whose score is this near to gold's, as a share of it, scores like gold."""
+PASSING_SHARE = 0.5
+"""Share of the rows on which a blind answer must not pass; of a shipped spec also its mean score."""
+NO_END = "no end within "
+"""Start of the reason that shipped rewards give for a command that ran out of time."""
+SLOW_SECONDS = 10.0
+SHOWN = 400
+"""Characters, from the end, of an output that is shown."""
+NAMED = 5
+"""Rows, of those with one finding, that are named."""
+SHORT_PROMPT = 400
+"""Characters of a prompt; a longer one may be a text in which the answer has to be found."""
+WRONG = {
+    "empty": "an empty answer scores like the solution ({score:g} of {gold:g}): the rewards ask for nothing",
+    "garbage": "garbage scores like the solution ({score:g} of {gold:g}): the rewards take anything",
+    "near miss": "the solution of another row scores like a row's own ({score:g} of {gold:g}): the rewards do not look "
+    "at the row",
+}
+
+
+@dataclass(frozen=True)
+class DeepFinding:
+    """One thing that a check has found."""
+
+    check: str
+    severity: Severity
+    message: str
+
+
+@dataclass
+class DeepFindings:
+    """What the checks have found, each with the severity that the spec gives it."""
+
+    spec: Spec
+    found: list[DeepFinding] = field(default_factory=list)
+
+    def add(self, check: str, message: str, *, doubt: str | None = None) -> None:
+        """Add a finding, unless the spec turns its check off; with a `doubt` it is a warning that ends with it."""
+        severity = self.spec.checks.get(check) or ("warning" if doubt else DEEP_CHECKS[check].severity)
+        if severity != "off":
+            self.found.append(DeepFinding(check, severity, f"{message}; {doubt}" if doubt else message))
+
+    @property
+    def errors(self) -> list[DeepFinding]:
+        return [each for each in self.found if each.severity == "error"]
+
+
+# ------------------------------------------------------------------------------------------ Right and wrong answers
+
+
+def judge(
+    findings: DeepFindings, probe: Probe, groups: Sequence[Group], replaced: str | None
+) -> dict[str, float | None]:
+    """Add what the kinds of answers show, and return their mean scores.
+
+    Args:
+        replaced: the image or backend that a demo replaces with the default sandbox.
+    """
+    played = {kind: [group.rollouts[index] for group in groups] for index, kind in enumerate(KINDS)}
+    has_gold = has_solution(probe.spec)
+    if not has_gold:
+        findings.add("no_solution", "there is no solution, so it was not shown that a right answer scores well")
+        played = {kind: played[kind] for kind in ("empty", "garbage")}
+    else:
+        played["near miss"] = [rollout for rollout in played["near miss"] if probe.other(rollout.key.row) is not None]
+    played = {kind: rollouts for kind, rollouts in played.items() if rollouts}
+    asking = _asking(probe)
+    doubt = _doubt(probe, groups[0].row, asking)
+    elsewhere = (
+        f"but `--deep` plays in the default sandbox instead of {replaced}, in which it may score well"
+        if replaced is not None
+        else None
+    )
+    failures(findings, played, asking, elsewhere)
+    unheard = _unheard(findings, played, elsewhere)
+    judged = {kind: [each for each in rollouts if id(each) not in unheard] for kind, rollouts in played.items()}
+    judged = {kind: rollouts for kind, rollouts in judged.items() if rollouts}
+    scores = {kind: _mean(rollouts) for kind, rollouts in played.items()}
+    if has_gold:
+        _gold(findings, probe, played["gold"], unheard, doubt or elsewhere)
+        _leaks(findings, probe, judged, doubt)
+        _differences(findings, probe, judged, doubt)
+    _compare(findings, {kind: _mean(rollouts) for kind, rollouts in judged.items()}, doubt or elsewhere)
+    _same_prompts(findings, probe, groups)
+    _slow(findings, (rollout for rollouts in played.values() for rollout in rollouts))
+    return scores
+
+
+def _mean(rollouts: Iterable[Rollout]) -> float | None:
+    scores = [rollout.score for rollout in rollouts if rollout.score is not None]
+    return fmean(scores) if scores else None
+
+
+def _asking(probe: Probe) -> dict[str, str]:
+    """Return the rewards that ask a server, each with its role; shipped ones ask in a form that scripts can answer."""
+    own = [reward for reward in probe.grader.rewards if probe.spec.rewards[reward.name].fn not in shipped_rewards()]
+    return {
+        reward.name: role
+        for reward in own
+        for role in probe.spec.servers
+        if {role, "roles"} & reward.function.parameters.keys()
+    }
+
+
+def _doubt(probe: Probe, row: Any, asking: Mapping[str, str]) -> str | None:
+    """Why a low score may be the doing of a script that plays here; None where the rewards alone decide."""
+    for name, role in asking.items():
+        return (
+            f"but `{role}`, which reward {name} asks, is played by a script here, and a script does not judge as a "
+            "model does: look at a few rows with the real one (`hermes-rl play`)"
+        )
+    for seat in probe.seats:
+        if seat.role != ALONE.role:
+            return (
+                f"but seat `{seat.name}` is played by a script here, and a script does not answer as a model does: "
+                "look at a few rows with the real one (`hermes-rl play`)"
+            )
+    user = probe.spec.user
+    if user is not None and user.simulated and len(user_script(probe.spec, row, 0).turns) <= len(user.stop[:1]):
+        return (
+            "but the simulated user is played by a script here, and the solution does not say what it says: give its "
+            "words as `user:` among the solution's turns"
+        )
+    return None
+
+
+def failures(
+    findings: DeepFindings, played: Mapping[str, list[Rollout]], asking: Mapping[str, str], elsewhere: str | None = None
+) -> None:
+    """Add each failure of a reward once, with the kind of answer at which it came first."""
+    first: dict[str, str] = {}
+    for kind, rollouts in played.items():
+        for rollout in rollouts:
+            if rollout.error is not None:
+                first.setdefault(rollout.error, f"{kind} (row {rollout.key.row.key}): {rollout.error}")
+    for error, message in first.items():
+        role = next((role for name, role in asking.items() if f"reward {name!r}" in error), None)
+        scripted = None if role is None else f"but `{role}` is played by a script here"
+        findings.add("reward_fails", message, doubt=scripted or elsewhere)
+
+
+def _unheard(findings: DeepFindings, played: Mapping[str, list[Rollout]], doubt: str | None) -> set[int]:
+    """Report the rollouts whose scores show nothing, and return their identities."""
+    every = [(kind, rollout) for kind, rollouts in played.items() for rollout in rollouts]
+    late = [(kind, rollout, why) for kind, rollout in every if (why := _out_of_time(rollout)) is not None]
+    skipped = [(kind, rollout) for kind, rollout in every if _tells(rollout, "all_skipped")]
+    for why in dict.fromkeys(why for _, _, why in late):
+        kinds = list(dict.fromkeys(kind for kind, _, own in late if own == why))
+        rows = _named(rollout for _, rollout, own in late if own == why)
+        count = sum(own == why for _, _, own in late)
+        findings.add(
+            "timeouts",
+            f"{count} of {counted(len(every), 'rollout')} ({', '.join(kinds)}; {rows}) ended by a time limit, so "
+            f"their scores say nothing about the rewards: {why}",
+            doubt=doubt,
+        )
+    if skipped:
+        names = ", ".join(dict.fromkeys(name for _, rollout in skipped for name in _tells(rollout, "all_skipped")))
+        rows = _named(rollout for _, rollout in skipped)
+        findings.add(
+            "tests_skipped", f"reward {names}: all tests were skipped ({rows}), so nothing was tested", doubt=doubt
+        )
+    return {id(rollout) for _, rollout, _ in late} | {id(rollout) for _, rollout in skipped}
+
+
+def _out_of_time(rollout: Rollout) -> str | None:
+    if rollout.ending is Ending.TIMEOUT:
+        return "`agent.timeout`, `agent.task_timeout` or `agent.deadline` is too short for them"
+    reasons = ((name, value.reason) for name, value in rollout.rewards.items())
+    return next((f"reward {name}: {why}" for name, why in reasons if why and why.startswith(NO_END)), None)
+
+
+def _tells(rollout: Rollout, metric: str) -> list[str]:
+    """Return the names of the rewards that give this metric."""
+    return [name for name, value in rollout.rewards.items() if value.metrics.get(metric)]
+
+
+def _named(rollouts: Iterable[Rollout]) -> str:
+    return _rows(list(dict.fromkeys(rollout.key.row.key for rollout in rollouts)))
+
+
+def _rows(keys: Sequence[str]) -> str:
+    more = f" and {len(keys) - NAMED} more" if len(keys) > NAMED else ""
+    return f"{'row' if len(keys) == 1 else 'rows'} {', '.join(keys[:NAMED])}{more}"
+
+
+def fails(spec: Spec, rollout: Rollout) -> bool:
+    """Return True if a rollout of the solution does not succeed."""
+    return rollout.score is None or rollout.score < spec.evaluate.success
+
+
+def _gold(findings: DeepFindings, probe: Probe, gold: Sequence[Rollout], unheard: set[int], doubt: str | None) -> None:
+    """Report the rows whose solution does not succeed, each with what every reward said."""
+    failed = [rollout for rollout in gold if fails(probe.spec, rollout) and id(rollout) not in unheard]
+    below = [rollout for rollout in failed if rollout.score is not None]
+    comparing = next((reward.name for reward in probe.grader.rewards if reward.group_level), None)
+    if doubt is None and comparing is not None:
+        doubt = f"but reward {comparing} compares the members of a group, which holds this solution twice"
+    everywhere = bool(below) and len(below) == sum(id(rollout) not in unheard for rollout in gold)
+    for rollout in failed[:NAMED]:
+        findings.add(
+            "gold_fails" if everywhere else "gold_fails_on_some_rows",
+            f"{_why(rollout)}; `evaluate.success` is {probe.spec.evaluate.success:g}",
+            doubt=doubt,
+        )
+    if len(failed) > NAMED:
+        rest = _named(failed[NAMED:])
+        findings.add("gold_fails" if everywhere else "gold_fails_on_some_rows", f"so does that of {rest}", doubt=doubt)
+
+
+def _why(rollout: Rollout) -> str:
+    """Return what each reward said, and what came out last."""
+    score = "is not graded" if rollout.score is None else f"scores {rollout.score:g}"
+    parts = [f"the solution of row {rollout.key.row.key} {score} (it ended with {rollout.ending})"]
+    if rollout.result is not None and rollout.result.program is not None and not rollout.turns:
+        parts.append(never_asked(rollout.result.program))
+    for name, reward in rollout.rewards.items():
+        value = "no value" if reward.value is None else f"{reward.value:g}"
+        parts.append(f"{name} {value}" + (f": {reward.reason}" if reward.reason else ""))
+    messages = rollout.result.messages[rollout.result.prompt_length :] if rollout.result is not None else []
+    for role, what in (("tool", "the last output of a tool"), ("assistant", "the last answer")):
+        last = next((message for message in reversed(messages) if message.get("role") == role), None)
+        text = text_of(last.get("content")).strip() if last is not None else ""
+        parts += [f"{what}: {text if len(text) <= SHOWN else '…' + text[-SHOWN:]!r}"] if text else []
+    return "; ".join(parts)
+
+
+def _leaks(findings: DeepFindings, probe: Probe, judged: Mapping[str, list[Rollout]], doubt: str | None) -> None:
+    offered = False
+    for rollout in judged.get("gold", ()):
+        row = rollout.key.row
+        answer, prompt = last_words(gold_turns(probe.spec, row)).strip(), probe.text(row)
+        # The answer stands there by itself; a single letter says nothing.
+        if len(answer) < 2 or not re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", prompt):
+            return
+        offered = offered or _is_offered(answer, prompt)
+    last, gold = judged.get("last words"), judged.get("gold")
+    if not last or not gold or not _alike(_mean(last), _mean(gold)):
+        return
+    if doubt is None and offered:
+        doubt = "which is right where the answer is one of several, or a part of a longer text"
+    text = "the prompt holds the answer: saying what the solution says last is enough, and it stands there"
+    findings.add("leaked_answer", text, doubt=doubt)
+
+
+def _is_offered(answer: str, prompt: str) -> bool:
+    """Return True if an answer stands in a long text, alone on a line, or among alternatives."""
+    text = re.escape(answer)
+    option = rf"(?m)^\W*(?:\w{{1,2}}[).:]\s*)?{text}\W*$"
+    among = rf"(?:,|/|\bor\b|\|)\s*[\"'`]?{text}(?!\w)|(?<!\w){text}[\"'`]?\s*(?:,|/|\bor\b|\|)"
+    return len(prompt) > SHORT_PROMPT or re.search(f"{option}|{among}", prompt) is not None
+
+
+def _compare(findings: DeepFindings, scores: Mapping[str, float | None], doubt: str | None) -> None:
+    known = {kind: score for kind, score in scores.items() if score is not None}
+    gold = known.get("gold")
+    equal = len(known) > 1 and len({round(score, 9) for score in known.values()}) == 1
+    if equal and (gold is not None or min(known.values()) >= findings.spec.evaluate.success):
+        text = f"every answer scores {next(iter(known.values())):g}, right or wrong: the reward is constant"
+        findings.add("constant_score", text, doubt=doubt)
+        return
+    if gold is None:
+        return
+    wrong = [text.format(score=known[kind], gold=gold) for kind, text in WRONG.items() if _alike(known.get(kind), gold)]
+    better = [kind for kind, score in known.items() if score > gold + 1e-9 and kind in WRONG and not wrong]
+    for text in (*wrong, *(f"{kind} scores {known[kind]:g}, more than the solution ({gold:g})" for kind in better)):
+        findings.add("wrong_answer_scores", text, doubt=doubt)
+
+
+def _alike(score: float | None, gold: float | None) -> bool:
+    return score is not None and gold is not None and score >= gold - NEAR * max(abs(gold), 1e-9)
+
+
+def _differences(findings: DeepFindings, probe: Probe, judged: Mapping[str, list[Rollout]], doubt: str | None) -> None:
+    """Report rewards that gave another value to the same answer, or to the same end state."""
+    for name, difference in sorted(probe.regraded.items()):
+        reward = f"reward {name} is" if name else "the rewards are"
+        text = f"{reward} not repeatable: the same end state was graded twice ({difference})"
+        findings.add("not_repeatable", text, doubt=doubt)
+    again = {rollout.key.row.key: rollout for rollout in judged.get("gold again", ())}
+    pairs = [(rollout, again[key]) for rollout in judged.get("gold", ()) if (key := rollout.key.row.key) in again]
+    names = {
+        name
+        for first, second in pairs
+        for name in first.rewards.keys() & second.rewards.keys()
+        if first.rewards[name].value != second.rewards[name].value
+    }
+    for name in sorted(names):
+        text = f"reward {name} is not deterministic: it gave different values to the same answer"
+        findings.add("not_deterministic", text, doubt=doubt)
+
+
+def _same_prompts(findings: DeepFindings, probe: Probe, groups: Sequence[Group]) -> None:
+    rows = [group.row for group in groups]
+    if len(rows) < 2 or probe.spec.user is not None or probe.seats or len({probe.text(row) for row in rows}) > 1:
+        return
+    same = "the prompt is the same for every row"
+    if probe.uses_tools:
+        findings.add("same_prompt", same, doubt="which is right where the model finds out through tools, as in a game")
+    elif has_solution(probe.spec) and len({gold_turns(probe.spec, row) for row in rows}) == 1:
+        findings.add("same_prompt", same, doubt="and so is the solution")
+    else:
+        # Without tools a model cannot know which row it is asked about.
+        findings.add("same_prompt", f"{same}: does the template leave out the question?")
+
+
+def _slow(findings: DeepFindings, rollouts: Iterable[Rollout]) -> None:
+    took: dict[str, float] = {}
+    for rollout in rollouts:
+        for name, value in rollout.rewards.items():
+            took[name] = max(took.get(name, 0.0), value.seconds)
+    for name, seconds in took.items():
+        if seconds > SLOW_SECONDS:
+            findings.add("slow_reward", f"reward {name} took {seconds:.0f} s")
+
+
+# ---------------------------------------------------------------------------------- Answers that solve nothing
+
+
+def judge_blind(
+    findings: DeepFindings, probe: Probe, answers: Answers, groups: Sequence[Group]
+) -> dict[str, dict[str, float]]:
+    """Add what the blind answers show; return of each the mean score and the share of rows on which it passes."""
+    failures(
+        findings,
+        {f"the answer {name!r}": [group.rollouts[index] for group in groups] for index, name in enumerate(answers)},
+        _asking(probe),
+    )
+    for reward in probe.judging:
+        _pays(findings, reward, answers, groups)
+    scored = {reward.name for reward in probe.judging}
+    if any(reward.weighting.counts and reward.name not in scored for reward in probe.grader.rewards):
+        return {}  # what models judge is a part of the score
+    success = probe.spec.evaluate.success
+    summary: dict[str, dict[str, float]] = {}
+    passing: dict[str, list[str]] = {}
+    for index, (name, answer) in enumerate(answers.items()):
+        rollouts = [group.rollouts[index] for group in groups if answer(probe.question(group.row)) is not None]
+        scores = [rollout.score for rollout in rollouts if rollout.score is not None]
+        if not scores:
+            continue
+        passing[name] = [each.key.row.key for each in rollouts if each.score is not None and each.score >= success]
+        summary[name] = {"rows": len(scores), "mean": fmean(scores), "passing": len(passing[name]) / len(scores)}
+    _passes(findings, probe, passing, summary)
+    return summary
+
+
+def _passes(
+    findings: DeepFindings, probe: Probe, passing: Mapping[str, list[str]], summary: Mapping[str, Mapping[str, float]]
+) -> None:
+    """Report the blind answer that passes on most rows, if these are half of them, and what an empty answer gets."""
+    success = probe.spec.evaluate.success
+    shipped = probe.spec.folder.is_relative_to(shipped_dir("specs"))
+    doubt = "but the other seats are played by scripts here" if probe.seats else None
+    for name, found in sorted(summary.items(), key=lambda each: -each[1]["passing"]):
+        if found["passing"] >= PASSING_SHARE or (shipped and found["mean"] >= PASSING_SHARE):
+            findings.add(
+                "blind_answers_pass",
+                f"the answer {name!r}, which solves nothing, passes (`evaluate.success`, {success:g}) on "
+                f"{len(passing[name])} of {counted(int(found['rows']), 'row')} ({found['passing']:.0%}) and scores "
+                f"{found['mean']:.2f} on average; {_rows(passing[name])}",
+                doubt=doubt,
+            )
+            return  # the worst is enough
+    if passing.get(""):
+        share = f"{len(passing[''])} of {counted(int(summary['']['rows']), 'row')} pass although nothing was done"
+        findings.add("untouched_passes", f"{share}; {_rows(passing[''])}")
+    elif success > 0 and "" in summary and summary[""]["mean"] >= PASSING_SHARE * success:
+        text = f"an empty answer, which solves nothing, scores {summary['']['mean']:.2f} on average"
+        findings.add("blind_answers_pay", text)
+
+
+def _pays(findings: DeepFindings, reward: GradedReward, answers: Answers, groups: Sequence[Group]) -> None:
+    """Report a reward that pays for an answer that solves nothing, with the best one: an answer that is worth more than
+    an empty one, by more than `NEAR` of the range."""
+    sign = -1 if reward.weighting.weight < 0 else 1
+    least = NEAR * (reward.bounds[1] - reward.bounds[0])
+    played = [_values(group, answers, reward.name) for group in groups]
+    paid = {
+        name: [
+            (group.row.key, values[name], values[""])
+            for group, values in zip(groups, played, strict=True)
+            if name in values and "" in values and sign * (values[name] - values[""]) > least
+        ]
+        for name, answer in answers.items()
+        if answer is not another_solution  # its calls are right ones, which rewards of behaviour pay for
+    }
+    name, rows = max(paid.items(), key=lambda each: len(each[1]))
+    if rows:
+        key, value, empty = rows[0]
+        findings.add(
+            "blind_answers_pay",
+            f"reward {reward.name} pays for an answer that solves nothing: of {len(groups)} rows {len(rows)} "
+            f"({len(rows) / len(groups):.0%}) give {name!r} more than no answer, such as row {key} "
+            f"({value:g} instead of {empty:g})",
+        )
+
+
+def _values(group: Group, answers: Answers, reward: str) -> dict[str, float]:
+    """Return what a reward has given to each answer, by its name; those that it has judged."""
+    values = {name: rollout.rewards.get(reward) for name, rollout in zip(answers, group.rollouts, strict=True)}
+    return {name: value.value for name, value in values.items() if value is not None and value.value is not None}
+
+
+def judge_constant(findings: DeepFindings, probe: Probe, groups: Sequence[Group]) -> None:
+    """Report rewards that gave one value to all answers of all rows; penalties and gates may do so."""
+    for reward in probe.grader.rewards:
+        if reward.group_level or reward.weighting.gate or reward.weighting.weight <= 0:
+            continue
+        values = [
+            value.value
+            for group in groups
+            for rollout in group.rollouts
+            if (value := rollout.rewards.get(reward.name)) is not None
+        ]
+        if not has_solution(probe.spec) and values[:1] == [reward.bounds[0]]:
+            continue  # as it should be for wrong answers
+        if len(values) > 1 and len(set(values)) == 1 and values[0] is not None:
+            text = f"reward {reward.name} is {values[0] + 0.0:g} for each of {len(values)} right and wrong answers"
+            findings.add("constant_reward", text)

@@ -38,9 +38,14 @@ def check_spec(
     """
     findings = Findings(spec)
     rows = _checked_rows(spec, findings, count) if has_rows else []
-    samples = [row.columns for row in (rows[:SAMPLES] if count is None else rows)]
+    rows = rows[:SAMPLES] if count is None else rows
+    samples = [row.columns for row in rows]
     problems, warnings = check.check_spec(
-        spec, known_toolsets=known_toolsets, known_distributions=known_distributions, samples=samples
+        spec,
+        known_toolsets=known_toolsets,
+        known_distributions=known_distributions,
+        samples=samples,
+        keys=[row.key for row in rows] if spec.dataset.key is not None else (),
     )
     findings.extend(problems, warnings)
     return findings.result()

@@ -36,8 +36,6 @@ LONGEST_LINE = 256 << 20
 """Bytes of a line that is read; a longer one cannot be read."""
 DEEPEST = 4
 """Folders below the one that is named in which runs are looked for."""
-ASKED = {"question", "problem", "prompt", "instruction", "query"}
-"""Columns of a row that usually say what is asked."""
 EXPECTED = {"answer", "expected", "target", "solution", "reference", "label", "gold", "ground_truth", "goal_state"}
 """Columns of a row that usually hold what is expected."""
 ToolUse = tuple[str, int, int]
@@ -331,24 +329,31 @@ class RunRecord:
         return rows
 
     def label(self, row_key: str, length: int = 50) -> str:
-        """Return a few words by which people know a row: what it asks; empty where it was not recorded."""
-        return self.previews([row_key], length)[row_key]["question"]
+        """Return the name of a row for people: its key if the spec has `dataset.key`, else the start of its prompt.
+
+        No column is read: it may hold hidden tests. Empty if the row was not recorded.
+        """
+        return self.previews([row_key], length)[row_key]["label"]
 
     def previews(self, row_keys: Iterable[str], length: int) -> dict[str, dict[str, str]]:
-        """Return the beginnings of the `question` and of what is `expected`, by row; empty where nobody knows."""
+        """Return the beginnings of the `label`, the `question` (its prompt) and what is `expected`, by row; empty if
+        they are not known."""
         recorded: dict[str, RolloutSummary | None] = dict.fromkeys(row_keys)
+        digests = {rollout.row_key: rollout.row_digest for rollout in self.rollouts}
         for rollout in self.rollouts:
             first_seat = rollout.index == 0 and rollout.group == rollout.episode
             if first_seat and recorded.get(rollout.row_key, rollout) is None:
                 recorded[rollout.row_key] = rollout
-        previews = {key: {"question": "", "expected": ""} for key in recorded}
+        previews = {key: {"label": "", "question": "", "expected": ""} for key in recorded}
         for key, first in recorded.items():
+            texts = previews[key]
             with suppress(ValueError):  # a line whose conversation is damaged
                 line = {} if first is None else self.line(first.id)
-                if isinstance(row := line.get("row"), dict):
-                    question = question_of(row, prompt_of(line.get("messages") or ()))
-                    texts = {"question": question, "expected": expected_of(row)}
-                    previews[key] = {name: beginning(text, length) for name, text in texts.items()}
+                texts["question"] = prompt_of(_prompt(line))
+                texts["expected"] = expected_of(line["row"]) if isinstance(line.get("row"), dict) else ""
+            # Without `dataset.key` a key is the start of the content's hash, with a number for repeated content.
+            texts["label"] = texts["question"] if key.startswith(digests.get(key, "")[:16]) else key
+            previews[key] = {name: beginning(text, length) for name, text in texts.items()}
         return previews
 
     def messages(self, rollout: str) -> list[Any]:
@@ -380,22 +385,17 @@ def scores_of(rollouts: Iterable[RolloutSummary]) -> list[float]:
     return [rollout.score for rollout in rollouts if rollout.score is not None]
 
 
-def question_of(row: Mapping[str, Any], prompt: str) -> str:
-    """Return what a row asks: a column that says so, else its prompt, where no column is a sentence."""
-    texts = {
-        name: value
-        for name, value in row.items()
-        if isinstance(value, str) and value.strip() and name.lower() not in EXPECTED
-    }
-    questions = [value for name, value in texts.items() if name.lower() in ASKED]
-    sentences = [value for value in texts.values() if sum(map(str.isalpha, value.split())) > 2]
-    return next(iter((*questions, *sentences)), "") or prompt or max(texts.values(), key=len, default="")
-
-
 def prompt_of(messages: Iterable[Any]) -> str:
-    """Return what a model was asked first."""
+    """Return the first text of a user."""
     questions = (message for message in messages if isinstance(message, dict) and message.get("role") == "user")
     return text_of(next(questions, {}).get("content"))
+
+
+def _prompt(line: Line) -> list[Any]:
+    """Return the messages from the question on: behind examples that come before it in the prompt."""
+    messages, length = line.get("messages") or [], line.get("prompt_length")
+    asked = [place for place, each in enumerate(messages[: length or None]) if each.get("role") == "user"]
+    return messages[asked[-1] :] if asked else messages
 
 
 PART = 200

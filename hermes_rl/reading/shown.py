@@ -98,15 +98,15 @@ def shown_summary(rollout: RolloutSummary) -> dict[str, Any]:
 
 
 def shown_previews(record: RunRecord, rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
-    """Return rollouts as lines of a table, each with the beginnings of what was asked and answered."""
+    """Return rollouts as lines of a table, each with its row's name and the start of its answer."""
     rows = record.previews({rollout.row_key for rollout in rollouts}, PREVIEW)
     lines = []
     for rollout in rollouts:
         messages = [message for message in record.messages(rollout.id) if isinstance(message, dict)]
         # The row may lie in a line that was not written yet; what the model was asked is there.
-        question = rows[rollout.row_key]["question"] or prompt_of(messages)
+        label = rows[rollout.row_key]["label"] or prompt_of(messages)
         answer = _answer(messages) if rollout.turns else ""
-        previews = {"question": beginning(question, PREVIEW), "answer": beginning(answer, PREVIEW)}
+        previews = {"label": beginning(label, PREVIEW), "answer": beginning(answer, PREVIEW)}
         lines.append({**shown_summary(rollout), **previews})
     return lines
 

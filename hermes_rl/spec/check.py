@@ -27,15 +27,16 @@ from hermes_rl.spec.templates import TemplateError, coerce, has_template, render
 Row = Mapping[str, Any]
 
 
-def check_samples(spec: Spec, samples: Sequence[Row], findings: Findings) -> None:
-    """Render everything with each row; a template that fails is reported once."""
+def check_samples(spec: Spec, samples: Sequence[Row], findings: Findings, keys: Sequence[str] = ()) -> None:
+    """Render everything with each row; a template that fails is reported once. `keys` are the rows' names in messages;
+    default: their numbers, from 1."""
     failed: set[NodePath] = set()
     for index, column in enumerate(spec.evaluate.by):
         lacking = next((row for row in samples if column not in row), None)
         if lacking is not None:
             findings.problem(("evaluate", "by", index), f"there is no column `{column}`{choices(column, lacking)}")
     for number, row in enumerate(samples, start=1):
-        _check_row(spec, row, str(row.get(spec.dataset.key or "", number)), failed, findings)
+        _check_row(spec, row, keys[number - 1] if keys else str(number), failed, findings)
 
 
 def _check_row(spec: Spec, row: Row, key: str, failed: set[NodePath], findings: Findings) -> None:
@@ -200,6 +201,7 @@ def check_spec(
     known_toolsets: Collection[str] | None = None,
     known_distributions: Collection[str] | None = None,
     samples: Sequence[Mapping[str, Any]] = (),
+    keys: Sequence[str] = (),
 ) -> tuple[list[Problem], list[Problem]]:
     """Problems and warnings of a spec; every template of it is rendered with the `samples`, derived columns included.
 
@@ -224,7 +226,7 @@ def check_spec(
         findings.warning(("agents", name), message)
     _check_programs(spec, findings)
     _check_far_away(spec, findings)
-    check_samples(spec, samples, findings)
+    check_samples(spec, samples, findings, keys)
     return findings.result()
 
 

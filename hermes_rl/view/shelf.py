@@ -207,7 +207,7 @@ class Shelf:
                 rows = rows[:CHANGED]
                 labels = second.previews([row["row_key"] for row in rows], LABEL)
                 comparison["found"][kind] = [
-                    {**row, "label": labels[row["row_key"]]["question"]} for row in rows[:CHANGED]
+                    {**row, "label": labels[row["row_key"]]["label"]} for row in rows[:CHANGED]
                 ]
         shown: dict[str, Any] = Screen().value(comparison)
         return shown

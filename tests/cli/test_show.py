@@ -55,7 +55,7 @@ def test_a_run_is_summed_up(run: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert "without a score: 1 × sandbox_failure" in out
     assert "there was no room" in out
     worst = out.split("worst rows")[1].splitlines()[1]
-    assert worst.split() == ["What", "is", "d?", "0.25", "0/1", "(1", "ungraded)", "1.5", "#8"]
+    assert worst.split() == ["d", "0.25", "0/1", "(1", "ungraded)", "1.5", "#8"]
     assert f"next: hermes-rl show {run} --failed" in out
 
 

@@ -125,17 +125,28 @@ def test_files_of_a_run_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         RunRecord(run).refresh()
 
 
+HIDDEN = {"tests": "def test_it(): assert the answer is 42", "question": "Which number is it?", "answer": "42"}
+"""A row whose first sentence is a hidden test."""
+EXAMPLES = [{"role": "user", "content": "An example?"}, {"role": "assistant", "content": "Yes."}]
+
+
 @pytest.mark.parametrize(
-    ("row", "label"),
-    [
-        ({"level": "hard", "question": "What is two and two?", "answer": "four of them"}, "What is two and two?"),
-        ({"id": "q-17", "text": "Name the largest sea of all."}, "Name the largest sea of all."),
-        ({"context": "A long text about the sea.", "problem": "How deep is it?"}, "How deep is it?"),
-        ({"level": "难", "question": "地球上最深的海在哪里"}, "地球上最深的海在哪里"),
-        ({"level": "hard", "answer": "42"}, "What is a?"),
-    ],
+    ("key", "label"),
+    [("task-17", "task-17"), ("d" * 16, "What is that?"), (f"{'d' * 16}-2", "What is that?")],
+    ids=["dataset.key", "no dataset.key", "repeated content"],
 )
-def test_a_row_is_known_by_what_it_asks(tmp_path: Path, row: dict[str, Any], label: str) -> None:
-    record = RunRecord(write_run(tmp_path / "run", [{**recorded("a"), "row": row}]))
+def test_row_is_named_by_its_key_or_its_prompt_and_by_no_column(tmp_path: Path, key: str, label: str) -> None:
+    line = {**recorded(key), "row": HIDDEN}
+    line["messages"][0]["content"] = "What is that?"
+    record = RunRecord(write_run(tmp_path / "run", [line]))
     record.refresh()
-    assert record.label("a") == label
+    assert record.label(key) == label
+    assert record.previews([key], 50)[key] == {"label": label, "question": "What is that?", "expected": "42"}
+
+
+def test_prompt_that_names_a_row_is_the_question_after_examples(tmp_path: Path) -> None:
+    line = recorded("d" * 16)
+    line |= {"messages": [*EXAMPLES, *line["messages"]], "prompt_length": line["prompt_length"] + 2}
+    record = RunRecord(write_run(tmp_path / "run", [line]))
+    record.refresh()
+    assert record.label("d" * 16) == f"What is {'d' * 16}?"

@@ -565,3 +565,10 @@ def test_an_order_by_differences_warns_of_groups_of_one(
     assert told == [
         f"`sampling: differing` does nothing in {mode}, whose groups of one rollout never differ" for mode in warned
     ]
+
+
+def test_template_that_fails_names_the_row_by_its_key() -> None:
+    items = '[{id: first, n: "1"}, {id: second}]'
+    spec = parse_spec(f'dataset: {{key: id, items: {items}}}\nprompt: {{user: "{{{{ n }}}}"}}\n', environ={})
+    (problem,) = check_spec(spec)[0]
+    assert problem.message == "there is no column `n` (row second)"

@@ -239,7 +239,7 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
     told = both[0]
     assert (told["a"], told["b"]) == (str(tmp_path / "before"), str(tmp_path / "after"))
     assert (told["fixed"], told["broken"]) == (1, 1)
-    assert [(row["row_key"], row["label"]) for row in told["found"]["broken"]] == [("row 0", "What is row 0?")]
+    assert [(row["row_key"], row["label"]) for row in told["found"]["broken"]] == [("row 0", "row 0")]
     assert [(row["row_key"], row["a"], row["b"]) for row in told["found"]["fixed"]] == [("row 1", 0, 1)]
     assert told["verdict"] == "no difference beyond chance"
     assert [one["fixed"] for one in both] == [1] * 16 and both[1]["found"]["fixed"][0]["row_key"] == "row 0"

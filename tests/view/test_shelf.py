@@ -163,18 +163,20 @@ def test_a_search_reads_what_was_said_and_not_how_it_is_written(tmp_path: Path, 
     assert [record.rollouts[place].row_key for place in places] == rows
 
 
-def test_lines_of_lists_say_what_was_asked_and_answered(tmp_path: Path) -> None:
+def test_lines_of_lists_name_the_row_and_the_answer(tmp_path: Path) -> None:
     lines = [recorded(str(row), size=2, index=index, text=f"It is {index}.") for row in range(2) for index in (1, 0)]
     for line in lines[1::2]:
         line["row"] = {"level": "hard", **line["row"]}
     runs = Shelf([write_run(tmp_path / "run", lines)])
     (name,) = names(runs)
     listed = runs.rollouts(name, {})["rollouts"]
-    assert [(one["question"], one["answer"]) for one in listed] == [
-        ("What is 0?", "It is 1."), ("What is 0?", "It is 0."), ("What is 1?", "It is 1."), ("What is 1?", "It is 0."),
+    assert [(one["label"], one["answer"]) for one in listed] == [
+        ("0", "It is 1."), ("0", "It is 0."), ("1", "It is 1."), ("1", "It is 0."),
     ]  # fmt: skip
     rows = runs.overview(name)[1]["by_row"]["rows"]
-    assert [(row["question"], row["expected"]) for row in rows] == [("What is 0?", "0"), ("What is 1?", "1")]
+    assert [(row["label"], row["question"], row["expected"]) for row in rows] == [
+        ("0", "What is 0?", "0"), ("1", "What is 1?", "1"),
+    ]  # fmt: skip
     assert runs.runs()["runs"][0]["question"] == "What is 0?"
 
 
@@ -184,8 +186,8 @@ def test_a_line_without_a_conversation_or_a_row_is_listed_all_the_same(tmp_path:
     del called["messages"][2:]
     runs = Shelf([write_run(tmp_path / "run", [silent, called, alone])])
     listed = runs.rollouts(names(runs)[0], {})["rollouts"]
-    assert [(one["question"], one["answer"]) for one in listed] == [
-        ("", ""), ("What is b?", 'terminal {"command": "ls"}'), ("What is c?", "It is done."),
+    assert [(one["label"], one["answer"]) for one in listed] == [
+        ("a", ""), ("b", 'terminal {"command": "ls"}'), ("c", "It is done."),
     ]  # fmt: skip
 
 

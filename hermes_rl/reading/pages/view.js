@@ -515,7 +515,7 @@ async function comparePage(turn, a, b) {
     el("td", { class: "number" }, one.low === null ? NONE : `${change(one.low)} to ${change(one.high)}`),
     el("td", {}, beyond(one) ? "beyond chance" : one.low === null ? "not known" : "within chance"));
   const rows = (kind) => found[kind].map((row) => el("tr", {},
-    el("th", { scope: "row" }, row.label || row.row_key, el("div", { class: "quiet mono" }, row.row_key)),
+    el("th", { scope: "row" }, row.label || row.row_key, row.label === row.row_key ? null : el("div", { class: "quiet mono" }, row.row_key)),
     el("td", {}, el("span", { class: kind === "broken" ? "pill bad" : "pill good" }, kind)),
     el("td", { class: "number" }, link(`${row.a} of ${row.of}`, [a, row.shown_a])), el("td", { class: "number" }, link(`${row.b} of ${row.of}`, [b, row.shown_b], null, { "data-entry": kind === "broken" ? "failed" : "" }))));
   const changed = [...rows("broken"), ...rows("fixed")];
@@ -630,8 +630,9 @@ function runFigures(run, name) {
 }
 
 function runRows(run, name) {
-  const rows = run.by_row.rows.map((one) => el("tr", {}, el("th", { scope: "row" }, link(one.question || one.row_key, [name], { row: one.row_key }),
-      one.expected ? el("div", { class: "preview" }, `expected: ${one.expected}`) : null, el("div", { class: "quiet mono" }, one.row_key)),
+  const rows = run.by_row.rows.map((one) => el("tr", {}, el("th", { scope: "row" }, link(one.label || one.row_key, [name], { row: one.row_key }),
+      one.expected ? el("div", { class: "preview" }, `expected: ${one.expected}`) : null,
+      one.label === one.row_key ? null : el("div", { class: "quiet mono" }, one.row_key)),
     el("td", { class: "number" }, `${count(one.scored)} of ${count(one.rollouts)}`), el("td", { class: "number" }, score(one.mean)),
     el("td", { class: "number" }, one.least === null ? NONE : `${number(one.least)} to ${number(one.most)}`)));
   return [
@@ -751,7 +752,7 @@ function rolloutsTable(name, query, found, run) {
     el("thead", {}, el("tr", {}, columns.map(head))),
     el("tbody", {}, found.rollouts.map((one) => el("tr", {},
       el("th", { scope: "row", class: "id" },
-        link(one.question || one.id, [name, one.id], query, { "data-entry": passed(one, run) ? "" : "failed" }),
+        link(one.label || one.id, [name, one.id], query, { "data-entry": passed(one, run) ? "" : "failed" }),
         one.answer ? el("div", { class: "preview" }, `→ ${one.answer}`) : null,
         el("div", { class: "quiet narrow" }, `${one.ending} · ${many(one.turns, "turn")} · ${duration(one.seconds)}`),
         el("div", { class: "quiet" }, el("span", { class: "mono" }, one.id), one.attempt ? ` attempt ${one.attempt + 1}` : null)),
@@ -1010,7 +1011,7 @@ async function groupPage(turn, name, group, query) {
   const further = (from, text) => from >= 0 && from < those.length ? link(text, [name, "group", group], { ...query, from }) : null;
   return [
     heading(1, [query.seats ? "Episode " : "Group ", el("code", {}, query.seats ?? group)]),
-    el("p", { class: "quiet" }, `${found.rollouts[0].question ? `${found.rollouts[0].question} · ` : ""}${many(those.length, query.seats ? "seat" : "member")} of row ${first.row_key}; mean score ${score(mean)}${scores.length > 1 && new Set(scores).size === 1 ? "; all scores are equal" : ""}`),
+    el("p", { class: "quiet" }, `${["", first.row_key].includes(found.rollouts[0].label) ? "" : `${found.rollouts[0].label} · `}${many(those.length, query.seats ? "seat" : "member")} of row ${first.row_key}; mean score ${score(mean)}${scores.length > 1 && new Set(scores).size === 1 ? "; all scores are equal" : ""}`),
     rowCard(first, 2),
     el("nav", { class: "buttons", "aria-label": "Members" }, begin ? further(Math.max(begin - BESIDE, 0), "← earlier members") : null, further(begin + BESIDE, "later members →")),
     el("div", { class: "group", role: "region", "aria-label": "Members side by side", tabindex: "0" }, members.map((one) => el("article", { "aria-label": called(one) },

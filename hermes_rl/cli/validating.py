@@ -14,6 +14,7 @@ from hermes_rl.cli.options import Options
 from hermes_rl.data.check import check_spec
 from hermes_rl.data.load import RowCount
 from hermes_rl.errors import HermesRLError, Problem, SpecError, UserError
+from hermes_rl.runs.at_start import refusals, unset_variables
 from hermes_rl.runs.exact import foreign_teachers, foretold, unknown_renderers
 from hermes_rl.spec.load import load_draft, load_spec
 from hermes_rl.spec.model import Spec
@@ -120,7 +121,9 @@ def judge(
         verdict.problems = [Problem(source, None, None, str(error))]
         return verdict
     problems += [*unknown_renderers(draft.spec), *foreign_teachers(draft.spec, at_hand=True)]
-    problems += _unisolated(draft.spec)
+    variables = os.environ if environ is None else environ
+    unsendable, unset = unset_variables(draft.spec, variables)
+    problems += [*_unisolated(draft.spec), *refusals(draft.spec), *unsendable]
     verdict.problems = in_order([*wrong, *problems])
     if not wrong:  # a warning may be about what was left out
         try:
@@ -128,7 +131,7 @@ def judge(
         except UserError as error:
             verdict.problems = [draft.spec.problem(("servers", "policy"), f"its tokens cannot be exact: {error}")]
         verdict.programs = [_program(draft.spec, path) for path in draft.spec.programs]
-        verdict.warnings = [*warnings, *_lacking(draft.spec, os.environ if environ is None else environ)]
+        verdict.warnings = in_order([*warnings, *unset, *_lacking(draft.spec, variables)])
     return verdict
 
 

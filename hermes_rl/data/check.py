@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from hermes_rl.data.harbor import tasks_of
-from hermes_rl.data.load import RowCount, counted_rows
+from hermes_rl.data.load import NO_ORDER, RowCount, counted_rows, ordered
 from hermes_rl.data.rows import Row, derive
 from hermes_rl.data.sources import Opened, is_fetched, is_on_hub, open_source, taken_for_local
 from hermes_rl.errors import Problem, SpecError, UserError
@@ -38,6 +38,8 @@ def check_spec(
     """
     findings = Findings(spec)
     rows = _checked_rows(spec, findings, count) if has_rows else []
+    if spec.dataset.order is not None:
+        _check_order(spec, rows, findings)
     rows = rows[:SAMPLES] if count is None else rows
     samples = [row.columns for row in rows]
     problems, warnings = check.check_spec(
@@ -77,6 +79,15 @@ def _checked_rows(spec: Spec, findings: Findings, count: RowCount | None) -> lis
                 message = "a fraction of one row leaves none for evaluation: write `eval: only`, or add rows"
                 findings.problem(("dataset", "eval", "fraction"), message)
     return rows
+
+
+def _check_order(spec: Spec, rows: list[Row], findings: Findings) -> None:
+    try:
+        if spec.dataset.streaming:
+            raise UserError(NO_ORDER)
+        ordered(rows, spec.dataset.order or "")
+    except UserError as error:
+        findings.problem(("dataset", "order"), str(error))
 
 
 def _opened(spec: Spec, source: Source, split: str, findings: Findings) -> Opened:

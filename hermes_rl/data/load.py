@@ -23,6 +23,7 @@ from hermes_rl.spec.suggest import did_you_mean
 
 # --------------------------------------------------------------------------------------------- The order of rows
 
+NO_ORDER = "dataset.order needs rows that are all there; a streamed or endless dataset has an order of its own"
 WINDOW = 1000
 """Rows among which endless data is shuffled."""
 
@@ -240,9 +241,7 @@ class _Side:
 
     def _endless(self, opened: Opened) -> Rows:
         if self.spec.dataset.order is not None:
-            raise UserError(
-                "dataset.order needs rows that are all there; a streamed or endless dataset has an order of its own"
-            )
+            raise UserError(NO_ORDER)
 
         def make() -> Iterator[Row]:
             rows = self._mine(derive(self.spec, opened.read()))

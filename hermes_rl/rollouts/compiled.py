@@ -91,6 +91,7 @@ from hermes_rl.spec.model import (
     UserWords,
 )
 from hermes_rl.spec.model import Message as SpecMessage
+from hermes_rl.spec.reward_rules import in_process, unisolated
 from hermes_rl.spec.section import EnvText, is_template, thaw
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import (
@@ -1033,23 +1034,13 @@ def _roles(spec: Spec, environ: Mapping[str, str]) -> dict[str, ModelClient]:
 
 def _function(spec: Spec, name: str, reward: Reward) -> RewardFunction:
     reward_function = find_reward(name, reward.fn, [other for other in spec.rewards if other != name])
-    with_state = "state" in reward_function.parameters and spec.state is not None
-    # A reward that names the state is where that is, unless the spec says something else.
-    here = reward.isolate == "none" or (reward.isolate is None and with_state and not spec.state_apart)
-    own_state = with_state and spec.state_apart
+    takes_state, movable = "state" in reward_function.parameters, reward_function.code is not None
+    if (problem := unisolated(spec, name, reward, takes_state=takes_state, movable=movable)) is not None:
+        raise UserError(problem)
+    own_state = takes_state and spec.state is not None and spec.state_apart
     pool = CONFINED if reward.isolate == "sandbox" and not own_state else POOL
-    code = None if here else reward_function.code
-    function = replace(reward_function, code=code, timeout=reward.timeout, pool=pool)
-    if reward.isolate == "sandbox" and (
-        function.code is None or (with_state and spec.state is not None and spec.state.isolate != "sandbox")
-    ):
-        way = "say `isolate: sandbox` of the state" if with_state else "leave `isolate` out"
-        where = "where the state is" if with_state else "in the runner alone"
-        raise UserError(f"rewards.{name}.isolate: it cannot run in a sandbox, as it runs {where}; {way}")
-    if function.code is None and with_state and spec.state_apart:
-        way = "say `isolate: none` of the state too" if reward.isolate == "none" else "say `isolate: none` of the state"
-        raise UserError(f"rewards.{name}: it runs in the runner and names `state`, which is in a process; {way}")
-    return function
+    code = reward_function.code if in_process(spec, reward, takes_state=takes_state, movable=movable) else None
+    return replace(reward_function, code=code, timeout=reward.timeout, pool=pool)
 
 
 def _arguments(spec: Spec, reward: Reward) -> Mapping[str, Any]:

@@ -24,6 +24,7 @@ from hermes_rl.errors import Problem, RunError, SandboxFailure, UserError
 from hermes_rl.plugins import Code
 from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig, SandboxFile, SandboxService
 from hermes_rl.scoring.grader import GradedReward
+from hermes_rl.servers.factory import variable
 from hermes_rl.spec.model import File, Mcp, ServiceSection, Spec, TextFile, ToolSection, Toolsets
 from hermes_rl.spec.rules import no_copies
 from hermes_rl.spec.templates import render, render_section
@@ -693,12 +694,5 @@ def _settings(mcp: Mcp, spec: Spec, environ: Mapping[str, str], number: int) -> 
         timeout=mcp.timeout,
         start_timeout=mcp.start_timeout,
         env=dict(mcp.env),
-        headers={header: _variable(environ, name, header) for header, name in mcp.headers_env.items()},
+        headers={header: variable(environ, name, f"headers_env.{header}") for header, name in mcp.headers_env.items()},
     )
-
-
-def _variable(environ: Mapping[str, str], name: str, header: str) -> str:
-    value = environ.get(name)
-    if not value:
-        raise UserError(f"headers_env.{header} names the environment variable {name}, which is not set")
-    return value

@@ -19,6 +19,7 @@ from hermes_rl.errors import AgentFault, Failure, RewardFailure, ServerFailure, 
 from hermes_rl.foreign.failures import EndedError, OvertimeError
 from hermes_rl.scoring.reward_function import RewardFunction, call_reward
 from hermes_rl.scoring.value import RewardValue, Weighting, combine, interpret, known, total
+from hermes_rl.spec.reward_rules import unplayable
 
 log = logging.getLogger(__name__)
 
@@ -163,18 +164,15 @@ class Grader:
     def __post_init__(self) -> None:
         for reward in self.rewards:
             reward.function.require_takes(reward.args, {*self.roles, "policy"})
-            if reward.steps is not None and reward.group_level:
-                raise UserError(f"reward {reward.name!r} compares the members of a group, and they have other steps")
-            if reward.shares is not None and reward.group_level:
-                raise UserError(
-                    f"reward {reward.name!r} compares the members of a group, so that each seat has values of its own: "
-                    "name its seats in a list"
-                )
-            if reward.function.group_level and reward.function.uses_context:
-                raise UserError(
-                    f"reward {reward.name!r} takes both `group` and `ctx`; a group-level reward runs after the "
-                    "sandboxes are gone: compute what it needs in a reward of weight 0"
-                )
+            problem = unplayable(
+                reward.name,
+                compares=reward.group_level,
+                looks=reward.function.uses_context,
+                of_steps=reward.steps is not None,
+                shares=reward.shares is not None,
+            )
+            if problem is not None:
+                raise UserError(problem)
 
     @property
     def ordered(self) -> tuple[GradedReward, ...]:

@@ -41,7 +41,7 @@ async def require_agreement(
 ) -> float:
     """Return the share of the cases of `file` in which `score` agrees with the label. Raises `UserError` where the file
     cannot be used, or the share is below `least`; `JudgeFailure` where the judge failed."""
-    cases, digest = await asyncio.to_thread(_cases, file)
+    cases, digest = await asyncio.to_thread(labelled_cases, file)
     key = (judge, file, digest)
     if key not in _measured:
         scores = await asyncio.gather(*(score(case) for case in cases))
@@ -55,7 +55,8 @@ async def require_agreement(
     return _measured[key]
 
 
-def _cases(file: str) -> tuple[list[dict[str, Any]], str]:
+def labelled_cases(file: str) -> tuple[list[dict[str, Any]], str]:
+    """Return the labelled cases of a file, and their text. Raises `UserError` if they cannot be used."""
     try:
         lines = [line for line in Path(file).read_text("utf-8").split("\n") if line.strip()]
         cases = [read_json(line) for line in lines]

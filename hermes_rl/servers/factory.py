@@ -34,15 +34,12 @@ def config_from_spec(
     settings = {"seed": seed} | {name: value for name in _PLAIN if (value := getattr(server, name, None)) is not None}
     key_env = getattr(server, "api_key_env", None)
     if api_key is None and key_env is not None:
-        api_key = _variable(environ, key_env, "api_key_env")
+        api_key = variable(environ, key_env, "api_key_env")
     headers = getattr(server, "headers_env", None) or {}
     return ServerConfig(
         **{name: _plain(value) for name, value in settings.items()},
         api_key=Secret(api_key) if api_key is not None else None,
-        headers={
-            header: Secret(_variable(environ, variable, f"headers_env.{header}"))
-            for header, variable in headers.items()
-        },
+        headers={header: Secret(variable(environ, name, f"headers_env.{header}")) for header, name in headers.items()},
     )
 
 
@@ -64,12 +61,18 @@ def _backend(role: str, config: ServerConfig) -> Backend:
     return backend
 
 
-def _variable(environ: Mapping[str, str], variable: str, key: str) -> str:
-    value = environ.get(variable, "").strip()
+class UnsetVariable(UserError):
+    """A variable that the spec names is not set on this machine."""
+
+
+def variable(environ: Mapping[str, str], name: str, key: str) -> str:
+    """Return the value of a variable that `key` of a server names. Raises `UnsetVariable` if it is not set, `UserError`
+    if it cannot be sent."""
+    value = environ.get(name, "").strip()
     if not value:
-        raise UserError(f"the environment variable {variable}, named by {key} of a server, is not set")
+        raise UnsetVariable(f"the environment variable {name}, named by {key} of a server, is not set")
     if any(character in value for character in "\r\n\0"):
-        raise UserError(f"the value of {variable} has a line break in it and cannot be sent as a header")
+        raise UserError(f"the value of {name} has a line break in it and cannot be sent as a header")
     return value
 
 

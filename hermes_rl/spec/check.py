@@ -224,10 +224,22 @@ def check_spec(
     for name in (name for name in spec.unpaid_seats if spec.agents[name].train):
         message = "no reward pays this seat, so it is not trained: name it in a reward's `seats`, or say `train: false`"
         findings.warning(("agents", name), message)
+    _check_seat_tools(spec, findings)
     _check_programs(spec, findings)
     _check_far_away(spec, findings)
     check_samples(spec, samples, findings, keys)
     return findings.result()
+
+
+def _check_seat_tools(spec: Spec, findings: Findings) -> None:
+    """Report tools of seats that do not exist, if the names of all tools stand in the spec."""
+    names = [tool.python.rpartition(":")[2] for tool in spec.tools if tool.python is not None and tool.names is None]
+    if len(names) < len(spec.tools) or "*" in names or spec.toolsets.enabled or spec.toolsets.distribution:
+        return
+    for seat, own in spec.agents.items():
+        for name in sorted(set(own.tools or ()) - set(names)):
+            message = f"agents.{seat}.tools: there is no tool {name!r}{choices(name, names)}"
+            findings.problem(("agents", seat, "tools"), message)
 
 
 def _check_programs(spec: Spec, findings: Findings) -> None:

@@ -6,7 +6,8 @@ Everything is read from syntax trees. A name that does not exist would otherwise
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ from hermes_rl.spec.findings import Findings
 from hermes_rl.spec.hints import parameters_of_rewards
 from hermes_rl.spec.model import Reward, Spec
 from hermes_rl.spec.nodes import NodePath
+from hermes_rl.spec.reward_rules import unisolated, unplayable
+from hermes_rl.spec.rules import ASKING
 from hermes_rl.spec.schema import type_of
 from hermes_rl.spec.section import is_template, thaw
 from hermes_rl.spec.signatures import CodeError, Function, defined, function, names_in, parse
@@ -293,12 +296,14 @@ def check_rewards(spec: Spec, findings: Findings) -> None:
             signature = signature_of(spec, name)
             if signature is not None:
                 _check_arguments(spec, name, reward, signature, findings)
+                _check_playable(spec, name, reward, signature, findings)
 
 
-def _exists(name: str, reward: Reward, findings: Findings) -> bool:
+def _exists(name: str, reward: Reward, findings: Findings, place: NodePath | None = None) -> bool:
+    """Return True if the function of a reward exists; `place` is where it is named, None: where the reward names it."""
     # The function's name stands at `fn`, or it is the reward's own name.
-    names_function = findings.spec.is_written(("rewards", name, "fn"))
-    path: NodePath = ("rewards", name, "fn") if names_function else ("rewards", name)
+    names_function = place is not None or findings.spec.is_written(("rewards", name, "fn"))
+    path: NodePath = place or (("rewards", name, "fn") if names_function else ("rewards", name))
     fn = reward.fn
     if fn.startswith("atropos:"):
         return True  # the registry is atroposlib's, and importing that takes seconds
@@ -340,6 +345,32 @@ def _check_arguments(spec: Spec, name: str, reward: Reward, signature: Function,
     _check_roles(spec, path, reward, signature, findings)
 
 
+def _check_playable(spec: Spec, name: str, reward: Reward, signature: Function, findings: Findings) -> None:
+    """Report what a run would refuse once it has loaded the function; a decorated one may not be what it shows."""
+    known = {"in_runner", "group_only_for", "takes_at_most", "value_range"}
+    if not known.issuperset(signature.decorators):
+        return
+    takes = {parameter.name for parameter in signature.parameters}
+    needed = signature.decorators.get("group_only_for")
+    problem = unplayable(
+        name,
+        compares="group" in takes and (needed is None or reward.args.get(needed) is not None),
+        looks="ctx" in takes and "group" in takes,
+        of_steps=reward.steps is not None,
+        shares=isinstance(reward.seats, Mapping),
+    )
+    if problem is not None:
+        findings.problem(("rewards", name), problem, at="key")
+    movable = "in_runner" not in signature.decorators
+    problem = unisolated(spec, name, reward, takes_state="state" in takes, movable=movable)
+    if problem is not None:
+        findings.problem(("rewards", name, "isolate"), problem)
+    fallback = reward.args.get("fallback") if reward.fn == "llm_judge" else None
+    if isinstance(fallback, str) and not is_template(fallback):
+        instead = Reward.model_construct(fn=fallback)
+        _exists(name, instead, findings, ("rewards", name, "args", "fallback"))
+
+
 def _missing(missing: list[str], spec: Spec, *, own: bool) -> tuple[str, str]:
     """Return the arguments that are missing, in words, and a hint at what may have been meant by one of them.
 
@@ -374,7 +405,7 @@ def _check_values(spec: Spec, name: str, signature: Function, findings: Findings
 
 
 def _check_roles(spec: Spec, path: NodePath, reward: Reward, signature: Function, findings: Findings) -> None:
-    for argument in _ROLE_ARGUMENTS:
+    for argument in _ROLE_ARGUMENTS if reward.fn not in ASKING else ():  # of which the spec's rules speak
         value = reward.args.get(argument)
         for role in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
             if isinstance(role, str) and not is_template(role) and role not in spec.servers:

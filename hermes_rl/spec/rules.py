@@ -594,6 +594,10 @@ def _teacher(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault((*path, "type"), message) if "type" in section(server) else Fault(path, message, at="key")
 
 
+ASKING = {"reward_model": "reward_model", "llm_judge": "judge", "llm_pairwise": "judge"}
+"""Shipped rewards that ask a server, and the role that they ask if `args.server` names none."""
+
+
 def _rating(data: dict[str, Any]) -> Iterator[Fault]:
     """Find fault with reward models that are to speak, and with rewards that ask for numbers or words in vain."""
     kinds: dict[str, list[ServerType]] = {}
@@ -609,14 +613,10 @@ def _rating(data: dict[str, Any]) -> Iterator[Fault]:
         if kind.rates and path[1] in speaking:
             yield Fault((*path, "type"), f"a server of type {name} is a reward model, which says nothing")
     for path, reward in entries(data, "rewards"):
-        args, fn = section(section(reward).get("args")), section(reward).get("fn", path[-1])
-        asks = {"reward_model": "reward_model", "llm_judge": "judge", "llm_pairwise": "judge"}.get(str(fn))
-        role = args.get("server", asks)
-        named = "server" in args
+        args, fn = section(section(reward).get("args")), str(section(reward).get("fn", path[-1]))
+        role, named = args.get("server", ASKING.get(fn)), "server" in args
         where = (*path, "args", "server") if named else path
-        if fn == "reward_model" and "server" not in args and role not in kinds:
-            yield Fault(path, "there is no server role `reward_model`; name another one with `args.server`", at="key")
-        if asks is None or not isinstance(role, str) or role not in kinds:
+        if fn not in ASKING or not isinstance(role, str) or role not in kinds:
             continue
         if fn == "reward_model" and not all(kind.rates or kind.embedded for kind in kinds[role]):
             types = " or ".join(name for name, kind in TYPES.items() if kind.rates)
@@ -624,6 +624,24 @@ def _rating(data: dict[str, Any]) -> Iterator[Fault]:
         elif fn != "reward_model" and any(kind.rates for kind in kinds[role]):
             message = f"`{role}` is a reward model, which says nothing; `reward_model` takes its number"
             yield Fault(where, message, at="value" if named else "key")
+
+
+def _asked(data: dict[str, Any]) -> Iterator[Fault]:
+    """Find fault with shipped rewards that ask a server that does not exist."""
+    known = section(data, "servers")
+    for path, reward in entries(data, "rewards"):
+        fn, args = str(section(reward).get("fn", path[-1])), section(section(reward).get("args"))
+        if fn not in ASKING:
+            continue
+        role = args.get("server", ASKING[fn])
+        for each in role if isinstance(role, list) else [role]:
+            if not isinstance(each, str) or is_template(each) or each in known:
+                continue
+            if "server" in args:
+                yield Fault((*path, "args", "server"), f"there is no server role `{each}`{choices(each, known)}")
+            else:
+                message = f"there is no server role `{each}`; add servers.{each}, or name another with `args.server`"
+                yield Fault(path, message, at="key")
 
 
 def _servers(data: dict[str, Any]) -> Iterator[Fault]:
@@ -674,7 +692,7 @@ def _process(data: dict[str, Any]) -> Iterator[Fault]:
 
 RUN_RULES = (
     _process, _reasoning, _extra_body, _rewards, _judges, _replays, _code, _bounds, _endings, _checks, _programs,
-    _solution, _roles, _teacher, _rating, _servers, _urls, _env,
+    _solution, _roles, _teacher, _rating, _asked, _servers, _urls, _env,
 )  # fmt: skip
 
 

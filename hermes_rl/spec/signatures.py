@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hermes_rl.spec.model import INJECTED
@@ -22,12 +24,16 @@ class Parameter(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A function's name, first line of help, and parameters."""
+    """A function's name, first line of help, and parameters.
+
+    `decorators` are its decorators by name, each with its first argument; None if that is not a text.
+    """
 
     name: str
     help: str
     parameters: tuple[Parameter, ...]
     open: bool
+    decorators: Mapping[str, str | None] = MappingProxyType({})
 
     def arguments(self) -> tuple[Parameter, ...]:
         """Return the parameters that a spec's `args` may give."""
@@ -100,7 +106,15 @@ def function(path: Path, name: str) -> Function | None:
     values = [*arguments.defaults, *arguments.kw_defaults]
     defaults = [*[None] * (len(names) - len(values)), *values]
     parameters = tuple(_parameter(*pair, helps) for pair in zip(names, defaults, strict=True))
-    return Function(name, text.partition("\n")[0], parameters, arguments.kwarg is not None)
+    decorators = dict(map(_decorator, node.decorator_list))
+    return Function(name, text.partition("\n")[0], parameters, arguments.kwarg is not None, decorators)
+
+
+def _decorator(node: ast.expr) -> tuple[str, str | None]:
+    call = node if isinstance(node, ast.Call) else None
+    first = call.args[0] if call is not None and call.args else None
+    text = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
+    return ast.unparse(node if call is None else call.func).rpartition(".")[2], text
 
 
 def _parameter(argument: ast.arg, default: ast.expr | None, helps: dict[str, str]) -> Parameter:

@@ -22,7 +22,7 @@ from hermes_rl.servers.exactness import examine as examine_server
 from hermes_rl.servers.exactness import in_words
 from hermes_rl.servers.factory import config_from_spec, token_server
 from hermes_rl.servers.measuring import measure
-from hermes_rl.servers.transport import Transport
+from hermes_rl.servers.transport import Transport, unversioned
 from hermes_rl.spec.model import Server, Spec
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import TokenizerUnavailable
@@ -218,4 +218,6 @@ async def _server(role: str, server: Server, environ: Mapping[str, str], key: st
         return Check(title, False, f"{url} refuses the key (status {status})", f"see servers.{role}.api_key_env")
     if status >= 500:
         return Check(title, False, f"{url} answers with status {status}", "look at what the server itself logs")
+    if status == 404 and not server.kind.token_level and (hint := unversioned(server.base_url)):
+        return Check(title, False, f"{url} answers with status 404", hint.removeprefix("; "))
     return Check(title, True, f"{url} answers with status {status}")

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from hermes_rl.errors import UserError
 from hermes_rl.sandbox.cgroup import SandboxMemory, free_share, together
 
 FIRST = 8
@@ -249,6 +250,21 @@ def raise_descriptor_limit() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with suppress(OSError, ValueError):  # a system that counts otherwise: admission keeps to what there is
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+LEAST_DESCRIPTORS = 128
+"""Open files that a run needs: a rollout in a sandbox, and what the process itself has open."""
+
+
+def require_descriptors() -> None:
+    """Raise UserError if this process may open too few files for one rollout."""
+    raise_descriptor_limit()
+    limit = descriptor_limit()
+    if limit < LEAST_DESCRIPTORS:
+        raise UserError(
+            f"this process may open {limit} files at a time (`ulimit -n`), and a run needs {LEAST_DESCRIPTORS} or "
+            "more: raise the limit, such as by `ulimit -n 4096`, or by LimitNOFILE= of a systemd unit"
+        )
 
 
 def descriptor_limit() -> int:

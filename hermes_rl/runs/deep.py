@@ -17,6 +17,7 @@ from typing import Any
 
 from hermes_rl.data.load import RowCount, Split, counted_rows, load_rows
 from hermes_rl.data.rows import Row
+from hermes_rl.rollouts.admission import require_descriptors
 from hermes_rl.rollouts.compiled import has_solution
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.rollouts.sandboxes import keep_artifacts
@@ -82,6 +83,7 @@ async def examine(
 
     Raises `UserError` where the rows cannot be had, are without end, or the environment cannot be started.
     """
+    require_descriptors()
     split: Split = "eval" if spec.dataset.eval is not None and spec.dataset.eval.only else "train"
     sample = await asyncio.to_thread(_rows, spec, split, rows)
     findings, report = DeepFindings(spec), DeepReport(rows=len(sample))

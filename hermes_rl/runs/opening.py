@@ -18,6 +18,7 @@ from typing import Any
 from hermes_rl.data.load import Rows, load_rows, split_of
 from hermes_rl.endings import LOST
 from hermes_rl.errors import UserError
+from hermes_rl.rollouts.admission import require_descriptors
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Encoder
@@ -209,6 +210,7 @@ def require_machine(compiled: CompiledSpec, note: Callable[[str], None], trainin
         UserError: the sandbox cannot be used, with what to do.
     """
     spec = compiled.spec
+    require_descriptors()
     if training is not None:
         require_by_hand(spec.sandbox.backend, training)
     servers = any(tool.mcp is not None and tool.mcp.where == "sandbox" for tool in spec.tools)

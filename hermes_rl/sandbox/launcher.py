@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import fcntl
 import functools
 import logging
@@ -19,6 +20,7 @@ import os
 import platform
 import pwd
 import queue
+import resource
 import signal
 import socket
 import subprocess
@@ -55,7 +57,8 @@ def ours(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise SandboxFailure(f"{what}: {error.strerror or error}") from error
+        limit = f" (the limit is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}: `ulimit -n`)"
+        raise SandboxFailure(f"{what}: {error.strerror or error}{limit * (error.errno == errno.EMFILE)}") from error
 
 
 def memory_file(data: bytes, name: str = "data") -> int:

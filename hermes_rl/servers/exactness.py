@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
@@ -13,7 +12,7 @@ from urllib.parse import urlsplit
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.servers.base import ContextLengthExceeded, Sampled, Sampling, ServerConfig
 from hermes_rl.servers.token_level import TokenServer
-from hermes_rl.servers.transport import AttemptFailed, Transport
+from hermes_rl.servers.transport import AttemptFailed, Transport, proxy_of, public_url, with_version
 from hermes_rl.tokens.tokenizer import TemplateRefused
 
 PROBES = 16
@@ -121,11 +120,7 @@ async def require_reachable(role: str, configs: Sequence[ServerConfig]) -> None:
     Without this check a wrong address would show only after all retries of the first rollouts.
     """
 
-    def behind_proxy(base_url: str) -> bool:
-        parts = urlsplit(base_url)
-        return parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(parts.hostname or "")
-
-    listening = [config for config in configs if config.base_url is not None and not behind_proxy(config.base_url)]
+    listening = [config for config in configs if config.base_url is not None and proxy_of(config.base_url) is None]
     if len(listening) < len(configs):
         return
     problems = await asyncio.gather(*(_connect(str(config.base_url)) for config in listening))
@@ -134,6 +129,13 @@ async def require_reachable(role: str, configs: Sequence[ServerConfig]) -> None:
             f"no server of the role {role!r} can be reached ({'; '.join(filter(None, problems))}). "
             "Is it running, and is its base_url right?"
         )
+    for config, problem in zip(listening, problems, strict=True):
+        if problem is None and (other := await _answers_elsewhere(config)) is not None:
+            address = public_url(str(config.base_url))
+            raise UserError(
+                f"servers.{role}.base_url: {address} has no list of models (status 404), and {other} has one: write "
+                f"base_url: {other}"
+            )
 
 
 async def _connect(base_url: str) -> str | None:
@@ -152,6 +154,21 @@ async def _connect(base_url: str) -> str | None:
     with contextlib.suppress(OSError):
         await writer.wait_closed()
     return None
+
+
+async def _answers_elsewhere(config: ServerConfig) -> str | None:
+    """Return the address with `/v1` if a chat server answers there and not at its base_url."""
+    other = None if config.kind.token_level else with_version(str(config.base_url))
+    if other is None:
+        return None
+    statuses = []
+    for each in (config, replace(config, base_url=other)):
+        transport = Transport(each)
+        try:
+            statuses.append((await transport.get_json("models", ANSWER_SECONDS))[0])
+        finally:
+            await transport.close()
+    return public_url(other) if statuses == [404, 200] else None
 
 
 async def engines(configs: Sequence[ServerConfig]) -> list[str | None]:

@@ -16,9 +16,11 @@ import zlib
 from base64 import b64encode
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import cache, partial
+from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
@@ -240,7 +242,7 @@ class Transport:
         self._urls: dict[str, URL] = {}
         self._headers = _headers(config)
         self._scrubber = Scrubber(_secrets(config), _keys(config))
-        self._proxy = _proxy(URL(self._base))
+        self._proxy = proxy_of(self._base)  # read once: aiohttp would look it up for every call
         self._session: aiohttp.ClientSession | None = None
         self._places = asyncio.Semaphore(config.max_concurrency)
         self._turnstile = Turnstile()
@@ -314,7 +316,8 @@ class Transport:
         shown = self._scrubber.excerpt(text)
         if is_context_overflow(code, text):
             return ContextLengthExceeded(f"{self.address(path)}: {shown}")
-        return failed_status(code, answer.headers, text, f"{self.address(path)}: status {code}: {shown}")
+        hint = unversioned(self._base) if code == 404 and not path.startswith("/") else ""
+        return failed_status(code, answer.headers, text, f"{self.address(path)}: status {code}: {shown}{hint}")
 
     def failed(self, path: str, what: str, *, timed_out: bool = False, unreachable: bool = False) -> AttemptFailed:
         """Return the exception for an attempt that failed; its text has the address and no secrets."""
@@ -485,12 +488,42 @@ def _keys(config: ServerConfig) -> list[str]:
     return [*keys, unquote(parts.password or ""), _url_credentials(config) or ""]
 
 
-def _proxy(url: URL) -> str | None:
-    """Return the proxy of the machine's settings. It is read once; aiohttp would look it up for every call."""
-    host = url.host or ""
-    if host in _LOOPBACK or proxy_bypass(host):
+def proxy_of(url: str) -> str | None:
+    """Return the proxy that the machine's settings name for an address; None if it is asked directly.
+
+    As curl does, an address range in `no_proxy` (`10.0.0.0/8`) holds for hosts that are written as an address.
+    """
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if host in _LOOPBACK or proxy_bypass(host) or _in_ranges(host, getproxies().get("no", "")):
         return None
-    return getproxies().get(url.scheme)
+    return getproxies().get(parts.scheme)
+
+
+def _in_ranges(host: str, excluded: str) -> bool:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    for entry in excluded.split(","):
+        with suppress(ValueError):  # a name
+            if "/" in entry and address in ip_network(entry.strip(), strict=False):
+                return True
+    return False
+
+
+def with_version(base_url: str) -> str | None:
+    """Return the address with `/v1` at its end; None if it names a version already."""
+    parts = urlsplit(base_url)
+    if re.search(r"/v\d", parts.path):
+        return None
+    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/v1"))
+
+
+def unversioned(base_url: str) -> str:
+    """Return a hint for an address at which nothing was found; empty if it names a version."""
+    other = with_version(base_url)
+    return "" if other is None else f"; base_url has no /v1, where most servers answer: try {public_url(other)}"
 
 
 class Turnstile:

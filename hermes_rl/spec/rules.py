@@ -33,6 +33,22 @@ from hermes_rl.values import LARGEST_NUMBER
 
 # --------------------------------------------------------------------------- Dataset, prompt, toolsets and tools
 
+LONGEST_NAME = 200
+"""Characters of a spec's name, which is a directory below `outputs`."""
+
+
+def _name(data: dict[str, Any]) -> Iterator[Fault]:
+    name = data.get("name")
+    if not isinstance(name, str):
+        return
+    if name.startswith(".") or len(name) > LONGEST_NAME or re.search(r"[/\\\x00-\x1f\x7f]", name):
+        message = (
+            f"`name` is a directory below outputs: it has no `/`, `\\` or control character, does not start with a "
+            f"dot, and has at most {LONGEST_NAME} characters"
+        )
+        yield Fault(("name",), message)
+
+
 SOURCES = ("path", "items", "generator", "harbor")
 PATH_KEYS = ("name", "split", "data_files", "revision", "streaming")
 """Keys that say more about `path` and mean nothing without it."""
@@ -381,7 +397,7 @@ def _tool_names(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 DATA_RULES = (
-    _sources, _fallback, _eval, _prompt, _parts, _exclusive, _tools, _user, _steps, _seats, _user_of_seats,
+    _name, _sources, _fallback, _eval, _prompt, _parts, _exclusive, _tools, _user, _steps, _seats, _user_of_seats,
     _without_seats, _tool_names,
 )  # fmt: skip
 

@@ -190,7 +190,10 @@ def test_a_renderer_that_does_not_exist_is_told_at_its_place(
 
 def test_formats_of_tool_calls_have_the_names_of_other_projects() -> None:
     assert load_parser("llama4_json") is load_parser("llama3_json")
-    assert load_parser("deepseek_v31") is load_parser("deepseek_v3_1")
+    assert load_parser("deepseek_v31") is load_parser("deepseekv31") is load_parser("deepseek_v3_1")
+    assert load_parser("qwen3_xml") is load_parser("qwen3_coder")
+    with pytest.raises(UserError, match="no parser reads the format 'llama4_pythonic': let a chat server read"):
+        load_parser("llama4_pythonic")
 
 
 def test_a_tokenizer_at_hand_that_does_not_fit_is_a_problem_and_no_note(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -248,3 +250,32 @@ def test_what_sandboxes_have_counts_as_memory_for_rollouts_without_a_number_too(
     now[0], free[0] = 1.0, SandboxMemory(1000, 990, 100, False)
     assert not adaptive.admits(3)
     assert adaptive.admits(0)
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[1])))
+from hermes_rl.errors import HermesRLError
+from hermes_rl.rollouts.admission import require_descriptors
+from hermes_rl.sandbox.launcher import pipe
+try:
+    require_descriptors()
+    while True:
+        pipe()
+except HermesRLError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        (40, "this process may open 40 files at a time (`ulimit -n`), and a run needs 128 or more: raise the limit"),
+        (128, "this machine cannot make a pipe: Too many open files (the limit is 128: `ulimit -n`)"),
+    ],
+)
+def test_too_few_descriptors_are_named_as_the_limit(limit: int, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(limit)], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.startswith(said), done.stdout

@@ -9,9 +9,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from hermes_rl.errors import RunError
+from hermes_rl.errors import RunError, UserError
 from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.exactness import engines, require_reachable
+from hermes_rl.servers.transport import HttpAnswer, Transport, proxy_of, unversioned
 
 DEAD = "http://user:sk-secret@127.0.0.1:1/v1"
 
@@ -39,6 +40,55 @@ async def test_servers_that_are_not_there_are_named_without_credentials() -> Non
     with pytest.raises(RunError, match=r"127\.0\.0\.1:1") as raised:
         await require_reachable("policy", [ServerConfig("openai", DEAD)])
     assert "sk-secret" not in str(raised.value)
+
+
+async def test_address_without_a_version_is_refused_if_the_server_answers_with_one() -> None:
+    async def models(_: web.Request) -> web.Response:
+        return web.json_response({"data": []})
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    async with TestServer(app) as server:
+        root, url = str(server.make_url("/")).rstrip("/"), str(server.make_url("/v1"))
+        await require_reachable("policy", [ServerConfig("openai", url)])
+        with pytest.raises(UserError) as refused:
+            await require_reachable("policy", [ServerConfig("openai", root)])
+        with pytest.raises(UserError, match=f"servers.judge.base_url: .* write base_url: {url}$"):
+            await require_reachable("judge", [ServerConfig("openai", f"{root}/")])
+        await require_reachable("policy", [ServerConfig("vllm", root)])  # which is asked from the root on
+    assert str(refused.value) == (
+        f"servers.policy.base_url: {root} has no list of models (status 404), and {url} has one: write base_url: {url}"
+    )
+
+
+def test_missing_version_is_hinted_at_where_nothing_is_found() -> None:
+    server = Transport(ServerConfig("openai", "http://user:secret@localhost:1"))
+    failed = server.refused("chat/completions", HttpAnswer(404, {}, b"Not Found", 0.0, 0.0, 0.0))
+    assert str(failed) == (
+        "http://localhost:1/chat/completions: status 404: Not Found; base_url has no /v1, where most servers answer: "
+        "try http://localhost:1/v1"
+    )
+    assert unversioned("https://openrouter.ai/api/v1") == unversioned("https://a.example/v1beta/openai") == ""
+
+
+@pytest.mark.parametrize(
+    ("excluded", "proxy"),
+    [
+        ("10.0.0.0/8,.example.org", None),
+        ("192.168.0.0/16, 10.1.2.3/32", None),
+        ("10.2.0.0/16", "http://proxy:3128"),
+        ("nonsense/8,", "http://proxy:3128"),
+        ("fd00::/8", "http://proxy:3128"),
+    ],
+)
+def test_range_of_addresses_in_no_proxy_is_asked_directly(
+    monkeypatch: pytest.MonkeyPatch, excluded: str, proxy: str | None
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", excluded)
+    assert proxy_of("http://10.1.2.3:8000/v1") == proxy
+    assert proxy_of("http://model.internal:8000/v1") == "http://proxy:3128"
+    assert (proxy_of("http://[fd12::1]:8000/v1") is None) == ("fd00" in excluded)
 
 
 async def test_a_scripted_server_needs_no_address() -> None:

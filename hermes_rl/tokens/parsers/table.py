@@ -37,8 +37,17 @@ _FORMATS: dict[str, tuple[str, Parser]] = {
 }
 PARSERS = {name: models for name, (models, _) in _FORMATS.items()}
 """Formats and the models that write them."""
-ALIASES = {"llama4_json": "llama3_json", "deepseek_v31": "deepseek_v3_1"}
-"""Names that other projects have for the same formats."""
+ALIASES = {
+    "llama4_json": "llama3_json", "llama3": "llama3_json", "deepseek_v31": "deepseek_v3_1", "deepseekv3": "deepseek_v3",
+    "deepseekv31": "deepseek_v3_1", "qwen25": "qwen", "qwen3_xml": "qwen3_coder", "glm": "glm45",
+}  # fmt: skip
+"""Names that vLLM and SGLang have for the same formats."""
+UNREAD = frozenset({
+    "deepseek_v32", "deepseekv32", "ernie45", "functiongemma", "gigachat3", "gpt-oss", "granite", "granite-20b-fc",
+    "hunyuan_a13b", "interns1", "internlm", "jamba", "llama4_pythonic", "minimax", "minimax-m2", "minimax_m2", "olmo3",
+    "openai", "phi4_mini_json", "pythonic", "seed_oss", "step3", "xlam",
+})  # fmt: skip
+"""Formats of vLLM and SGLang that no parser reads."""
 OPENINGS = tuple({parser.markers[0]: None for _, parser in _FORMATS.values()})
 """How a call begins in each format."""
 OTHERS = ("<function=", "<|channel|>commentary to=", "<｜DSML｜function_calls>", "<minimax:tool_call>")
@@ -62,6 +71,11 @@ _CUTS = 6
 def load_parser(name: str) -> Parser:
     """Return the parser of that name; raises UserError where there is none."""
     name = ALIASES.get(name, name)
+    if name in UNREAD:
+        raise UserError(
+            f"no parser reads the format {name!r}: let a chat server read the calls (`type: openai`). Formats: "
+            f"{', '.join(PARSERS)}"
+        )
     if name not in PARSERS:
         raise UserError(
             f"there is no tool parser {name!r}{did_you_mean(name, PARSERS)} (there are: {', '.join(PARSERS)})"

@@ -6,7 +6,6 @@ Everything is read from syntax trees. A name that does not exist would otherwise
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path

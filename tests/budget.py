@@ -84,10 +84,12 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     report: Any = yield
+    if call.when != "teardown" or item.get_closest_marker("slow"):
+        return report
     used = min(now - began for now, began in zip(processor_times(), _began, strict=True))
-    if used > MOST and call.when == "teardown":
+    if used > MOST:
         used /= max(1.0, known_work() / KNOWN_WORK)
-    if call.when == "teardown" and used > FEW and not item.get_closest_marker("slow"):
+    if used > FEW:
         report.user_properties.append(("processor", round(used, 2)))  # goes from a worker to its parent
     return report
 

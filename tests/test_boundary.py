@@ -220,6 +220,10 @@ def rows_of_files(chance: random.Random, folder: Path) -> None:
 ROWS = parse_spec("dataset: {items: [{question: a}]}\nprompt: {user: x}\nrewards: {exact_match: {args: {target: x}}}\n")
 
 
+MISSING = ("", "NaN", "nan", "null", "None", "NA")
+"""Some of the cells that `datasets` takes for missing ones."""
+
+
 def cells_of_a_table(chance: random.Random, folder: Path) -> None:
     cells = [text.encode("utf-8", "replace").decode() for text in chance.sample(TEXTS, 4)]
     with (folder / "rows.csv").open("w", newline="", encoding="utf-8") as file:
@@ -227,9 +231,11 @@ def cells_of_a_table(chance: random.Random, folder: Path) -> None:
     first, second = read_files("csv", [str(folder / "rows.csv")])
     for name, texts in (("a", cells[::2]), ("b", cells[1::2])):
         for value, text in zip((first[name], second[name]), texts, strict=True):
-            assert value == text or (value is None and not text) or isinstance(value, int | float)
-            if isinstance(value, int | float):
-                assert str(value) == text or (math.isfinite(value) and value == float(text))
+            assert value == text or (value is None and text in MISSING) or isinstance(value, int | float)
+            if isinstance(value, bool):
+                assert str(value).lower() == text.lower()
+            elif isinstance(value, int | float):
+                assert value == float(text)
 
 
 def a_line_of_a_run(chance: random.Random, folder: Path) -> None:

@@ -175,7 +175,7 @@ async def test_arguments_that_are_no_object_are_recorded_and_the_rollout_goes_on
 @pytest.mark.parametrize(
     ("sets", "script", "ending", "cause"),
     [
-        ((), [refused(401, "no such key")] * 3, "server_failure", "no such key"),
+        ((), [refused(401, "no such key")] * 6, "server_failure", "no such key"),
         (
             ("toolsets=[terminal]", "sandbox.setup=['echo no image; exit 3']"),
             [calls(call("terminal", {"command": "true"}))] * 3,

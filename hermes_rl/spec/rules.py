@@ -41,12 +41,16 @@ def _name(data: dict[str, Any]) -> Iterator[Fault]:
     name = data.get("name")
     if not isinstance(name, str):
         return
-    if name.startswith(".") or len(name) > LONGEST_NAME or re.search(r"[/\\\x00-\x1f\x7f]", name):
+    parts = name.split("/")
+    if len(name) > LONGEST_NAME or any(not part or part.startswith(".") for part in parts) or _NOT_IN_NAME.search(name):
         message = (
-            f"`name` is a directory below outputs: it has no `/`, `\\` or control character, does not start with a "
-            f"dot, and has at most {LONGEST_NAME} characters"
+            f"`name` is a directory below outputs: its parts between `/` are not empty and do not start with a dot, "
+            f"and it has no `\\` or control character and at most {LONGEST_NAME} characters"
         )
         yield Fault(("name",), message)
+
+
+_NOT_IN_NAME = re.compile(r"[\\\x00-\x1f\x7f]")
 
 
 SOURCES = ("path", "items", "generator", "harbor")

@@ -27,7 +27,7 @@ def test_defaults_for_unset_and_empty() -> None:
     assert load("name: ${A:-b}\n").name == "b"
     assert load("name: ${A:-b}\n", A="").name == "b"
     assert load("name: ${A:-b}\n", A="c").name == "c"
-    assert load("name: ${A:-http://x/${y}}\n").name == "http://x/${y}"
+    assert load("description: ${A:-http://x/${y}}\n").description == "http://x/${y}"
     assert load("description: ${A:-}\n").description is None
     assert load("description: '${A:-}'\n").description == ""
 

@@ -310,7 +310,29 @@ Generate = Callable[[Any, Sequence[Call]], Sequence[hermes_rl.Sampled]]
 
 
 def generate_with_model(trainer: Any, calls: Sequence[Call]) -> list[hermes_rl.Sampled]:
-    """Sample with the model that is trained, all calls in one batch."""
+    """Sample with the model that is trained: a batch for all calls of equal settings, which may differ between seats.
+
+    Raises:
+        UserError: a seat has a `top_p` of its own.
+    """
+    alike: dict[tuple[float, tuple[int, ...]], list[int]] = {}
+    for place, (_, sampling) in enumerate(calls):
+        if sampling.top_p not in (None, 1.0):
+            raise UserError(
+                f"agents.….agent.top_p={sampling.top_p}: the trainer's log-probabilities know nothing of it, so tokens "
+                "would seem likelier than they were. Leave it out, or use vLLM"
+            )
+        temperature = 1.0 if sampling.temperature is None else sampling.temperature
+        alike.setdefault((temperature, sampling.stop_ids), []).append(place)
+    answers: dict[int, hermes_rl.Sampled] = {}
+    for (temperature, _), places in alike.items():
+        batch = [calls[place] for place in places]
+        answers.update(zip(places, _generate_alike(trainer, batch, temperature), strict=True))
+    return [answers[place] for place in range(len(calls))]
+
+
+def _generate_alike(trainer: Any, calls: Sequence[Call], temperature: float) -> list[hermes_rl.Sampled]:
+    """Sample calls of the same stop tokens at one temperature, in one batch."""
     import torch
     from trl.models.utils import unwrap_model_for_generation
 
@@ -322,13 +344,12 @@ def generate_with_model(trainer: Any, calls: Sequence[Call]) -> list[hermes_rl.S
     # Every setting is given, since the model's generation_config.json fills in what is not.
     settings = {
         "max_new_tokens": max(sampling.max_tokens for _, sampling in calls),
-        "eos_token_id": sorted({token for _, sampling in calls for token in sampling.stop_ids}) or None,
+        "eos_token_id": sorted(calls[0][1].stop_ids) or None,
         "pad_token_id": end,
         "do_sample": True,
         **{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": None, "repetition_penalty": 1.0},
     }
-    temperature = calls[0][1].temperature
-    scaled = _Scaled(1.0 if temperature is None else temperature)
+    scaled = _Scaled(temperature)
     unwrapped = unwrap_model_for_generation(
         trainer.model_wrapped,
         trainer.accelerator,

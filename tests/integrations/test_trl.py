@@ -14,8 +14,8 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -340,6 +340,52 @@ def test_a_log_probability_that_is_no_number_is_never_trained_on() -> None:
     with pytest.raises(Malformed, match="log-probability nan"):
         generated(sampled.ids, sampled.logprobs, sampled.finish)
     assert trl._until_end([1, 9, 9], [1e-7, -1.0, math.nan], asked) == Sampled([1, 9], [0.0, -1.0], "stop")
+
+
+def test_calls_of_a_mixed_batch_are_sampled_with_their_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float, list[int]]] = []
+
+    def generate(trainer: Any, calls: Sequence[tuple[list[int], Sampling]], temperature: float) -> list[Sampled]:
+        asked.append((temperature, [ids[0] for ids, _ in calls]))
+        return [Sampled([100 + ids[0]], [-0.5]) for ids, _ in calls]
+
+    monkeypatch.setattr(trl, "_generate_alike", generate)
+    settings = [(0.5, (9,)), (None, (9,)), (0.5, (9,)), (1.0, (9,)), (0.5, (8, 9))]
+    calls = [([n], replace(ASKED, temperature=heat, stop_ids=stop)) for n, (heat, stop) in enumerate(settings)]
+    assert [sampled.ids for sampled in trl.generate_with_model(None, calls)] == [[100 + n] for n in range(5)]
+    assert asked == [(0.5, [0, 2]), (1.0, [1, 3]), (0.5, [4])]
+    with pytest.raises(UserError, match=r"top_p=0\.9: the trainer's log-probabilities know nothing of it"):
+        trl.generate_with_model(None, [([1], replace(ASKED, top_p=0.9))])
+
+
+@pytest.mark.slow
+def test_log_probabilities_of_a_mixed_batch_are_of_the_temperature_of_each_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 32, "n_positions": 64, "n_embd": 8, "n_layer": 1, "n_head": 1, "initializer_range": 2.0}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)).eval()
+    utils = ModuleType("trl.models.utils")
+    utils.unwrap_model_for_generation = lambda model, *_, **__: nullcontext(model)  # type: ignore[attr-defined]
+    for name in ("trl", "trl.models"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "trl.models.utils", utils)
+    accelerator = SimpleNamespace(device="cpu")
+    one = SimpleNamespace(
+        processing_class=SimpleNamespace(pad_token_id=0), accelerator=accelerator, model_wrapped=model,
+        args=SimpleNamespace(gradient_checkpointing_kwargs=None),
+    )  # fmt: skip
+    heats = [0.25, 1.0, 4.0, 0.25]
+    plain = replace(ASKED, max_tokens=6, stop_ids=())
+    calls = [([5, 6, 7 + n], replace(plain, temperature=heat)) for n, heat in enumerate(heats)]
+    for (prompt, _), heat, answer in zip(calls, heats, trl.generate_with_model(one, calls), strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *answer.ids]])).logits[0, len(prompt) - 1 : -1]
+        expected = (logits / heat).log_softmax(-1)[range(len(answer.ids)), list(answer.ids)]
+        assert list(answer.logprobs) == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 async def test_a_call_that_nobody_waits_for_any_more_is_not_sampled() -> None:

@@ -23,9 +23,33 @@ def begun(game: str, seed: int, players: int = 1) -> Any:
         import textarena
     except ImportError as error:
         raise UserError("TextArena is not installed: pip install 'hermes-rl[textarena]'") from error
-    made = textarena.make(f"{game}-raw")  # without wrappers: the conversation keeps what was said
+    made = textarena.make(f"{game}-raw")
+    for wrapper in _wrappers(game):
+        if issubclass(wrapper, textarena.ActionWrapper):  # it puts a move in brackets, or cuts it
+            made = wrapper(made)
     made.reset(num_players=players, seed=seed)
     return made
+
+
+def _wrappers(game: str) -> list[type]:
+    from textarena.envs.registration import ENV_REGISTRY
+
+    return ENV_REGISTRY[game].default_wrappers or []
+
+
+def told(game: Any, player: int, messages: list[tuple[int, str, Any]]) -> str:
+    """What a player is told, as the original's wrapper shows it; its own moves are in the conversation already."""
+    from textarena.wrappers import LLMObservationWrapper
+
+    # Others hide what players say, and the game describes their moves.
+    shows_moves = LLMObservationWrapper in _wrappers(game.env_id.removesuffix("-raw"))
+    texts = []
+    for sender, text, kind in messages:
+        if str(getattr(kind, "name", kind)) != "PLAYER_ACTION":
+            texts.append(text)
+        elif sender != player and shows_moves:
+            texts.append(f"[{game.state.role_mapping.get(sender, f'Player {sender}')}] {text}")
+    return "\n".join(texts).strip()
 
 
 def games(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
@@ -52,10 +76,7 @@ class Arena:
         """What the game says to a move, or at its beginning."""
         if words is not None:
             self.over, _ = self.game.step(words)
-        _, said = self.game.get_observation()
-        text = "\n".join(
-            message for _, message, kind in said if str(getattr(kind, "name", kind)) != "PLAYER_ACTION"
-        ).strip()
+        text = told(self.game, *self.game.get_observation())
         if not self.over:
             return text or "Your move."
         rewards, _ = self.game.close()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
-from arena import begun
+from arena import begun, told
 
 CELLS = [f"[{number}]" for number in range(9)]
 MOVES: dict[str, list[str]] = {
@@ -77,9 +77,8 @@ class Duel:
             if over:
                 self.rewards, _ = self.game.close()
                 return None
-        self.mover, heard = self.game.get_observation()
-        texts = [text for _, text, kind in heard if str(getattr(kind, "name", kind)) != "PLAYER_ACTION"]
-        return {f"player{self.mover}": "\n".join(texts).strip() or "Your move."}
+        self.mover, messages = self.game.get_observation()
+        return {f"player{self.mover}": told(self.game, self.mover, messages) or "Your move."}
 
 
 def reward(result: Any, state: Duel) -> float:

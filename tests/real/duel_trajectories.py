@@ -41,13 +41,17 @@ def scripts(gold: Moves, chance: random.Random, candidates: list[str]) -> Iterat
     yield "each twice", [move for move in gold for _ in range(2)]
     yield "seats exchanged", [{**move, "seat": seats[move["seat"] == "player0"]} for move in gold]
     yield "words around", [{**move, "say": f"I say {move['say']} now."} for move in gold]
+    yield "no brackets", [{**move, "say": move["say"].strip("[]")} for move in gold]
+    yield "many words before", [{**move, "say": f"{'well ' * 300}{move['say']}"} for move in gold]
+    yield "many words after", [{**move, "say": f"{move['say']}{' well' * 300}"} for move in gold]
 
 
 def original(game: str, seed: int, script: Moves) -> list[float]:
-    """Return the rewards of both players by the package itself."""
-    import arena
+    """Return the rewards of both players by the package itself, made as its users make a game."""
+    import textarena
 
-    world = arena.begun(game, seed, players=2)
+    world = textarena.make(game)
+    world.reset(num_players=2, seed=seed)
     left = {seat: [move["say"] for move in script if move["seat"] == seat] for seat in ("player0", "player1")}
     for _ in range(2000):
         player, _ = world.get_observation()

@@ -481,6 +481,9 @@ def trajectories(name: str, rows: Sequence[Row]) -> Iterator[tuple[Row, str, Scr
             gold, another = ([turn["say"] for turn in each.columns[key]] for each in (row, other))
             filler = {"textworld": "look", "scienceworld": "look around"}.get(name, "hm")
             made = scripts(gold, filler, another) if gold else nothing()
+            if name == "textarena":
+                made = [*made, ("no brackets", [move.strip("[]") for move in gold] or ["1", "up"])]
+                made += [("words around", [f"I say {move} now." for move in gold])] if gold else []
         yield from ((row, kind, script) for kind, script in made)
 
 

@@ -1,4 +1,4 @@
-"""The exceptions of hermes-rl, drawn once, and the place of a problem in a spec.
+"""The exceptions of hermes-rl, drawn once, the place of a problem in a spec, and the command that adds an extra.
 
 ::
 
@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hermes_rl.endings import Ending
@@ -153,3 +154,28 @@ class ToolError:
     """What happened, for people; may hold more than the model was told."""
     tool_result: str
     """What the model was told."""
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra of this installation, whatever it was installed from.
+
+    Only a package of an index can be named alone; a checkout, a wheel or a repository has to be named with its address.
+    """
+    import json
+    import shlex
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    checkout = Path(__file__).resolve().parents[1]
+    if (checkout / "pyproject.toml").is_file():
+        return f"pip install -e {shlex.quote(f'{checkout}[{extra}]')}"
+    requirement = f"hermes-rl[{extra}]"
+    try:
+        text = distribution("hermes-rl").read_text("direct_url.json")
+    except PackageNotFoundError:
+        text = None
+    if text is not None:  # PEP 610
+        source = json.loads(text)
+        vcs = source.get("vcs_info", {})
+        commit = f"@{vcs['commit_id']}" if "commit_id" in vcs else ""
+        requirement += f" @ {vcs['vcs']}+{source['url']}{commit}" if vcs else f" @ {source['url']}"
+    return f"pip install {shlex.quote(requirement)}"

@@ -267,6 +267,7 @@ def test_the_public_names_are_the_ones_listed() -> None:
 
     for name in hermes_rl.__all__:
         assert getattr(hermes_rl, name) is not None
+    assert dir(hermes_rl) == hermes_rl.__all__
     assert set(hermes_rl.__all__) == {
         "AgentFault", "AgentResult", "Ending", "Env", "Example", "Failure", "Group", "GroupRefused",
         "HermesAgentBaseEnv", "HermesAgentEnvConfig", "HermesAgentLoop", "HermesRLError", "JudgeFailure",

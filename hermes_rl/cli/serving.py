@@ -12,7 +12,7 @@ from hermes_rl.cli.echo import echo
 from hermes_rl.cli.options import Options
 from hermes_rl.cli.running import DEMO, logged
 from hermes_rl.cli.together import alike_names, load_each
-from hermes_rl.errors import SpecError, UserError
+from hermes_rl.errors import SpecError, UserError, install_command
 from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.directory import beside
 from hermes_rl.runs.opening import workers_of
@@ -63,7 +63,7 @@ def serve_openenv(spec: str, options: Options, listen: str, token_env: str | Non
     try:
         from hermes_rl.integrations.openenv import make_app
     except ImportError as error:
-        raise UserError(f"OpenEnv 0.10 is needed ({error}): pip install 'hermes-rl[openenv]'") from error
+        raise UserError(f"OpenEnv 0.10 is needed ({error}): {install_command('openenv')}") from error
     raise_descriptor_limit()
     without_advice()
     environ, loaded = options.environ(), options.load(spec)

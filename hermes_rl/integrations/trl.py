@@ -21,7 +21,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 import hermes_rl
-from hermes_rl.errors import RunError, UserError
+from hermes_rl.errors import RunError, UserError, install_command
 from hermes_rl.integrations.beside import Beside, Call, ModelCalls, dataset
 from hermes_rl.integrations.opened import (
     logprobs_of,
@@ -506,7 +506,7 @@ class HermesWorker(Beside):
         try:
             from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
         except ImportError as error:
-            raise UserError(f"HermesWorker needs TRL 1.16 ({error}): pip install 'hermes-rl[trl]'") from error
+            raise UserError(f"HermesWorker needs TRL 1.16 ({error}): {install_command('trl')}") from error
         self._sample_of = RolloutSample
         self._args, self._version = args, 0
         if policy is None and model is None:

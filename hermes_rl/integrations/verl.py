@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import hermes_rl
-from hermes_rl.errors import RunError, UserError
+from hermes_rl.errors import RunError, UserError, install_command
 from hermes_rl.integrations.pull import BatchPlace, Pull, own_settings, parameters, require_score, row_named
 
 GATHERING = 60.0
@@ -66,7 +66,7 @@ class VerlAgentLoop:
         try:
             from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
         except ImportError as error:
-            raise UserError(f"VerlAgentLoop needs verl 0.9 ({error}): pip install 'hermes-rl[verl]'") from error
+            raise UserError(f"VerlAgentLoop needs verl 0.9 ({error}): {install_command('verl')}") from error
         worker = await self._worker()
         rollout, several = await self._play(worker, sampling_params, sample), "session_id" in sample
         examples = await asyncio.to_thread(worker.examples, require_score(rollout), one=not several)

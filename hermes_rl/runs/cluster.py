@@ -28,7 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hermes_rl.errors import RunError, UserError
+from hermes_rl.errors import RunError, UserError, install_command
 from hermes_rl.rollouts.admission import LOOK, raise_descriptor_limit
 from hermes_rl.rollouts.variables import key_names
 from hermes_rl.runs import handles
@@ -131,7 +131,7 @@ async def connected(
         import ray
         import ray.exceptions  # a folder that is called ray has none
     except ImportError:
-        raise UserError("--ray needs Ray, which is not installed: pip install 'hermes-rl[ray]'") from None
+        raise UserError(f"--ray needs Ray, which is not installed: {install_command('ray')}") from None
     if ray.is_initialized():
         raise UserError(
             "--ray: this process is connected to a Ray cluster already; let it disconnect first. Environments that "

@@ -30,7 +30,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.errors import SandboxFailure, UserError
+from hermes_rl.errors import SandboxFailure, UserError, install_command
 from hermes_rl.sandbox.base import (
     DEFAULT_IMAGE,
     KILLED_EXIT_CODE,
@@ -321,7 +321,7 @@ class Link:
                 line = await self._process.stdout.readline()
         except TimeoutError:
             raise SandboxFailure(f"the {backend} sandbox did not start within {START_SECONDS:.0f} s") from None
-        ended = {"error": "hermes-agent ended; is the extra installed (hermes-rl[hermes])?"}
+        ended = {"error": f"hermes-agent ended; is the extra installed? {install_command('hermes')}"}
         ready = json.loads(line) if line else ended
         if UNKNOWN_HOST in ready.get("error", ""):
             raise UserError(
@@ -434,7 +434,7 @@ def missing(backend: str, environ: Mapping[str, str] | None = None) -> str | Non
     """Return what this backend lacks here, and what to do; None where nothing is known to be missing."""
     environ = os.environ if environ is None else environ
     if find_spec("tools") is None or find_spec("model_tools") is None:
-        return f"the backend {backend} is hermes-agent's: pip install 'hermes-rl[hermes]'"
+        return f"the backend {backend} is hermes-agent's: {install_command('hermes')}"
     if backend == "ssh":
         absent = [name for name in ("TERMINAL_SSH_HOST", "TERMINAL_SSH_USER") if not environ.get(name)]
         if absent:

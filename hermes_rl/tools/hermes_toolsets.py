@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.errors import ToolServerFailure, UserError
+from hermes_rl.errors import ToolServerFailure, UserError, install_command
 from hermes_rl.threads import done_in_thread
 from hermes_rl.tools.base import DescribedTool, Tool, ToolInputError, ToolRuntime
 from hermes_rl.tools.hermes_worker import HOME
@@ -118,7 +118,7 @@ class HermesToolsets:
         if toolset in REFUSED:
             return f"toolset {toolset} cannot be used in a rollout: {REFUSED[toolset]}"
         if importlib.util.find_spec("model_tools") is None:
-            return f"toolset {toolset} needs the extra `hermes`: pip install 'hermes-rl[hermes]'"
+            return f"toolset {toolset} needs the extra `hermes`: {install_command('hermes')}"
         if toolset not in self._described:
             self._described |= self._describe(toolset)
         described = self._described[toolset]

@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hermes_rl.errors import UserError
+from hermes_rl.errors import UserError, install_command
 from hermes_rl.foreign.failures import EndedError, ForeignError
 from hermes_rl.foreign.pool import POOL
 from hermes_rl.json_schema import CompiledSchema
@@ -105,7 +105,7 @@ def require_mcp() -> None:
     try:
         import mcp  # noqa: F401
     except ImportError as error:
-        raise UserError("MCP servers need the extra `mcp`: pip install 'hermes-rl[mcp]'") from error
+        raise UserError(f"MCP servers need the extra `mcp`: {install_command('mcp')}") from error
 
 
 class McpSession:

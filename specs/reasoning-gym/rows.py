@@ -6,6 +6,7 @@ from itertools import count
 from typing import Any
 
 from hermes_rl import UserError
+from hermes_rl.errors import install_command
 
 MIXED = ("composite",)
 CHANGING = (
@@ -28,7 +29,7 @@ def dataset(name: str, seed: int) -> Any:
     try:
         from reasoning_gym import create_dataset
     except ImportError as error:
-        raise UserError("reasoning-gym is not installed: pip install 'hermes-rl[reasoning-gym]'") from error
+        raise UserError(f"reasoning-gym is not installed: {install_command('reasoning-gym')}") from error
     return create_dataset(name, seed=seed, size=AT_ONCE)
 
 
@@ -37,7 +38,7 @@ def names() -> list[str]:
     try:
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
-        raise UserError("reasoning-gym is not installed: pip install 'hermes-rl[reasoning-gym]'") from error
+        raise UserError(f"reasoning-gym is not installed: {install_command('reasoning-gym')}") from error
     return sorted(set(DATASETS).difference((*MIXED, *CHANGING, *BLIND)))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from hermes_rl import UserError
 
-HOW = "apt install mariadb-server && pip install mysql-connector-python"
+HOW = "apt install mariadb-server && pip install mysql-connector-python==9.7.0"
 SECONDS = 30
 """For a statement, and for the server to start."""
 KEEPER = (

@@ -7,6 +7,7 @@ from itertools import count, permutations
 from typing import Any
 
 from hermes_rl import UserError
+from hermes_rl.errors import install_command
 
 GAMES = (
     *("GuessTheNumber-v0", "FrozenLake-v0", "TowerOfHanoi-v0", "Mastermind-v0"),  # these have a solution
@@ -22,7 +23,7 @@ def begun(game: str, seed: int, players: int = 1) -> Any:
     try:
         import textarena
     except ImportError as error:
-        raise UserError("TextArena is not installed: pip install 'hermes-rl[textarena]'") from error
+        raise UserError(f"TextArena is not installed: {install_command('textarena')}") from error
     made = textarena.make(f"{game}-raw")
     for wrapper in _wrappers(game):
         if issubclass(wrapper, textarena.ActionWrapper):  # it puts a move in brackets, or cuts it

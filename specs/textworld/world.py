@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl import UserError
+from hermes_rl.errors import install_command
 
 GAMES = [
     {"rooms": rooms, "objects": 2 * rooms, "quest": quest, "seed": seed}
@@ -23,7 +24,7 @@ def compiled(game: dict[str, Any], directory: Path) -> Path:
         from textworld import GameOptions
         from textworld.generator import compile_game, make_game
     except ImportError as error:
-        raise UserError("TextWorld is not installed: pip install 'hermes-rl[textworld]'") from error
+        raise UserError(f"TextWorld is not installed: {install_command('textworld')}") from error
     file = directory / f"{game['rooms']}-{game['objects']}-{game['quest']}-{game['seed']}.z8"
     if not file.exists():
         options = GameOptions()

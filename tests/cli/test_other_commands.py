@@ -16,6 +16,7 @@ import pytest
 
 from hermes_rl.cli.listing import listed
 from hermes_rl.cli.main import status
+from hermes_rl.errors import install_command
 from tests.cli.test_run import no_policy
 from tests.commands import ROOT, Command, environment, hermes
 
@@ -179,7 +180,7 @@ def test_a_malformed_spec_ends_a_run_with_2_and_no_traceback(tmp_path: Path) -> 
 def test_serving_to_openenv_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert find_spec("openenv") is None, "this test is for where OpenEnv is not installed"
     assert status(["openenv", "terminal-files"]) == 2
-    assert "pip install 'hermes-rl[openenv]'" in capsys.readouterr().err
+    assert install_command("openenv") in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -233,5 +233,5 @@ async def test_what_a_sample_or_the_sampling_lacks_is_named(tmp_path: Path) -> N
 
 async def test_a_missing_verl_is_told_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "verl.experimental.agent_loop.agent_loop", None)
-    with pytest.raises(UserError, match=r"pip install 'hermes-rl\[verl\]'"):
+    with pytest.raises(UserError, match=r"pip install .*\[verl\]"):
         await loop(tmp_path, Manager()).run(dict(PARAMETERS), **sample("k"))

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from hermes_rl.errors import install_command
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.cli.test_run import listen_to_ctrl_c
 from tests.commands import environment, hermes
@@ -591,7 +592,7 @@ def test_ray_that_is_not_installed_is_named(tmp_path: Path) -> None:
     write(tmp_path)
     done = hermes("run", "spec.yaml", "process", "--ray", cwd=tmp_path)
     assert done.returncode == 2
-    assert "pip install 'hermes-rl[ray]'" in done.stderr
+    assert install_command("ray") in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ CASES: dict[str, tuple[str, str]] = {
     "unknown-tag": (BASE + "name: ▶!!python/name x\n", "tag"),
     "merge-key": (BASE + "agent:\n  ▶<<: {max_turns: 1}\n", "use `extends`"),
     "name-that-leads-out": (BASE + 'name: ▶"../../evil"\n', "`name` is a directory below outputs"),
-    "name-that-is-hidden": (BASE + "name: ▶.x\n", "does not start with a dot"),
+    "name-that-is-hidden": (BASE + "name: ▶.x\n", "do not start with a dot"),
     "name-with-a-line-break": (BASE + 'name: ▶"a\\nb"\n', "control character"),
     "number-as-key": (BASE + "endings:\n  ▶1: drop\n", "keys are strings"),
     "null-as-key": (BASE + "▶~: 1\n", "keys are strings"),

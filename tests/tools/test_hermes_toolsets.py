@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.errors import UserError
+from hermes_rl.errors import UserError, install_command
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import DISTRIBUTIONS
 from hermes_rl.tools.hermes_toolsets import NAMES, REFUSED, HermesSession, HermesToolsets
@@ -150,7 +150,7 @@ async def test_what_is_missing_is_named() -> None:
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert HermesToolsets({}).problem("web") == "toolset web needs the extra `hermes`: pip install 'hermes-rl[hermes]'"
+    assert HermesToolsets({}).problem("web") == f"toolset web needs the extra `hermes`: {install_command('hermes')}"
 
 
 def test_nothing_of_it_is_imported_here() -> None:

@@ -380,7 +380,8 @@ def _passes(
     shipped = probe.spec.folder.is_relative_to(shipped_dir("specs"))
     doubt = "but the other seats are played by scripts here" if probe.seats else None
     for name, found in sorted(summary.items(), key=lambda each: -each[1]["passing"]):
-        if found["passing"] >= PASSING_SHARE or (shipped and found["mean"] >= PASSING_SHARE):
+        by_chance = len(passing[name]) == 1  # a row whose right answer this is, as half of two rows may be
+        if not by_chance and (found["passing"] >= PASSING_SHARE or (shipped and found["mean"] >= PASSING_SHARE)):
             findings.add(
                 "blind_answers_pass",
                 f"the answer {name!r}, which solves nothing, passes (`evaluate.success`, {success:g}) on "

@@ -70,6 +70,7 @@ from hermes_rl.sandbox.packages import (
 )
 from hermes_rl.sandbox.proxy import ENVIRONMENT, PORT, Proxy
 from hermes_rl.sandbox.seccomp import filter_program
+from hermes_rl.sandbox.surroundings import way_out
 
 log = logging.getLogger(__name__)
 
@@ -442,18 +443,6 @@ def _workdir(workdir: str | None, closed: tuple[str, ...]) -> str:
 
 OTHERWISE = "or choose another backend (`--set sandbox.backend=none` runs on the bare machine, without isolation)"
 
-SWITCHES = (
-    ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
-    ("/proc/sys/user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=15000"),
-    (
-        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
-        "1",
-        "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (or install your distribution's bubblewrap "
-        "with its AppArmor profile)",
-    ),
-)
-"""Files of the kernel, the value that forbids user namespaces, and the command that allows them."""
-
 
 @dataclass(frozen=True)
 class Ability:
@@ -477,7 +466,9 @@ def probe() -> Ability:
     message = _try(bwrap)
     if message is None:
         return Ability("bubblewrap", f"{bwrap.path} works")
-    return Ability("bubblewrap", f"{bwrap.path} cannot make a sandbox here: {message}", f"{_remedy()}, {OTHERWISE}")
+    return Ability(
+        "bubblewrap", f"{bwrap.path} cannot make a sandbox here: {message}", f"{way_out(message)}, {OTHERWISE}"
+    )
 
 
 def parts() -> list[Ability]:
@@ -567,19 +558,6 @@ def _try(bwrap: Bwrap, *more: str) -> str | None:
     if done.returncode == 0:
         return None
     return done.stderr.decode("utf-8", "replace").strip() or f"exit status {done.returncode}"
-
-
-def _remedy() -> str:
-    for path, forbids, command in SWITCHES:
-        file = Path(path)
-        if file.exists() and file.read_text("ascii").strip() == forbids:
-            return f"user namespaces are switched off: as root, {command}"
-    if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
-        return (
-            "this is a container whose runtime forbids namespaces: start it with --security-opt "
-            "seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined"
-        )
-    return "allow unprivileged user namespaces on this machine"
 
 
 # -------------------------------------------------------------------------------- one sandbox

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -90,10 +91,11 @@ def test_probe_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     broken.write_text("#!/bin/sh\necho No permissions to create new namespace >&2\nexit 1\n")
     broken.chmod(0o755)
     tmp_path.chmod(0o755)
-    switch = tmp_path / "max_user_namespaces"
+    switch = tmp_path / "proc/sys/user/max_user_namespaces"
+    switch.parent.mkdir(parents=True)
     switch.write_text("0\n")
     monkeypatch.setattr(bubblewrap, "find_bwrap", lambda: Bwrap(str(broken)))
-    monkeypatch.setattr(bubblewrap, "SWITCHES", ((str(switch), "0", "sysctl -w user.max_user_namespaces=15000"),))
+    monkeypatch.setattr(bubblewrap, "way_out", partial(bubblewrap.way_out, root=tmp_path))
     found = bubblewrap.probe()
     assert not found.ok
     assert "No permissions" in found.detail

@@ -6,9 +6,10 @@ their processes need not load pydantic.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, NotRequired
 
 from annotated_types import Len
@@ -29,6 +30,7 @@ from hermes_rl.spec.model import FileMode, Turn
 from hermes_rl.spec.section import thaw, wrong
 from hermes_rl.values import read_json
 
+_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)  # to make one takes milliseconds
 _CLOSED = ConfigDict(extra="forbid", coerce_numbers_to_str=True, hide_input_in_errors=True)
 
 
@@ -75,7 +77,7 @@ class _WrittenCall(TypedDict):
 
 
 def _call(value: Any) -> dict[str, Any]:
-    call = TypeAdapter(_WrittenCall).validate_python(value)
+    call = _adapter(_WrittenCall).validate_python(value)
     given = [call[key] for key in ("args", "arguments") if call.get(key) is not None]
     if len(given) > 1:
         raise wrong("`args` and `arguments` are two names of the same; give one")
@@ -87,7 +89,7 @@ ExpectedCall = Annotated[dict[str, Any], BeforeValidator(_call)]
 
 
 def _octal(value: Any) -> Any:
-    return TypeAdapter(FileMode).validate_python(value) if isinstance(value, str) else value
+    return _adapter(FileMode).validate_python(value) if isinstance(value, str) else value
 
 
 _File = TypedDict(
@@ -103,7 +105,7 @@ _File.__pydantic_config__ = _CLOSED  # type: ignore[attr-defined]
 
 
 def _file(value: Any) -> dict[str, Any]:
-    file = TypeAdapter(_File).validate_python(value)
+    file = _adapter(_File).validate_python(value)
     given = {key: each for key, each in file.items() if each is not None}  # tables have all keys in each row
     if ("content" in given) == ("from" in given):
         raise wrong("a file has either `content` or `from`")
@@ -161,7 +163,7 @@ class _ChatMessage(TypedDict):
 def _message(value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping) and "role" not in value and {"from", "value"} <= value.keys():
         raise wrong(SHAREGPT)
-    message = TypeAdapter(_ChatMessage).validate_python(value)
+    message = _adapter(_ChatMessage).validate_python(value)
     kept = {key: each for key, each in message.items() if each is not None}  # tables have all keys in each row
     if "content" not in kept and not kept.get("tool_calls"):
         raise wrong("a message has `content`, or calls of tools")

@@ -130,6 +130,9 @@ def read_json(text: str | bytes) -> Any:
     return value
 
 
+_BUFFER = 1 << 14
+
+
 def write_message(value: Any, default: Callable[[Any], Any] | None = None) -> bytes:
     """Return a value as JSON in UTF-8 without blanks, for a request; raises `TypeError` as `write_json` does.
 
@@ -137,7 +140,9 @@ def write_message(value: Any, default: Callable[[Any], Any] | None = None) -> by
     """
     plain = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
     try:
-        return orjson.dumps(value, default, plain)
+        written = orjson.dumps(value, default, plain)
+        # orjson keeps a buffer of 16 kB for a short text, and thousands of requests may wait for their answers.
+        return bytes(memoryview(written)) if len(written) < _BUFFER else written
     except orjson.JSONEncodeError:  # half of a character, a number without end, keys that are no text, or an error
         return write_json(value, default=default)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import tracemalloc
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -197,3 +198,16 @@ def test_what_nests_deeply_is_copied_as_it_was() -> None:
     for _ in range(MOST_LEVELS):
         deep = [deep]
     assert own_copy(deep) == deep
+
+
+def test_a_message_takes_no_more_memory_than_it_has_bytes() -> None:
+    value = {"content": "a" * 1000}
+    write_message(value)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        kept = [write_message(value) for _ in range(100)]
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 2 * sum(map(len, kept))

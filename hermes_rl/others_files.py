@@ -79,6 +79,16 @@ def read_file(path: Path, top: Path | None = None, limit: int = LARGEST) -> byte
     return data
 
 
+def read_regular(path: Path, limit: int = LARGEST) -> bytes:
+    """Return the bytes of a regular file that a spec names, to which links may lead. Raises `OSError`, with the reason,
+    where it is none or has more than `limit`."""
+    real = path.resolve()
+    try:
+        return read_file(real, limit=limit)
+    except RefusedFileError as error:
+        raise OSError(errno.EINVAL, str(error).removeprefix(f"{real}: "), str(path)) from None
+
+
 def read_text(path: Path, top: Path | None = None, limit: int = LARGEST) -> str:
     """Return a regular file as text; see `read_file`. Raises `RefusedFileError` too where it is not UTF-8."""
     try:

@@ -6,6 +6,7 @@ it is not run.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,10 @@ from hermes_rl.spec.nodes import NodePath
 
 SAMPLES = 100
 """Rows that templates are rendered with; all rows are read, but of a stream only so many."""
+
+
+READING_SECONDS, ROW_SECONDS = 10.0, 0.01
+"""Processor time for reading the rows of a split, and what each of them adds to it."""
 
 
 def check_spec(
@@ -67,7 +72,9 @@ def _checked_rows(spec: Spec, findings: Findings, count: RowCount | None) -> lis
                 continue
             opened = _opened(spec, source, split, findings)
             wanted = count or ("all" if opened.finite else SAMPLES)
-            rows += counted_rows(spec, derive(spec, opened.read()), wanted, finite=opened.finite)
+            read = derive(spec, opened.read())
+            bounded = read if count is not None else _in_time(read, path, findings)
+            rows += counted_rows(spec, bounded, wanted, finite=opened.finite)
         except SpecError as error:
             findings.extend(list(error.problems), [])
         except UserError as error:
@@ -88,6 +95,17 @@ def _check_order(spec: Spec, rows: list[Row], findings: Findings) -> None:
         ordered(rows, spec.dataset.order or "")
     except UserError as error:
         findings.problem(("dataset", "order"), str(error))
+
+
+def _in_time(rows: Iterator[Row], path: NodePath, findings: Findings) -> Iterator[Row]:
+    """Yield the rows of a split, as long as their templates do not take too long."""
+    began = time.process_time()
+    for number, row in enumerate(rows, start=1):
+        yield row
+        if time.process_time() - began > READING_SECONDS + ROW_SECONDS * number:
+            message = f"reading takes so long that only the first {number} were checked; see `columns` and `filter`"
+            findings.warning(path, message, at="key")
+            return
 
 
 def _opened(spec: Spec, source: Source, split: str, findings: Findings) -> Opened:

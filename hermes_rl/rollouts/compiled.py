@@ -46,7 +46,7 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
 from hermes_rl.foreign.environment import admit
 from hermes_rl.foreign.pool import POOL
-from hermes_rl.others_files import RefusedFileError, read_file
+from hermes_rl.others_files import RefusedFileError, read_file, read_regular
 from hermes_rl.plugins import Code, load_object, place_of
 from hermes_rl.rollouts.environment import EndingPolicy
 from hermes_rl.rollouts.model_handle import ModelHandle
@@ -325,7 +325,7 @@ class _Rendering:
 @functools.lru_cache(maxsize=64)
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return read_regular(Path(path)).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
 

@@ -7,11 +7,13 @@ network. What only a hub, an extra or an engine could tell is a warning. The cal
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import Problem
+from hermes_rl.others_files import read_regular
 from hermes_rl.server_types import refused_part
 from hermes_rl.spec.argument_types import ChatCalls, ChatMessages, GoldTurn, Role
 from hermes_rl.spec.findings import Findings
@@ -25,6 +27,8 @@ from hermes_rl.spec.templates import TemplateError, coerce, has_template, render
 # -------------------------------------------------------------------------- Templates, rendered with sample rows
 
 Row = Mapping[str, Any]
+SAMPLING_SECONDS = 10.0
+"""Processor time for rendering all templates with sample rows; see `hermes_rl.template_limits` for that of one."""
 
 
 def check_samples(spec: Spec, samples: Sequence[Row], findings: Findings, keys: Sequence[str] = ()) -> None:
@@ -35,7 +39,12 @@ def check_samples(spec: Spec, samples: Sequence[Row], findings: Findings, keys: 
         lacking = next((row for row in samples if column not in row), None)
         if lacking is not None:
             findings.problem(("evaluate", "by", index), f"there is no column `{column}`{choices(column, lacking)}")
+    began = time.process_time()
     for number, row in enumerate(samples, start=1):
+        if time.process_time() - began > SAMPLING_SECONDS:
+            message = f"templates take so long that only {number - 1} of {len(samples)} sample rows were rendered"
+            findings.warning(("prompt",), message, at="key")
+            return
         _check_row(spec, row, keys[number - 1] if keys else str(number), failed, findings)
 
 
@@ -161,7 +170,7 @@ def _works(path: NodePath, value: Any, kind: Any, row: Row, key: str, findings: 
     file = Path(value.file) if isinstance(value, TextFile) else None
     try:
         if file is not None:
-            value = file.read_text(encoding="utf-8")
+            value = read_regular(file).decode()
         if is_template(value) and kind is str:
             render_text(value, row, key=key)
         elif has_template(value):

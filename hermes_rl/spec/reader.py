@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from hermes_rl.errors import Problem
+from hermes_rl.others_files import read_regular
 from hermes_rl.spec import nodes
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.nodes import (
@@ -33,6 +34,9 @@ from hermes_rl.spec.nodes import (
 from hermes_rl.spec.origin import line_mark
 from hermes_rl.spec.section import is_template, keys_at
 from hermes_rl.spec.templates import TemplateError, check_syntax, literal
+
+LARGEST = 16 << 20
+"""Bytes of a spec."""
 
 # --------------------------------------------------------------- Plain scalars: null, booleans, numbers, or text
 
@@ -385,5 +389,5 @@ def read_bytes(data: bytes, source: SourceText) -> tuple[Node | None, list[Probl
 
 
 def read_file(path: Path, name: str) -> tuple[Node | None, list[Problem]]:
-    """As `read_bytes`, from a file that is shown as `name`."""
-    return read_bytes(path.read_bytes(), SourceText(name, path.resolve().parent))
+    """As `read_bytes`, from a file that is shown as `name`; raises `OSError` where it cannot be read."""
+    return read_bytes(read_regular(path, LARGEST), SourceText(name, path.resolve().parent))

@@ -17,10 +17,11 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, ValidationError, WithJsonSchema
 
 from hermes_rl.errors import Problem, SpecError, UserError
+from hermes_rl.others_files import read_regular
 from hermes_rl.spec.load import Found, find_spec
 from hermes_rl.spec.nodes import Entry, MappingNode, Mark, Node, ScalarNode, SequenceNode, find, is_null, locate, plain
 from hermes_rl.spec.overrides import Assignment, Overrides
-from hermes_rl.spec.reader import read_file
+from hermes_rl.spec.reader import LARGEST, read_file
 from hermes_rl.spec.section import EMPTY, FreeMap, Section, Seq, wrong
 from hermes_rl.spec.validate import corrected, in_order, problem_of
 
@@ -152,7 +153,7 @@ def is_set(source: str | Path) -> bool:
     """Say whether a file is a set; what cannot be read is none."""
     path = Path(source)
     try:
-        text = path.read_text(encoding="utf-8-sig") if path.is_file() else ""
+        text = read_regular(path, LARGEST).decode("utf-8-sig") if path.is_file() else ""
     except (OSError, UnicodeDecodeError):
         return False
     if not _SET.search(text):

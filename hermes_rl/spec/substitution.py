@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hermes_rl.errors import Problem, UserError
+from hermes_rl.others_files import read_regular
 from hermes_rl.spec import nodes
 from hermes_rl.spec.nodes import Node, NodePath, ScalarNode, rewrite
 from hermes_rl.spec.reader import resolve
@@ -75,7 +76,7 @@ def _value(name: str, default: str | None, environ: Mapping[str, str]) -> str:
 def read_env_file(path: Path) -> dict[str, str]:
     """Return the variables of a file of lines `NAME=value`, without `export` and quotes; raises UserError."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_regular(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
     variables = {}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 import shlex
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -27,15 +26,17 @@ from jinja2.environment import Template as JinjaTemplate
 from jinja2.environment import TemplateExpression
 from jinja2.exceptions import FilterArgumentError
 from jinja2.meta import find_undeclared_variables
-from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
+from jinja2.sandbox import safe_range
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict, is_typeddict
 
 from hermes_rl.errors import UserError
+from hermes_rl.spec.patterns import limited
 from hermes_rl.spec.section import RENDERED, Section, is_template
 from hermes_rl.spec.suggest import did_you_mean
+from hermes_rl.template_limits import LimitedEnvironment, limited_rendering
 from hermes_rl.values import read_json
 
 # ----------------------------------------------------------------------- The Jinja environment and its functions
@@ -51,7 +52,7 @@ class NoneInTextError(Exception):
         self.line = line
 
 
-class RowEnvironment(ImmutableSandboxedEnvironment):
+class RowEnvironment(LimitedEnvironment):
     """Attributes of a mapping are its keys first, so that `row.items` is a column where there is one."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -83,23 +84,20 @@ def tojson(value: Any, indent: int | None = None) -> str:
 
 def regex_search(value: Any, pattern: str, group: int | str | None = None) -> str | None:
     """Return the first match: the given group, else the first group, else the whole; None without a match."""
-    match = re.search(pattern, str(value))
-    if match is None:
-        return None
-    if group is None:
-        group = 1 if match.re.groups else 0
-    groups = match[group]
-    return groups if groups is None else str(groups)
+    found: str | None = limited("search", pattern, str(value), group)
+    return found
 
 
 def regex_findall(value: Any, pattern: str) -> list[Any]:
     """All matches, as `re.findall` gives them."""
-    return [list(groups) if isinstance(groups, tuple) else groups for groups in re.findall(pattern, str(value))]
+    found: list[Any] = limited("findall", pattern, str(value))
+    return found
 
 
 def regex_replace(value: Any, pattern: str, replacement: str = "") -> str:
     """Return the text with every match replaced."""
-    return re.sub(pattern, replacement, str(value))
+    replaced: str = limited("replace", pattern, str(value), replacement)
+    return replaced
 
 
 def default(value: Any, default_value: Any = "", boolean: bool = False) -> Any:
@@ -318,14 +316,17 @@ def _below(where: str, step: object) -> str:
 
 def _rendered(source: str, row: Mapping[str, Any], where: str, key: str) -> Any:
     try:
-        return compiled(source)(row)
+        with limited_rendering():
+            return compiled(source)(row)
     except NoneInTextError as error:
         raise _none_in_text(error, row, where, key) from None
     except TemplateSyntaxError as error:
         raise TemplateError(f"template: {error.message}", where=where, row=key, line=error.lineno) from None
     except UndefinedError as error:
         raise _missing(error, source, row, where, key) from None
-    except (JinjaError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+    except (
+        JinjaError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError, MemoryError
+    ) as error:  # fmt: skip
         message = f"template: {type(error).__name__}: {error}"
         raise TemplateError(message, where=where, row=key, line=_line(error, source)) from None
 

@@ -471,6 +471,17 @@ def test_text_that_row_gives_as_list_is_refused(tmp_path: Path, prompt: str) -> 
     assert "the template gives a list, and this is text; write it as text, such as by `| tojson`" in str(problem)
 
 
+def test_rendering_of_sample_rows_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes_rl.spec.check.SAMPLING_SECONDS", -1.0)
+    monkeypatch.setattr("hermes_rl.data.check.READING_SECONDS", -1.0)
+    monkeypatch.setattr("hermes_rl.data.check.ROW_SECONDS", -1.0)
+    text = "dataset: {items: [{q: a}, {q: b}, {q: c}]}\nprompt: {user: '{{ q }}'}\nrewards: {a: {fn: world_rewards}}\n"
+    problems, warnings = check_spec(load_spec(write(tmp_path, text)))
+    assert problems == []
+    assert "only the first 1 were checked; see `columns` and `filter`" in str(warnings[0])
+    assert any("only 0 of 1 sample rows were rendered" in str(each) for each in warnings)
+
+
 def test_typed_dicts_of_a_reward_are_types_of_its_arguments(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "from typing import NotRequired, TypedDict\n"

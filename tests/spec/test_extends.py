@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,21 @@ def test_from_is_below_the_folder_after_symlinks(tmp_path: Path) -> None:
     (tmp_path / "spec" / "parent.yaml").write_text(PARENT)
     with pytest.raises(SpecError, match="symlinks included"):
         child(tmp_path / "spec", "sandbox: {files: [{to: a, from: link}]}\n")
+
+
+@pytest.mark.parametrize(
+    ("parent", "said"),
+    [("/dev/zero", "is a device, and no file"), ("pipe", "is a named pipe"), (".", "is a directory"),
+     ("link", "is a device"), ("large.yaml", "has more than 16777216 bytes, and is not read")],
+)  # fmt: skip
+def test_parent_that_is_no_regular_file_is_refused(tmp_path: Path, parent: str, said: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    with (tmp_path / "large.yaml").open("wb") as file:
+        file.truncate(1 << 30)
+    (tmp_path / "child.yaml").write_text(f"extends: {parent}\n")
+    with pytest.raises(SpecError, match=rf"child\.yaml:1:10: cannot be read: {parent}: {said}"):
+        load_spec(tmp_path / "child.yaml")
 
 
 def test_a_longer_cycle(tmp_path: Path) -> None:

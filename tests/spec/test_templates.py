@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import resource
 from typing import Any, Literal
 
 import pytest
@@ -9,7 +11,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_rl.spec import parse_spec
+from hermes_rl import template_limits
+from hermes_rl.spec import parse_spec, patterns
 from hermes_rl.spec.model import Limits, SandboxSection
 from hermes_rl.spec.templates import (
     TemplateError,
@@ -212,3 +215,61 @@ def test_raw_text_in_a_spec_reaches_its_place_as_it_is() -> None:
     assert (spec.prompt.system, spec.name) == ("plain", "{{ n }}")
     again = parse_spec(yaml.safe_dump(spec.resolved()).replace("name: '{{ n }}'", "name: n"))
     assert again.prompt == spec.prompt
+
+
+# ------------------------------------------------------------------ what a stranger's template may cost
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{{ 'x' * 10000000000 }}",
+        "{{ ([n] * 1000000000) | length }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{{ text | center(10000000000) }}",
+        "{{ '%1000000000d' % 3 }}",
+        "{{ (text * 100000).replace('n', text * 100000) }}",
+        "{{ text | replace('', text * 100000000) }}",
+        "{{ (text * 10000) | regex_replace('', text * 10000) }}",
+        "{{ 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab' | regex_search('(a+)+$') }}",
+        "{{ 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab' | regex_findall('(a|aa)+$') }}",
+        "{{ ('a' * 9000) | regex_replace('a*a*a*b', '') }}",
+    ],
+)
+def test_template_that_costs_too_much_is_refused(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_limits, "SECONDS", 0.2)
+    monkeypatch.setattr(patterns, "SECONDS", 0.2)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(TemplateError, match=r"TemplateTooLarge|SlowPatternError|RecursionError"):
+        render(template, ROW)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000, "kilobytes"
+
+
+def test_large_values_of_rows_are_rendered() -> None:
+    text = "word, " * 200_000
+    row = {"t": text, "rows": [{"a": text}] * 20}
+    assert render("{{ t | replace('word', 'a longer text') }}", row) == text.replace("word", "a longer text")
+    assert render("{{ t | regex_replace('o', '') }}{{ rows | length }}", row) == text.replace("o", "") + "20"
+    assert render("{{ t | regex_findall('w[^d]*d, $') }}", row) == ["word, "]
+    assert len(render("{{ rows | tojson }}", row)) > 20 * len(text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        (r"#### (.*)", 1),
+        (r"answer is\s*(\d+)", 2),
+        (r"\d{3}-\d{4}", 0),
+        (r"(?:a|b)*c?", 1),
+        (r"(?=a*)a*", 2),
+        (r"(a+)+$", math.inf),
+        (r"(a|aa)+$", math.inf),
+        (r"(a?){30}a{30}", math.inf),
+        (r"(?:(?:x+){2})*", math.inf),
+        ("(", 0),
+    ],
+)
+def test_degree_of_a_pattern_bounds_its_steps(pattern: str, expected: float) -> None:
+    assert patterns.degree(pattern) == expected

@@ -1,4 +1,4 @@
-"""Limits of time and size for chat templates, which come with the tokenizer of a stranger.
+"""Limits of time and size for templates of strangers: chat templates of tokenizers, and templates of specs.
 
 `LimitedEnvironment` renders as Jinja's sandbox does, and raises `TemplateTooLarge` where a template computes for too
 long or multiplies texts, so a template cannot stop the process. Each loop, call and filter looks at the time, and each
@@ -29,21 +29,25 @@ LARGEST = 1 << 26
 """Elements of one value: characters of a text, entries of a list."""
 TOTAL = 1 << 30
 """Bytes of all values that one rendering makes."""
+SHORT = 1 << 12
+"""Characters of texts of which a filter may make what it likes: the result has no more than their product."""
 LARGEST_COUNT = 1 << 20
 """The largest number that a filter or method is given: many are widths."""
 DIGITS_OF_NUMBERS = 4096
 """Bits of the result of a multiplication or power."""
+_SCALARS = frozenset({int, float, bool, type(None)})
 _WIDTH = re.compile(r"[%{][^%{}a-zA-Z]*(?:\d{7}|\*)|\{[^{}]*\{")
 """A field of a format that is wide, or whose width is an argument."""
 
 
 class TemplateTooLarge(ValueError):
-    """A chat template computes for too long, or makes values that are too large."""
+    """A template computes for too long, or makes values that are too large."""
 
 
 class _Rendering(local):
     """What the rendering in this thread may still use."""
 
+    ticks = 0
     deadline = math.inf
     bytes_left: float = math.inf
 
@@ -63,8 +67,9 @@ def limited_rendering() -> Iterator[None]:
 
 
 def _tick() -> None:
-    if time.thread_time() > _rendering.deadline:
-        raise TemplateTooLarge(f"the chat template computes for more than {SECONDS:g} s")
+    _rendering.ticks += 1
+    if _rendering.ticks & 7 == 0 and time.thread_time() > _rendering.deadline:
+        raise TemplateTooLarge(f"the template computes for more than {SECONDS:g} s")
 
 
 def _charged(value: Any) -> Any:
@@ -73,35 +78,39 @@ def _charged(value: Any) -> Any:
         _require(len(value))
         _rendering.bytes_left -= sys.getsizeof(value)
         if _rendering.bytes_left < 0:
-            raise TemplateTooLarge(f"the chat template makes values of more than {TOTAL >> 20} MiB")
+            raise TemplateTooLarge(f"the template makes values of more than {TOTAL >> 20} MiB")
     return value
 
 
 def _require(size: float) -> None:
     if size > LARGEST:
-        raise TemplateTooLarge(f"the chat template makes a value of more than {LARGEST} elements")
+        raise TemplateTooLarge(f"the template makes a value of more than {LARGEST} elements")
 
 
 def _joined(values: Iterable[Any]) -> str:
     size, texts = 0, []
     for value in values:
-        texts.append(str(_writable(value)))
-        size += len(texts[-1])
-        _require(size)
+        text = value if type(value) is str else str(_writable(value))
+        texts.append(text)
+        size += len(text)
+        if size > LARGEST:
+            _require(size)
     return str(_charged("".join(texts)))
 
 
 def _writable(value: Any) -> Any:
     """Return a value that a template writes, once it fits; a list of few entries may be large as a text."""
-    _require(_size(value, {}))
+    if type(value) not in _SCALARS:
+        _require(len(value) if type(value) is str else _size(value, {}))
     return value
 
 
 def _size(value: Any, known: dict[int, int]) -> int:
     """Return the elements of a value with all within it, those that it holds several times each time."""
-    if isinstance(value, str | bytes):
+    kind = type(value)
+    if kind is str or isinstance(value, (str, bytes)):
         return len(value)
-    if not isinstance(value, Mapping | list | tuple):
+    if kind in _SCALARS or not isinstance(value, (dict, list, tuple, Mapping)):
         return 1
     if id(value) not in known:
         inner = [each for pair in value.items() for each in pair] if isinstance(value, Mapping) else value
@@ -121,7 +130,7 @@ def _require_operands(operator: str, left: Any, right: Any) -> None:
     if isinstance(left, int) and isinstance(right, int) and operator in ("*", "**"):
         bits = left.bit_length() * max(right, 1) if operator == "**" else left.bit_length() + right.bit_length()
         if abs(left) > 1 and bits > DIGITS_OF_NUMBERS:
-            raise TemplateTooLarge(f"the chat template makes a number of more than {DIGITS_OF_NUMBERS} bits")
+            raise TemplateTooLarge(f"the template makes a number of more than {DIGITS_OF_NUMBERS} bits")
 
 
 def _require_call(arguments: tuple[Any, ...], named: Mapping[str, Any], *, formats: bool = False) -> None:
@@ -129,16 +138,17 @@ def _require_call(arguments: tuple[Any, ...], named: Mapping[str, Any], *, forma
     _tick()
     values = [*arguments, *named.values()]
     if any(isinstance(value, int) and abs(value) > LARGEST_COUNT for value in values):
-        raise TemplateTooLarge(f"the chat template gives a filter or method a number above {LARGEST_COUNT}")
+        raise TemplateTooLarge(f"the template gives a filter or method a number above {LARGEST_COUNT}")
     if formats and isinstance(arguments[0], str) and _WIDTH.search(arguments[0]):
-        raise TemplateTooLarge("the chat template formats a value with a width that is large or an argument")
+        raise TemplateTooLarge("the template formats a value with a width that is large or an argument")
 
 
 _MULTIPLYING = frozenset({"replace", "join", "indent", "wordwrap", "sum"})
 """Filters and methods whose result may have the product of the sizes of two arguments."""
 _LOOKING = frozenset(
-    {"count", "first", "get", "items", "keys", "last", "length", "list", "rejectattr", "selectattr", "values"}
-)
+    {"_not_none", "count", "d", "default", "first", "get", "items", "keys", "last", "length", "list", "rejectattr",
+     "selectattr", "values"}
+)  # fmt: skip
 """Those that write nothing of what they are given."""
 _FORMATTING = frozenset({"format", "format_map"})
 
@@ -148,6 +158,10 @@ def _require_result(name: str, arguments: tuple[Any, ...], named: Mapping[str, A
     _require_call(arguments, named, formats=name in _FORMATTING)
     if name in _LOOKING:
         return
+    texts = [value for value in arguments if isinstance(value, str)]
+    if name == "replace" and len(texts) == 3:
+        _require(len(texts[0]) + texts[0].count(texts[1]) * len(texts[2]))
+        return
     known = dict[int, int]()
     sizes = sorted((_size(value, known) for value in (*arguments, *named.values())), reverse=True)
     _require(math.prod(sizes[:2]) if name in _MULTIPLYING else sum(sizes))
@@ -155,9 +169,14 @@ def _require_result(name: str, arguments: tuple[Any, ...], named: Mapping[str, A
 
 def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a filter within the limits."""
+    if name in _LOOKING:
+        return function
+    formats = name in _FORMATTING
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
+        if not (named or formats) and all(type(value) is str and len(value) <= SHORT for value in arguments):
+            return function(*arguments)
         _require_result(name, arguments, named)
         return _charged(function(*arguments, **named))
 
@@ -209,7 +228,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         subject = getattr(inspect.unwrap(__obj), "__self__", None)  # the sandbox wraps `format`
-        if not isinstance(subject, str | list | tuple | dict):
+        if not isinstance(subject, (str, list, tuple, dict)):
             _tick()
             return super().call(__context, __obj, *args, **kwargs)
         _require_result(__obj.__name__, (subject, *args), kwargs)

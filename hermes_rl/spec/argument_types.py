@@ -164,8 +164,9 @@ def _message(value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping) and "role" not in value and {"from", "value"} <= value.keys():
         raise wrong(SHAREGPT)
     message = _adapter(_ChatMessage).validate_python(value)
-    kept = {key: each for key, each in message.items() if each is not None}  # tables have all keys in each row
-    if "content" not in kept and not kept.get("tool_calls"):
+    # Tables have all keys in each row, and servers refuse an empty list of calls.
+    kept = {key: each for key, each in message.items() if each is not None and (key != "tool_calls" or each)}
+    if "content" not in kept and "tool_calls" not in kept:
         raise wrong("a message has `content`, or calls of tools")
     if "tool_calls" in kept:
         kept["tool_calls"] = [_chat_call(call) for call in message["tool_calls"] or ()]

@@ -188,6 +188,12 @@ class Compiled:
     """One template, compiled; `typed` where it is a single expression."""
 
     def __init__(self, source: str) -> None:
+        try:
+            self._compile(source)
+        except (RecursionError, MemoryError, SyntaxError) as error:  # of Python's compiler, for what Jinja wrote
+            raise TemplateSyntaxError(f"it is nested too deeply or too long ({type(error).__name__})", 1) from None
+
+    def _compile(self, source: str) -> None:
         environment = _environment()
         tree = environment.parse(source)
         self.columns = _columns(tree)

@@ -432,6 +432,7 @@ def test_arguments_from_rows_are_checked_as_a_whole(tmp_path: Path, calls: str, 
     [
         ("[{role: user, content: hi}]", None),
         ("[{role: user, content: [{type: text, text: hi}], name: null}]", None),
+        ("[{role: assistant, content: hi, tool_calls: []}]", None),
         ("[{role: assistant, tool_calls: [{function: {name: f, arguments: {a: 1}}}]}]", None),
         ("[{from: human, value: hi}]", "a message of ShareGPT's form, {from, value}; a message is {role, content}"),
         ("[{content: hi}]", "(at 0.role): field required"),

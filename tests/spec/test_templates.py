@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_rl import template_limits
+from hermes_rl.errors import SpecError
 from hermes_rl.spec import parse_spec, patterns
 from hermes_rl.spec.model import Limits, SandboxSection
 from hermes_rl.spec.templates import (
@@ -245,6 +246,14 @@ def test_template_that_costs_too_much_is_refused(template: str, monkeypatch: pyt
     with pytest.raises(TemplateError, match=r"TemplateTooLarge|SlowPatternError|RecursionError"):
         render(template, ROW)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000, "kilobytes"
+
+
+@pytest.mark.parametrize("source", ["{{ " + "n + " * 20_000 + "n }}", "{{ " + "(" * 5000 + "n" + ")" * 5000 + " }}"])
+def test_template_that_is_nested_too_deeply_is_refused(source: str) -> None:
+    with pytest.raises(TemplateError, match="nested too deeply or too long"):
+        render(source, ROW)
+    with pytest.raises(SpecError, match=r":2:\d+: template: it is nested too deeply or too long"):
+        parse_spec(f"dataset: {{items: [{{n: 1}}]}}\nprompt: {{user: '{source}'}}\n")
 
 
 def test_large_values_of_rows_are_rendered() -> None:

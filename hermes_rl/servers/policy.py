@@ -179,6 +179,7 @@ class Policy:
         renderer: str | Mapping[str, Any] | None = None,
         version: Version = None,
         weights_path: str | None = None,
+        session_header: bool = True,
     ) -> Policy:
         """Make a policy of a model server, by the types that a spec knows.
 
@@ -192,6 +193,7 @@ class Policy:
             renderer: as `renderer` of a server in a spec, for token-level types; its name is enough.
             version: of the weights; default: the server is asked, where its type tells it.
             weights_path: path at the server that answers with the version; default: its type's own.
+            session_header: send `X-Session-ID`, which names the rollout of a call, for routers.
 
         Raises:
             UserError: there is no such type, or a setting that the type needs is missing.
@@ -211,6 +213,7 @@ class Policy:
             api_key=Secret(api_key) if api_key is not None else None,
             tokenizer=str(tokenizer) if tokenizer is not None else None,
             weights_path=weights_path,
+            session_header=session_header,
             renderer={"name": renderer} if isinstance(renderer, str) else renderer,
             version=source,
         )

@@ -402,7 +402,7 @@ def _reason(error: ErrorDetails) -> str:
 def coerce(value: Any, annotation: Any, *, where: str = "", key: str = "") -> Any:
     """Return a rendered value as the type of its target: `"3"` as 3 for an int; raises TemplateError."""
     try:
-        (coerced,) = _adapter(annotation).validate_python((value,), context={RENDERED: True})
+        (coerced,) = _adapter_of(annotation).validate_python((value,), context={RENDERED: True})
         return coerced
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
@@ -415,6 +415,14 @@ def coerce(value: Any, annotation: Any, *, where: str = "", key: str = "") -> An
         ) from None
     except (PydanticUserError, TypeError, NameError):
         return value  # an annotation that is no type for values, such as a forward reference
+
+
+def _adapter_of(annotation: Any) -> TypeAdapter[tuple[Any]]:
+    try:
+        hash(annotation)
+    except TypeError:  # what `Annotated` adds may be anything
+        return _adapter.__wrapped__(annotation)
+    return _adapter(annotation)
 
 
 @lru_cache(maxsize=256, typed=True)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
 import pytest
 
@@ -56,6 +56,15 @@ def test_arguments_are_coerced_to_their_annotations() -> None:
         "names": ["a", "1"],
         "free": "3",
     }
+
+
+def test_annotation_that_cannot_be_hashed_is_checked() -> None:
+    def mine(*, count: Annotated[int, {"unit": "tokens"}]) -> float:
+        return 0.0
+
+    assert reward(mine).arguments({"count": "3"}) == {"count": 3}
+    with pytest.raises(UserError, match="integer"):
+        reward(mine).arguments({"count": "three"})
 
 
 def test_an_argument_that_does_not_fit_is_the_users_mistake() -> None:

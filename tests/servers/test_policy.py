@@ -120,7 +120,7 @@ def test_a_description_makes_the_same_policy_and_shows_no_key() -> None:
 
 
 def test_a_described_policy_of_a_spec_has_all_of_its_servers_and_their_headers(tmp_path: Path) -> None:
-    server = "{type: vllm, base_url: 'http://%s/v1', model: %s, headers_env: {X-Key: KEY}}"
+    server = "{type: vllm, base_url: 'http://%s/v1', model: %s, headers_env: {X-Key: KEY}, session_header: false}"
     policies = ", ".join(server % (host, host) for host in ("a", "b"))
     spec = parse_spec(f"{DATA}servers: {{policy: [{policies}]}}\n", folder=tmp_path)
     policy = Policy.of_spec(spec, environ={"KEY": "a secret"}, model=lambda: None)
@@ -128,6 +128,7 @@ def test_a_described_policy_of_a_spec_has_all_of_its_servers_and_their_headers(t
     other.take(policy.told())
     assert [one.current().model for one in other.role.configs] == ["a", "b"]
     assert [one.headers["X-Key"].reveal() for one in other.role.configs] == ["a secret"] * 2
+    assert not any(one.session_header for one in other.role.configs)
 
 
 def test_a_function_and_what_it_calls_stay_in_their_process() -> None:

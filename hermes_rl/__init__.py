@@ -5,12 +5,12 @@ Public names are loaded when they are first used, so that importing this package
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from hermes_rl.version import __version__ as __version__
 
+TYPE_CHECKING = False  # as type checkers read it, without the time that importing `typing` takes
 if TYPE_CHECKING:
+    from typing import Any
+
     from hermes_rl.agent.loop import HermesAgentLoop as HermesAgentLoop
     from hermes_rl.agent.result import AgentResult as AgentResult
     from hermes_rl.api.environment import Env as Env
@@ -101,6 +101,8 @@ _HOMES |= dict.fromkeys(("_tool_executor", "apply_patches", "resize_tool_pool"),
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'hermes_rl' has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(_HOMES[name]), name)
 
 

@@ -7,10 +7,12 @@ import glob
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import typer
+from typer.core import TyperGroup
 
+from hermes_rl.cli import INTERRUPTED
 from hermes_rl.cli.echo import echo
 from hermes_rl.version import __version__
 
@@ -44,7 +46,20 @@ SPECS = (
     "A path of a spec or its folder, the name of a shipped spec, a repository: owner/name@REV, or tasks: harbor:FOLDER."
 )
 
+
+class Interruptible(TyperGroup):
+    """The commands, of which Ctrl-C says that it ended one; Typer alone would end it without a word."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            echo("interrupted", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+
+
 app = typer.Typer(
+    cls=Interruptible,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,

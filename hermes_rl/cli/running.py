@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
+from hermes_rl.cli import INTERRUPTED
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.live import progress_of, restore_terminal
 from hermes_rl.cli.options import Options, with_policy
@@ -58,7 +59,6 @@ def regrade_run(path: Path, options: Options) -> int:
 # -------------------------------------------------------------------------------- running
 
 T = TypeVar("T")
-INTERRUPTED = 130
 DEMO = "demo: a scripted policy plays; no model, network or container is used"
 
 

@@ -19,10 +19,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hermes_rl.cli import INTERRUPTED
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.live import progress_of
 from hermes_rl.cli.options import policy_of
-from hermes_rl.cli.running import INTERRUPTED, RunRequest, logged, run_interruptible, say_plan
+from hermes_rl.cli.running import RunRequest, logged, run_interruptible, say_plan
 from hermes_rl.cli.screen import BAD, DIM, HEAD, WIDE, heading, safe, short, show, table
 from hermes_rl.cli.together import noted
 from hermes_rl.errors import HermesRLError, Problem, SpecError, UserError

@@ -11,12 +11,12 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hermes_rl.cli import INTERRUPTED
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.live import progress_of
 from hermes_rl.cli.running import (
     AFTERWARDS,
     DEMO,
-    INTERRUPTED,
     RunRequest,
     load_for,
     logged,

@@ -17,12 +17,12 @@ from typing import Any
 
 from hermes_rl.data.load import RowCount, Split, counted_rows, load_rows
 from hermes_rl.data.rows import Row
-from hermes_rl.rollouts.admission import require_descriptors
 from hermes_rl.rollouts.compiled import has_solution
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.rollouts.sandboxes import keep_artifacts
 from hermes_rl.runs.deep_answers import BLIND_SECONDS, KINDS, Probe, play
 from hermes_rl.runs.deep_checks import DeepFinding, DeepFindings, fails, judge, judge_blind, judge_constant
+from hermes_rl.runs.opening import require_machine
 from hermes_rl.runs.run import Plan, Run
 from hermes_rl.runs.store import rollout_record
 from hermes_rl.spec.model import Spec
@@ -83,7 +83,6 @@ async def examine(
 
     Raises `UserError` where the rows cannot be had, are without end, or the environment cannot be started.
     """
-    require_descriptors()
     split: Split = "eval" if spec.dataset.eval is not None and spec.dataset.eval.only else "train"
     sample = await asyncio.to_thread(_rows, spec, split, rows)
     findings, report = DeepFindings(spec), DeepReport(rows=len(sample))
@@ -93,6 +92,7 @@ async def examine(
         return report
     with tempfile.TemporaryDirectory(prefix="hermes-rl-deep-") as folder:
         async with Probe(spec, sample[:LOOKED_AT]) as probe:
+            require_machine(probe, lambda _: None, None)
             probe.keep = partial(keep_artifacts, Path(folder) / "artifacts")
             await probe.open(sample[0])
             first = sample if rows is not None else sample[:ROWS]

@@ -481,3 +481,15 @@ async def test_what_a_scripted_user_leaves_out_is_no_fault_of_the_spec(tmp_path:
     assert any("the simulated user is played by a script" in one and "`user:`" in one for one in report.warnings)
     told = text.replace('[{say: "{{ capital }}"}]', '[{say: "{{ capital }}"}, {user: I am Bob.}]')
     assert any("every answer scores 0" in problem for problem in (await examined(tmp_path, told)).problems)
+
+
+async def test_machine_without_namespaces_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise UserError("bwrap cannot make a sandbox here: as root, sysctl -w user.max_user_namespaces=15000")
+
+    monkeypatch.setattr("hermes_rl.runs.opening.require_bubblewrap", refuse)
+    assert (await examined(tmp_path, SOUND)).problems == []
+    with pytest.raises(UserError, match="max_user_namespaces=15000"):
+        await examined(tmp_path, SOUND + "toolsets: [terminal]\n")

@@ -6,6 +6,7 @@ Annotations are not postponed here: Typer would evaluate the text of each severa
 import glob
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -315,7 +316,7 @@ def report(run_directory: RunArgument) -> None:
     """Write the report.html of a run anew, one page that can be sent."""
     from hermes_rl.reading.report import write_report
 
-    echo(str(write_report(run_directory)))
+    echo(str(write_report(run_directory, partial(echo, err=True))))
 
 
 @app.command()
@@ -328,7 +329,7 @@ def export(
     from hermes_rl.reading.atif import export_atif
     from hermes_rl.visible import counted
 
-    echo(f"{counted(export_atif(run_directory, out), 'rollout')} ({form}) in {out}")
+    echo(f"{counted(export_atif(run_directory, out, partial(echo, err=True)), 'rollout')} ({form}) in {out}")
 
 
 @app.command()

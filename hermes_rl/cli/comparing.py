@@ -61,6 +61,9 @@ def compare_paths(request: CompareRequest) -> int:
     else:
         parts = (part for comparison, other in comparisons for part in _parts(comparison, first, other, request))
         show(parts, pager=request.pager)
+    for record in (first, *(other for _, other in comparisons)):
+        if record.left_out:
+            echo(record.left_out, err=True)
     worse = [comparison for comparison, _ in comparisons if comparison.found.worse(request.margin)]
     if worse and request.fail_if_worse:
         by = f" by more than {request.margin:g}" if request.margin else ""

@@ -52,8 +52,8 @@ def push_run(
     with tempfile.TemporaryDirectory(prefix="hermes-rl-push-") as folder:
         prepared = prepare(run, dataset, Path(folder), named_secrets(environ, token))
         files = counted(len(prepared.files), "file")
-        if prepared.torn:
-            echo(f"{counted(prepared.torn, 'line')} of the record cannot be read, and is left out", err=True)
+        if prepared.left_out:
+            echo(prepared.left_out, err=True)
         if dry:
             echo(f"would {place}:")
             for name, path in prepared.files.items():

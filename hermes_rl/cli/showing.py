@@ -65,7 +65,10 @@ def show_run(request: ShowRequest) -> int:
     if request.rollout is None:
         if request.prompt or request.tokens:
             raise UserError(f"--prompt and --tokens are about one rollout: hermes-rl show {record.path} ID")
-        return _show_run(record, request)
+        status = _show_run(record, request)
+        if record.left_out:
+            echo(record.left_out, err=True)
+        return status
     matches = record.matching(request.rollout)
     if len(matches) == 1:
         return _show_rollout(record, matches[0], request)

@@ -6,7 +6,7 @@ Source of names and rules: ATIF-v1.7 as the models of Harbor 0.25 have it. Other
 from __future__ import annotations
 
 import mimetypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,15 @@ VERSION = "ATIF-v1.7"
 IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
-def export_atif(run: Path, folder: Path) -> int:
-    """Write a file for each rollout that counts, named by its id; returns how many. Raises UserError."""
+def export_atif(run: Path, folder: Path, say: Callable[[str], None] = lambda _: None) -> int:
+    """Write a file for each rollout that counts, named by its id; returns how many. `say` is told which cannot be read,
+    and are left out. Raises UserError."""
     record = RunRecord(run)
     record.refresh()
-    lines = [record.line(rollout.id) for rollout in record.counting(every_seat=True)]
-    lines = [line for line in lines if line["messages"]]
+    read = [record.readable(rollout.id) for rollout in record.counting(every_seat=True)]
+    lines = [line for line in read if line is not None and line["messages"]]
+    if record.left_out:
+        say(record.left_out)
     if not lines:
         raise UserError(f"{record.path} has no rollout with a conversation")
     try:

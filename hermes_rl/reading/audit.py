@@ -112,7 +112,8 @@ def audit(record: RunRecord) -> list[Suspect]:
     hidden, spec = hidden_tests(record), json.dumps(spec_of(record), default=str)
     suspects = []
     for rollout in record.counting(every_seat=True):
-        reasons = reasons_of(record, record.line(rollout.id), hidden, spec)
+        line = record.readable(rollout.id)
+        reasons = reasons_of(record, line, hidden, spec) if line is not None else []
         if reasons and reasons[0].weight >= LISTED:
             suspects.append(Suspect(rollout, tuple(reasons)))
     return sorted(suspects, key=lambda suspect: (-suspect.weight, -(suspect.rollout.score or 0.0)))

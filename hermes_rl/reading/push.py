@@ -43,10 +43,10 @@ ADDRESS = re.compile(r"hf://(?:datasets/)?([^/@]+)/([^/@]+?)/?")
 
 @dataclass(frozen=True)
 class Publication:
-    """What is published of a run: the files by their path in the dataset, and lines of the record that are no JSON."""
+    """What is published of a run: the files by their path in the dataset, and what of the record cannot be read."""
 
     files: Mapping[str, Path]
-    torn: int
+    left_out: str
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def prepare(path: Path, dataset: str, folder: Path, secrets: Mapping[str, str]) 
     for name, text in texts.items():
         _refuse_secrets(text, name, forms)
         (folder / name).write_text(text, encoding="utf-8", errors="replace")
-    return Publication({name: folder / name for name in OURS if (folder / name).is_file()}, record.torn)
+    return Publication({name: folder / name for name in OURS if (folder / name).is_file()}, record.left_out)
 
 
 def named_secrets(environ: Mapping[str, str], token: str | None) -> dict[str, str]:
@@ -194,15 +194,14 @@ def _groups(record: RunRecord, endings: Mapping[str, Any], forms: Mapping[str, s
     for rollout in record.counting(every_seat=True):
         members.setdefault(rollout.group, []).append(rollout)
     for name, own in members.items():
-        lines = [_line(record, rollout, forms) for rollout in sorted(own, key=lambda rollout: rollout.index)]
-        yield group_of(name, lines, lambda ending: endings.get(str(ending)) == "mask")
+        ordered = sorted(own, key=lambda rollout: rollout.index)
+        lines = [line for rollout in ordered if (line := _line(record, rollout, forms)) is not None]
+        if lines:
+            yield group_of(name, lines, lambda ending: endings.get(str(ending)) == "mask")
 
 
-def _line(record: RunRecord, rollout: RolloutSummary, forms: Mapping[str, str]) -> Line:
-    try:
-        line = record.line(rollout.id)
-    except ValueError as error:
-        raise UserError(f"the line of rollout {rollout.id} in {record.path} cannot be read: {error}") from error
+def _line(record: RunRecord, rollout: RolloutSummary, forms: Mapping[str, str]) -> Line | None:
+    line = record.readable(rollout.id)
     for text in _texts(line):
         _refuse_secrets(text, f"{TABLE} (rollout {rollout.id})", forms)
     return line

@@ -26,9 +26,16 @@ from hermes_rl.runs.journal import is_torn
 from hermes_rl.runs.line import WHOLE, problem_of
 from hermes_rl.runs.store import ROLLOUTS, Line
 from hermes_rl.values import NESTED, read_own_json, too_deep
+from hermes_rl.visible import counted
 
-CONVERSATION, TURNS, SEQUENCES = b', "messages": [', b'], "turns": ', b', "sequences": '
-"""Where, in a line of `runs.store.rollout_record`, the conversation begins, has ended, and where tokens begin."""
+MARKS = (
+    (b',"messages":[', b'],"turns":', b',"sequences":'),
+    (b', "messages": [', b'], "turns": ', b', "sequences": '),
+)
+"""Where, in a line of `runs.store.rollout_record`, the conversation begins, has ended, and where tokens begin; other
+programs put blanks between."""
+LEFT_OUT = 5
+"""Rollouts that cannot be read and are named."""
 FINAL = frozenset(str(state) for state in RolloutState if state.final)
 """States in which nothing of a rollout is played or scored any more."""
 GIVEN_UP = frozenset(state for state in RolloutState if state.given_up)
@@ -141,6 +148,9 @@ class RunRecord:
         """Every line, failed attempts included, in the order in which they ended."""
         self.torn = 0
         """Lines that cannot be read."""
+        self._torn_lines: list[int] = []
+        self.unreadable: dict[str, str] = {}
+        """Rollouts whose line is in the index and cannot be read as a whole, as far as somebody looked, and why."""
         self.generation = 0
         """How often the file was begun: another number means that what was known of it holds no more."""
         self.size = 0
@@ -195,7 +205,8 @@ class RunRecord:
         with file:
             status = os.fstat(file.fileno())
             if self._file != (status.st_dev, status.st_ino) or status.st_size < self._read:
-                self.rollouts, self._by_id, self._read, self.torn = [], {}, 0, 0
+                self.rollouts, self._by_id, self._read, self.torn, self.unreadable = [], {}, 0, 0, {}
+                self._torn_lines = []
                 self._file = (status.st_dev, status.st_ino)
                 self.generation += 1
             self.size = status.st_size
@@ -212,6 +223,7 @@ class RunRecord:
                     summary = summary_of(line, self._read)
                 except (ValueError, KeyError, TypeError):
                     self.torn += 1
+                    self._torn_lines.append(len(self.rollouts) + self.torn)
                 else:
                     self._by_id[summary.id] = len(self.rollouts)
                     self.rollouts.append(summary)
@@ -247,18 +259,46 @@ class RunRecord:
         begin = self.summary(rollout).begin
         with self.open() as file:
             file.seek(begin)
-            line: Line = read_own_json(bounded_line(file))
+            try:
+                line: Line = read_own_json(bounded_line(file))
+            except ValueError as error:
+                where = f"{self.path / ROLLOUTS}: the line of rollout {rollout!r}"
+                raise UserError(f"{where} cannot be read: {error}") from None
         problem = NESTED.replace("have", "has", 1) if too_deep(line) else problem_of(line, WHOLE)
         if problem is not None:
             raise UserError(f"{self.path / ROLLOUTS}: the line of rollout {rollout!r} cannot be read: it {problem}")
         return line
+
+    def readable(self, rollout: str) -> Line | None:
+        """Return the whole line of a rollout; None if it cannot be read, which costs this rollout alone. What was left
+        out is in `unreadable`."""
+        try:
+            return self.line(rollout)
+        except UserError as error:
+            self.leave_out(rollout, error)
+            return None
+
+    def leave_out(self, rollout: str, error: UserError) -> None:
+        """Note that a rollout cannot be shown, and why."""
+        self.unreadable[rollout] = str(error).rpartition("cannot be read: ")[2]
+
+    @property
+    def left_out(self) -> str:
+        """What cannot be read, with names and number, as a sentence; empty if all can."""
+        named = [f"{name} ({why})" for name, why in list(self.unreadable.items())[:LEFT_OUT]]
+        more = len(self.unreadable) - len(named)
+        named += [f"{more} more"] if more else []
+        parts = [f"{counted(len(self.unreadable), 'rollout')}: {', '.join(named)}"] if named else []
+        numbers = ", ".join(map(str, self._torn_lines[:LEFT_OUT])) + (", …" if self.torn > LEFT_OUT else "")
+        parts += [f"{counted(self.torn, 'line')}: number {numbers}"] if self.torn else []
+        return f"left out of {self.path / ROLLOUTS}, as it cannot be read: {'; '.join(parts)}" if parts else ""
 
     def line_of_group(self, rollout: str) -> Line:
         """Return the line with the row and the tools too, which the line of its group's first rollout has for all."""
         line, group = self.line(rollout), self.summary(rollout).group
         first = next((other for other in self.rollouts if other.group == group and other.index == 0), None)
         if first is not None and (line.get("row") is None or line.get("tools") is None):
-            shared = line if first.id == rollout else self.line(first.id)
+            shared = line if first.id == rollout else self.readable(first.id) or {}
             line |= {name: shared.get(name) if line.get(name) is None else line[name] for name in ("row", "tools")}
         return line
 
@@ -325,7 +365,8 @@ class RunRecord:
             for rollout in self.rollouts:
                 if rollout.index == 0 and not rows[rollout.row_key]:
                     file.seek(rollout.begin)
-                    rows[rollout.row_key] = read_own_json(bounded_line(file)).get("row") or {}
+                    with suppress(ValueError):
+                        rows[rollout.row_key] = read_own_json(bounded_line(file)).get("row") or {}
         return rows
 
     def label(self, row_key: str, length: int = 50) -> str:
@@ -347,8 +388,8 @@ class RunRecord:
         previews = {key: {"label": "", "question": "", "expected": ""} for key in recorded}
         for key, first in recorded.items():
             texts = previews[key]
-            with suppress(ValueError):  # a line whose conversation is damaged
-                line = {} if first is None else self.line(first.id)
+            line = self.readable(first.id) if first is not None else None
+            if line is not None:
                 texts["question"] = prompt_of(_prompt(line))
                 texts["expected"] = expected_of(line["row"]) if isinstance(line.get("row"), dict) else ""
             # Without `dataset.key` a key is the start of the content's hash, with a number for repeated content.
@@ -361,10 +402,11 @@ class RunRecord:
         with self.open() as file:
             file.seek(self.summary(rollout).begin)
             line = bounded_line(file)
-        conversation = line.partition(CONVERSATION)[2]
-        end = conversation.rfind(TURNS, 0, conversation.rfind(SEQUENCES))
+        conversation, turns, sequences = marks_of(line)
+        behind = line.partition(conversation)[2]
+        end = behind.rfind(turns, 0, behind.rfind(sequences))
         try:
-            messages = read_own_json(b"[" + conversation[:end] + b"]")
+            messages = read_own_json(b"[" + behind[:end] + b"]")
         except ValueError:
             return []
         return messages if isinstance(messages, list) else []
@@ -428,15 +470,21 @@ def beginning(text: str, length: int) -> str:
     return words if len(words) <= length else words[: length - 1] + "…"
 
 
+def marks_of(line: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return the `MARKS` of a line."""
+    return next((marks for marks in MARKS if marks[0] in line), MARKS[0])
+
+
 def summary_of(line: bytes, begin: int) -> RolloutSummary:
     """Return a line without its conversation, which is not parsed; raises ValueError, KeyError or TypeError."""
-    head, _, rest = line.partition(CONVERSATION)
+    conversation, turns, sequences = marks_of(line)
+    head, _, rest = line.partition(conversation)
     # Quotation marks within a text of JSON are escaped, so that these are keys of the line, or of a tool's schema.
-    tokens = rest.rfind(SEQUENCES)
-    end = rest.rfind(TURNS, 0, tokens)
+    tokens = rest.rfind(sequences)
+    end = rest.rfind(turns, 0, tokens)
     try:
         head_fields = read_own_json(head + b"}")
-        behind = read_own_json(b"{" + rest[end + 3 : tokens] + b"}")
+        behind = read_own_json(b"{" + rest[end + 2 : tokens] + b"}")
         usage, timings = behind["usage"], behind["timings"]
     except (ValueError, KeyError):
         head_fields = behind = read_own_json(line)

@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from hermes_rl.errors import UserError
 from hermes_rl.reading.overview import overview
 from hermes_rl.reading.record import RolloutSummary, RunRecord
 from hermes_rl.reading.shown import Screen, shown_previews, shown_rollout
@@ -40,19 +41,22 @@ POLICY = (
 )
 
 
-def write_report(path: Path) -> Path:
-    """Write the report of a run directory anew and return its place; raises UserError or RunError."""
+def write_report(path: Path, say: Callable[[str], None] = lambda _: None) -> Path:
+    """Write the report of a run directory anew and return its place; raises UserError or RunError. `say` is told which
+    rollouts cannot be read, and are left out."""
     record = RunRecord(path)
     record.refresh(MOST)
     place = record.path / NAME
     write_atomically(place, report(record).encode())
+    if record.left_out:
+        say(record.left_out)
     return place
 
 
 def write_report_or_say(path: Path, say: Callable[[str], None]) -> None:
     """Write the report of a run that has ended; a failure to do so is said, and is none of the run."""
     try:
-        write_report(path)
+        write_report(path, say)
     except Exception as error:  # whatever is wrong with a page, the run itself is done
         logger.debug("the report was not written", exc_info=error)
         say(f"{NAME} was not written ({type(error).__name__}: {error}); `hermes-rl report {path}` tries again")
@@ -67,7 +71,11 @@ def report(record: RunRecord) -> str:
     for rollout in chosen:
         screen = Screen(LONGEST, min(OF_ROLLOUT, room))
         room -= screen.room
-        shown = shown_rollout(record, rollout.id, screen)
+        try:
+            shown = shown_rollout(record, rollout.id, screen)
+        except UserError as error:
+            record.leave_out(rollout.id, error)
+            continue
         if shown.get("sequences") and len(details) < WITH_TOKENS:
             line = record.line(rollout.id)
             if tokenizer is None and not why:
@@ -78,7 +86,8 @@ def report(record: RunRecord) -> str:
             shown["tokens"] = [{**shown_tokens(line, 0, begin, TOKENS, tokenizer), "why": why}]
         room += screen.room
         details[rollout.id] = shown
-    page_data = overview(record, record.path.resolve().name) | {"running": False}
+    chosen = [rollout for rollout in chosen if rollout.id in details]
+    page_data = overview(record, record.path.resolve().name) | {"running": False, "left_out": record.left_out}
     if len(details) < len(record.rollouts):
         page_data["sampled"] = (
             f"This file has {len(details)} of the run's rollouts: failures, the best and the worst, one of each "

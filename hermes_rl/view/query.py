@@ -14,13 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from hermes_rl.reading.record import SEQUENCES, RolloutSummary, RunRecord, bounded_line
+from hermes_rl.reading.record import RolloutSummary, RunRecord, bounded_line, marks_of
 from hermes_rl.service.refusals import wrong
 
 REWARD = "reward:"
 """Begins an order by the value of a reward, before its name."""
-ROW = b', "row": {'
-"""Where the row of a group begins in the line of its first rollout."""
+ROWS = (b',"row":{', b', "row": {')
+"""Where the row of a group begins in the line of its first rollout, as `marks_of` has the other marks."""
 _NAMES = ("row", "rewards")
 _SEARCHED = ("id", "messages", "row_key", "row", "rewards", "error", "tool_calls", "tool_errors")
 """What a text is looked for in: neither tokens nor the schemas of tools, which are the same in each rollout."""
@@ -134,7 +134,7 @@ class RolloutQuery:
                 line = bounded_line(file)
                 # Most lines are told apart by their bytes, much faster than by being read; tokens are base64, and the
                 # schemas of tools are the same in each rollout.
-                end, row = line.rfind(SEQUENCES), line.rfind(ROW)
+                end, row = line.rfind(marks_of(line)[2]), max(map(line.rfind, ROWS))
                 text = line[: end if end > 0 else None].lower() + (line[row:].lower() if row > end > 0 else b"")
                 if any(word in text for word in words) and _says(line, self.text.lower()):
                     page_places.append(places[at])

@@ -594,7 +594,7 @@ function runHead(run) {
     el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
     run.low === null ? null : el("p", { class: "quiet" },
       `95 % interval of the mean, rows taken as independent: ${score(run.low)} to ${score(run.high)}`),
-    run.torn ? el("p", { class: "note" }, `Of rollouts.jsonl ${many(run.torn, "line")} cannot be read and ${run.torn === 1 ? "is" : "are"} left out.`) : null,
+    run.left_out ? el("p", { class: "note" }, run.left_out) : run.torn ? el("p", { class: "note" }, `Of rollouts.jsonl ${many(run.torn, "line")} cannot be read and ${run.torn === 1 ? "is" : "are"} left out.`) : null,
     run.sampled ? el("p", { class: "note" }, run.sampled) : null,
   ].filter(Boolean);
 }

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +117,7 @@ def judge(
             known_distributions=distributions,
             has_rows=draft.has_rows,
             count=rows,
+            notify=partial(echo, err=True),
         )
     except UserError as error:
         verdict.problems = [Problem(source, None, None, str(error))]

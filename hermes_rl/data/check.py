@@ -7,7 +7,7 @@ it is not run.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from hermes_rl.data.harbor import tasks_of
@@ -35,14 +35,16 @@ def check_spec(
     known_distributions: Collection[str] | None = None,
     has_rows: bool = True,
     count: RowCount | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> tuple[list[Problem], list[Problem]]:
     """Problems and warnings of a spec, its code files and its local data; see `hermes_rl.spec.check.check_spec`.
 
     Without `has_rows` the dataset is not the user's, so that templates cannot be rendered. `count` is how many rows
-    templates are rendered with, those of a generator too; None: a sample, and no generator is run.
+    templates are rendered with, those of a generator too; None: a sample, and no generator is run. `notify` is told how
+    many rows were read, if that takes long.
     """
     findings = Findings(spec)
-    rows = _checked_rows(spec, findings, count) if has_rows else []
+    rows = _checked_rows(spec, findings, count, notify) if has_rows else []
     if spec.dataset.order is not None:
         _check_order(spec, rows, findings)
     rows = rows[:SAMPLES] if count is None else rows
@@ -58,7 +60,9 @@ def check_spec(
     return findings.result()
 
 
-def _checked_rows(spec: Spec, findings: Findings, count: RowCount | None) -> list[Row]:
+def _checked_rows(
+    spec: Spec, findings: Findings, count: RowCount | None, notify: Callable[[str], None] | None
+) -> list[Row]:
     if (warning := taken_for_local(spec)) is not None:
         findings.warning(("dataset", "path"), warning)
     source, path = _local(spec, findings, run=count is not None)
@@ -70,9 +74,9 @@ def _checked_rows(spec: Spec, findings: Findings, count: RowCount | None) -> lis
             if is_fetched(source):
                 findings.warning((*path, "path"), "files at an address are not fetched; their rows were not checked")
                 continue
-            opened = _opened(spec, source, split, findings)
+            opened = _opened(spec, source, split, findings, notify)
             wanted = count or ("all" if opened.finite else SAMPLES)
-            read = derive(spec, opened.read())
+            read = derive(spec, opened.read(), notify)
             bounded = read if count is not None else _in_time(read, path, findings)
             rows += counted_rows(spec, bounded, wanted, finite=opened.finite)
         except SpecError as error:
@@ -108,9 +112,9 @@ def _in_time(rows: Iterator[Row], path: NodePath, findings: Findings) -> Iterato
             return
 
 
-def _opened(spec: Spec, source: Source, split: str, findings: Findings) -> Opened:
+def _opened(spec: Spec, source: Source, split: str, findings: Findings, notify: Callable[[str], None] | None) -> Opened:
     if source.harbor is None:
-        return open_source(source, split, spec.seed)
+        return open_source(source, split, spec.seed, notify)
     tasks = tasks_of(spec)
     # They are of the folder and not of the spec's line, of which but one would be said.
     findings.extend([], [Problem(source.harbor, None, None, note.removeprefix("WARNING: ")) for note in tasks.notes])

@@ -130,13 +130,15 @@ def counted_rows(spec: Spec, rows: Iterable[Row], count: RowCount, *, finite: bo
     return found
 
 
-def load_rows(spec: Spec, split: Split, *, notify: Notify) -> Rows:
+def load_rows(spec: Spec, split: Split, *, notify: Notify, lazily: bool = False) -> Rows:
     """Return the rows of one side of the split, in the order they are played.
 
     Args:
         spec: what to load.
         split: train, or eval.
-        notify: told aloud when the fallback stands in for the dataset, or rows are left out.
+        notify: told aloud when the fallback stands in for the dataset, rows are left out, or reading takes long.
+        lazily: rows are made as they are asked for, where their order is that of the source; their number is then not
+            known.
 
     Raises:
         SpecError: a column or the filter does not work for a row.
@@ -146,7 +148,7 @@ def load_rows(spec: Spec, split: Split, *, notify: Notify) -> Rows:
     if (split == "eval") != (rule is not None and rule.only) and (rule is None or rule.only):
         return Rows.of((), fingerprint=combined(()))
     source, opened = _source(spec, notify)
-    return _Side(spec, split, source, opened, notify).rows()
+    return _Side(spec, split, source, opened, notify).rows(lazily=lazily)
 
 
 def _source(spec: Spec, notify: Notify) -> tuple[Source, Opened]:
@@ -161,7 +163,7 @@ def _source(spec: Spec, notify: Notify) -> tuple[Source, Opened]:
         notify(warning)
     if not spec.demo or not is_on_hub(dataset):
         try:
-            return dataset, open_source(dataset, dataset.split, spec.seed)
+            return dataset, open_source(dataset, dataset.split, spec.seed, notify)
         except HubOutOfReachError as error:
             if not is_on_hub(dataset):
                 raise
@@ -192,11 +194,25 @@ class _Side:
         if rule is not None and not rule.only:
             self.fraction = FALLBACK_FRACTION if rule.split is not None and not has_splits else rule.fraction
 
-    def rows(self) -> Rows:
+    def rows(self, *, lazily: bool) -> Rows:
         opened = self.opened
         if self.split == "eval" and self.named is not None:
             opened = open_source(self.source, self.named, self.spec.seed)
-        return self._finite(list(derive(self.spec, opened.read()))) if opened.finite else self._endless(opened)
+        if opened.finite and lazily and self._in_order():
+            read, spec, limit = opened.read, self.spec, self._limit()
+            make = lambda: islice(derive(spec, read(), self.notify), limit)  # noqa: E731
+            return Rows(make, length=None, fingerprint="", fallback=self.fallback)
+        if opened.finite:
+            return self._finite(list(derive(self.spec, opened.read(), self.notify)))
+        return self._endless(opened)
+
+    def _in_order(self) -> bool:
+        """Return True if the first rows are those of the source, whatever the others are."""
+        dataset = self.spec.dataset
+        if self.split == "train":
+            compared = dataset.eval is not None and dataset.eval.split is not None
+            return self.fraction is None and dataset.shuffle is None and dataset.order is None and not compared
+        return self.fraction is None and dataset.shuffle is None
 
     def _finite(self, rows: list[Row]) -> Rows:
         if self.fraction is not None:

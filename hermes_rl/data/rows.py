@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time as clock
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -191,12 +192,22 @@ class Rows:
 # -------------------------------------------------------------------------------------- From raw records to rows
 
 
-def derive(spec: Spec, raw: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
+PATIENCE = 2.0
+"""Seconds of reading rows after which it is said how far that has come, each time."""
+LOOKED_AFTER = 10_000
+"""Rows after which the clock is looked at."""
+
+
+def derive(spec: Spec, raw: Iterable[Mapping[str, Any]], notify: Callable[[str], None] | None = None) -> Iterator[Row]:
     """Yield the rows that pass the filter, each with its derived columns and its key. Raises `SpecError` where a column
     or the filter does not work for a row; the place is the template's. Raises `UserError` where the key column is
-    missing, empty or not unique."""
+    missing, empty or not unique. `notify` is told how many rows were read, if that takes long."""
     seen: Counter[str] = Counter()
+    told = clock.monotonic()
     for index, source in enumerate(raw):
+        if notify is not None and index and index % LOOKED_AFTER == 0 and clock.monotonic() - told >= PATIENCE:
+            told = clock.monotonic()
+            notify(f"read {index:,} rows so far")
         content = digest(source)
         columns, row = dict(source), str(index + 1)
         place: NodePath = ()

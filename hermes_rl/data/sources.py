@@ -37,9 +37,13 @@ def is_on_hub(source: Source) -> bool:
     return source.path is not None and source.path not in FILE_FORMATS and not source.path.startswith(("/", "~"))
 
 
-def open_source(source: Source, split: str, seed: int) -> Opened:
-    """One split of a source. Raises `HubOutOfReachError` where the hub does not answer, `UserError` where the source is
-    wrong."""
+LARGE = 50 << 20
+"""Bytes of a file of which it is said that it is read."""
+
+
+def open_source(source: Source, split: str, seed: int, notify: Callable[[str], None] | None = None) -> Opened:
+    """One split of a source; `notify` is told when a large file is read. Raises `HubOutOfReachError` where the hub does
+    not answer, `UserError` where the source is wrong."""
     if source.items is not None:
         items = [thaw(item) for item in source.items]
         return Opened(lambda: iter(items), finite=True)
@@ -49,6 +53,9 @@ def open_source(source: Source, split: str, seed: int) -> Opened:
     if patterns is not None and not source.streaming:
         from hermes_rl.data.files import read_files
 
+        for path in map(Path, patterns):
+            if notify is not None and path.is_file() and (size := path.stat().st_size) > LARGE:
+                notify(f"reading {path} ({size >> 20} MiB)")
         rows = read_files(str(source.path), patterns)
         return Opened(lambda: iter(rows), finite=True)
     if not is_on_hub(source):

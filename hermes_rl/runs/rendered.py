@@ -117,8 +117,16 @@ async def chosen_row(spec: Spec, wanted: str, split: Split | None, notify: Calla
     """Return the row that is asked for, and its split: train, where there are such rows. Raises as `find_row`."""
     only = spec.dataset.eval is not None and spec.dataset.eval.only
     among: Split = split or ("eval" if only else "train")
-    rows = await asyncio.to_thread(load_rows, spec, among, notify=notify)
-    return await asyncio.to_thread(find_row, rows, wanted, among), among
+    rows = await asyncio.to_thread(load_rows, spec, among, notify=notify, lazily=True)
+    # Without `dataset.key` keys are hashes, so that a small number is a place; no row behind it is needed.
+    is_place = spec.dataset.key is None and wanted.isdecimal() and int(wanted) < SEARCHED
+    if is_place and (found := await asyncio.to_thread(lambda: next(islice(rows, int(wanted), None), None))) is not None:
+        return found, among
+    try:
+        return await asyncio.to_thread(find_row, rows, wanted, among), among
+    except UserError:
+        rows = await asyncio.to_thread(load_rows, spec, among, notify=notify)  # which knows how many there are
+        return await asyncio.to_thread(find_row, rows, wanted, among), among
 
 
 async def render_row(compiled: CompiledSpec, row: Row, split: Split, *, with_text: bool) -> Rendered:

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+import hermes_rl.data.rows as rows_module
 from hermes_rl.data.check import check_spec
 from hermes_rl.data.files import read_files
 from hermes_rl.data.load import Split, load_rows
 from hermes_rl.data.rows import Rows, digest
 from hermes_rl.errors import SpecError, UserError
-from hermes_rl.spec import Spec, parse_spec
+from hermes_rl.spec import Spec, load_spec, parse_spec
 
 
 def spec_of(dataset: str, folder: Path | None = None, more: str = "") -> Spec:
@@ -556,3 +557,44 @@ def test_half_a_character_is_told_where_it_is_a_key_and_carried_where_it_is_text
     assert {row.columns["q"] for row in load(spec_of(data))} == {"a", "\ud83d"}
     with pytest.raises(UserError, match=r"column `q` of row 2 has half of a character: '\\ud83d'"):
         load(spec_of(data + "  key: q\n"))
+
+
+def lines_of(folder: Path, count: int) -> Spec:
+    (folder / "rows.jsonl").write_text("".join(f'{{"q": "{n}"}}\n' for n in range(count)))
+    (folder / "s.yaml").write_text("dataset: {path: json, data_files: rows.jsonl}\nprompt: {user: '{{ q }}'}\n")
+    return load_spec(folder / "s.yaml", environ={})
+
+
+def test_rows_that_are_loaded_lazily_are_made_as_far_as_they_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, made = lines_of(tmp_path, 100), list[int]()
+    real = rows_module.digest
+    monkeypatch.setattr(rows_module, "digest", lambda columns: [made.append(1), real(columns)][1])
+    rows = load_rows(spec, "train", notify=print, lazily=True)
+    assert [row.columns["q"] for row in islice(rows, 3)] == ["0", "1", "2"] and len(made) == 3
+    eager = load_rows(spec, "train", notify=print)
+    assert [row.key for row in rows] == [row.key for row in eager]
+
+
+@pytest.mark.parametrize("dataset", ["shuffle: 1", "order: -q", "eval: {fraction: 0.1}"])
+def test_rows_in_another_order_are_not_loaded_lazily(tmp_path: Path, dataset: str) -> None:
+    lines_of(tmp_path, 20)
+    text = (tmp_path / "s.yaml").read_text().replace("rows.jsonl}", f"rows.jsonl, {dataset}}}")
+    (tmp_path / "s.yaml").write_text(text)
+    spec = load_spec(tmp_path / "s.yaml", environ={})
+    lazily, eager = (load_rows(spec, "train", notify=print, lazily=lazy) for lazy in (True, False))
+    assert [row.key for row in lazily] == [row.key for row in eager] and lazily.length == eager.length
+
+
+def test_long_reading_says_how_far_it_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "PATIENCE", 0.0)
+    monkeypatch.setattr(rows_module, "LOOKED_AFTER", 10)
+    monkeypatch.setattr("hermes_rl.data.sources.LARGE", 10)
+    spec, told = lines_of(tmp_path, 25), list[str]()
+    load_rows(spec, "train", notify=told.append)
+    expected = [f"reading {tmp_path}/rows.jsonl (0 MiB)", "read 10 rows so far", "read 20 rows so far"]
+    assert told == expected
+    told.clear()
+    check_spec(spec, notify=told.append)
+    assert told == expected

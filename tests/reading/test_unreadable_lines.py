@@ -48,10 +48,11 @@ def test_damaged_line_costs_its_rollout_and_is_named(
     assert status(["export", str(run), "--out", str(tmp_path / "out")]) == 0
     assert named in capsys.readouterr().err
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a:0-0.json", "c:0-0.json"]
+    other = write_run(tmp_path / "other", [recorded(row, score=0.5) for row in "abc"])
     for command in (
         ["audit", str(run)],
         ["show", str(run), "--no-pager"],
-        ["compare", str(run), str(run), "--no-pager"],
+        ["compare", str(run), str(other), "--no-pager"],
     ):
         assert status(command) == 0, command
     assert status(["show", str(run), "b:0-0"]) == 2

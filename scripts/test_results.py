@@ -1,8 +1,8 @@
-"""Write how long tests took, by group, and print which failed: python scripts/test_results.py FILE REPORT.xml…
+"""Write how long tests took, by group, and print which failed: python -m scripts.test_results FILE REPORT.xml…
 
-The reports are those of `pytest --junitxml`. Groups are directories of tests, and modules of tests/real. The file lists
-the groups and then all tests, the longest first; the groups are printed as well, and then each failed test with the end
-of what it said, as the output of a long run is often cut at its beginning.
+The reports are those of `pytest --junitxml`; one that does not exist is left out. Groups are directories of tests, and
+modules of tests/real. The file lists the groups and then all tests, the longest first; the groups are printed as well,
+and then each failed test with the end of what it said, as the output of a long run is often cut at its beginning.
 """
 
 from __future__ import annotations
@@ -60,4 +60,4 @@ def main(file: Path, *reports: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    main(Path(sys.argv[1]), *filter(Path.exists, map(Path, sys.argv[2:])))

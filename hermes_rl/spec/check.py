@@ -20,6 +20,7 @@ from hermes_rl.spec.findings import Findings
 from hermes_rl.spec.model import PROGRAM_VALUES, Content, Prompt, SandboxSection, Spec, TextFile, User
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.paths import FILE_FORMATS
+from hermes_rl.spec.rules import asked_first
 from hermes_rl.spec.section import is_template, thaw
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import TemplateError, coerce, has_template, render, render_section, render_text
@@ -234,6 +235,7 @@ def check_spec(
         message = "no reward pays this seat, so it is not trained: name it in a reward's `seats`, or say `train: false`"
         findings.warning(("agents", name), message)
     _check_seat_tools(spec, findings)
+    _check_first_words(spec, findings)
     _check_programs(spec, findings)
     _check_far_away(spec, findings)
     check_samples(spec, samples, findings, keys)
@@ -249,6 +251,19 @@ def _check_seat_tools(spec: Spec, findings: Findings) -> None:
         for name in sorted(set(own.tools or ()) - set(names)):
             message = f"agents.{seat}.tools: there is no tool {name!r}{choices(name, names)}"
             findings.problem(("agents", seat, "tools"), message)
+
+
+def _check_first_words(spec: Spec, findings: Findings) -> None:
+    """Report seats that would be asked without a user message, which chat templates refuse."""
+    order = spec.play.order if spec.play is not None else None
+    speaks_first = spec.user is not None and spec.user.opens
+    for seat in asked_first(order, list(spec.agents)) if not speaks_first else ():
+        own = spec.agents[seat]
+        prompt = spec.prompt if own.prompt is None else own.prompt
+        if prompt.user is None and prompt.messages is None and own.agent.program is None:
+            path: NodePath = ("agents", seat) if own.prompt is None else ("agents", seat, "prompt")
+            message = "the seat speaks first and would be asked without a user message: give its prompt a `user`"
+            findings.problem(path, message, at="key")
 
 
 def _check_programs(spec: Spec, findings: Findings) -> None:

@@ -256,6 +256,26 @@ def _seats(data: dict[str, Any]) -> Iterator[Fault]:
         yield Fault(("serve", "max_staleness"), message, at="key")
     yield from _play(data, names)
     yield from _paid(data, names)
+    yield from _unasked(data, names)
+
+
+def asked_first(order: object, names: Sequence[str]) -> Sequence[str]:
+    """Return the seats that speak before they have heard another, as far as `play` alone tells."""
+    return names if order == "simultaneous" else names[:1] if order in ("alternate", "call") else ()
+
+
+def _unasked(data: dict[str, Any], names: list[str]) -> Iterator[Fault]:
+    """Find fault with a seat whose prompt leaves out the question of the spec's, which it replaces."""
+    if not {"user", "messages"} & section(data, "prompt").keys():
+        return
+    for name in asked_first(_order(data), names):
+        own = section(data, "agents", name, "prompt")
+        if own and not {"user", "messages"} & own.keys():
+            message = (
+                "it replaces the spec's `prompt` as a whole, and leaves out what the seat is asked first: give it a "
+                "`user`, such as the spec's"
+            )
+            yield Fault(("agents", name, "prompt"), message, at="key")
 
 
 def _user_of_seats(data: dict[str, Any]) -> Iterator[Fault]:

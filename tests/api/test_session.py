@@ -244,6 +244,7 @@ play: {order: alternate, rounds: 2}
 rewards: {texts: {fn: "code.py:texts", range: [0, 9]}}
 servers: {policy: {type: scripted}}
 """
+AT_A_TIME = SEATS.replace("alternate", "simultaneous").replace("You answer.}", "You answer., user: Say one.}")
 TEXTS = "def texts(result):\n    return float(result.final_response)\n"
 
 
@@ -273,7 +274,7 @@ async def test_each_turn_says_whose_it_is_and_has_that_seats_conversation(tmp_pa
 
 
 async def test_seats_that_speak_at_a_time_are_asked_one_after_the_other(tmp_path: Path) -> None:
-    text = SEATS.replace("order: alternate", "order: simultaneous")
+    text = AT_A_TIME
     said: dict[str, list[str]] = {"white": [], "black": []}
     async with open_env(seats_in(tmp_path, text)) as env:
         session = await env.session(env.rows()[0], tokenizer=SMALL)
@@ -299,7 +300,7 @@ async def test_seats_with_servers_of_their_own_are_played_by_these(tmp_path: Pat
 
 
 async def test_a_seat_whose_server_fails_ends_the_session_while_another_one_waits(tmp_path: Path) -> None:
-    text = SEATS.replace("order: alternate", "order: simultaneous").replace("black: {", "black: {server: other, ")
+    text = AT_A_TIME.replace("black: {", "black: {server: other, ")
     chat = ScriptedChat([refused(401, "no key")] * 9)
     stop = await chat.start()
     try:

@@ -171,5 +171,5 @@ def test_row_that_does_not_exist_is_refused_with_the_number_of_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "s.yaml").write_text("dataset: {items: [{q: a}, {q: b}]}\nprompt: {user: '{{ q }}'}\n")
-    assert status(["render", str(tmp_path / "s.yaml"), "--row", "2"]) == 2
-    assert "there is no row '2': give a key, or a place from 0 (rows: 2)" in capsys.readouterr().err
+    assert status(["render", str(tmp_path / "s.yaml"), "--row", "7000"]) == 2
+    assert "there is no row '7000': give a key, or a place from 0 (rows: 2)" in capsys.readouterr().err

@@ -415,7 +415,7 @@ async def test_words_of_another_seat_that_do_not_fit_end_the_seat_that_hears_the
     group = await played(tmp_path, size=1, solution={"turns": turns}, **parts)
     endings = [(str(seat.ending), seat.score) for seat in group.rollouts[0].seats]
     assert (group.dropped, endings) == (None, [("world_over", 1.0), ("token_budget", 0.0)])
-    black["prompt"] = {"system": 400 * "many words "}
+    black["prompt"] = {"system": 400 * "many words ", "user": "Hello."}
     group = await played(tmp_path, size=1, solution={"turns": [{"say": "1"}]}, play="simultaneous", **parts)
     assert group.dropped is Ending.ROW_FAILURE and "first request does not fit" in str(group.detail)
 

@@ -584,3 +584,49 @@ def test_template_that_fails_names_the_row_by_its_key() -> None:
     spec = parse_spec(f'dataset: {{key: id, items: {items}}}\nprompt: {{user: "{{{{ n }}}}"}}\n', environ={})
     (problem,) = check_spec(spec)[0]
     assert problem.message == "there is no column `n` (row second)"
+
+
+SEATS = """
+dataset: {items: [{n: 1}]}
+prompt: PROMPT
+agents:
+  ann: {prompt: {system: "It is worth 5 to you."}}
+  bob: {}
+play: PLAY
+servers: {policy: {type: scripted}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("prompt", "play", "fault"),
+    [
+        ("{user: Your bid?}", "{order: simultaneous, rounds: 1}", "it replaces the spec's `prompt` as a whole"),
+        ("{user: Your bid?}", "{order: alternate, rounds: 1}", "it replaces the spec's `prompt` as a whole"),
+        ("{user: Your bid?}", "call", "it replaces the spec's `prompt` as a whole"),
+        ("{system: Bid.}", "{order: simultaneous, rounds: 1}", "would be asked without a user message"),
+        ("{system: Bid.}", "{order: alternate, rounds: 1}", "would be asked without a user message"),
+    ],
+)
+def test_seat_that_is_asked_without_a_user_message_is_refused(
+    tmp_path: Path, prompt: str, play: str, fault: str
+) -> None:
+    text = SEATS.replace("PROMPT", prompt).replace("PLAY", play)
+    path = write(tmp_path, text)
+    try:
+        problems = check_spec(load_spec(path))[0]
+    except SpecError as error:
+        problems = list(error.problems)
+    assert any(fault in problem.message and problem.line == 5 for problem in problems), problems
+    whole = text.replace("to you.", "to you., user: Your bid?").replace(
+        'you., user: Your bid?"', 'you.", user: Your bid?'
+    )
+    others = whole.replace("bob: {}", "bob: {prompt: {user: Yours?}}")
+    assert check_spec(load_spec(write(tmp_path, others)))[0] == []
+
+
+def test_seat_that_hears_others_first_needs_no_user_message(tmp_path: Path) -> None:
+    text = SEATS.replace("PROMPT", "{user: Ask them.}").replace("PLAY", "call")
+    text = text.replace("ann:", "xx:").replace("bob: {}", "ann: {}").replace("xx:", "bob:")
+    lines = text.splitlines()
+    lines[4], lines[5] = lines[5], lines[4]
+    assert check_spec(load_spec(write(tmp_path, "\n".join(lines))))[0] == []

@@ -76,5 +76,5 @@ async def test_row_with_picture_costs_that_row_alone(tmp_path: Path) -> None:
     assert {"row-0", "row-1"} == {key for key, ending in ends if ending == "row_failure"}
     assert {"row-2", "row-3"} == {key for key, ending in ends if ending == "finished"}
     assert all("only text can be sent" in each["error"] for each in records if each["ending"] == "row_failure")
-    # Each member whose prompt is refused asks once whether another prompt is answered.
-    assert "/picture" not in policy.told and len(policy.asked) == 4 + 4
+    # A member whose prompt is refused asks once whether another prompt is answered, if its group still waits for it.
+    assert "/picture" not in policy.told and 4 + 2 <= len(policy.asked) <= 4 + 4

@@ -713,6 +713,9 @@ class CompiledSpec:
             name: render_section(artifact, row.columns, where=f"artifacts.{name}", key=row.key)
             for name, artifact in self.spec.artifacts.items()
         }
+        for name, artifact in rendered.items():
+            if artifact.path is None and artifact.command is None:
+                raise UserError(f"artifacts.{name}, row {row.key}: its template gives None")
         return [ArtifactRequest(name, artifact.path, artifact.command) for name, artifact in rendered.items()]
 
     def _only_kept(self) -> frozenset[str]:

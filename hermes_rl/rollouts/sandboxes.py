@@ -21,6 +21,7 @@ from typing import Any
 
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import Problem, RunError, SandboxFailure, UserError
+from hermes_rl.others_files import read_regular
 from hermes_rl.plugins import Code
 from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig, SandboxFile, SandboxService
 from hermes_rl.scoring.grader import GradedReward
@@ -244,7 +245,9 @@ def _expand(entry: File, folder: Path) -> list[SandboxFile]:
             return [SandboxFile(entry.to, data, 0o644 if mode is None else mode)]
         except binascii.Error as error:
             raise UserError(f"sandbox.files: {entry.to!r} is not base64: {error}") from error
-    source = _inside(str(entry.from_), folder)
+    if entry.from_ is None:  # a template gave None
+        raise UserError(f"sandbox.files: {entry.to!r} has no content: give `content`, `from` or `base64`")
+    source = _inside(entry.from_, folder)
     if source.is_dir():
         inner = sorted(path for path in source.rglob("*") if path.is_file())
         return [_read_file(path, f"{entry.to}/{path.relative_to(source)}", mode, folder) for path in inner]
@@ -253,7 +256,11 @@ def _expand(entry: File, folder: Path) -> list[SandboxFile]:
 
 def _inside(source: str, folder: Path) -> Path:
     """Return the path after symlinks; outside of the spec's folder it is refused: the files are the host's."""
-    path = (folder / source).resolve()
+    try:
+        path = (folder / source).resolve()
+        path.exists()
+    except (OSError, ValueError) as error:  # the name is too long, or holds a null byte
+        raise UserError(f"files: from: {source[:200]!r} cannot be read: {error}") from None
     if not path.is_relative_to(folder.resolve()):
         raise UserError(
             f"files: from: {source} lies outside of {folder}: put it there, or let the row give its text as `content`"
@@ -264,7 +271,7 @@ def _inside(source: str, folder: Path) -> Path:
 def _read_file(path: Path, to: str, mode: int | None, folder: Path) -> SandboxFile:
     try:
         real = _inside(str(path), folder)
-        return SandboxFile(to, real.read_bytes(), real.stat().st_mode & 0o777 if mode is None else mode)
+        return SandboxFile(to, read_regular(real), real.stat().st_mode & 0o777 if mode is None else mode)
     except OSError as error:
         raise UserError(f"sandbox.files: {path} cannot be read: {error.strerror}") from error
 

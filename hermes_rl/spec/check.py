@@ -17,17 +17,19 @@ from hermes_rl.others_files import read_regular
 from hermes_rl.server_types import refused_part
 from hermes_rl.spec.argument_types import ChatCalls, ChatMessages, GoldTurn, Role
 from hermes_rl.spec.findings import Findings
-from hermes_rl.spec.model import PROGRAM_VALUES, Content, Prompt, SandboxSection, Spec, TextFile, User
+from hermes_rl.spec.model import PROGRAM_VALUES, Content, File, Prompt, SandboxSection, Spec, TextFile, User
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.paths import FILE_FORMATS
 from hermes_rl.spec.rules import asked_first
-from hermes_rl.spec.section import is_template, thaw
+from hermes_rl.spec.section import EnvText, SystemText, is_template, thaw
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import TemplateError, coerce, has_template, render, render_section, render_text
 
 # -------------------------------------------------------------------------- Templates, rendered with sample rows
 
 Row = Mapping[str, Any]
+TEXT = object()
+"""The type of a place that is text, whatever a template gives; the others are checked as their target."""
 SAMPLING_SECONDS = 10.0
 """Processor time for rendering all templates with sample rows; see `hermes_rl.template_limits` for that of one."""
 
@@ -86,7 +88,7 @@ def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
     """Path, value, and declared type of every single value that is rendered."""
     for place, prompt in _prompts(spec):
         yield from _prompt(place, prompt)
-    yield from ((("agents", seat, "hears"), own.hears, str) for seat, own in spec.agents.items())
+    yield from ((("agents", seat, "hears"), own.hears, TEXT) for seat, own in spec.agents.items())
     for path, tool in spec.all_tools.items():
         if isinstance(tool.schemas, str):
             yield (*path, "schemas"), tool.schemas, list[dict[str, Any]]
@@ -97,9 +99,9 @@ def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
             says = spec.user.model_dump(include={"says"}, by_alias=True, exclude_unset=True)["says"]
             yield from _below(("user", "says"), says, None)
     for name, artifact in spec.artifacts.items():
-        yield from _below(("artifacts", name), artifact.model_dump(exclude_none=True), str)
+        yield from _below(("artifacts", name), artifact.model_dump(exclude_none=True), SystemText)
     for path, program in spec.programs.items():
-        yield from _below(path, program.model_dump(by_alias=True, exclude_unset=True), str)
+        yield from _below(path, program.model_dump(by_alias=True, exclude_unset=True), EnvText)
     yield from _arguments(spec)
     if spec.solution is not None:
         for name, value in spec.solution.model_dump(by_alias=True, exclude_unset=True).items():
@@ -122,8 +124,8 @@ def _prompt(place: NodePath, prompt: Prompt) -> Iterator[tuple[NodePath, Any, An
         yield (*path, "role"), message.role, Role
         yield from _content((*path, "content"), message.content)
         for name in ("name", "reasoning_content", "tool_call_id"):
-            yield (*path, name), getattr(message, name), str
-        yield from _whole((*path, "tool_calls"), message.tool_calls, ChatCalls)
+            yield (*path, name), getattr(message, name), str | None
+        yield from _whole((*path, "tool_calls"), message.tool_calls, ChatCalls | None)
 
 
 def _arguments(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
@@ -140,11 +142,11 @@ def _arguments(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
 def _content(path: NodePath, content: Content | None) -> Iterator[tuple[NodePath, Any, Any]]:
     if isinstance(content, tuple):
         for index, part in enumerate(content):
-            yield (*path, index, "text"), part.text, str
+            yield (*path, index, "text"), part.text, TEXT
             yield (*path, index, "image"), part.image, None
             yield (*path, index, "image_url"), part.image_url, None
     elif content is not None:
-        yield path, content, str
+        yield path, content, TEXT
 
 
 def _whole(path: NodePath, value: Any, kind: Any) -> Iterator[tuple[NodePath, Any, Any]]:
@@ -156,13 +158,14 @@ def _whole(path: NodePath, value: Any, kind: Any) -> Iterator[tuple[NodePath, An
 
 
 def _below(path: NodePath, value: Any, kind: Any) -> Iterator[tuple[NodePath, Any, Any]]:
-    """Each template on its own, so that its place can be named; only a whole value has a declared type."""
+    """Each template on its own, so that its place can be named; only a whole value has a declared type, or a text."""
+    inner = kind if kind in (str, EnvText, SystemText) else None
     if isinstance(value, Mapping):
         for name, item in value.items():
-            yield from _below((*path, name), item, str if kind is str else None)
+            yield from _below((*path, name), item, inner)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            yield from _below((*path, index), item, str if kind is str else None)
+            yield from _below((*path, index), item, inner)
     else:
         yield path, value, kind
 
@@ -172,9 +175,9 @@ def _works(path: NodePath, value: Any, kind: Any, row: Row, key: str, findings: 
     try:
         if file is not None:
             value = read_regular(file).decode()
-        if is_template(value) and kind is str:
+        if is_template(value) and kind in (TEXT, str):
             render_text(value, row, key=key)
-        elif has_template(value):
+        if has_template(value) and kind is not TEXT:
             rendered = render(thaw(value), row, key=key)
             if kind is not None:
                 coerce(rendered, kind, key=key)
@@ -196,10 +199,31 @@ def _check_section(
             failed.add(inner)
             return
     try:
-        render_section(section, row, key=key)
+        rendered = render_section(section, row, key=key)
+        for index, file in enumerate(rendered.files if isinstance(rendered, SandboxSection) else ()):
+            fault = _fault_of(file, findings.spec.folder)
+            if fault is not None:
+                place = (*path, "files", index, *(["from"] if file.from_ is not None else []))
+                findings.problem(place, f"{fault} (row {key})")
+                failed.add(path)
+                return
     except TemplateError as error:
         failed.add((*path, *error.path))
         findings.template((*path, *error.path), error)
+
+
+def _fault_of(file: File, folder: Path) -> str | None:
+    """Return why a file of a row cannot be laid down; None where it can."""
+    if file.from_ is None:
+        has_content = file.content is not None or file.base64 is not None
+        return None if has_content else f"{file.to!r} has no content: give `content`, `from` or `base64`"
+    try:
+        path = (folder / file.from_).resolve()
+        if not path.is_relative_to(folder.resolve()):
+            return f"{file.from_} lies outside of {folder}"
+        return None if path.exists() else f"there is no file or folder {file.from_}"
+    except OSError as error:  # its name is too long
+        return f"{file.from_[:200]} cannot be read: {error.strerror}"
 
 
 # ------------------------------------------------------------------------------------------------ The whole spec

@@ -77,7 +77,7 @@ class File(Section):
 
     to: SystemText = Field(description="Path in the sandbox, relative to its working directory.")
     content: str | None = Field(None, description="Text of the file.")
-    from_: str | None = Field(
+    from_: SystemText | None = Field(
         None, alias="from", description="File or folder to copy, below the folder of the spec after symlinks."
     )
     base64: str | None = Field(None, description="Bytes of the file in base64.")

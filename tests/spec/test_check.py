@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hermes_rl.data.check import check_spec
 from hermes_rl.data.load import load_rows
 from hermes_rl.errors import SpecError, UserError
 from hermes_rl.rollouts.compiled import messages_of
+from hermes_rl.rollouts.sandboxes import sandbox_config
 from hermes_rl.spec import Spec, load_spec
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.schema import type_of
@@ -481,6 +483,25 @@ def test_rendering_of_sample_rows_ends(tmp_path: Path, monkeypatch: pytest.Monke
     assert problems == []
     assert "only the first 1 were checked; see `columns` and `filter`" in str(warnings[0])
     assert any("only 0 of 1 sample rows were rendered" in str(each) for each in warnings)
+
+
+@pytest.mark.parametrize(
+    ("file", "value"),
+    [("{to: f, from: '{{ v }}'}", value) for value in ("none.txt", "../s.yaml", "x" * 300, "a\0b", None)]
+    + [("{to: f, content: '{{ v }}'}", None), ("{to: '{{ v }}', content: x}", "a\0b")],
+)  # fmt: skip
+def test_files_of_rows_are_refused_by_validate_and_by_a_run(tmp_path: Path, file: str, value: str | None) -> None:
+    (tmp_path / "in").mkdir()
+    text = (
+        f"dataset: {{key: id, items: [{{id: seven, v: {json.dumps(value)}}}]}}\nprompt: {{user: go}}\n"
+        f"sandbox: {{files: [{file}]}}\nrewards: {{contains_all: {{args: {{values: []}}}}}}\n"
+    )
+    spec = load_spec(write(tmp_path / "in", text))
+    (problem,) = check_spec(spec)[0]
+    assert "(row seven)" in str(problem)
+    (row,) = load_rows(spec, "train", notify=print)
+    with pytest.raises(UserError):
+        sandbox_config(spec, row, {})
 
 
 def test_typed_dicts_of_a_reward_are_types_of_its_arguments(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from loop_contenders import CONTENDERS
@@ -44,11 +44,16 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def server(turns: int, latency: float, shape: str = "fixed", tool: str = "noop") -> AbstractContextManager[str]:
+    """Start the model of the benchmarks; the context is its address."""
+    options = ["--turns", str(turns), "--latency", str(latency), "--shape", shape, "--tool", tool]
+    return serving(str(HERE / "loop_server.py"), *options)
+
+
 @contextmanager
-def server(turns: int, latency: float, shape: str = "fixed", tool: str = "noop") -> Iterator[str]:
-    command = [sys.executable, str(HERE / "loop_server.py"), "--turns", str(turns), "--latency", str(latency)]
-    command += ["--shape", shape, "--tool", tool]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def serving(*arguments: str) -> Iterator[str]:
+    """Start a program that prints its address, which is the context; end it behind that."""
+    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         yield process.stdout.readline().strip()

@@ -22,14 +22,12 @@ import asyncio
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from loop import serving
 from loop_server import Connection, Model, http, latency
 from report import PAIRS, machine, ratio, say, spread, table, usage
 
@@ -81,7 +79,7 @@ def main() -> None:
 def measure(checkouts: list[Path], tokenizer: Path, options: argparse.Namespace) -> None:
     cases = [(checkout, isolate) for isolate in options.isolate for checkout in checkouts]
     found: dict[tuple[Path, str] | None, list[float]] = {case: [] for case in (None, *cases)}
-    with serving() as url, tempfile.TemporaryDirectory() as directory:
+    with serving(__file__, "--serve") as url, tempfile.TemporaryDirectory() as directory:
         for repetition in range(options.repetitions):
             for case in (None, *(cases if repetition % 2 else reversed(cases))):
                 took = [
@@ -174,17 +172,6 @@ async def serve() -> None:
     host, port = listening.sockets[0].getsockname()[:2]
     say(f"http://{host}:{port}/v1")
     await listening.serve_forever()
-
-
-@contextmanager
-def serving() -> Iterator[str]:
-    process = subprocess.Popen([sys.executable, __file__, "--serve"], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
-    finally:
-        process.kill()
-        process.wait()
 
 
 # ------------------------------------------------------------------ the bare client

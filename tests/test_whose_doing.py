@@ -76,7 +76,7 @@ BEFORE: Places = {
 OF_A_ROW: Places = {
     # Made of a row and the spec alone. Once a rollout was graded, such an error is of its own rollout.
     "agent/program.py": "ProgramDriver._inside",
-    "rollouts/compiled.py": "_read image_url _bytes CompiledSpec._state CompiledSpec.program",
+    "rollouts/compiled.py": "_read image_url _bytes CompiledSpec._state CompiledSpec.program CompiledSpec._artifacts",
     "rollouts/sandboxes.py": "laid_files require_copies _expand _image _inside _read_file",
     "sandbox/base.py": "Sandbox.prepare",
     # What an agent program sends is refused by its endpoint, before it is asked for. A server refuses a row's prompt

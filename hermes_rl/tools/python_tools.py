@@ -141,9 +141,9 @@ def _turns_of(code: Callable[..., Any]) -> Turns:
 def _signature_of(code: Callable[..., Any], name: str) -> Signature:
     """Return the signature of some code; processes make a tool for each call, and describing it takes a millisecond."""
     match code:
-        case FunctionType():
+        case FunctionType(__closure__=None):  # what a closure holds, such as a state, would be kept
             return _signature(code, name, skip_first=False)
-        case MethodType(__func__=FunctionType() as function):
+        case MethodType(__func__=FunctionType(__closure__=None) as function):
             return _signature(function, name, skip_first=True)
         case _:
             return Signature.of(code, name)

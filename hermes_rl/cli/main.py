@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
         words = sys.argv[1:] if arguments is None else arguments
         code = final_status(status(words), next(iter(words), ""), output)
         errors.flush()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done: a further one has nothing to interrupt
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: a further one has nothing to interrupt
         gc.freeze()  # at its end Python looks at everything once more, although all of it goes
     except (KeyboardInterrupt, Exception) as error:
         # Libraries in Rust make it an error of theirs, in whose text it is named.

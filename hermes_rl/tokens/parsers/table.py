@@ -83,13 +83,17 @@ def load_parser(name: str) -> Parser:
     return _FORMATS[name][1]
 
 
+JUDGED = 10_000
+"""Characters from the beginning by which a turn of JSON counts as calls; this is read on the event loop."""
+
+
 def unread_call(text: str) -> str | None:
     """Return the text of a turn from the first call in it on; None where there is none behind what the model thought.
 
     For a server that reads calls itself, this is what it did not take for a call.
     """
     answer = text.rpartition("</think>")[2]
-    if LLAMA3_JSON.calls(answer, None)[1]:
+    if LLAMA3_JSON.calls(answer.lstrip()[:JUDGED], None)[1]:
         return answer
     places = [place for opening in (*OPENINGS, *OTHERS) if (place := answer.find(opening)) >= 0]
     return answer[min(places) :] if places and not answer.lstrip().startswith("<think>") else None

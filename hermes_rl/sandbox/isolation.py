@@ -7,11 +7,14 @@ from another, so that a reward cannot trust what it finds there, and nothing may
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
 
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.base import ONE_ACCOUNT
-from hermes_rl.spec.model import Spec
-from hermes_rl.spec.nodes import NodePath
+
+if TYPE_CHECKING:  # processes of user code import this module with the tools, and need no form of a spec
+    from hermes_rl.spec.model import Spec
+    from hermes_rl.spec.nodes import NodePath
 
 
 def isolation_problems(spec: Spec) -> Iterator[tuple[NodePath, str]]:

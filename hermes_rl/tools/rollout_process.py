@@ -10,7 +10,7 @@ it the state. The second half of this module is what runs there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic_core import to_jsonable_python
 
@@ -23,7 +23,6 @@ from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.foreign.wire import WireError
 from hermes_rl.plugins import Code, itself
 from hermes_rl.sandbox.user_code import CONFINED
-from hermes_rl.spec.model import Isolate
 from hermes_rl.tools.base import (
     ArgumentRule,
     DescribedTool,
@@ -35,6 +34,9 @@ from hermes_rl.tools.base import (
     describe,
 )
 from hermes_rl.tools.python_tools import NAME, PythonTool, StateTool, answer_of, tools_of_state
+
+if TYPE_CHECKING:  # each process that runs tools would load the forms of specs
+    from hermes_rl.spec.model import Isolate
 
 HERE = "hermes_rl.tools.rollout_process"
 T = TypeVar("T")

@@ -67,7 +67,7 @@ def whole_text(text: str) -> str:
 
 
 LONGEST_NAME = 200
-"""Characters of a safe name; file systems take 255 bytes."""
+"""Characters of a name that becomes a file or directory; file systems take 255 bytes."""
 
 
 def safe_name(text: str) -> str:
@@ -131,6 +131,7 @@ def read_json(text: str | bytes) -> Any:
 
 
 _BUFFER = 1 << 14
+"""Bytes that orjson begins with; a longer text takes what it needs."""
 
 
 def write_message(value: Any, default: Callable[[Any], Any] | None = None) -> bytes:

@@ -29,12 +29,9 @@ from hermes_rl.spec.origin import Fault, address, entries, exactly_one, section
 from hermes_rl.spec.paths import FILE_FORMATS, file_format
 from hermes_rl.spec.section import is_template
 from hermes_rl.spec.suggest import choices
-from hermes_rl.values import LARGEST_NUMBER
+from hermes_rl.values import LARGEST_NUMBER, LONGEST_NAME
 
 # --------------------------------------------------------------------------- Dataset, prompt, toolsets and tools
-
-LONGEST_NAME = 200
-"""Characters of a spec's name, which is a directory below `outputs`."""
 
 
 def _name(data: dict[str, Any]) -> Iterator[Fault]:

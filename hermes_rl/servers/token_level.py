@@ -40,6 +40,9 @@ LARGE = 20_000
 """Characters of what is rendered from which that is done in a thread."""
 RESENT = 1 << 16
 """Bytes of a program's request from which on what is known of it is looked for there too."""
+_PADDING = 4096
+"""Ids behind the tokenizer's vocabulary that a model may have and sample: vocabularies are padded for the GPU, by 1,069
+ids in gpt-oss, and the tokenizer does not say how far."""
 _TAIL = 256
 _ID_LENGTH = 9
 """Characters; some chat templates take no other length."""
@@ -71,7 +74,7 @@ class TokenServer:
         """The loaded one, once the length of the server's context is known too."""
         self._context: int | None = None
         self._largest = LARGEST_ID
-        """The largest id of the renderer's vocabulary, once that is loaded."""
+        """The largest id that the model can have, once the vocabulary of the renderer is loaded."""
         self._response = response
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
@@ -143,7 +146,7 @@ class TokenServer:
             renderer = await self.load()
             self._context = await self._source.context_length()
             vocabulary = renderer.tokenizer.vocabulary
-            self._largest = max(vocabulary.values())
+            self._largest = max(vocabulary.values()) + _PADDING
             if isinstance(self._source, SampledByFunction):
                 self._source.know(vocabulary[token] for token in renderer.tokenizer.control)
             self._renderer = renderer

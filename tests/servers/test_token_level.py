@@ -189,6 +189,16 @@ async def test_a_log_probability_above_0_by_rounding_counts_as_0() -> None:
     assert max(sequence.sampled) == 0.0
 
 
+async def test_a_token_of_the_padding_of_a_vocabulary_is_trained() -> None:
+    policy = TokenPolicy(SMALL, adds)
+    padding = max(SMALL.vocabulary.values()) + 11
+    policy.faults = [_ids(lambda ids: [padding, *ids])]
+    async with policy.running() as url:
+        result = await play(role_of("vllm", url))
+    (sequence,) = result.transcript.sequences()
+    assert (result.ending, sequence.trained[0]) == (Ending.FINISHED, padding)
+
+
 def test_numbers_of_a_server_are_read_with_care() -> None:
     assert [version_of(value) for value in (3, "12", "default", "v2", None, True)] == [3, 12, 0, None, None, None]
     assert [version_of(value) for value in (-1, 2**70, "9" * 5000, 1.5, [3])] == [None] * 5

@@ -26,8 +26,10 @@ a run before its first rollout; behind it, whatever an agent can bring about is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import errno
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,38 @@ class RunError(HermesRLError):
 
 class AgentFault(HermesRLError):
     """The agent made a reward fail, which gets the end of its range that lowers the score, with this as the reason."""
+
+
+class KilledByAgentError(AgentFault, OSError):
+    """The agent's own commands ended the sandbox: there is nothing to look at, and rewards are to see that."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.ENODEV, "the agent's own commands ended its sandbox")
+
+    def __reduce__(self) -> tuple[type[KilledByAgentError], tuple[()]]:
+        return KilledByAgentError, ()
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+@cache
+def agent_error(kind: type[OSError]) -> type[OSError]:
+    """Return the class of errors that rewards catch as `kind`, and that are the agent's doing where they do not."""
+
+    def text(error: OSError) -> str:
+        return f"{error.filename}: {error.strerror}" if error.filename is not None else str(error.strerror)
+
+    def reduced(error: OSError) -> tuple[Callable[..., OSError], tuple[Any, ...]]:
+        return _agent_error, (kind, error.errno, error.strerror, error.filename)
+
+    body: dict[str, Any] = {"__str__": text, "__reduce__": reduced, "__doc__": "What the agent left is in the way."}
+    kinds: tuple[type, ...] = (AgentFault, kind)
+    return type(kind.__name__, kinds, body)
+
+
+def _agent_error(kind: type[OSError], number: int, problem: str, filename: str | None) -> OSError:
+    return agent_error(kind)(number, problem, filename)  # type: ignore[arg-type]  # classes are hashable
 
 
 class Failure(HermesRLError):

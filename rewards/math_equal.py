@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from hermes_rl import Score
-from hermes_rl.scoring.mathematics import equal
+from hermes_rl.scoring.mathematics import compile_patterns, equal
 from hermes_rl.scoring.value import takes_at_most
 
 
-@takes_at_most("timeout", imports=("math_verify",))
+@takes_at_most("timeout", imports=("math_verify",), prepare=compile_patterns)
 def math_equal(result: Any, *, target: str, timeout: float = 10.0) -> Score:
     """1 if the answer equals `target` as an expression (``0.5`` = ``1/2`` = ``\\frac{1}{2}``), else 0.
 

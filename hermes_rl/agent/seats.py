@@ -27,7 +27,7 @@ from hermes_rl.foreign.failures import EndedError, ForeignError
 from hermes_rl.foreign.messages import require_text
 from hermes_rl.foreign.pool import POOL
 from hermes_rl.foreign.stand_ins import SeatStandIn, lives_in_runner
-from hermes_rl.plugins import place_of
+from hermes_rl.plugins import Code, place_of
 from hermes_rl.threads import end_tasks, in_thread
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.base import DescribedTool, ToolFailedError, Toolkit, ToolRuntime, arguments, capped, typed
@@ -397,10 +397,10 @@ def by_function(function: AgentFunction, row: Mapping[str, Any], state: Any) -> 
         if "state" in function.takes:
             here = {"seats": {name: _SeatHere(seat) for name, seat in table.seats.items()}, "row": row, "state": state}
             return await in_thread(lambda: _run(function, {name: here[name] for name in function.takes}))
-        process = await POOL.hold(function.code)
+        plain = f"{answer_in_json.__module__}:answer_in_json"
+        process = await POOL.hold(function.code, Code.of(plain))
         try:
             arguments = {name: offered[name] for name in function.takes}
-            plain = f"{answer_in_json.__module__}:answer_in_json"
             text = await process.call(function.code, arguments, plain, LONGEST, require_text)
             return read_bounded(text)
         except ForeignError as error:

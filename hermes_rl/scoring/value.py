@@ -57,16 +57,19 @@ def value_range(low: float, high: float, *, written: bool = False) -> Callable[[
     return marked
 
 
-def takes_at_most(limit: float | str, imports: tuple[str, ...] = ()) -> Callable[[Reward], Reward]:
+def takes_at_most(
+    limit: float | str, imports: tuple[str, ...] = (), prepare: Callable[[], None] | None = None
+) -> Callable[[Reward], Reward]:
     """Mark a reward that needs no longer, whatever its row: an answer that takes it longer is worth nothing.
 
     Args:
         limit: seconds, or the name of the argument that has them.
         imports: modules that it imports when it is called; its process has them before.
+        prepare: called once, before processes of this reward are made, which then have what it has made.
     """
 
     def marked(function: Reward) -> Reward:
-        function.limit, function.imports = limit, imports  # type: ignore[attr-defined]
+        function.limit, function.imports, function.prepare = limit, imports, prepare  # type: ignore[attr-defined]
         return function
 
     return marked

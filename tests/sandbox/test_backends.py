@@ -169,13 +169,14 @@ def status_of(process: str) -> dict[str, str]:
     return dict(line.split(":\t", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
 
 
-async def test_bubblewrap_that_never_comes_to_anything(tmp_path: Path) -> None:
+async def test_bubblewrap_that_never_comes_to_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hanging = tmp_path / "bwrap"
     hanging.write_text("#!/bin/sh\nexec sleep 60\n")
     hanging.chmod(0o755)
     sandbox = create_sandbox(SandboxConfig())
     isolation = isolation_of(sandbox)
-    isolation.root.bwrap, isolation.start_seconds = Bwrap(str(hanging)), 0.5
+    monkeypatch.setattr(bubblewrap, "find_bwrap", lambda **_: Bwrap(str(hanging)))
+    isolation.start_seconds = 0.5
     async with asyncio.timeout(20):
         with pytest.raises(SandboxFailure, match="did not start within"):
             await sandbox.start()
@@ -268,15 +269,17 @@ def test_backend_that_cannot_be_loaded_or_is_there_twice(monkeypatch: pytest.Mon
 
 def test_probe_of_what_not_every_sandbox_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {part.name: part for part in bubblewrap.parts()}
-    assert list(found) == ["control groups", "users", "images", "system calls"]
+    assert list(found) == ["control groups", "users", "files", "images", "system calls"]
     assert found["system calls"].remedy == ""
     monkeypatch.setattr(bubblewrap, "find_layout", lambda: None)
     monkeypatch.setattr(bubblewrap, "_try", lambda *_: "bwrap: Can't make overlay mount: Operation not permitted")
+    monkeypatch.setattr(bubblewrap, "has_overlays", bubblewrap.has_overlays.__wrapped__)
     monkeypatch.setattr(bubblewrap, "filter_program", lambda: None)
     monkeypatch.setattr(bubblewrap, "subordinate_users", lambda: range(0))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     remedies = {part.name: part.remedy for part in bubblewrap.parts()}
     assert "Delegate=yes" in remedies["control groups"]
     assert "modprobe overlay" in remedies["images"]
+    assert "Linux 5.11" in remedies["files"]
     assert "/etc/subuid" in remedies["users"]
     assert remedies["system calls"]

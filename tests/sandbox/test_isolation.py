@@ -168,6 +168,46 @@ async def test_sandboxes_of_the_machines_root_do_not_share_what_inotify_takes() 
             assert (await other.run(f'python3 -c "{script}"')).output.startswith("one\n")
 
 
+LOCKS = """
+import ctypes, fcntl, os, struct, sys, time
+
+shared = [path for path in sys.argv[1:] if os.path.exists(path)]
+libc, watch = ctypes.CDLL(None), ctypes.CDLL(None).inotify_init1(os.O_NONBLOCK)
+files = [open(path, "rb") for path in shared if os.path.isfile(path)]
+for path in shared:
+    assert libc.inotify_add_watch(watch, path.encode(), 0xFFF) > 0
+for file in files:
+    fcntl.flock(file, fcntl.LOCK_EX)
+print(len(files), "locked", flush=True)
+while not os.path.exists("stop"):
+    time.sleep(0.02)
+print("seen", os.read(watch, 1 << 20))
+"""
+SHARED = "/usr/bin/env /usr/bin /usr/lib/os-release /etc/passwd /etc"
+
+
+async def test_nobody_locks_or_watches_files_that_others_use() -> None:
+    if not bubblewrap.has_overlays():
+        pytest.skip("this machine has no overlays for users")
+    async with create_sandbox(SandboxConfig()) as holding, create_sandbox(SandboxConfig()) as other:
+        await holding.write_file("locks.py", LOCKS.encode())
+        began = f"python3 locks.py {SHARED} > said 2>&1 & until grep -q locked said; do sleep 0.02; done; cat said"
+        assert (await holding.run(began)).output == "3 locked\n"
+        # flock opens what it locks; env and passwd are read, and a folder is listed.
+        uses = "flock -n $file true && cat $file > /dev/null && ls ${file%/*} > /dev/null || echo $file"
+        taken = await other.run(f"for file in {SHARED}; do [ -d $file ] || {{ {uses}; }}; done")
+        assert (taken.exit_code, taken.output) == (0, "")
+        assert (await other.run("for n in $(seq 9); do tac /etc/passwd > /dev/null; done")).exit_code == 0
+        ended = await holding.run("touch stop; until grep -q seen said; do sleep 0.02; done; tail -1 said")
+        assert "grep" in ended.output, "it sees its own programs"
+        assert "tac" not in ended.output, "and nobody else's"
+
+
+async def test_what_is_mounted_below_a_folder_is_shown(tmp_path: Path) -> None:
+    assert bubblewrap._read_only("/dev", "/there") == ("--ro-bind", "/dev", "/there")
+    assert bubblewrap._read_only(str(tmp_path / "gone"), "/there") == ()
+
+
 async def test_two_sandboxes_side_by_side(backend: str) -> None:
     config = SandboxConfig(backend=backend)
     async with create_sandbox(config) as one, create_sandbox(config) as two:

@@ -2,8 +2,9 @@
 
 A rollout that infrastructure failed is played again in a fresh sandbox; when that is in vain its group is dropped.
 A rollout always becomes a `Rollout`, never an exception; only cancellation travels, and what is equal for every
-rollout: a `RunError`, and a `UserError` as long as none was graded. Once one was, the user's input is right for that
-one, so that a `UserError` is about the other rollout alone, whose row or agent brought it about.
+rollout: a `RunError`, and a `UserError` that several rows had (`refusals`) while none was graded. Once one was,
+the user's input is right for that one, so that a `UserError` is about another rollout alone, whose row or agent brought
+it about.
 """
 
 from __future__ import annotations
@@ -147,6 +148,12 @@ class RolloutRunner:
         """Members of started groups that have not ended."""
         self.replayed = 0
         """Rollouts that were played again, as infrastructure failed them."""
+        self.refusals = 1
+        """Rows that have to be refused by a `UserError` while none was graded, until it is raised."""
+        self.same_refusals = 1
+        """The same, of rows that are refused in the same words."""
+        self._refused: dict[str, set[str]] = {}
+        """Words of an error → the rows that were refused by it."""
         self._graded = False
         """Whether any rollout was graded, so that the user's input is right for one at least."""
         self._compared = False
@@ -356,8 +363,12 @@ class RolloutRunner:
         return rollout
 
     def _fail_alone(self, rollout: Rollout, error: UserError | DiedElsewhere) -> None:
-        """Let the error be this rollout's, where another one was graded; raise it again where none was."""
-        if not self._graded:
+        """Let the error be this rollout's, where another one was graded or few rows have it; else raise it again."""
+        row = rollout.key.row.key
+        alike = self._refused.setdefault(str(error).replace(row, ""), set())
+        alike.add(row)
+        refused = len(set().union(*self._refused.values()))
+        if not self._graded and (refused >= self.refusals or len(alike) >= self.same_refusals):
             raise error
         log.error("rollout %s: %s", rollout.id, error)
         rollout.worker_died = isinstance(error, DiedElsewhere)

@@ -28,6 +28,7 @@ from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.servers.factory import variable
 from hermes_rl.spec.model import File, Mcp, ServiceSection, Spec, TextFile, ToolSection, Toolsets
 from hermes_rl.spec.rules import no_copies
+from hermes_rl.spec.section import TEMPLATE_MARK
 from hermes_rl.spec.templates import render, render_section
 from hermes_rl.threads import PerLoopSemaphore, in_thread
 from hermes_rl.tools.artifacts import ArtifactFile, ArtifactRequest, TakenArtifact, take
@@ -211,10 +212,11 @@ def _image(image: str | None, backend: str, spec: Spec) -> str | None:
 
     For bubblewrap that is a path, which a template may have made a relative one; for Docker a name, or of `./folder`
     the path of what is built; for others a name. Raises `UserError` where a folder that is built is none, or lies
-    outside of that of the spec, or of its tasks.
+    outside of that of the spec, or of its tasks; or where a row leads to files of this machine that the spec does not
+    name.
     """
     if image is not None and backend == "bubblewrap":
-        return str(spec.folder / image)
+        return str(_image_of_row(image, spec))
     if image is None or backend != "docker" or not image.startswith((".", "/")):
         return image
     top = spec.folder if spec.dataset.harbor is None else Path(spec.dataset.harbor)
@@ -222,6 +224,21 @@ def _image(image: str | None, backend: str, spec: Spec) -> str | None:
     if not folder.is_relative_to(top.resolve()) or not (folder / "Dockerfile").is_file():
         raise UserError(f"image: {image} is no folder with a Dockerfile in {top}")
     return str(folder)
+
+
+def _image_of_row(image: str, spec: Spec) -> Path:
+    """Return the path of an image; one that a row has a part in begins with the folder in front of the template."""
+    template = str(spec.sandbox.image)
+    mark = TEMPLATE_MARK.search(template)
+    if mark is not None:
+        literal = template[: mark.start()]
+        folder = os.path.normpath(spec.folder / literal[: literal.rfind("/") + 1])
+        if not Path(os.path.normpath(spec.folder / image)).is_relative_to(folder):
+            raise UserError(
+                f"sandbox.image: {image[:200]} lies outside of {folder}: begin the template with the folder that has "
+                'the images, as in image: "/data/images/{{ image }}"'
+            )
+    return spec.folder / image
 
 
 def laid_files(files: tuple[File, ...], folder: Path, where: str = "sandbox.files") -> tuple[SandboxFile, ...]:

@@ -224,6 +224,9 @@ DETAIL = 300
 PASSED_BY = 256
 """Rows after which others have their turn: each takes some 10 µs, and all rows of an epoch may be passed by."""
 
+REFUSALS, SAME_REFUSALS = 16, 3
+"""Rows that are refused before any rollout was graded, in any and in the same words, from which on the run ends: the
+spec is wrong, and not a row."""
 HOPELESS = 100_000
 """Rows in succession that are set aside, after which no other is waited for: a source may repeat the same for ever."""
 
@@ -352,6 +355,9 @@ class Run:
             replays=plan.replays,
             elsewhere=workers,
         )
+        # What ends the run is the error itself, and not that too many groups failed.
+        most = max(1, min(self.rows.length or REFUSALS, self.budget.max_failures or REFUSALS))
+        self.runner.refusals, self.runner.same_refusals = min(REFUSALS, most), min(SAME_REFUSALS, most)
         self.runner.on_played = self._played
         self.on_played: list[Callable[[Rollout], None]] = []
         """Told of every rollout that was played, failed attempts included."""

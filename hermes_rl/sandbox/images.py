@@ -14,6 +14,7 @@ import hashlib
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tarfile
@@ -31,6 +32,8 @@ OUTER_UID = 65534
 """Who sandboxes of root run as on the host."""
 Feed = Callable[[Path, IO[bytes]], None]
 """Writes what lies at a path into a pipe, as a tar stream."""
+MOST_NAME = 300
+"""Characters of the name of an image that a message has."""
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
 
 
@@ -60,13 +63,17 @@ def ready_image(source: str) -> Image:
     path = Path(source)
     try:
         stamp = path.stat()
+        if not (stat.S_ISREG(stamp.st_mode) or stat.S_ISDIR(stamp.st_mode)):
+            raise ValueError("it is neither a file nor a folder")
         with _lock_of(source):
             return _ready(path.resolve(), stamp.st_mtime_ns, stamp.st_size, stamp.st_ino)
-    except OSError as error:
-        at = f" ({error.filename})" if error.filename else ""
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        problem = error.strerror if isinstance(error, OSError) else str(error)
+        file = error.filename if isinstance(error, OSError) else None
+        at = f" ({file})" if file is not None and str(file) != source else ""
         raise UserError(
-            f"sandbox.image {source}: {error.strerror}{at}; for bubblewrap it is a folder or an archive (tar, tar.gz, "
-            "tar.xz, tar.zst) with an unpacked root file system, all of which this user can read"
+            f"sandbox.image {source[:MOST_NAME]}: {problem}{at}; for bubblewrap it is a folder or an archive (tar, "
+            "tar.gz, tar.xz, tar.zst) with an unpacked root file system, all of which this user can read"
         ) from error
 
 

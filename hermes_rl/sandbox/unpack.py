@@ -28,14 +28,27 @@ COMPRESSIONS = {
 """How a compressed stream begins → the module that reads it."""
 
 
+LARGEST, MOST = 64 << 30, 5_000_000
+"""Bytes and entries of an image."""
+SPARE = 1 << 30
+"""Bytes of the disk that stay free."""
+
+
 class UnsafeArchiveError(Exception):
     """The archive asks for something outside of its folder."""
 
 
 def unpack(archive: tarfile.TarFile) -> None:
     """Unpack into the working directory; raises `UnsafeArchiveError`."""
-    for entry in archive:
+    size = 0
+    for count, entry in enumerate(archive):
         path = _inside(entry.name)
+        size += entry.size
+        disk = os.statvfs(".")
+        if size > LARGEST or count > MOST:
+            raise UnsafeArchiveError(f"it has more than {LARGEST >> 30} GiB or {MOST:,} entries")
+        if entry.size + SPARE > disk.f_bavail * disk.f_frsize:
+            raise UnsafeArchiveError(f"the disk has no room for it and {SPARE >> 30} GiB more")
         if path == "." or not (entry.isreg() or entry.isdir() or entry.issym() or entry.islnk()):
             continue
         _parents(path)

@@ -141,6 +141,7 @@ DECIDED: Places = {
     # whether an agent had touched the sandbox.
     "agent/program.py": "ProgramDriver._play ProgramDriver._overtime",
     "agent/user.py": "SimulatedUser._words_or_whose_doing",
+    "foreign/failures.py": "exception_of",
     "rollouts/runner.py": "RolloutRunner._fail_alone RolloutRunner._fail_unexpectedly RolloutRunner._compare",
     "runs/player.py": "error_of",
     "sandbox/base.py": "sandbox_gone",

@@ -8,6 +8,7 @@ import copyreg
 import inspect
 import io
 import pickle
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, suppress
@@ -26,6 +27,8 @@ IN_LOOP = 1 << 16
 """Bytes up to which a message is sent and read on the event loop; longer ones take a thread."""
 MOST_OPEN = 1_000
 """Questions of a call that may wait for their answers."""
+MOST_SENT = 100
+"""Exceptions of ours that a call was sent as answers and that are known, the last ones."""
 
 
 class AskingProcess(Protocol):
@@ -58,6 +61,8 @@ class ServedObjects:
         self.entered: dict[int, AbstractContextManager[Any]] = {}
         """What the call has entered and not left, by number."""
         self.answering: set[Future[None]] = set()
+        self.sent: deque[Exception] = deque(maxlen=MOST_SENT)
+        """Exceptions of ours that were raised in the runner and sent as answers."""
         self._context = contextvars.copy_context()
 
     def number(self, obj: Any) -> int:
@@ -144,6 +149,8 @@ class ServedObjects:
 
     def _answered(self, question: Question, value: Any, *, succeeded: bool = True) -> bytes:
         """Return the answer to a question: what was returned, or is to be raised."""
+        if not succeeded and isinstance(value, HermesRLError):
+            self.sent.append(value)
         try:
             content = self.pickled(value)
         except EndedError:

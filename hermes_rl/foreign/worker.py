@@ -29,7 +29,7 @@ from weakref import WeakKeyDictionary
 
 from hermes_rl.errors import RewardFailure
 from hermes_rl.foreign.environment import listed_variables, user_code_variables
-from hermes_rl.foreign.failures import EndedError, OvertimeError, exception_of
+from hermes_rl.foreign.failures import EndedError, ForeignError, OvertimeError, exception_of
 from hermes_rl.foreign.messages import LogLine, Question, Reply, read_message
 from hermes_rl.foreign.process import CALL, HEADER, ForeignCall
 from hermes_rl.foreign.served import IN_LOOP, ServedObjects
@@ -79,6 +79,8 @@ class Warm:
         self._lock, self._loading = threading.Lock(), threading.Lock()
         self.loaded: frozenset[Code] = frozenset()
         """Code that each new fork has."""
+        self.broken: frozenset[Code] = frozenset()
+        """Code among it that could not be loaded, so that no call of it has come to run the text of a policy."""
 
     @property
     def alive(self) -> bool:
@@ -98,6 +100,7 @@ class Warm:
                 self._environ = now
                 if problem is not None:
                     log.info("a process of foreign code cannot load %s: %s", code.file or code.module, problem)
+                    self.broken |= {code}
                 self.loaded |= {code}
             return self.loaded
 
@@ -235,7 +238,9 @@ class Worker:
                 self.end("sent a part of a message after its reply")
             if reply.raised is None:
                 return read(reply.returned)
-            raised = exception_of(reply.raised)
+            raised = exception_of(reply.raised, served.sent)
+            if isinstance(raised, ForeignError) and code in self.warm.broken:
+                raised = raised.claimed or raised
         except WireError as error:
             self.end(f"sent what cannot be read: {error}")
             raise EndedError from error

@@ -65,7 +65,7 @@ class ConfinedTemplate(Warm):
         self.listed, self._environ = listed_variables(), {}
         self._control.settimeout(START)
         self._lock, self._loading = threading.Lock(), threading.Lock()
-        self.loaded = frozenset()
+        self.loaded = self.broken = frozenset()
         for code in codes:
             self.load(code)
 

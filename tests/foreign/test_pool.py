@@ -230,14 +230,21 @@ def test_what_is_raised_is_told_with_its_place(call: Caller) -> None:
 
 @pytest.mark.parametrize(
     ("which", "kind"),
-    [("user", UserError), ("agent", AgentFault), ("judge", JudgeFailure), ("sandbox", SandboxFailure)],
+    [("user", UserError), ("judge", JudgeFailure), ("sandbox", SandboxFailure)],
 )
-def test_what_is_ours_is_raised_as_it_was(call: Caller, which: str, kind: type[Exception]) -> None:
-    with pytest.raises(kind) as caught:
+def test_exception_of_ours_that_only_user_code_vouches_for_is_a_claim(
+    call: Caller, which: str, kind: type[Exception]
+) -> None:
+    with pytest.raises(ForeignError) as caught:
         call("of_ours", which=which)
-    assert type(caught.value) is kind
-    if isinstance(caught.value, SandboxFailure):
-        assert caught.value.ending is Ending.SANDBOX_KILLED
+    assert type(caught.value.claimed) is kind
+    if isinstance(caught.value.claimed, SandboxFailure):
+        assert caught.value.claimed.ending is Ending.SANDBOX_KILLED
+
+
+def test_fault_of_the_agent_is_raised_as_it_was(call: Caller) -> None:
+    with pytest.raises(AgentFault, match="its doing"):
+        call("of_ours", which="agent")
 
 
 def test_what_cannot_be_carried_is_said_and_nothing_is_lost(call: Caller) -> None:
@@ -638,6 +645,9 @@ class Shelf:
     def odd(self) -> Any:
         return (book for book in self.books)
 
+    def lost(self) -> None:
+        raise SandboxFailure("the shelf is lost")
+
 
 ASKING = """
 import concurrent.futures
@@ -672,6 +682,12 @@ def fails(shelf):
         shelf.missing()
     except FileNotFoundError as error:
         return [error.errno, error.strerror]
+def loses(shelf, text):
+    from hermes_rl.errors import SandboxFailure
+    try:
+        shelf.lost()
+    except SandboxFailure as error:
+        raise SandboxFailure(text or str(error))
 def forbidden(shelf):
     said = []
     for name in ("_lock", "books", "nothing", "odd"):
@@ -691,6 +707,14 @@ def test_objects_of_the_runner_are_asked_by_their_public_methods(pool: ProcessPo
     assert shelf.most > 1, "questions are answered side by side"
     assert call("fails", shelf=shelf) == [2, "No such file"]
     assert call("forbidden", shelf=shelf) == [*["AttributeError"] * 3, "NotCarriedError"]
+
+
+def test_failure_that_the_runner_has_sent_passes_and_another_is_a_claim(pool: ProcessPool, tmp_path: Path) -> None:
+    call, shelf = Caller(pool, tmp_path / "asking.py", ASKING), Shelf()
+    with pytest.raises(SandboxFailure, match="the shelf is lost"):
+        call("loses", shelf=shelf, text="")
+    with pytest.raises(ForeignError, match="SandboxFailure: another one"):
+        call("loses", shelf=shelf, text="another one")
 
 
 def test_a_coroutine_is_awaited_on_the_loop_of_the_call(pool: ProcessPool, tmp_path: Path) -> None:

@@ -20,11 +20,9 @@ from hermes_rl.foreign.failures import EndedError, NotCarriedError
 from hermes_rl.foreign.messages import Question
 from hermes_rl.foreign.process import ANSWER, ANSWERED, stand_in
 from hermes_rl.foreign.stand_ins import LIVING
-from hermes_rl.foreign.wire import WireError
+from hermes_rl.foreign.wire import LONG, WireError
 from hermes_rl.threads import hand_over, in_thread
 
-IN_LOOP = 1 << 16
-"""Bytes up to which a message is sent and read on the event loop; longer ones take a thread."""
 MOST_OPEN = 1_000
 """Questions of a call that may wait for their answers."""
 MOST_SENT = 100
@@ -135,7 +133,7 @@ class ServedObjects:
             answer = self._answered(question, await method(*question.args, **question.kwargs))
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - carried to the foreign code
             answer = self._answered(question, error, succeeded=False)
-        if len(answer) > IN_LOOP or len(self.answering) > 1:  # it may have to wait until the process has read others
+        if len(answer) > LONG or len(self.answering) > 1:  # it may have to wait until the process has read others
             await in_thread(partial(self._send, answer))
         else:
             self._send(answer)

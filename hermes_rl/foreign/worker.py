@@ -32,8 +32,8 @@ from hermes_rl.foreign.environment import listed_variables, user_code_variables
 from hermes_rl.foreign.failures import EndedError, ForeignError, OvertimeError, exception_of
 from hermes_rl.foreign.messages import LogLine, Question, Reply, read_message
 from hermes_rl.foreign.process import CALL, HEADER, ForeignCall
-from hermes_rl.foreign.served import IN_LOOP, ServedObjects
-from hermes_rl.foreign.wire import LARGEST, Inbox, WireError, from_json, send
+from hermes_rl.foreign.served import ServedObjects
+from hermes_rl.foreign.wire import LARGEST, LONG, Inbox, WireError, from_json, send
 from hermes_rl.fork_server import FORK_SERVER
 from hermes_rl.plugins import Code, files_named_in
 from hermes_rl.threads import hand_over, in_thread
@@ -229,7 +229,7 @@ class Worker:
         message = HEADER.pack(self.calls, first, secret, len(ahead)) + ahead + content
         try:
             with _Watch(self, served, timeout, secret.hex()) as watch:
-                if len(message) > IN_LOOP:
+                if len(message) > LONG:
                     await in_thread(partial(self.send, CALL, message))
                 else:
                     self.send(CALL, message)
@@ -237,7 +237,7 @@ class Worker:
             if not self.inbox.empty:  # the reply to the next call would be taken for the rest of it
                 self.end("sent a part of a message after its reply")
             if reply.raised is None:
-                return read(reply.returned)
+                return await in_thread(partial(read, reply.returned)) if watch.long else read(reply.returned)
             raised = exception_of(reply.raised, served.sent)
             if isinstance(raised, ForeignError) and code in self.warm.broken:
                 raised = raised.claimed or raised
@@ -316,7 +316,8 @@ class _Watch:
         self._loop = asyncio.get_running_loop()
         self._tower = _Watchtower.here()
         self._printed, self._clock = _Printed(worker.output), _Clock(worker.pid)
-        self._over = False
+        self._over = self.long = False
+        """`long`: whether it has sent a long message, so that its reply may take long to read."""
         self.answer: asyncio.Future[Reply] = self._loop.create_future()
 
     def __enter__(self) -> Self:
@@ -341,7 +342,8 @@ class _Watch:
             if not data:
                 raise EndedError
             for message in self._worker.inbox.add(data):
-                if len(message) > IN_LOOP:
+                if len(message) > LONG:
+                    self.long = True
                     hand_over(partial(self._read_aside, message))
                 else:
                     self._heed(from_json(message))

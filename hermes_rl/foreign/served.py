@@ -34,6 +34,8 @@ class AskingProcess(Protocol):
 
     objects: int
     """How many it was given; each has a number that no other of this process has."""
+    confined: bool
+    """Whether it is in a sandbox."""
 
     def send(self, *parts: bytes) -> None: ...
 
@@ -56,6 +58,8 @@ class ServedObjects:
     def __init__(self, worker: AskingProcess) -> None:
         self._worker = worker
         self._objects: dict[int, Any] = {}
+        self._asked_of: dict[int, Any] = {}
+        """By number what is asked in the place of an object."""
         self.entered: dict[int, AbstractContextManager[Any]] = {}
         """What the call has entered and not left, by number."""
         self.answering: set[Future[None]] = set()
@@ -71,6 +75,8 @@ class ServedObjects:
         number = self._worker.objects
         self._worker.objects += 1
         self._objects[number] = obj
+        # Code in a sandbox would leave it by an object that reaches what it cannot.
+        self._asked_of[number] = obj.confined() if self._worker.confined and hasattr(obj, "confined") else obj
         return number
 
     def pickled(self, value: Any) -> bytes:
@@ -126,7 +132,7 @@ class ServedObjects:
 
     def _method(self, question: Question) -> Any:
         """Return the public attribute of an object that is asked for; None where there is none."""
-        return None if question.method.startswith("_") else getattr(self._objects[question.of], question.method, None)
+        return None if question.method.startswith("_") else getattr(self._asked_of[question.of], question.method, None)
 
     async def _answer_here(self, question: Question, method: Callable[..., Awaitable[Any]]) -> None:
         try:

@@ -61,6 +61,9 @@ MODULES = ("hermes_rl.agent.result", "hermes_rl.scoring.value", "hermes_rl.forei
 class Warm:
     """The process that has loaded the code; each call that finds no free process is a fork of it."""
 
+    confined = False
+    """Whether it and its forks are in a sandbox."""
+
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listed = listed_variables()
@@ -145,7 +148,7 @@ class Worker:
     """One process of foreign code. It does one call at a time."""
 
     def __init__(self, warm: Warm) -> None:
-        self.warm = warm
+        self.warm, self.confined = warm, warm.confined
         self.knows = warm.loaded
         self.connection, theirs = socket.socketpair()
         self.output, output = os.pipe()

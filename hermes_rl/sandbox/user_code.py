@@ -43,6 +43,8 @@ OTHER_TMP = "/run/user-code"
 class ConfinedTemplate(Warm):
     """A template process in a sandbox; it has the code that it was made for, and no other."""
 
+    confined = True
+
     def __init__(self, codes: Sequence[Code]) -> None:
         require_bubblewrap()
         bwrap = find_bwrap()
@@ -179,7 +181,7 @@ def _options(directories: Sequence[str], own: str) -> Iterator[str]:
         if not directory.startswith(tuple(f"{place}/" for place in SYSTEM)) and directory not in SYSTEM:
             yield from ("--ro-bind-try", directory, directory)
     # Modules may write while they are loaded; forks mount a directory of their own on this one.
-    yield from ("--remount-ro", "/tmp", "--tmpfs", own, "--remount-ro", "/", "--chdir", "/")
+    yield from ("--remount-ro", "/tmp", "--tmpfs", own, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/")
 
 
 CONFINED = ConfinedPool()

@@ -21,7 +21,7 @@ from hermes_rl.foreign.messages import Question
 from hermes_rl.foreign.process import ANSWER, ANSWERED, stand_in
 from hermes_rl.foreign.stand_ins import LIVING
 from hermes_rl.foreign.wire import LONG, WireError
-from hermes_rl.threads import hand_over, in_thread
+from hermes_rl.threads import WAITS, Waits, hand_over, in_thread
 
 MOST_OPEN = 1_000
 """Questions of a call that may wait for their answers."""
@@ -66,6 +66,10 @@ class ServedObjects:
         self.sent: deque[Exception] = deque(maxlen=MOST_SENT)
         """Exceptions of ours that were raised in the runner and sent as answers."""
         self._context = contextvars.copy_context()
+        self._waits = Waits()
+        self._context.run(WAITS.set, self._waits)
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Of the questions that are answered on the event loop."""
 
     def number(self, obj: Any) -> int:
         """Return by which number the call may ask for this object."""
@@ -119,12 +123,20 @@ class ServedObjects:
 
         if inspect.iscoroutinefunction(method := self._method(question)):
             task = asyncio.get_running_loop().create_task(self._answer_here(question, method), context=context)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
             task.add_done_callback(ended)
         else:
             hand_over(work)
 
+    def give_up(self) -> None:
+        """Cancel answers that are under way, for which nobody waits: the call, which set their time, has ended."""
+        self._waits.give_up()
+        for task in tuple(self._tasks):
+            task.cancel()
+
     def close(self) -> None:
-        """Wait for answers that are under way, and leave what the call has not left; blocks."""
+        """Wait for the end of answers that are under way, and leave what the call has not left; blocks."""
         wait(tuple(self.answering))
         for entered in self.entered.values():
             with suppress(HermesRLError):

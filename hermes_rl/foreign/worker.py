@@ -251,6 +251,7 @@ class Worker:
             raise EndedError from error
         finally:
             if served.answering or served.entered:
+                served.give_up()
                 await in_thread(served.close)
         raise raised
 

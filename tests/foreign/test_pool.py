@@ -35,6 +35,7 @@ from hermes_rl.foreign.process import OOM_EARLY
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.foreign.worker import _Clock
 from hermes_rl.plugins import Code, load_object
+from hermes_rl.threads import wait_for_loop
 from tests.runs.processes import alive
 from tests.thorough import THOROUGH
 from tests.waiting import until_blocking
@@ -606,6 +607,8 @@ class Shelf:
 
     def __init__(self) -> None:
         self.books: list[str] = []
+        self.waiting = threading.Event()
+        self.loop: Any = None
         self.most, self._now, self._lock = 0, 0, threading.Lock()
 
     def stand_in_fields(self) -> dict[str, Any]:
@@ -645,6 +648,16 @@ class Shelf:
     def odd(self) -> Any:
         return (book for book in self.books)
 
+    def until_it_waits(self) -> None:
+        self.waiting.wait()
+
+    def waits(self) -> None:
+        self.waiting.set()
+        try:
+            wait_for_loop(asyncio.sleep(1000), self.loop)
+        finally:
+            self.books.append("given up")
+
     def lost(self) -> None:
         raise SandboxFailure("the shelf is lost")
 
@@ -682,6 +695,13 @@ def fails(shelf):
         shelf.missing()
     except FileNotFoundError as error:
         return [error.errno, error.strerror]
+def returns_while_it_asks(shelf, how):
+    from hermes_rl.foreign.process import current_runner
+    open = [current_runner().ask(shelf._number, "waits"), current_runner().ask(shelf._number, "thread", 1000)]
+    current_runner().ask(shelf._number, "until_it_waits").result()
+    if how == "ends": os._exit(3)
+    return 1
+import os
 def loses(shelf, text):
     from hermes_rl.errors import SandboxFailure
     try:
@@ -730,6 +750,19 @@ def test_what_a_call_has_entered_is_left_when_it_ends(pool: ProcessPool, tmp_pat
     with pytest.raises(EndedError, match="ended its process with status 3"):
         call("ends_within", shelf=shelf)
     assert shelf.books[2:] == ["opened", "a", "closed"]
+
+
+@pytest.mark.parametrize("how", ["returns", "ends"])
+async def test_question_that_is_open_when_its_call_ends_is_given_up(
+    pool: ProcessPool, tmp_path: Path, how: str
+) -> None:
+    """The call says how long a question may take, so it must not hold up the runner after its end."""
+    call, shelf = Caller(pool, tmp_path / "asking.py", ASKING), Shelf()
+    shelf.loop = asyncio.get_running_loop()
+    code = call.code("returns_while_it_asks")
+    with contextlib.suppress(EndedError):
+        await pool.call(code, {"shelf": shelf, "how": how}, "hermes_rl.plugins:itself", 60)
+    assert shelf.books == ["given up"]
 
 
 def test_a_thread_that_a_call_left_behind_may_ask_in_the_next_one(pool: ProcessPool, tmp_path: Path) -> None:

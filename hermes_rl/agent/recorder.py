@@ -374,7 +374,7 @@ class PolicyRecorder:
         Servers answer what they cannot process with any status, and one that was down for a while answers again.
         """
         try:
-            return await self.server.chat(request)
+            reply: ChatReply = await self.server.chat(request)
         except ServerFailure as failure:
             if not failure.refused and (prompt is None or not failure.about_the_call):
                 raise
@@ -384,12 +384,14 @@ class PolicyRecorder:
                 if failure.refused:
                     raise
                 try:
-                    return await self.server.chat(request)
+                    reply = await self.server.chat(request)
                 except ServerFailure as again:
-                    if not again.about_the_call:
-                        raise
+                    if again.about_the_call:
+                        raise OverError(Ending.REFUSED) from failure
+                    raise
+            else:
                 raise
-            raise
+        return reply
 
     async def _find_out(self, failure: ServerFailure, request: ChatRequest, prompt: Sequence[Message] | None) -> None:
         """Raise an error that says what made the server refuse a request, where it answers another one.

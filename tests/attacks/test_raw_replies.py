@@ -132,7 +132,7 @@ REPLIES = {
     "a second reply": reply() + reply(body=BODY.replace(b"hello", b"other")),
     "a second reply on a connection that stays": reply().replace(b"Connection: close", b"Connection: keep-alive") + reply(body=BODY.replace(b"hello", b"other")),
 }  # fmt: skip
-HONEST = {"", "hello", "\ufffd\ufffd", "\ufffd", "\ud800", "\0"}
+HONEST = {"", "hello", "\ufffd\ufffd", "\ufffd", "\0", chr(0xD800)}
 
 
 class Engine:

@@ -110,7 +110,6 @@ def test_ending_of_another_version_is_shown_as_it_is(folder: Path) -> None:
         ["show", "run"],
         ["show", "run", "one-0"],
         ["show", "run", others[0]["id"]],
-        ["show", "run", "--failed"],
     ):
         assert "of_later" in printed(folder, command), command
 

@@ -43,6 +43,11 @@ class Inbox:
         self._data = bytearray()
 
     @property
+    def size(self) -> int:
+        """Bytes of the part of a message that is there."""
+        return len(self._data)
+
+    @property
     def empty(self) -> bool:
         """Whether there is no part of a message."""
         return not self._data

@@ -43,7 +43,9 @@ T = TypeVar("T")
 
 GLANCE = 0.1
 """Seconds between two looks at a process that works."""
-PIECE = 1 << 16
+PIECE, FEW = 1 << 16, 1 << 12
+"""Bytes that are read at a time, of a long message and else: each question takes a thread, and a flood of them must not
+hold the event loop."""
 PRINTED = 4_000
 """Characters of what a call prints that are logged."""
 MOST_PRINTED = 1 << 24
@@ -342,7 +344,8 @@ class _Watch:
 
     def hear(self) -> None:
         try:
-            data = self._worker.connection.recv(PIECE, socket.MSG_DONTWAIT)
+            size = PIECE if self._worker.inbox.size > FEW else FEW
+            data = self._worker.connection.recv(size, socket.MSG_DONTWAIT)
             if not data:
                 raise EndedError
             for message in self._worker.inbox.add(data):

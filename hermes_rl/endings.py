@@ -124,6 +124,12 @@ RULES: Mapping[Ending, Rule] = {
 }
 """What is graded, and what is not: the one table. A tool call that the model got wrong ends nothing."""
 
+
+def ending_named(name: str) -> Ending | None:
+    """Return the ending of this name; None if there is none, as in a record of another version."""
+    return next((ending for ending in Ending if ending == name), None)
+
+
 OURS = frozenset(ending for ending, rule in RULES.items() if not rule.policys)
 """Endings that infrastructure caused: no score, played anew, then the group is dropped and replaced."""
 

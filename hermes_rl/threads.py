@@ -37,6 +37,34 @@ PATIENCE = 0.5
 """Seconds between two looks at whether the loop that is to answer still runs."""
 
 
+class Waits:
+    """Waits of threads for event loops that are given up together, such as those for one call of user code."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._futures: set[concurrent.futures.Future[Any]] | None = set()
+
+    def add(self, future: concurrent.futures.Future[Any]) -> None:
+        """Cancel this wait as soon as all are given up."""
+        with self._lock:
+            if self._futures is not None:
+                self._futures.add(future)
+                future.add_done_callback(self._futures.discard)
+                return
+        future.cancel()
+
+    def give_up(self) -> None:
+        """Cancel what is waited for, now and from now on."""
+        with self._lock:
+            futures, self._futures = self._futures, None
+        for future in tuple(futures or ()):
+            future.cancel()
+
+
+WAITS: contextvars.ContextVar[Waits | None] = contextvars.ContextVar("waits", default=None)
+"""To which the waits of a context belong."""
+
+
 def wait_for_loop(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
     """Run `work` on a loop of another thread and wait for its result; the opposite of `in_thread`.
 
@@ -47,6 +75,8 @@ def wait_for_loop(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop)
     if step is not None and step.loop is loop:
         return step.wait(work)
     future = asyncio.run_coroutine_threadsafe(work, loop)
+    if (waits := WAITS.get()) is not None:
+        waits.add(future)
     try:
         while not future.done():
             concurrent.futures.wait([future], timeout=PATIENCE)

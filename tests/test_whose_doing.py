@@ -107,7 +107,7 @@ OF_A_CALLER: Places = {
     "rollouts/sandboxes.py": "kept_artifacts _kept",
     "threads.py": "wait_for_loop",
     "tools/base.py": "ToolRuntime._released",
-    "tools/context.py": "ToolContext.runtime ToolContext._wait ToolContext.terminal_apart",
+    "tools/context.py": "ToolContext.runtime ToolContext._wait ToolContext.terminal_apart ConfinedContext._refused",
 }
 OURS: Places = {
     # A server, an engine, a process or the disk of ours: nothing of the agent's has run yet, or reaches it.
@@ -141,6 +141,7 @@ DECIDED: Places = {
     # whether an agent had touched the sandbox.
     "agent/program.py": "ProgramDriver._play ProgramDriver._overtime",
     "agent/user.py": "SimulatedUser._words_or_whose_doing",
+    "foreign/failures.py": "exception_of",
     "rollouts/runner.py": "RolloutRunner._fail_alone RolloutRunner._fail_unexpectedly RolloutRunner._compare",
     "runs/player.py": "error_of",
     "sandbox/base.py": "sandbox_gone",

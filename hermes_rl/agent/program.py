@@ -280,7 +280,7 @@ class ProgramDriver:
             arguments = {name: known[name] for name in function.takes}
             returned = await process.call(function.code, arguments, "builtins:repr", 10 * LONGEST, require_text)
             return CommandResult(0, b"" if returned == "None" else returned[-OUTPUT:].encode())
-        except (ForeignError, AgentFault) as error:
+        except (ForeignError, AgentFault, UserError) as error:  # it may have run the text of the policy
             return CommandResult(RAISED, str(error).encode())
         except EndedError as error:
             return CommandResult(KILLED_EXIT_CODE, f"its process {error}".encode())

@@ -275,7 +275,7 @@ class PolicyRecorder:
         try:
             request = await self._request(messages, tools, rollout_id, resent, seed)
             with self._awaits("the policy's server"):
-                reply: ChatReply = await self.server.chat(request)
+                reply = await self._reply(request, None if first and not self.by_agents else prompt)
             if first:
                 self._require_room(tokens_of(reply.usage, "prompt_tokens"))
         except ContextLengthExceeded as error:
@@ -287,10 +287,6 @@ class PolicyRecorder:
             if resent and not isinstance(error, TrajectoryFull):
                 raise
             raise OverError(Ending.TOKEN_BUDGET) from error
-        except ServerFailure as failure:
-            if failure.refused:
-                await self._find_out(failure, request, None if first and not self.by_agents else prompt)
-            raise
         finally:
             self._under_way -= 1
         # Between here and the transcript's own turn nothing waits: both count the answers in one order.
@@ -371,6 +367,31 @@ class PolicyRecorder:
             resent=resent,
             transcript=self.result.transcript,
         )
+
+    async def _reply(self, request: ChatRequest, prompt: Sequence[Message] | None) -> ChatReply:
+        """Return the server's reply. Where it fails over this conversation alone, who caused that is found out.
+
+        Servers answer what they cannot process with any status, and one that was down for a while answers again.
+        """
+        try:
+            reply: ChatReply = await self.server.chat(request)
+        except ServerFailure as failure:
+            if not failure.refused and (prompt is None or not failure.about_the_call):
+                raise
+            try:
+                await self._find_out(failure, request, prompt)
+            except OverError:
+                if failure.refused:
+                    raise
+                try:
+                    reply = await self.server.chat(request)
+                except ServerFailure as again:
+                    if again.about_the_call:
+                        raise OverError(Ending.REFUSED) from failure
+                    raise
+            else:
+                raise
+        return reply
 
     async def _find_out(self, failure: ServerFailure, request: ChatRequest, prompt: Sequence[Message] | None) -> None:
         """Raise an error that says what made the server refuse a request, where it answers another one.

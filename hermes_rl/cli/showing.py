@@ -15,7 +15,7 @@ from rich.text import Text
 
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.screen import BAD, DIM, GOOD, HEAD, heading, indented, safe, short, show, show_exactly, table
-from hermes_rl.endings import RULES, Ending
+from hermes_rl.endings import Ending, ending_named
 from hermes_rl.errors import UserError
 from hermes_rl.reading.record import RolloutSummary, RunRecord, text_of
 from hermes_rl.reading.settings import spec_of, success_of, weights_of
@@ -206,7 +206,9 @@ def _table(record: RunRecord, rollouts: Sequence[RolloutSummary], success: float
         rows.add_row(
             str(record.number(rollout.id)),
             Text(_number(rollout.score), _style(rollout, success)),
-            safe(rollout.ending, "" if Ending(rollout.ending).finished_naturally else NOTE),
+            safe(
+                rollout.ending, "" if (ending := ending_named(rollout.ending)) and ending.finished_naturally else NOTE
+            ),
             str(rollout.turns),
             f"{rollout.calls}" + (f" ({rollout.call_errors} failed)" if rollout.call_errors else ""),
             str(rollout.completion_tokens),
@@ -232,7 +234,8 @@ def _number(value: float | None) -> str:
 
 
 def _meaning(ending: str) -> str:
-    return RULES[Ending(ending)].what
+    known = ending_named(ending)
+    return "" if known is None else known.rule.what
 
 
 # ------------------------------------------------------------------------------------------------- One rollout

@@ -8,6 +8,7 @@ so code over the text of a policy belongs in a sandbox.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -99,8 +100,9 @@ def require_score(value: Any, depth: int = DEEPEST) -> None:
                 require_score(each, depth - 1)
         case {"type": kind} if len(value) == 1:
             _text(kind, LONGEST_NAME)
-        case {"value": number, "reason": reason, "metrics": metrics, "overrides": _} if len(value) == 4 and depth:
+        case {"value": number, "reason": reason, "metrics": metrics, "overrides": more} if len(value) == 4 and depth:
             require_score(number, depth - 1)
+            _require_short(more)
             if reason is not None:
                 _text(reason, LONGEST_TEXT)
             if isinstance(metrics, dict):
@@ -109,6 +111,15 @@ def require_score(value: Any, depth: int = DEEPEST) -> None:
                 _text(metrics, LONGEST_NAME)
         case _:
             raise WireError("what a reward returned has another form")
+
+
+def _require_short(overrides: Any) -> None:
+    try:
+        length = len(json.dumps(overrides))
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"overrides are JSON: {error}") from error
+    if length > LONGEST_TEXT:
+        raise WireError(f"overrides have at most {LONGEST_TEXT} characters of JSON")
 
 
 def require_texts(value: Any, *keys: Collection[str]) -> Mapping[str, str]:

@@ -66,7 +66,7 @@ class ProcessPool:
 
         Raises:
             ForeignError: the code raised.
-            HermesRLError: the code raised one of ours.
+            HermesRLError: it raised an `AgentFault`, or let an exception pass that the runner has sent it.
             OvertimeError, EndedError: it took too long, or its process ended, or sent what it may not send.
             NotCarriedError: the arguments cannot be pickled.
         """

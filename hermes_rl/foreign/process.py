@@ -383,7 +383,10 @@ class Runner:
             returned = settled(function(**call.arguments))
             return "returned", load_object(call.plain)(returned)
         except BaseException as error:  # noqa: BLE001 - SystemExit too: it is told, and ends nothing
-            return "raised", _in_words(error, function)
+            try:
+                return "raised", _in_words(error, function)
+            except BaseException:  # noqa: BLE001 - code of the exception itself
+                return "raised", {"text": "an exception whose text cannot be read"}
 
 
 def _unpickled(content: bytes) -> ForeignCall:

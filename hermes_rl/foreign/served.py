@@ -8,6 +8,7 @@ import copyreg
 import inspect
 import io
 import pickle
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, suppress
@@ -19,13 +20,13 @@ from hermes_rl.foreign.failures import EndedError, NotCarriedError
 from hermes_rl.foreign.messages import Question
 from hermes_rl.foreign.process import ANSWER, ANSWERED, stand_in
 from hermes_rl.foreign.stand_ins import LIVING
-from hermes_rl.foreign.wire import WireError
-from hermes_rl.threads import hand_over, in_thread
+from hermes_rl.foreign.wire import LONG, WireError
+from hermes_rl.threads import WAITS, Waits, hand_over, in_thread
 
-IN_LOOP = 1 << 16
-"""Bytes up to which a message is sent and read on the event loop; longer ones take a thread."""
 MOST_OPEN = 1_000
 """Questions of a call that may wait for their answers."""
+MOST_SENT = 100
+"""Exceptions of ours that a call was sent as answers and that are known, the last ones."""
 
 
 class AskingProcess(Protocol):
@@ -33,6 +34,8 @@ class AskingProcess(Protocol):
 
     objects: int
     """How many it was given; each has a number that no other of this process has."""
+    confined: bool
+    """Whether it is in a sandbox."""
 
     def send(self, *parts: bytes) -> None: ...
 
@@ -55,10 +58,18 @@ class ServedObjects:
     def __init__(self, worker: AskingProcess) -> None:
         self._worker = worker
         self._objects: dict[int, Any] = {}
+        self._asked_of: dict[int, Any] = {}
+        """By number what is asked in the place of an object."""
         self.entered: dict[int, AbstractContextManager[Any]] = {}
         """What the call has entered and not left, by number."""
         self.answering: set[Future[None]] = set()
+        self.sent: deque[Exception] = deque(maxlen=MOST_SENT)
+        """Exceptions of ours that were raised in the runner and sent as answers."""
         self._context = contextvars.copy_context()
+        self._waits = Waits()
+        self._context.run(WAITS.set, self._waits)
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Of the questions that are answered on the event loop."""
 
     def number(self, obj: Any) -> int:
         """Return by which number the call may ask for this object."""
@@ -68,6 +79,8 @@ class ServedObjects:
         number = self._worker.objects
         self._worker.objects += 1
         self._objects[number] = obj
+        # Code in a sandbox would leave it by an object that reaches what it cannot.
+        self._asked_of[number] = obj.confined() if self._worker.confined and hasattr(obj, "confined") else obj
         return number
 
     def pickled(self, value: Any) -> bytes:
@@ -110,12 +123,20 @@ class ServedObjects:
 
         if inspect.iscoroutinefunction(method := self._method(question)):
             task = asyncio.get_running_loop().create_task(self._answer_here(question, method), context=context)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
             task.add_done_callback(ended)
         else:
             hand_over(work)
 
+    def give_up(self) -> None:
+        """Cancel answers that are under way, for which nobody waits: the call, which set their time, has ended."""
+        self._waits.give_up()
+        for task in tuple(self._tasks):
+            task.cancel()
+
     def close(self) -> None:
-        """Wait for answers that are under way, and leave what the call has not left; blocks."""
+        """Wait for the end of answers that are under way, and leave what the call has not left; blocks."""
         wait(tuple(self.answering))
         for entered in self.entered.values():
             with suppress(HermesRLError):
@@ -123,14 +144,14 @@ class ServedObjects:
 
     def _method(self, question: Question) -> Any:
         """Return the public attribute of an object that is asked for; None where there is none."""
-        return None if question.method.startswith("_") else getattr(self._objects[question.of], question.method, None)
+        return None if question.method.startswith("_") else getattr(self._asked_of[question.of], question.method, None)
 
     async def _answer_here(self, question: Question, method: Callable[..., Awaitable[Any]]) -> None:
         try:
             answer = self._answered(question, await method(*question.args, **question.kwargs))
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - carried to the foreign code
             answer = self._answered(question, error, succeeded=False)
-        if len(answer) > IN_LOOP or len(self.answering) > 1:  # it may have to wait until the process has read others
+        if len(answer) > LONG or len(self.answering) > 1:  # it may have to wait until the process has read others
             await in_thread(partial(self._send, answer))
         else:
             self._send(answer)
@@ -144,6 +165,8 @@ class ServedObjects:
 
     def _answered(self, question: Question, value: Any, *, succeeded: bool = True) -> bytes:
         """Return the answer to a question: what was returned, or is to be raised."""
+        if not succeeded and isinstance(value, HermesRLError):
+            self.sent.append(value)
         try:
             content = self.pickled(value)
         except EndedError:

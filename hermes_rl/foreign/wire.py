@@ -16,6 +16,11 @@ from typing import Any
 HEADER = struct.Struct("!I")
 LARGEST = 1 << 26
 """Bytes of a message; a process that sends more is ended."""
+LONG = 1 << 16
+"""Bytes from which on a message is read in a thread."""
+MOST_TEXTS, MOST_BETWEEN = 100_000, 1 << 21
+"""Texts in a message, and bytes between them. A large file is one text, but the JSON module lets no other thread work
+while it makes values, and each of these takes two bytes."""
 BYTES = "\0bytes"
 """Key of the only entry of an object that stands for bytes."""
 
@@ -36,6 +41,11 @@ class Inbox:
 
     def __init__(self) -> None:
         self._data = bytearray()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the part of a message that is there."""
+        return len(self._data)
 
     @property
     def empty(self) -> bool:
@@ -63,11 +73,22 @@ def to_json(value: Any) -> bytes:
 
 
 def from_json(message: bytes) -> Any:
-    """Read what `to_json` wrote; raises `WireError` for anything else."""
+    """Read what `to_json` wrote; raises `WireError` for anything else, and for too many values."""
+    if len(message) > LONG:
+        _require_few_values(message)
     try:
         return _DECODER.decode(message.decode("utf-8", "surrogatepass"))
     except (ValueError, TypeError, RecursionError) as error:  # TypeError: bytes that are no text
         raise WireError(f"no JSON: {error}") from error
+
+
+def _require_few_values(message: bytes) -> None:
+    """Raise `WireError` for a message that would take long to read, without a look at what is in its texts."""
+    if message.count(b'"') - message.count(b'\\"') <= 2 * MOST_TEXTS:
+        parts = message.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        if sum(map(len, parts[::2])) <= MOST_BETWEEN:
+            return
+    raise WireError("a message of too many values")
 
 
 def _bytes(value: object) -> dict[str, str]:

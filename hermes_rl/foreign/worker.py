@@ -29,11 +29,11 @@ from weakref import WeakKeyDictionary
 
 from hermes_rl.errors import RewardFailure
 from hermes_rl.foreign.environment import listed_variables, user_code_variables
-from hermes_rl.foreign.failures import EndedError, OvertimeError, exception_of
+from hermes_rl.foreign.failures import EndedError, ForeignError, OvertimeError, exception_of
 from hermes_rl.foreign.messages import LogLine, Question, Reply, read_message
 from hermes_rl.foreign.process import CALL, HEADER, ForeignCall
-from hermes_rl.foreign.served import IN_LOOP, ServedObjects
-from hermes_rl.foreign.wire import LARGEST, Inbox, WireError, from_json, send
+from hermes_rl.foreign.served import ServedObjects
+from hermes_rl.foreign.wire import LARGEST, LONG, Inbox, WireError, from_json, send
 from hermes_rl.fork_server import FORK_SERVER
 from hermes_rl.plugins import Code, files_named_in
 from hermes_rl.threads import hand_over, in_thread
@@ -43,7 +43,9 @@ T = TypeVar("T")
 
 GLANCE = 0.1
 """Seconds between two looks at a process that works."""
-PIECE = 1 << 16
+PIECE, FEW = 1 << 16, 1 << 12
+"""Bytes that are read at a time, of a long message and else: each question takes a thread, and a flood of them must not
+hold the event loop."""
 PRINTED = 4_000
 """Characters of what a call prints that are logged."""
 MOST_PRINTED = 1 << 24
@@ -60,6 +62,9 @@ MODULES = ("hermes_rl.agent.result", "hermes_rl.scoring.value", "hermes_rl.forei
 
 class Warm:
     """The process that has loaded the code; each call that finds no free process is a fork of it."""
+
+    confined = False
+    """Whether it and its forks are in a sandbox."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -79,6 +84,8 @@ class Warm:
         self._lock, self._loading = threading.Lock(), threading.Lock()
         self.loaded: frozenset[Code] = frozenset()
         """Code that each new fork has."""
+        self.broken: frozenset[Code] = frozenset()
+        """Code among it that could not be loaded, so that no call of it has come to run the text of a policy."""
 
     @property
     def alive(self) -> bool:
@@ -98,6 +105,7 @@ class Warm:
                 self._environ = now
                 if problem is not None:
                     log.info("a process of foreign code cannot load %s: %s", code.file or code.module, problem)
+                    self.broken |= {code}
                 self.loaded |= {code}
             return self.loaded
 
@@ -142,7 +150,7 @@ class Worker:
     """One process of foreign code. It does one call at a time."""
 
     def __init__(self, warm: Warm) -> None:
-        self.warm = warm
+        self.warm, self.confined = warm, warm.confined
         self.knows = warm.loaded
         self.connection, theirs = socket.socketpair()
         self.output, output = os.pipe()
@@ -226,7 +234,7 @@ class Worker:
         message = HEADER.pack(self.calls, first, secret, len(ahead)) + ahead + content
         try:
             with _Watch(self, served, timeout, secret.hex()) as watch:
-                if len(message) > IN_LOOP:
+                if len(message) > LONG:
                     await in_thread(partial(self.send, CALL, message))
                 else:
                     self.send(CALL, message)
@@ -234,8 +242,10 @@ class Worker:
             if not self.inbox.empty:  # the reply to the next call would be taken for the rest of it
                 self.end("sent a part of a message after its reply")
             if reply.raised is None:
-                return read(reply.returned)
-            raised = exception_of(reply.raised)
+                return await in_thread(partial(read, reply.returned)) if watch.long else read(reply.returned)
+            raised = exception_of(reply.raised, served.sent)
+            if isinstance(raised, ForeignError) and code in self.warm.broken:
+                raised = raised.claimed or raised
         except WireError as error:
             self.end(f"sent what cannot be read: {error}")
             raise EndedError from error
@@ -243,6 +253,7 @@ class Worker:
             raise EndedError from error
         finally:
             if served.answering or served.entered:
+                served.give_up()
                 await in_thread(served.close)
         raise raised
 
@@ -311,7 +322,8 @@ class _Watch:
         self._loop = asyncio.get_running_loop()
         self._tower = _Watchtower.here()
         self._printed, self._clock = _Printed(worker.output), _Clock(worker.pid)
-        self._over = False
+        self._over = self.long = False
+        """`long`: whether it has sent a long message, so that its reply may take long to read."""
         self.answer: asyncio.Future[Reply] = self._loop.create_future()
 
     def __enter__(self) -> Self:
@@ -332,11 +344,13 @@ class _Watch:
 
     def hear(self) -> None:
         try:
-            data = self._worker.connection.recv(PIECE, socket.MSG_DONTWAIT)
+            size = PIECE if self._worker.inbox.size > FEW else FEW
+            data = self._worker.connection.recv(size, socket.MSG_DONTWAIT)
             if not data:
                 raise EndedError
             for message in self._worker.inbox.add(data):
-                if len(message) > IN_LOOP:
+                if len(message) > LONG:
+                    self.long = True
                     hand_over(partial(self._read_aside, message))
                 else:
                     self._heed(from_json(message))

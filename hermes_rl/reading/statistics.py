@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from hermes_rl.endings import Ending
+from hermes_rl.endings import ending_named
 from hermes_rl.reading.record import RolloutSummary, by_row, scores_of
 from hermes_rl.runs.statistics import interval, mean
 
@@ -152,10 +152,10 @@ def _spread(rollouts: Sequence[RolloutSummary]) -> dict[str, Any] | None:
 
 def _meaning(ending: str) -> dict[str, Any]:
     """Return what an ending means and whose doing it was."""
-    try:
-        rule = Ending(ending).rule
-    except ValueError:
+    known = ending_named(ending)
+    if known is None:
         return {"what": "", "policys": False}
+    rule = known.rule
     return {"what": rule.what.replace("`", ""), "policys": rule.policys}
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from hermes_rl.agent.result import ProgramRun
-from hermes_rl.endings import Ending
+from hermes_rl.endings import Ending, ending_named
 from hermes_rl.reading.compare import MEASURES
 from hermes_rl.reading.record import RolloutSummary, RunRecord, by_row, scores_of
 from hermes_rl.reading.settings import model_of, spec_of, success_of
@@ -248,10 +248,13 @@ def chosen(
 
 def why(line: Mapping[str, Any], weights: Mapping[str, float | None], success: float) -> Iterator[str]:
     """Yield why a rollout did not pass, the most likely reason first; nothing where it did."""
-    ending = Ending(line["ending"])
+    ending = ending_named(line["ending"])
     if line["score"] is None:
-        whose = "the policy's doing" if ending.graded else "not the policy's doing, so it is no 0"
-        yield f"it has no score: {ending.rule.what} ({ending}; {whose})"
+        if ending is None:
+            yield f"it has no score: {line['ending']}"
+        else:
+            whose = "the policy's doing" if ending.graded else "not the policy's doing, so it is no 0"
+            yield f"it has no score: {ending.rule.what} ({ending}; {whose})"
         if line["error"]:
             yield str(line["error"])
         return
@@ -265,7 +268,7 @@ def why(line: Mapping[str, Any], weights: Mapping[str, float | None], success: f
             continue
         reason = f": {value['reason']}" if value.get("reason") else ""
         yield f"{name} gave {value['value']:.4g}{reason}"
-    yield from _too_early(line, ending)
+    yield from () if ending is None else _too_early(line, ending)
     if line["tool_errors"]:
         last = line["tool_errors"][-1]
         calls = len(line["tool_calls"])

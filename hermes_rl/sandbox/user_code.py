@@ -43,6 +43,8 @@ OTHER_TMP = "/run/user-code"
 class ConfinedTemplate(Warm):
     """A template process in a sandbox; it has the code that it was made for, and no other."""
 
+    confined = True
+
     def __init__(self, codes: Sequence[Code]) -> None:
         require_bubblewrap()
         bwrap = find_bwrap()
@@ -65,7 +67,7 @@ class ConfinedTemplate(Warm):
         self.listed, self._environ = listed_variables(), {}
         self._control.settimeout(START)
         self._lock, self._loading = threading.Lock(), threading.Lock()
-        self.loaded = frozenset()
+        self.loaded = self.broken = frozenset()
         for code in codes:
             self.load(code)
 
@@ -179,7 +181,7 @@ def _options(directories: Sequence[str], own: str) -> Iterator[str]:
         if not directory.startswith(tuple(f"{place}/" for place in SYSTEM)) and directory not in SYSTEM:
             yield from ("--ro-bind-try", directory, directory)
     # Modules may write while they are loaded; forks mount a directory of their own on this one.
-    yield from ("--remount-ro", "/tmp", "--tmpfs", own, "--remount-ro", "/", "--chdir", "/")
+    yield from ("--remount-ro", "/tmp", "--tmpfs", own, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/")
 
 
 CONFINED = ConfinedPool()

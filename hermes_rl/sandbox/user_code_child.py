@@ -1,9 +1,10 @@
 """What runs inside the sandbox of user code: a template process, and its forks, each apart from all others.
 
 The template process, which bubblewrap has started, imports the code and reads no text of an agent. A fork of it gets
-user, process, mount and IPC namespaces of its own before it works: it is process 1 there, so that it sees and signals
-nothing but what it has started, and all of that ends with it. Its files are the template's, read-only, and an empty
-directory of its own in memory. Last it gives up all capabilities, and takes the filter on system calls of sandboxes.
+user, process, mount, network and IPC namespaces of its own before it works: it is process 1 there, so that it sees and
+signals nothing but what it has started, and all of that ends with it. Its files are the template's, read-only, and an
+empty directory of its own in memory. Last it gives up all capabilities, and takes the filter on system calls of
+sandboxes.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ FILES = 4096
 """Files of one fork."""
 PROCESSOR_SECONDS = 300
 DESCRIPTORS = 256
-NEW_NAMESPACES = 0x10000000 | 0x20000000 | 0x00020000 | 0x08000000
-"""CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNS and CLONE_NEWIPC."""
+NEW_NAMESPACES = 0x10000000 | 0x20000000 | 0x00020000 | 0x08000000 | 0x40000000
+"""CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNS, CLONE_NEWIPC and CLONE_NEWNET: forks meet at no port and no abstract socket
+either."""
+COVERED = (b"/dev/shm", b"/dev/pts")
+"""Directories of the template that its forks could write to, and so leave something for each other."""
 NOSUID, NODEV = 2, 4
 PR_CAPBSET_DROP, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 24, 22, 36, 38
 CAPSET = {"x86_64": 126, "aarch64": 91}
@@ -131,7 +135,8 @@ def _only(*descriptors: int) -> range:
 def _confine(directory: str) -> None:
     """Leave what the template can reach; raises `OSError` where any part of it fails."""
     options = f"size={DISK},nr_inodes={FILES},mode=700".encode()
-    libc_call("mount", b"tmpfs", directory.encode(), b"tmpfs", NOSUID | NODEV, options)
+    for path in (directory.encode(), *COVERED):
+        libc_call("mount", b"tmpfs", path, b"tmpfs", NOSUID | NODEV, options)
     try:
         libc_call("mount", b"proc", b"/proc", b"proc", NOSUID | NODEV, None)
     except OSError:  # in a container that hides parts of it; the machine's processes are not shown in any case

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from hermes_rl.errors import AgentFault, Failure, RewardFailure, ServerFailure, UserError
-from hermes_rl.foreign.failures import EndedError, OvertimeError
+from hermes_rl.foreign.failures import EndedError, ForeignError, OvertimeError
 from hermes_rl.scoring.reward_function import RewardFunction, call_reward
 from hermes_rl.scoring.value import RewardValue, Weighting, combine, interpret, known, total
 from hermes_rl.spec.reward_rules import unplayable
@@ -246,29 +246,38 @@ class Grader:
             return await call(result, ctx)
         except AgentFault as fault:
             return self._lowest(reward, str(fault))
-        except Failure as failure:
+        except (Failure, UserError) as failure:
             if not self._to_be_tried(failure):
                 raise
             problem = failure
         overtime = isinstance(problem.__cause__, OvertimeError)
         if overtime and reward.function.limit is not None:
-            return self._lowest(reward, problem.detail)
+            return self._lowest(reward, str(problem))
         if not await self._works_elsewhere(reward, item, result, offered, problem):
             raise problem
         try:
             if not overtime:  # which would take as long again
                 return await call(result, ctx, fresh=True)
-        except (AgentFault, Failure) as again:
-            if isinstance(again, Failure) and not self._to_be_tried(again):
+        except (AgentFault, Failure, UserError) as again:
+            if not isinstance(again, AgentFault) and not self._to_be_tried(again):
                 raise
-        return self._lowest(reward, BLAMED.format(problem.detail))
+        return self._lowest(reward, BLAMED.format(problem))
 
-    def _to_be_tried(self, failure: Failure) -> bool:
-        """Return True if an experiment has to show who caused a failure. Sandboxes and judges have made theirs."""
-        return self.blames and isinstance(failure, RewardFailure | ServerFailure)
+    def _to_be_tried(self, failure: Failure | UserError) -> bool:
+        """Return True if an experiment has to show who caused a failure.
+
+        Sandboxes and judges of the runner have made theirs. Code of a reward that claims such a failure has not.
+        """
+        claimed = isinstance(failure.__cause__, ForeignError)
+        return self.blames and (claimed or isinstance(failure, RewardFailure | ServerFailure | UserError))
 
     async def _works_elsewhere(
-        self, reward: GradedReward, item: Mapping[str, Any], result: Any, offered: Mapping[str, Any], failure: Failure
+        self,
+        reward: GradedReward,
+        item: Mapping[str, Any],
+        result: Any,
+        offered: Mapping[str, Any],
+        failure: Failure | UserError,
     ) -> bool:
         """Return True if a reward works on another answer, where no agent has been."""
         parameters = reward.function.parameters.keys()
@@ -287,7 +296,7 @@ class Grader:
                         also = {**offered, "state": state}
                         for answer in answers:
                             said = result.answering(answer)
-                            with suppress(Failure):
+                            with suppress(Failure, UserError):
                                 with suppress(AgentFault):  # it works, and gives its lowest value
                                     await self._called(reward, item, said, ctx, also=also, answer=answer, fresh=True)
                                 return True
@@ -380,27 +389,36 @@ class Grader:
         """Call a reward that compares; a member whose agent makes it fail gets the lowest value."""
         try:
             return await self._called_together(reward, item, results, seats)
-        except (AgentFault, Failure) as failure:
-            if isinstance(failure, Failure) and not self._to_be_tried(failure):
+        except (AgentFault, Failure, UserError) as failure:
+            if not isinstance(failure, AgentFault) and not self._to_be_tried(failure):
                 raise
             first: Exception = failure
         plain = [result.answering("") for result in results]
         if seats is not None:
             seats = {name: [result.answering("") for result in own] for name, own in seats.items()}
         try:
-            await self._called_together(reward, item, plain, seats)
-        except (AgentFault, Failure):
-            raise (first if isinstance(first, Failure) else RewardFailure(str(first))) from None
+            values = await self._called_together(reward, item, plain, seats)
+        except (AgentFault, Failure, UserError):
+            raise (RewardFailure(str(first)) if isinstance(first, AgentFault) else first) from None
         blamed: dict[int, Exception] = {}
         for index in range(len(results)):
             try:
                 mixed = [*plain[:index], results[index], *plain[index + 1 :]]
                 await self._called_together(reward, item, mixed, seats)
-            except (AgentFault, Failure) as failure:
+            except (AgentFault, Failure, UserError) as failure:
                 blamed[index] = failure
-        blamed = blamed or dict.fromkeys(range(len(results)), first)  # they fail together only
-        others = [plain[index] if index in blamed else result for index, result in enumerate(results)]
-        values = await self._called_together(reward, item, others, seats)
+        # Some may fail together only. Then one that fails beside those before it is blamed, and no other.
+        fitting = [index for index in range(len(results)) if index not in blamed]
+        others = list(plain)
+        for part in (fitting, *([index] for index in fitting)):
+            mixed = [results[index] if index in part else other for index, other in enumerate(others)]
+            try:
+                values, others = await self._called_together(reward, item, mixed, seats), mixed
+            except (AgentFault, Failure, UserError) as failure:
+                blamed |= {index: failure for index in part if part is not fitting}
+                continue
+            if part is fitting:
+                break
         return [
             self._lowest(reward, BLAMED.format(blamed[index])) if index in blamed else value
             for index, value in enumerate(values)

@@ -342,6 +342,9 @@ def _here(
 
 def _of_error(reward: RewardFunction, error: BaseException) -> NoReturn:
     """Raise what `call_reward` does for an error that a reward raised."""
+    if isinstance(error, ForeignError) and error.claimed is not None:
+        claimed, claimed.__cause__ = error.claimed, error
+        error = claimed
     match error:
         case Failure() if error.ending.graded:
             # The agent's own commands killed the sandbox: what it was to leave there is not there.

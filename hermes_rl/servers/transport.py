@@ -117,7 +117,7 @@ def retry_after(value: str | None, now: Callable[[], float] = time.time) -> floa
     except ValueError:
         try:
             seconds = parsedate_to_datetime(value).timestamp() - now()
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
     return max(0.0, seconds) if seconds < float("inf") else None
 

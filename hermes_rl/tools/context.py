@@ -269,7 +269,7 @@ class ToolContext:
         agent has left does not allow it, so that nothing that it has laid there is taken for the grader's.
         """
         with TemporaryDirectory() as empty:
-            answer = self.upload(empty, path)
+            answer = ToolContext.upload(self, empty, path)
         if "error" in answer:
             raise AgentFault(f"the directory of the grader cannot be made: {answer['error']}")
 
@@ -424,6 +424,10 @@ class ToolContext:
         """See `web_search`."""
         return _value(self.call_tool("browser_snapshot", {}))
 
+    def confined(self) -> ToolContext:
+        """Return the context for code in a sandbox, which may have run the text of the policy."""
+        return ConfinedContext(self.task_id)
+
     @property
     def runtime(self) -> ToolRuntime:
         """The live machine of the rollout; raises UserError where it was released."""
@@ -468,6 +472,39 @@ class ToolContext:
                 "from a reward, or with `await asyncio.to_thread(ctx.terminal, …)`"
             )
         return wait_for_loop(work, loop)
+
+
+class ConfinedContext(ToolContext):
+    """A context that reaches no file of this machine and nothing that other rollouts use."""
+
+    def _refused(self, method: str) -> UserError:
+        return UserError(
+            f"ctx.{method}: user code with `isolate: sandbox` reaches no file of this machine; use ctx.write_file and "
+            "ctx.read_bytes, or say `isolate: process`"
+        )
+
+    def upload_file(self, local: str | Path, remote: str) -> dict[str, Any]:
+        """Refuse: the file is this machine's."""
+        raise self._refused("upload_file")
+
+    def upload(self, local: str | Path, remote: str) -> dict[str, Any]:
+        """Refuse, as `upload_file` does."""
+        raise self._refused("upload")
+
+    def upload_dir(self, local: str | Path, remote: str) -> list[dict[str, Any]]:
+        """Refuse, as `upload_file` does."""
+        raise self._refused("upload_dir")
+
+    def download_file(self, remote: str, local: str | Path, limit: int = READ_BYTES) -> dict[str, Any]:
+        """Refuse, as `upload_file` does."""
+        raise self._refused("download_file")
+
+    def download_dir(self, remote: str, local: str | Path, limit: int = DOWNLOAD_BYTES) -> list[dict[str, Any]]:
+        """Refuse, as `upload_file` does."""
+        raise self._refused("download_dir")
+
+    def _description(self) -> str:
+        return f"{self.task_id.removesuffix(UNTOUCHED)} {super()._description()}"
 
 
 def cleanup_vm(task_id: str) -> None:

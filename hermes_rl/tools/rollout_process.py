@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from hermes_rl.errors import SandboxFailure, UserError
+from hermes_rl.errors import Failure, SandboxFailure, UserError
 from hermes_rl.foreign.failures import EndedError, ForeignError
 from hermes_rl.foreign.messages import require_texts
 from hermes_rl.foreign.pool import POOL, OwnProcess
@@ -79,6 +79,8 @@ class RolloutProcess:
                 await process.call("begin", itself, state=state, item=item)
             except ForeignError as error:
                 await process.close()
+                if isinstance(error.claimed, Failure):  # the policy has done nothing yet
+                    raise error.claimed from error
                 raise UserError(f"state: {python} raised {error} (row {key})") from error
             except EndedError as error:  # by whoever killed it, such as the kernel when memory ends
                 await process.close()

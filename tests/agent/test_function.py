@@ -49,6 +49,15 @@ def raises(endpoint, prompt):
     post(endpoint, [{"role": "user", "content": prompt}])
     raise ValueError("what now?")
 
+def claims(endpoint, prompt):
+    from hermes_rl.errors import SandboxFailure
+    post(endpoint, [{"role": "user", "content": prompt}])
+    raise SandboxFailure("so it says")
+
+def misuses(endpoint, prompt, ctx):
+    post(endpoint, [{"role": "user", "content": prompt}])
+    ctx.artifact("nothing")
+
 def breaks(row):
     return row["nothing"]
 
@@ -107,6 +116,8 @@ async def test_a_function_plays_and_is_trained_exactly(tmp_path: Path, name: str
     ("name", "ending", "output"),
     [
         ("raises", Ending.GAVE_UP, "what now?"),
+        ("claims", Ending.GAVE_UP, "so it says"),
+        ("misuses", Ending.GAVE_UP, "no artifact"),
         ("hangs", Ending.TIMEOUT, ""),
         ("ends", Ending.GAVE_UP, "its process ended"),
         ("hungry", Ending.GAVE_UP, "MemoryError"),

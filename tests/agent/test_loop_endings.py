@@ -277,6 +277,32 @@ async def test_a_server_that_refuses_what_the_policy_said_and_not_the_prompt_end
     assert chat.requests[-1]["messages"] == GO
 
 
+@pytest.mark.parametrize(
+    ("others", "ending"),
+    [
+        (
+            [says("x"), refused(500, "broken"), refused(500, "broken")],
+            Ending.REFUSED,
+        ),  # over what the policy said alone
+        ([says("x"), says("fine")], Ending.FINISHED),  # it was down for a while
+        ([refused(500, "broken"), refused(500, "broken")], None),  # over everything
+        ([refused(401, "no key")], None),
+    ],
+)
+async def test_server_that_breaks_over_what_the_policy_said_ends_the_conversation(
+    chat: ScriptedChat, make_loop: MakeLoop, others: list[Answer], ending: Ending | None
+) -> None:
+    """Servers answer calls whose arguments they cannot read with status 500: no policy may choose a failure by that."""
+    chat.script = [NOOP, refused(500, "broken"), refused(500, "broken"), *others]
+    if ending is None:
+        with pytest.raises(ServerFailure, match="broken"):
+            await make_loop(noop).run(GO)
+    else:
+        result = await make_loop(noop).run(GO)
+        assert result.ending is ending
+    assert chat.script == []
+
+
 @pytest.mark.parametrize("waits", [False, True])
 async def test_a_lifetime_that_long_answers_use_up_is_the_agents_doing_and_one_of_queues_is_not(
     chat: ScriptedChat, waits: bool

@@ -40,7 +40,7 @@ def long(result, item):
 SPEC = """
 dataset: {items: [{q: a, fails: true}, {q: b, fails: false}], eval: EVAL}
 prompt: {user: "{{ q }}"}
-rewards: {long: {fn: "reward.py:long"}}
+rewards: {long: {fn: "reward.py:long", isolate: none}}
 servers: {policy: {type: openai, base_url: "URL", model: acme/no-such-model}}
 process: {groups: 2, group_size: 1, concurrency: 1}
 """

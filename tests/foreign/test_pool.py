@@ -35,6 +35,7 @@ from hermes_rl.foreign.process import OOM_EARLY
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.foreign.worker import _Clock
 from hermes_rl.plugins import Code, load_object
+from hermes_rl.threads import wait_for_loop
 from tests.runs.processes import alive
 from tests.thorough import THOROUGH
 from tests.waiting import until_blocking
@@ -230,14 +231,21 @@ def test_what_is_raised_is_told_with_its_place(call: Caller) -> None:
 
 @pytest.mark.parametrize(
     ("which", "kind"),
-    [("user", UserError), ("agent", AgentFault), ("judge", JudgeFailure), ("sandbox", SandboxFailure)],
+    [("user", UserError), ("judge", JudgeFailure), ("sandbox", SandboxFailure)],
 )
-def test_what_is_ours_is_raised_as_it_was(call: Caller, which: str, kind: type[Exception]) -> None:
-    with pytest.raises(kind) as caught:
+def test_exception_of_ours_that_only_user_code_vouches_for_is_a_claim(
+    call: Caller, which: str, kind: type[Exception]
+) -> None:
+    with pytest.raises(ForeignError) as caught:
         call("of_ours", which=which)
-    assert type(caught.value) is kind
-    if isinstance(caught.value, SandboxFailure):
-        assert caught.value.ending is Ending.SANDBOX_KILLED
+    assert type(caught.value.claimed) is kind
+    if isinstance(caught.value.claimed, SandboxFailure):
+        assert caught.value.claimed.ending is Ending.SANDBOX_KILLED
+
+
+def test_fault_of_the_agent_is_raised_as_it_was(call: Caller) -> None:
+    with pytest.raises(AgentFault, match="its doing"):
+        call("of_ours", which="agent")
 
 
 def test_what_cannot_be_carried_is_said_and_nothing_is_lost(call: Caller) -> None:
@@ -599,6 +607,8 @@ class Shelf:
 
     def __init__(self) -> None:
         self.books: list[str] = []
+        self.waiting = threading.Event()
+        self.loop: Any = None
         self.most, self._now, self._lock = 0, 0, threading.Lock()
 
     def stand_in_fields(self) -> dict[str, Any]:
@@ -638,6 +648,19 @@ class Shelf:
     def odd(self) -> Any:
         return (book for book in self.books)
 
+    def until_it_waits(self) -> None:
+        self.waiting.wait()
+
+    def waits(self) -> None:
+        self.waiting.set()
+        try:
+            wait_for_loop(asyncio.sleep(1000), self.loop)
+        finally:
+            self.books.append("given up")
+
+    def lost(self) -> None:
+        raise SandboxFailure("the shelf is lost")
+
 
 ASKING = """
 import concurrent.futures
@@ -672,6 +695,19 @@ def fails(shelf):
         shelf.missing()
     except FileNotFoundError as error:
         return [error.errno, error.strerror]
+def returns_while_it_asks(shelf, how):
+    from hermes_rl.foreign.process import current_runner
+    open = [current_runner().ask(shelf._number, "waits"), current_runner().ask(shelf._number, "thread", 1000)]
+    current_runner().ask(shelf._number, "until_it_waits").result()
+    if how == "ends": os._exit(3)
+    return 1
+import os
+def loses(shelf, text):
+    from hermes_rl.errors import SandboxFailure
+    try:
+        shelf.lost()
+    except SandboxFailure as error:
+        raise SandboxFailure(text or str(error))
 def forbidden(shelf):
     said = []
     for name in ("_lock", "books", "nothing", "odd"):
@@ -693,6 +729,14 @@ def test_objects_of_the_runner_are_asked_by_their_public_methods(pool: ProcessPo
     assert call("forbidden", shelf=shelf) == [*["AttributeError"] * 3, "NotCarriedError"]
 
 
+def test_failure_that_the_runner_has_sent_passes_and_another_is_a_claim(pool: ProcessPool, tmp_path: Path) -> None:
+    call, shelf = Caller(pool, tmp_path / "asking.py", ASKING), Shelf()
+    with pytest.raises(SandboxFailure, match="the shelf is lost"):
+        call("loses", shelf=shelf, text="")
+    with pytest.raises(ForeignError, match="SandboxFailure: another one"):
+        call("loses", shelf=shelf, text="another one")
+
+
 def test_a_coroutine_is_awaited_on_the_loop_of_the_call(pool: ProcessPool, tmp_path: Path) -> None:
     call, shelf = Caller(pool, tmp_path / "asking.py", ASKING), Shelf()
     assert call("awaits", shelf=shelf) == [threading.get_ident(), "No such time"]
@@ -706,6 +750,19 @@ def test_what_a_call_has_entered_is_left_when_it_ends(pool: ProcessPool, tmp_pat
     with pytest.raises(EndedError, match="ended its process with status 3"):
         call("ends_within", shelf=shelf)
     assert shelf.books[2:] == ["opened", "a", "closed"]
+
+
+@pytest.mark.parametrize("how", ["returns", "ends"])
+async def test_question_that_is_open_when_its_call_ends_is_given_up(
+    pool: ProcessPool, tmp_path: Path, how: str
+) -> None:
+    """The call says how long a question may take, so it must not hold up the runner after its end."""
+    call, shelf = Caller(pool, tmp_path / "asking.py", ASKING), Shelf()
+    shelf.loop = asyncio.get_running_loop()
+    code = call.code("returns_while_it_asks")
+    with contextlib.suppress(EndedError):
+        await pool.call(code, {"shelf": shelf, "how": how}, "hermes_rl.plugins:itself", 60)
+    assert shelf.books == ["given up"]
 
 
 def test_a_thread_that_a_call_left_behind_may_ask_in_the_next_one(pool: ProcessPool, tmp_path: Path) -> None:

@@ -101,6 +101,19 @@ def test_code_that_a_strangers_spec_names_does_not_run_unasked(folder: Path) -> 
     assert list(folder.rglob("ran")) == []
 
 
+def test_ending_of_another_version_is_shown_as_it_is(folder: Path) -> None:
+    path = folder / "run" / "rollouts.jsonl"
+    first, *others = map(json.loads, path.read_text().splitlines())
+    lines = [first | {"ending": "of_later"}, *(other | {"ending": "of_later", "score": None} for other in others)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for command in (
+        ["show", "run"],
+        ["show", "run", "one-0"],
+        ["show", "run", others[0]["id"]],
+    ):
+        assert "of_later" in printed(folder, command), command
+
+
 def test_record_that_expands_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes_rl.tokens.transcript.LARGEST_PACKED", 1_000)
     packed = base64.b64encode(zlib.compress(bytes(1_004), 9)).decode()

@@ -30,7 +30,7 @@ solution:
   turns:
     - {{say: "<think>\\nhm\\n</think>\\n\\nfirst", tools: [{{name: todo, args: {{todos: []}}}}]}}
     - {{say: "the answer is 7"}}
-rewards: {{vetoed: {{fn: "vetoed.py:vetoed", range: [0, 9]}}}}
+rewards: {{vetoed: {{fn: "vetoed.py:vetoed", isolate: none, range: [0, 9]}}}}
 endings: {{lost: {lost}}}
 servers: {{policy: {{type: scripted, tokenizer: "{tokenizer}", model: m}}}}
 process: {{groups: 2, group_size: 3, concurrency: 1, format: sft}}

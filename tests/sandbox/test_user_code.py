@@ -1,6 +1,7 @@
 """User code in a sandbox of its own: what text that it evaluates cannot reach."""
 
 import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -195,6 +196,53 @@ def test_a_process_sees_and_signals_nobody_but_itself(pool: ConfinedPool, scorer
             await other.close()
 
     assert asyncio.run(both()) == "1"
+
+
+def test_two_processes_at_a_time_meet_nowhere(pool: ConfinedPool, scorer: Path) -> None:
+    leaves = """
+    import os, socket, sys
+    kept = sys.kept = []
+    for address in ("\\0left", ("127.0.0.1", 5555)):
+        kept.append(socket.socket(socket.AF_INET if len(address) == 2 else socket.AF_UNIX))
+        try:
+            kept[-1].bind(address), kept[-1].listen()
+        except OSError:
+            pass
+    for at, _, _ in [("/dev/mqueue", 0, 0), *os.walk("/dev"), ("/tmp", 0, 0), *os.walk("/run")]:
+        try:
+            open(at + "/left", "w").write("x")
+        except OSError:
+            pass
+    os.open("/dev/ptmx", 2)
+    """
+    looks = """
+    import os, socket
+    found = []
+    for address in ("\\0left", ("127.0.0.1", 5555)):
+        try:
+            socket.socket(socket.AF_INET if len(address) == 2 else socket.AF_UNIX).connect(address)
+            found.append(address)
+        except OSError:
+            pass
+    found += [at for top in ("/dev", "/run") for at, _, names in os.walk(top) if "left" in names]
+    found += os.listdir("/dev/pts")
+    if found: raise ValueError(found)
+    answer = 42
+    """
+
+    async def both() -> str:
+        code = _code(scorer, "executed")
+        one, other = await pool.hold(code), await pool.hold(code)
+        try:
+            for process in (one, other):
+                with contextlib.suppress(ForeignError):
+                    await process.call(code, {"text": textwrap.dedent(leaves if process is one else looks)}, PLAIN, 30)
+            return str(await other.call(code, {"text": textwrap.dedent(looks)}, PLAIN, 30))
+        finally:
+            await one.close()
+            await other.close()
+
+    assert asyncio.run(both()) == "1.0"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 import hermes_rl
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.endings import Ending
-from hermes_rl.errors import RewardFailure
+from hermes_rl.errors import RewardFailure, UserError
 from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import ALONE
@@ -28,7 +28,7 @@ from hermes_rl.spec import parse_spec
 CODE = """
 import json, os, re, time, urllib.request
 from hermes_rl import Score
-from hermes_rl.errors import RewardFailure
+from hermes_rl.errors import RewardFailure, UserError
 from hermes_rl.scoring.value import value_range
 
 def number(result): return float(result.final_response)
@@ -68,6 +68,11 @@ def together(group):
     lengths = [len(one.final_response) + 0 / (one.final_response != "evil") for one in group]
     return [length / max(lengths) if max(lengths) else 0.0 for length in lengths]
 def none_of(group): raise ValueError("never")
+def different(group):
+    said = [one.final_response for one in group if one.final_response]
+    if "evil" in said or len(set(said)) < len(said): raise ValueError("two are the same")
+    return [float(bool(one.final_response)) for one in group]
+def misused(result): raise UserError("no key")
 """
 
 
@@ -237,6 +242,18 @@ async def test_a_group_whose_members_all_make_a_reward_fail_is_graded(graded: Gr
     values: list[dict[str, RewardValue]] = [{}, {}]
     await graded.grader("together").grade_group({}, [answered("evil"), answered("evil")], values)
     assert [value["together"].value for value in values] == [0.0, 0.0]
+
+
+async def test_members_that_fail_together_only_cost_no_other_member(graded: Graded) -> None:
+    said = ["same", "evil", "other", "same"]
+    values: list[dict[str, RewardValue]] = [{} for _ in said]
+    await graded.grader("different").grade_group({}, [answered(text) for text in said], values)
+    assert [value["different"].value for value in values] == [1.0, 0.0, 1.0, 0.0]
+
+
+async def test_reward_that_refuses_every_answer_is_the_users_mistake(graded: Graded) -> None:
+    with pytest.raises(UserError, match="no key"):
+        await graded.value(graded.grader("misused"), "anything")
 
 
 @lives_in_runner("hermes_rl.foreign.stand_ins:ContextStandIn")

@@ -42,6 +42,8 @@ def test_retry_after_is_a_number_or_a_date() -> None:
     assert retry_after(later, now=lambda: 1_000_000.0) == 60
     assert retry_after(later, now=lambda: 2_000_000.0) == 0
     assert [retry_after(value) for value in (None, "soon", "", "nan", "inf")] == [None] * 5
+    beyond = ("Jan  999999999999999999999  31  00:00:00", "-9999 Feb 0001 -1:0:0 999999999999999999999 9999 -1:0:0")
+    assert [retry_after(value) for value in beyond] == [None, None]
 
 
 def test_backoff_doubles_up_to_its_cap() -> None:

@@ -16,7 +16,7 @@ from hermes_rl.spec.findings import Findings
 from hermes_rl.spec.hints import parameters_of_rewards
 from hermes_rl.spec.model import Reward, Spec
 from hermes_rl.spec.nodes import NodePath
-from hermes_rl.spec.reward_rules import unisolated, unplayable
+from hermes_rl.spec.reward_rules import require, unisolated, unplayable
 from hermes_rl.spec.rules import ASKING
 from hermes_rl.spec.schema import type_of
 from hermes_rl.spec.section import is_template, thaw
@@ -66,6 +66,17 @@ def check_state_tools(spec: Spec, findings: Findings) -> None:
                 findings.problem(path, message)
             else:
                 findings.warning(path, f"as far as can be told without running it, {message}")
+
+
+def state_methods(spec: Spec) -> set[str]:
+    """Return the names of the methods that the class of the state defines itself; none where its file is not read."""
+    file, _, class_name = spec.state.python.rpartition(":") if spec.state is not None else ("", "", "")
+    try:
+        node = defined(Path(file)).get(class_name)
+    except CodeError:
+        return set()
+    own = names_in(node.body) if isinstance(node, ast.ClassDef) else {}
+    return {name for name, inner in own.items() if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def _named(spec: Spec) -> Iterator[tuple[NodePath, str, bool]]:
@@ -346,7 +357,7 @@ def _check_arguments(spec: Spec, name: str, reward: Reward, signature: Function,
 
 def _check_playable(spec: Spec, name: str, reward: Reward, signature: Function, findings: Findings) -> None:
     """Report what a run would refuse once it has loaded the function; a decorated one may not be what it shows."""
-    known = {"in_runner", "group_only_for", "takes_at_most", "value_range"}
+    known = {"in_runner", "group_only_for", "takes_at_most", "value_range", "requires"}
     if not known.issuperset(signature.decorators):
         return
     takes = {parameter.name for parameter in signature.parameters}
@@ -401,6 +412,12 @@ def _check_values(spec: Spec, name: str, signature: Function, findings: Findings
             _, _, reason = error.message.partition("does not fit")
             message = f"`{signature.name}` takes {annotations[argument]} here{reason}"
             findings.problem(("rewards", name, "args", argument), message)
+            return
+    if not has_template(spec.rewards[name].args):
+        try:
+            require(signature.name, signature.requirements, {**signature.defaults(), **spec.rewards[name].args})
+        except TemplateError as error:
+            findings.problem(("rewards", name), error.message, at="key")
 
 
 def _check_roles(spec: Spec, path: NodePath, reward: Reward, signature: Function, findings: Findings) -> None:

@@ -258,7 +258,8 @@ def test_the_examples_lack_only_what_is_to_come(path: Path) -> None:
     spec = load_spec(path, environ={})
     names = ["terminal", "file", "code_execution", "web"]
     problems, _ = check_spec(spec, known_toolsets=names)
-    assert all("there is no reward" in problem.message for problem in problems), problems
+    later = ("there is no reward", "there is no file or folder 'tests/bench'")
+    assert all(any(text in problem.message for text in later) for problem in problems), problems
 
 
 def test_signatures_are_read_without_running(tmp_path: Path) -> None:

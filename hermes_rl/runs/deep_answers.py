@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hermes_rl.agent.result import text_of
 from hermes_rl.data.load import Split
@@ -28,7 +28,7 @@ from hermes_rl.runs.run import Plan, Run
 from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.servers.scripted import Script, ScriptedCall, ScriptedTurn
 from hermes_rl.spec.model import Spec
-from hermes_rl.tools.base import Toolkit, ToolRuntime
+from hermes_rl.tools.base import DescribedTool, ToolInputError, Toolkit, ToolRuntime
 
 Turns = tuple[ScriptedTurn, ...]
 KINDS = ("gold", "gold again", "empty", "garbage", "near miss", "last words")
@@ -93,7 +93,7 @@ def frequent_answer(question: RowQuestion) -> Turns | None:
 
 
 def refused_calls(question: RowQuestion) -> Turns | None:
-    """Make the solution's calls without its text; `Probe` offers no tool, so each call is refused."""
+    """Make the solution's calls without its text; the tools of `Probe` refuse each call."""
     turns = tuple(ScriptedTurn(tools=turn.tools) for turn in question.gold if turn.tools)
     return (*turns, ScriptedTurn(say="")) if turns else None
 
@@ -113,6 +113,13 @@ BLIND: Answers = {
 """Answers that solve nothing, the empty one first, by name."""
 ACTING = ("", "another row's solution", "one call without effect", "the solution's calls, each refused")
 """Answers that make a difference to rewards that look into the sandbox alone."""
+
+
+class RefusingTool(DescribedTool):
+    """A tool that does nothing: a user may name it, and each call of it is an error."""
+
+    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        raise ToolInputError("this call is refused")
 
 
 class Probe(CompiledSpec):
@@ -228,7 +235,9 @@ class Probe(CompiledSpec):
     async def runtime(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:
         async with super().runtime(key) as runtime:
             if self.answers is not None and list(self.answers.values())[key.index] is refused_calls:
-                runtime.toolkit = Toolkit()
+                toolkit = runtime.toolkit
+                refusing = [RefusingTool(each.name, each.description, each.parameters) for each in toolkit.tools]
+                runtime.toolkit = Toolkit(refusing, toolkit.schemas)
             yield runtime
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:

@@ -54,7 +54,7 @@ BEFORE: Places = {
     "scoring/grader.py": "Grader.__post_init__",
     "scoring/reward_function.py": "find_reward _load RewardFunction.of RewardFunction.require_takes",
     "servers/client.py": "ModelClient.rated ModelClient.scored SampledByFunction._piece assistant _scoring",
-    "servers/exactness.py": "require_reachable",
+    "servers/exactness.py": "require_address require_reachable",
     "servers/factory.py": "create_client _backend variable",
     "servers/scripted/server.py": "ScriptedServer.start",
     "servers/policy.py": "Policy.server Policy.of_spec Policy.described",

@@ -174,9 +174,10 @@ class Probe(CompiledSpec):
         names = BLIND if self.reads_answers else ACTING
         questions = [self.question(row) for row in self.rows]
         possible = {name: BLIND[name] for name in names if any(BLIND[name](each) is not None for each in questions)}
-        return {
-            name: answer for name, answer in possible.items() if answer is not refused_calls or not self.spec.programs
-        }
+        # Programs have tools of their own, and seats that are called as tools are no tools that could refuse.
+        calls_seats = self.spec.play is not None and self.spec.play.order == "call"
+        refuses = not self.spec.programs and not calls_seats
+        return {name: answer for name, answer in possible.items() if answer is not refused_calls or refuses}
 
     def question(self, row: Row) -> RowQuestion:
         """Return what a blind answer to a row may be made of."""

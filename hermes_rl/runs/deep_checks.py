@@ -211,18 +211,18 @@ def _rows(keys: Sequence[str]) -> str:
     return f"{'row' if len(keys) == 1 else 'rows'} {', '.join(keys[:NAMED])}{more}"
 
 
-def fails(spec: Spec, rollout: Rollout) -> bool:
-    """Return True if a rollout of the solution does not succeed."""
-    return rollout.score is None or rollout.score < spec.evaluate.success
+def fails(probe: Probe, rollout: Rollout) -> bool:
+    """Return True if a rollout of the solution does not succeed. One that is compared with its own copies need not
+    reach `evaluate.success`."""
+    if rollout.score is None:
+        return True
+    return not probe.has_group_rewards and rollout.score < probe.spec.evaluate.success
 
 
 def _gold(findings: DeepFindings, probe: Probe, gold: Sequence[Rollout], unheard: set[int], doubt: str | None) -> None:
     """Report the rows whose solution does not succeed, each with what every reward said."""
-    failed = [rollout for rollout in gold if fails(probe.spec, rollout) and id(rollout) not in unheard]
+    failed = [rollout for rollout in gold if fails(probe, rollout) and id(rollout) not in unheard]
     below = [rollout for rollout in failed if rollout.score is not None]
-    comparing = next((reward.name for reward in probe.grader.rewards if reward.group_level), None)
-    if doubt is None and comparing is not None:
-        doubt = f"but reward {comparing} compares the members of a group, which holds this solution twice"
     everywhere = bool(below) and len(below) == sum(id(rollout) not in unheard for rollout in gold)
     for rollout in failed[:NAMED]:
         findings.add(
@@ -408,9 +408,12 @@ def _pays(findings: DeepFindings, reward: GradedReward, answers: Answers, groups
         name: [
             (group.row.key, values[name], values[""])
             for group, values in zip(groups, played, strict=True)
-            if name in values and "" in values and sign * (values[name] - values[""]) > least
+            if name in values
+            and "" in values
+            and sign * (values[name] - values[""]) > least
+            and _is_worth_more(group.rollouts[index], group.rollouts[list(answers).index("")])
         ]
-        for name, answer in answers.items()
+        for index, (name, answer) in enumerate(answers.items())
         if answer is not another_solution  # its calls are right ones, which rewards of behaviour pay for
     }
     name, rows = max(paid.items(), key=lambda each: len(each[1]))
@@ -422,6 +425,11 @@ def _pays(findings: DeepFindings, reward: GradedReward, answers: Answers, groups
             f"({len(rows) / len(groups):.0%}) give {name!r} more than no answer, such as row {key} "
             f"({value:g} instead of {empty:g})",
         )
+
+
+def _is_worth_more(rollout: Rollout, other: Rollout) -> bool:
+    """Return True unless a gate or another reward takes away what one reward pays."""
+    return rollout.score is None or other.score is None or rollout.score > other.score
 
 
 def _values(group: Group, answers: Answers, reward: str) -> dict[str, float]:
@@ -443,6 +451,8 @@ def judge_constant(findings: DeepFindings, probe: Probe, groups: Sequence[Group]
         ]
         if not has_solution(probe.spec) and values[:1] == [reward.bounds[0]]:
             continue  # as it should be for wrong answers
+        if reward.bounds[1] <= 0 and values[:1] == [reward.bounds[1]]:
+            continue  # a penalty that no answer deserves
         if len(values) > 1 and len(set(values)) == 1 and values[0] is not None:
             text = f"reward {reward.name} is {values[0] + 0.0:g} for each of {len(values)} right and wrong answers"
             findings.add("constant_reward", text)

@@ -358,9 +358,12 @@ async def test_endless_generator_is_refused_by_name_where_all_rows_are_asked_for
     generated = "\n".join(line for line in SOUND.splitlines() if "items:" not in line)
     (tmp_path / "spec.yaml").write_text(generated.replace("dataset:", "dataset: {generator: rows.py:rows}"))
     spec = load_spec(tmp_path / "spec.yaml", demo=True)
-    with pytest.raises(UserError, match=r"dataset\.generator: .*rows\.py:rows has given 2000 rows .*--rows N"):
+    with pytest.raises(UserError, match=r"dataset\.generator: .*rows\.py:rows has given 2001 rows .*--rows N"):
         await examine(spec, rows="all")
     assert (await examine(spec, rows=2)).problems == []
+    monkeypatch.setattr("hermes_rl.data.load.ENDLESS_SECONDS", 0.0)
+    with pytest.raises(UserError, match=r"has given 1 rows in 0 s and not ended"):
+        await examine(spec, rows="all")
 
 
 async def test_a_reward_that_fails_on_a_blind_answer_is_a_problem(tmp_path: Path) -> None:
@@ -396,6 +399,8 @@ async def test_a_group_reward_compares_the_kinds(tmp_path: Path) -> None:
         tmp_path, SOUND.replace(RIGHT, pairs).replace("policy: {", "judge: {type: scripted}, policy: {")
     )
     assert report.scores["empty"] is not None
+    assert not any(each.check.startswith("gold_fails") for each in report.findings), "its own copies are as good"
+    assert report.failing == []
 
 
 @pytest.mark.parametrize("place", ["rollout", "fresh"])

@@ -92,6 +92,7 @@ async def examine(
         return report
     with tempfile.TemporaryDirectory(prefix="hermes-rl-deep-") as folder:
         async with Probe(spec, sample[:LOOKED_AT]) as probe:
+            findings.question = probe.asked
             require_machine(probe, lambda _: None, None)
             probe.keep = partial(keep_artifacts, Path(folder) / "artifacts")
             await probe.open(sample[0])

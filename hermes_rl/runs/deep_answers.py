@@ -188,6 +188,11 @@ class Probe(CompiledSpec):
         """Return the text of a row's prompt."""
         return "\n".join(text_of(message.get("content")) for message in self.prompt(row))
 
+    def asked(self, row: Row) -> str:
+        """Return the first text of a user in a row's prompt; empty if there is none."""
+        questions = (message for message in self.prompt(row) if message["role"] == "user")
+        return text_of(next(questions, {}).get("content"))
+
     def script(self, key: RolloutKey, prior: int, seat: Seat = ALONE) -> Script:
         gold = gold_turns(self.spec, key.row, seat.name)
         first = not seat.name or seat.name == self.seats[0].name

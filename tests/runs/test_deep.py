@@ -507,3 +507,11 @@ async def test_refused_calls_leave_the_tools_that_a_user_names(tmp_path: Path) -
     more = "user: {says: [{say: 'Which is it?', tools: [ask]}]}\ntools: [{python: code.py:ask}]\n"
     report = await examined(tmp_path, text + more)
     assert report.blind["the solution's calls, each refused"]["mean"] == 0
+
+
+async def test_rows_without_a_key_are_named_with_their_prompt(tmp_path: Path) -> None:
+    wrong = SOUND.replace('[{say: "{{ capital }}"}]', "[{say: '{{ country }}'}]")
+    report = await examined(tmp_path, wrong)
+    assert any("(What is the capital of Italy?)" in problem for problem in report.problems)
+    report = await examined(tmp_path, wrong.replace("items:", "key: country\n  items:"))
+    assert any("the solution of row Italy scores 0" in problem for problem in report.problems)

@@ -603,7 +603,7 @@ def state_source(entry: ToolSection) -> dict[str, Any]:
 def rendered_source(source: Mapping[str, Any], row: Row, where: str) -> dict[str, Any]:
     """Return the arguments of `tools_of_state` for a row; raises `TemplateError` where a value is of another type."""
     rendered: dict[str, Any] = render(source, row.columns, where=where, key=row.key)
-    for name, kind in (("names", list[str]), ("schemas", ToolSchemas)):
+    for name, kind in (("names", list[str] | None), ("schemas", ToolSchemas)):
         if has_template(source[name]):
             rendered[name] = coerce(rendered[name], kind, where=f"{where}.{name}", key=row.key)
     return rendered

@@ -165,7 +165,7 @@ def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
         if isinstance(tool.schemas, str):
             kind = ToolSchemas if tool.arguments == "strict" else CheckedToolSchemas
             yield (*path, "schemas"), tool.schemas, kind
-        yield from _whole((*path, "names"), tool.names, list[str])
+        yield from _whole((*path, "names"), tool.names, list[str] | None)
     if spec.user is not None:
         yield from _content(("user", "system"), spec.user.system)
         if spec.user.says is not None:
@@ -320,7 +320,7 @@ def _check_chosen(spec: Spec, tool: ToolSection, row: Row, key: str) -> None:
         known = {str(tool.state)} & state_methods(spec)
     else:
         known = {each["name"] for each in coerce(render(tool.schemas, row, key=key), ToolSchemas, key=key)}
-    for name in coerce(render(thaw(tool.names), row, key=key), list[str], key=key) if known else ():
+    for name in coerce(render(thaw(tool.names), row, key=key), list[str] | None, key=key) or () if known else ():
         if not set("*?[") & set(name) and name not in known:
             raise TemplateError(f"there is no tool {name!r}{choices(name, known)}")
 

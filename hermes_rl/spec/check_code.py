@@ -50,7 +50,7 @@ def check_state_tools(spec: Spec, findings: Findings) -> None:
     except CodeError:
         names = {}
     node = names.get(class_name)  # None where the file does not define the class itself
-    members = _of_class(node, names, ()) if isinstance(node, ast.ClassDef) else None
+    members = _of_class(node, names, (), Path(file).parent) if isinstance(node, ast.ClassDef) else None
     own = names_in(node.body) if isinstance(node, ast.ClassDef) else {}
     for path, name, by_model in _named(spec):
         method = own.get(name) if by_model else None
@@ -97,7 +97,8 @@ def _named(spec: Spec) -> Iterator[tuple[NodePath, str, bool]]:
             yield (*path, "schemas"), tool.schemas, False
 
 
-def _of_class(node: ast.ClassDef, there: dict[str, ast.AST], seen: tuple[str, ...]) -> _Members:
+def _of_class(node: ast.ClassDef, there: dict[str, ast.AST], seen: tuple[str, ...], folder: Path) -> _Members:
+    """Return the members of a class; its bases are looked for in `there`, and in the files of `folder`."""
     inside = list(ast.walk(node))
     attributes = [inner for inner in inside if isinstance(inner, ast.Attribute)]
     # Any method may give a value to further attributes.
@@ -110,14 +111,27 @@ def _of_class(node: ast.ClassDef, there: dict[str, ast.AST], seen: tuple[str, ..
     for base in node.bases:
         inner = base.value if isinstance(base, ast.Subscript) else base
         shown = ast.unparse(inner).rpartition(".")[2]
-        parent = there.get(shown) if isinstance(inner, ast.Name) and shown not in seen else None
+        parent, around = there.get(shown) if isinstance(inner, ast.Name) and shown not in seen else None, there
+        if isinstance(parent, ast.ImportFrom):
+            parent, around = _imported(parent, shown, folder)
         if isinstance(parent, ast.ClassDef):
-            inherited = _of_class(parent, there, (*seen, node.name))
+            inherited = _of_class(parent, around, (*seen, node.name), folder)
             names |= inherited.names
             complete = complete and inherited.complete
         else:
             complete = complete and shown in _HARMLESS
     return _Members(frozenset(names), complete)
+
+
+def _imported(node: ast.ImportFrom, name: str, folder: Path) -> tuple[ast.AST | None, dict[str, ast.AST]]:
+    """Return what a file of `folder` defines by a name that is imported from it, and all that it defines."""
+    names = {alias.asname or alias.name: alias.name for alias in node.names}
+    file = folder / f"{node.module}.py"
+    try:
+        there = defined(file) if file.is_file() else {}
+    except CodeError:
+        there = {}
+    return there.get(names[name]), there
 
 
 # ----------------------------------------------------------------------------------- Files and the names in them
@@ -166,9 +180,21 @@ def _unimportable(file: Path) -> str | None:
         if isinstance(node, ast.Import | ast.ImportFrom):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             for package in (module.partition(".")[0] for module in modules):
-                beside = (file.parent / package).is_dir() or (file.parent / f"{package}.py").is_file()
+                own = file.parent / f"{package}.py"
+                beside = (file.parent / package).is_dir() or own.is_file()
+                if own.is_file() and (fault := _unreadable(own)) is not None:
+                    return f"imports {own.name} {line}, which cannot be read as Python: {fault}"
                 if not beside and not _is_installed(package):
                     return f"needs the package `{package}` {line}, which is not installed here"
+    return None
+
+
+def _unreadable(file: Path) -> str | None:
+    """Return why a file is no Python; None if it is."""
+    try:
+        parse(file)
+    except CodeError as error:
+        return str(error)
     return None
 
 

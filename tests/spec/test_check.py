@@ -652,3 +652,20 @@ def test_seat_that_hears_others_first_needs_no_user_message(tmp_path: Path) -> N
     lines = text.splitlines()
     lines[4], lines[5] = lines[5], lines[4]
     assert check_spec(load_spec(write(tmp_path, "\n".join(lines))))[0] == []
+
+
+def test_base_class_of_a_state_is_read_in_the_file_that_has_it(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(
+        "class Shop:\n    def __init__(self, item): self.sold = 0\n    def count(self): ...\n"
+    )
+    (tmp_path / "world.py").write_text(
+        "from shop import Shop as Base\n\nclass World(Base):\n    def sell(self, name: str): ...\n"
+    )
+    text = "dataset: {items: [{q: a}]}\nprompt: {user: a}\nstate: world.py:World\ntools: [{state: NAME}]\n"
+    for name in ("sell", "count"):
+        assert check_spec(load_spec(write(tmp_path, text.replace("NAME", name))))[0] == []
+    (problem,) = check_spec(load_spec(write(tmp_path, text.replace("NAME", "sel"))))[0]
+    assert "the state World has no `sel`; did you mean `sell`?" in str(problem)
+    (tmp_path / "shop.py").write_text("class Shop\n")
+    (problem,) = check_spec(load_spec(write(tmp_path, text.replace("NAME", "sell"))))[0]
+    assert "world.py imports shop.py (line 1), which cannot be read as Python" in str(problem)

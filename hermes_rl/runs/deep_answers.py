@@ -111,6 +111,9 @@ BLIND: Answers = {
     "the solution's calls, each refused": refused_calls,
 }
 """Answers that solve nothing, the empty one first, by name."""
+GUESSES = ("yes", "no", "A", "0", "1", "the last word of the prompt", "the last number of the prompt",
+           "the most frequent answer")  # fmt: skip
+"""Answers that are right now and then, by chance."""
 ACTING = ("", "another row's solution", "one call without effect", "the solution's calls, each refused")
 """Answers that make a difference to rewards that look into the sandbox alone."""
 

@@ -18,7 +18,7 @@ from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.rollouts.compiled import gold_turns, has_solution, last_words, user_script
 from hermes_rl.rollouts.rollout import ALONE, Group, Rollout, never_asked
-from hermes_rl.runs.deep_answers import KINDS, Answers, Probe, another_solution
+from hermes_rl.runs.deep_answers import GUESSES, KINDS, Answers, Probe, another_solution
 from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.shipped import shipped_dir, shipped_rewards
 from hermes_rl.spec.deep_checks import DEEP_CHECKS, Severity
@@ -29,6 +29,8 @@ NEAR = 0.1
 """A wrong answer whose score is this near to gold's, as a share of it, scores like gold."""
 PASSING_SHARE = 0.5
 """Share of the rows on which a blind answer must not pass; of a shipped spec also its mean score."""
+GUESSED_SHARE = 1 / 3
+"""Share of the rows on which a guess may be right by chance."""
 NO_END = "no end within "
 """Start of the reason that shipped rewards give for a command that ran out of time."""
 SLOW_SECONDS = 10.0
@@ -229,11 +231,19 @@ def fails(probe: Probe, rollout: Rollout) -> bool:
     reach `evaluate.success`."""
     if rollout.score is None:
         return True
+    if not gold_turns(probe.spec, rollout.key.row):
+        return False  # this row has no solution
     return not probe.has_group_rewards and rollout.score < probe.spec.evaluate.success
 
 
 def _gold(findings: DeepFindings, probe: Probe, gold: Sequence[Rollout], unheard: set[int], doubt: str | None) -> None:
     """Report the rows whose solution does not succeed, each with what every reward said."""
+    lacking = [row for row in _rows(gold) if not gold_turns(probe.spec, row)]
+    if lacking:
+        text = (
+            f"{counted(len(lacking), 'row')} of {len(gold)} have no solution, so it was not shown that a right answer"
+        )
+        findings.add("no_solution", f"{text} scores well; {findings.rows(lacking)}")
     failed = [rollout for rollout in gold if fails(probe, rollout) and id(rollout) not in unheard]
     below = [rollout for rollout in failed if rollout.score is not None]
     everywhere = bool(below) and len(below) == sum(id(rollout) not in unheard for rollout in gold)
@@ -429,7 +439,10 @@ def _pays(findings: DeepFindings, reward: GradedReward, answers: Answers, groups
         for index, (name, answer) in enumerate(answers.items())
         if answer is not another_solution  # its calls are right ones, which rewards of behaviour pay for
     }
-    name, rows = max(paid.items(), key=lambda each: len(each[1]))
+    often = {
+        name: rows for name, rows in paid.items() if name not in GUESSES or len(rows) >= GUESSED_SHARE * len(groups)
+    }
+    name, rows = max(often.items(), key=lambda each: len(each[1]))
     if rows:
         row, value, empty = rows[0]
         findings.add(

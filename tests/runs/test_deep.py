@@ -509,6 +509,20 @@ async def test_refused_calls_leave_the_tools_that_a_user_names(tmp_path: Path) -
     assert report.blind["the solution's calls, each refused"]["mean"] == 0
 
 
+async def test_row_without_a_solution_is_a_warning_and_no_failure(tmp_path: Path) -> None:
+    turns = SOUND.replace('[{say: "{{ capital }}"}]', '\'{{ [{"say": capital}] if country != "Italy" else [] }}\'')
+    report = await examined(tmp_path, turns.replace("items:", "key: country\n  items:"))
+    assert report.problems == [] and report.failing == []
+    assert any("1 row of 3 have no solution" in warning and "row Italy" in warning for warning in report.warnings)
+
+
+async def test_guess_that_is_right_by_chance_does_not_pay(tmp_path: Path) -> None:
+    rows = ", ".join(f"{{country: Land{chr(97 + number)}, capital: '{number % 5}'}}" for number in range(10))
+    text = SOUND.replace(SOUND[SOUND.index("[{country") : SOUND.index("prompt:")], f"[{rows}]\n")
+    report = await examined(tmp_path, text)
+    assert not any("pays for an answer" in warning for warning in report.warnings), report.warnings
+
+
 async def test_rows_without_a_key_are_named_with_their_prompt(tmp_path: Path) -> None:
     wrong = SOUND.replace('[{say: "{{ capital }}"}]', "[{say: '{{ country }}'}]")
     report = await examined(tmp_path, wrong)

@@ -316,9 +316,10 @@ def _check_chosen(spec: Spec, tool: ToolSection, row: Row, key: str) -> None:
     the names of all stand in the spec, in the row, or in the code of the state."""
     from hermes_rl.spec.check_code import state_methods
 
+    known: set[str] = set()  # of the state's own schemas, or of a file's, nothing is known here
     if tool.schemas is None:
         known = {str(tool.state)} & state_methods(spec)
-    else:
+    elif is_template(tool.schemas):
         known = {each["name"] for each in coerce(render(tool.schemas, row, key=key), ToolSchemas, key=key)}
     for name in coerce(render(thaw(tool.names), row, key=key), list[str] | None, key=key) or () if known else ():
         if not set("*?[") & set(name) and name not in known:

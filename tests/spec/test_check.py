@@ -654,6 +654,20 @@ def test_seat_that_hears_others_first_needs_no_user_message(tmp_path: Path) -> N
     assert check_spec(load_spec(write(tmp_path, "\n".join(lines))))[0] == []
 
 
+def test_names_of_a_row_are_not_compared_with_schemas_that_the_state_has(tmp_path: Path) -> None:
+    (tmp_path / "world.py").write_text(
+        "class World:\n    def __init__(self, item): self.all = []\n    def call(self): ...\n"
+    )
+    text = (
+        "dataset: {items: [{v: [f]}, {v: null}]}\nprompt: {user: a}\nstate: world.py:World\n"
+        "tools: [{state: call, schemas: SCHEMAS, names: '{{ v }}'}]\n"
+    )
+    assert check_spec(load_spec(write(tmp_path, text.replace("SCHEMAS", "all"))))[0] == []
+    given = '\'{{ [{"name": "g", "parameters": {}}] }}\''
+    (problem,) = check_spec(load_spec(write(tmp_path, text.replace("SCHEMAS", given))))[0]
+    assert "there is no tool 'f'" in str(problem) and "(row 1)" in str(problem)
+
+
 def test_base_class_of_a_state_is_read_in_the_file_that_has_it(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(
         "class Shop:\n    def __init__(self, item): self.sold = 0\n    def count(self): ...\n"

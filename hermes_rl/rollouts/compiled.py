@@ -745,6 +745,8 @@ class CompiledSpec:
             values = {**row.columns, "seat": speaker, "text": text}
             return render_text(template, values, where=where, key=row.key)
         except TemplateError as error:  # over what another seat has said, so it ends the episode and not the run
+            with locating(self.spec, row.key):  # unless it fails for any words
+                render_text(template, {**row.columns, "seat": speaker, "text": "words"}, where=where, key=row.key)
             raise ScheduleError(str(error)) from error
 
     def schedule(self, key: RolloutKey, runtime: ToolRuntime) -> Schedule:

@@ -236,6 +236,7 @@ FOUND: dict[str, tuple[str, Any]] = {
     "file_of_a_long_name": ("target", "x" * 300),
     "working_directory_outside_of_the_home": ("workdir", "/etc"),
     "working_directory_of_a_long_name": ("workdir", "x" * 300),
+    "words_of_a_row_that_are_none": ("hears", None),
     "patch_that_is_a_list": ("patch", ["a"]),
     "patch_that_is_none": ("patch", None),
 }

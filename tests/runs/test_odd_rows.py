@@ -147,8 +147,8 @@ PLACES: dict[str, dict[str, str]] = {
     "seat": {"prompt": "", "more": SEATS.replace("y}", "'{{ v }}'}").replace("user: x", "user: '{{ v }}'") + "}}"},
 }  # fmt: skip
 """Places of a spec that a row's column `v` is rendered into."""
-SHELLS = ("setup command", "the command '", "the command cannot run", "has no end")
-"""What only the shell of a sandbox can tell."""
+ELSEWHERE = ("setup command", "the command '", "the command cannot run", "has no end", "is no number or expression")
+"""What only the shell of a sandbox can tell, or the library for mathematics."""
 
 
 def nested(levels: int, kind: type) -> Any:
@@ -300,10 +300,10 @@ async def refusal(spec: Spec) -> str | None:
     return None
 
 
-def is_told_by_a_shell(place: str, said: str | None) -> bool:
+def is_told_elsewhere(place: str, said: str | None) -> bool:
     if said is None:
         return False
-    return any(text in said for text in SHELLS) or (place == "user files" and "world_failed" in said)
+    return any(text in said for text in ELSEWHERE) or (place == "user files" and "world_failed" in said)
 
 
 def drawn(chance: random.Random) -> tuple[dict[str, Any], ...]:
@@ -340,7 +340,7 @@ def test_validate_and_a_run_agree_about_odd_rows(tmp_path: Path) -> None:
                 assert of_all or any(f"(row {key})" in told for key in keys(rows)), f"{where}: {told}"
                 assert str(tmp_path) in told or "dataset.key" in told or "no row is left" in told, f"{where}: {told}"
         else:
-            assert said is None or is_told_by_a_shell(place, said), f"{where}: only a run refuses it: {said}"
+            assert said is None or is_told_elsewhere(place, said), f"{where}: only a run refuses it: {said}"
 
 
 def keys(rows: tuple[dict[str, Any], ...]) -> list[str]:

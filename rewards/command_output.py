@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hermes_rl import Score
 
+if TYPE_CHECKING:
+    from hermes_rl.spec.argument_types import SystemText
 
-def command_output(ctx: Any, *, command: str, expected: str, exact: bool = False, timeout: float = 60) -> Score:
+
+def command_output(ctx: Any, *, command: SystemText, expected: str, exact: bool = False, timeout: float = 60) -> Score:
     """1 if `command` ends with exit code 0 and prints `expected`, else 0; running out of time is 0 too.
 
     Standard output and standard error count together.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hermes_rl.scoring.value import requires
 from hermes_rl.scoring.words import words_of
 
 FUNCTION_WORDS = frozenset(
@@ -15,6 +16,7 @@ FUNCTION_WORDS = frozenset(
 )  # fmt: skip
 
 
+@requires("reference | regex_search('\\\\w') is not none", "the reference has no words")
 def keyword_overlap(result: Any, *, reference: str) -> float:
     """The share of the reference's words that stand in the last thing the policy said, from 0 to 1.
 
@@ -25,8 +27,6 @@ def keyword_overlap(result: Any, *, reference: str) -> float:
         reference: the text whose words are wanted; it must have some.
     """
     wanted = words(reference)
-    if not wanted:
-        raise ValueError("keyword_overlap: the reference has no words")
     return len(wanted & words(result.final_response)) / len(wanted)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from hermes_rl import Score, UserError
-from hermes_rl.scoring.value import value_range
+from hermes_rl import Score
+from hermes_rl.scoring.value import requires, value_range
 
 
 @value_range(-1, 0)
+@requires("hard_limit > soft_limit", "hard_limit ({{ hard_limit }}) must be larger than soft_limit ({{ soft_limit }})")
 def length_penalty(
     result: Any, *, soft_limit: int, hard_limit: int, unit: Literal["tokens", "characters"] = "tokens"
 ) -> Score:
@@ -22,8 +23,6 @@ def length_penalty(
         hard_limit: length that costs 1; larger than `soft_limit`.
         unit: what is counted.
     """
-    if hard_limit <= soft_limit:
-        raise UserError(f"length_penalty: hard_limit ({hard_limit}) must be larger than soft_limit ({soft_limit})")
     length = result.usage.completion_tokens if unit == "tokens" else sum(map(len, result.texts))
     if unit == "tokens" and not length and result.turns_used and not result.usage.prompt_tokens:
         return Score(None, reason="the server counted no tokens; use unit: characters")

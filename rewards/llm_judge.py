@@ -13,7 +13,7 @@ from hermes_rl.agent.result import text_of
 from hermes_rl.errors import AgentFault, JudgeFailure, UserError
 from hermes_rl.scoring.judge import Bill, JudgeRole, Shown, marked, number_in, require_agreement, verdict
 from hermes_rl.scoring.reward_function import RewardFunction, call_reward, find_reward
-from hermes_rl.scoring.value import group_only_for, in_runner, interpret
+from hermes_rl.scoring.value import group_only_for, in_runner, interpret, requires
 
 WORDS = 300
 """Characters of a judge's reason that are kept."""
@@ -22,6 +22,8 @@ ASSERTION = "The score is 1 if this assertion holds, and 0 if it does not: {}"
 
 @in_runner
 @group_only_for("fallback")
+@requires("(rubric is none) != (assertions is none)", "give it either a `rubric` or `assertions`")
+@requires("scale[0] < scale[1]", "scale needs a lower and a higher score, not {{ scale | list | tojson }}")
 async def llm_judge(
     group: list[Any],
     roles: Mapping[str, JudgeRole],
@@ -60,8 +62,6 @@ async def llm_judge(
         calibrate: file of labelled cases; a judge that agrees with fewer than `min_agreement` of them is refused.
         min_agreement: share of the cases.
     """
-    if (rubric is None) is (assertions is None):
-        raise UserError("llm_judge: give it either a `rubric` or `assertions`")
     judges = [_role(roles, name) for name in ([server] if isinstance(server, str) else server)]
     rubrics = [rubric] if rubric is not None else [ASSERTION.format(each) for each in assertions or ()]
     tasks = [_Task(each, question, reference, scale if rubric is not None else (0, 1)) for each in rubrics]
@@ -122,8 +122,6 @@ class _Task:
 
     def __init__(self, rubric: str, question: str | None, reference: str | None, scale: tuple[float, float]) -> None:
         self.low, self.high = scale
-        if self.high <= self.low:
-            raise UserError(f"llm_judge: scale needs a lower and a higher score, not {list(scale)}")
         self.rubric, self.question, self.reference = rubric, question, reference
         self.schema = {
             "type": "object",
@@ -193,6 +191,7 @@ async def _fallen_back(
 ) -> Score:
     given = {"question": question, "reference": reference}
     taken = {key: value for key, value in given.items() if key in reward.parameters}
+    reward.require_fitting(taken)
     returned, seconds = await call_reward(reward, {**reward.wanted({"result": result}), **taken})
     value = interpret(reward.name, returned, seconds).value
     return Score(value, reason=f"fallback {reward.name}: {failure.detail}"[:WORDS], metrics={"fallback": 1.0})

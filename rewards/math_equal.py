@@ -6,9 +6,10 @@ from typing import Any
 
 from hermes_rl import Score
 from hermes_rl.scoring.mathematics import compile_patterns, equal
-from hermes_rl.scoring.value import takes_at_most
+from hermes_rl.scoring.value import requires, takes_at_most
 
 
+@requires("target | regex_search('[^\\\\s\\'$%]') is not none", "the target is no number or expression")
 @takes_at_most("timeout", imports=("math_verify",), prepare=compile_patterns)
 def math_equal(result: Any, *, target: str, timeout: float = 10.0) -> Score:
     """1 if the answer equals `target` as an expression (``0.5`` = ``1/2`` = ``\\frac{1}{2}``), else 0.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from hermes_rl import Score, UserError
+from hermes_rl import Score
+from hermes_rl.scoring.value import requires
 from hermes_rl.scoring.words import pattern_of
 
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ ALONE = re.compile(r"\W*([A-Za-z])\W*")
 IN_BRACKETS = re.compile(r"\(([A-Z])\)")
 
 
+@requires(
+    "not choices or 'ABCDEFGHIJKLMNOPQRSTUVWXYZ'.find(target.upper()) < choices | length",
+    "target is {{ target }}, and there are {{ choices | length }} choices",
+)
 def multiple_choice(result: Any, *, target: Letter, choices: list[str] | None = None) -> Score:
     """1 if the final answer names the letter `target`, else 0; a letter that cannot be told is wrong.
 
@@ -32,8 +37,6 @@ def multiple_choice(result: Any, *, target: Letter, choices: list[str] | None = 
         target: the letter of the right choice, A for the first.
         choices: the texts of the choices in order, for answers that name one by its text.
     """
-    if choices and ord(target.upper()) - ord("A") >= len(choices):
-        raise UserError(f"multiple_choice: target is {target}, and there are {len(choices)} choices")
     letter = chosen(result.final_response, choices or [])
     reason = None if letter is not None else "no choice could be told from the answer"
     return Score(letter == target.upper(), reason=reason)

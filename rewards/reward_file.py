@@ -13,7 +13,7 @@ from hermes_rl.scoring.value import value_range
 from hermes_rl.values import is_number, read_json
 
 if TYPE_CHECKING:
-    from hermes_rl.spec.argument_types import PlacedFile
+    from hermes_rl.spec.argument_types import EnvText, PathText, PlacedFile, SystemText
 
 JSON, TEXT = "reward.json", "reward.txt"
 LACKING = re.compile(
@@ -32,10 +32,10 @@ SHOWN = 400
 def reward_file(
     ctx: Any,
     *,
-    command: str,
+    command: SystemText,
     files: list[PlacedFile] | None = None,
-    folder: str = "/logs/verifier",
-    env: dict[str, str] | None = None,
+    folder: PathText = "/logs/verifier",
+    env: dict[SystemText, EnvText] | None = None,
     name: str = "reward",
     timeout: float = 600.0,
 ) -> Score:

@@ -36,7 +36,7 @@ from hermes_rl.scoring.steering import (
 from hermes_rl.scoring.test_names import RUNNERS, collected, may_skip, passed
 
 if TYPE_CHECKING:
-    from hermes_rl.spec.argument_types import PlacedFile, ReferencePart
+    from hermes_rl.spec.argument_types import PlacedFile, ReferencePart, SystemText
 
 PROGRAMS = (".py", ".sh", ".bash")
 """Endings of files that are run, and not only read."""
@@ -61,7 +61,7 @@ for name in open(sys.argv[1], "rb").read().decode("utf-8").split():
 def tests_pass(
     ctx: Any,
     *,
-    command: str,
+    command: SystemText,
     files: list[PlacedFile] | None = None,
     expected: list[str] | None = None,
     apply: str | None = None,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from hermes_rl import Score, UserError
+from hermes_rl import Score
+from hermes_rl.scoring.value import requires
 
 
+@requires("worst > best", "worst ({{ worst }}) must be larger than best ({{ best }})")
 def token_efficiency(result: Any, *, best: int, worst: int) -> Score:
     """1 up to `best` tokens, 0 from `worst` tokens on, linear in between.
 
@@ -16,8 +18,6 @@ def token_efficiency(result: Any, *, best: int, worst: int) -> Score:
         best: number of tokens that deserves 1.
         worst: number of tokens that deserves 0; larger than `best`.
     """
-    if worst <= best:
-        raise UserError(f"token_efficiency: worst ({worst}) must be larger than best ({best})")
     used = result.usage.completion_tokens
     if not used and result.turns_used and not result.usage.prompt_tokens:
         return Score(None, reason="the server counted no tokens")

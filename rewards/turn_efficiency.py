@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hermes_rl import UserError
+from hermes_rl.scoring.value import requires
 
 
+@requires("worst > best", "worst ({{ worst }}) must be larger than best ({{ best }})")
 def turn_efficiency(result: Any, *, best: int, worst: int) -> float:
     """1 up to `best` turns, 0 from `worst` turns on, linear in between.
 
@@ -14,6 +15,4 @@ def turn_efficiency(result: Any, *, best: int, worst: int) -> float:
         best: number of model calls that deserves 1.
         worst: number of model calls that deserves 0; larger than `best`.
     """
-    if worst <= best:
-        raise UserError(f"turn_efficiency: worst ({worst}) must be larger than best ({best})")
     return float(min(1.0, max(0.0, (worst - result.turns_used) / (worst - best))))

@@ -54,7 +54,7 @@ BEFORE: Places = {
     "scoring/grader.py": "Grader.__post_init__",
     "scoring/reward_function.py": "find_reward _load RewardFunction.of RewardFunction.require_takes",
     "servers/client.py": "ModelClient.rated ModelClient.scored SampledByFunction._piece assistant _scoring",
-    "servers/exactness.py": "require_reachable",
+    "servers/exactness.py": "require_address require_reachable",
     "servers/factory.py": "create_client _backend variable",
     "servers/scripted/server.py": "ScriptedServer.start",
     "servers/policy.py": "Policy.server Policy.of_spec Policy.described",
@@ -76,8 +76,9 @@ BEFORE: Places = {
 OF_A_ROW: Places = {
     # Made of a row and the spec alone. Once a rollout was graded, such an error is of its own rollout.
     "agent/program.py": "ProgramDriver._inside",
-    "rollouts/compiled.py": "_read image_url _bytes CompiledSpec._state CompiledSpec.program CompiledSpec._artifacts",
-    "rollouts/sandboxes.py": "laid_files require_copies _expand _image _inside _read_file",
+    "agent/seats.py": "SeatPlayer.say",
+    "rollouts/compiled.py": "CompiledSpec._state CompiledSpec.program CompiledSpec._artifacts",
+    "rollouts/sandboxes.py": "require_copies _image _read_file",
     "sandbox/base.py": "Sandbox.prepare",
     # What an agent program sends is refused by its endpoint, before it is asked for. A server refuses a row's prompt
     # and answers another one.
@@ -87,13 +88,9 @@ OF_A_ROW: Places = {
     "scoring/judge.py": "require_agreement labelled_cases",
     "scoring/mathematics.py": "_verified",
     "tools/context.py": "ToolContext.artifact ToolContext.call_tool",
-    "rewards/llm_judge.py": "llm_judge _Task.__init__ _Task.scorer.score _role",
-    "rewards/length_penalty.py": "length_penalty",
+    "rewards/llm_judge.py": "_Task.scorer.score _role",
     "rewards/llm_pairwise.py": "llm_pairwise",
-    "rewards/multiple_choice.py": "multiple_choice",
     "rewards/reward_model.py": "reward_model",
-    "rewards/token_efficiency.py": "token_efficiency",
-    "rewards/turn_efficiency.py": "turn_efficiency",
     "rewards/tests_pass.py": "tests_pass _apply _alone _lay _by_reference _scored_apart",
     "tools/python_tools.py": "Choice.require_met",
     "tools/rollout_process.py": "RolloutProcess.start RolloutProcess.tools",

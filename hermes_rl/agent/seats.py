@@ -91,6 +91,7 @@ class SeatPlayer:
         self._heard: asyncio.Queue[UserAnswer] = asyncio.Queue()
         self._answer: asyncio.Future[str | None] | None = None
         self._playing: asyncio.Task[AgentResult] | None = None
+        self._refused: UserError | None = None
 
     # ------------------------------------------------------------------ as its loop sees it (`AnswersAgent`)
 
@@ -134,6 +135,8 @@ class SeatPlayer:
     @property
     def failure(self) -> Failure | UserError | None:
         """What of infrastructure, or of the spec, has ended its conversation; None where nothing has."""
+        if self._refused is not None:
+            return self._refused
         playing = self._playing
         error = playing.exception() if playing is not None and playing.done() and not playing.cancelled() else None
         return error if isinstance(error, Failure | UserError) else None
@@ -166,7 +169,7 @@ class SeatPlayer:
         Raises:
             ScheduleError: it is out already.
             Failure: infrastructure failed.
-            UserError: a program that plays it cannot be started.
+            UserError: a program that plays it cannot be started, or it would be asked without a user message.
         """
         await self._turn.acquire()
         try:
@@ -174,6 +177,12 @@ class SeatPlayer:
                 raise ScheduleError(f"asks {self.name!r}, which is out ({self.out})")
             if not isinstance(words, str | None):
                 raise ScheduleError(f"says to {self.name!r} what is no text, but {type(words).__name__}")
+            if words is None and self._playing is None and not self._has_question:
+                self._refused = UserError(
+                    f"agents.{self.name}: the schedule lets this seat speak first, and it would be asked without a "
+                    "user message: give its prompt a `user`, or let the schedule say something to it"
+                )
+                raise self._refused
         except BaseException:  # nobody is to answer, so that nobody else would give the turn back
             self._turn.release()
             raise
@@ -187,6 +196,12 @@ class SeatPlayer:
             self._playing.add_done_callback(self._ended)
         # Who is cancelled while it speaks, as a tool call whose time is up, does not take its answer for the next one.
         return await asyncio.shield(self._answer)
+
+    @property
+    def _has_question(self) -> bool:
+        """Whether it can be asked before it has heard anything; chat templates refuse prompts without a user."""
+        answers = self._user is not None or self._program is not None
+        return answers or any(message["role"] != "system" for message in self._messages)
 
     @property
     def speaking(self) -> bool:

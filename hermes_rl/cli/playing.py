@@ -28,7 +28,7 @@ from hermes_rl.rollouts.runner import RolloutRunner
 from hermes_rl.runs.opening import require_machine
 from hermes_rl.runs.rendered import chosen_row, placeholders
 from hermes_rl.servers.base import CALLABLE, ChatReply, ChatRequest, ChatServer, Message, Timing
-from hermes_rl.servers.exactness import require_reachable
+from hermes_rl.servers.exactness import require_address, require_reachable
 from hermes_rl.spec.model import Spec
 from hermes_rl.threads import in_thread
 from hermes_rl.tools.base import ToolRuntime
@@ -80,6 +80,8 @@ async def _played(spec: Spec, request: PlayRequest) -> Rollout:
             role.tell(say)
         if not request.person:
             await require_reachable("policy", compiled.policy.configs)
+        for name, role in compiled.roles.items():
+            await require_address(name, role.configs if name != "policy" else ())
         await compiled.open(row)
         policy: ChatServer = Person() if request.person else compiled.policy
         runner = _OneRollout(compiled, policy, split, shell=request.shell)

@@ -216,7 +216,8 @@ def _play(verdict: Verdict, overrides: Overrides, environ: Mapping[str, str], ro
         replaced = (real.image or real.backend) if is_replaced else None
         report = asyncio.run(examine(spec, keep, rows=rows, replaced=replaced))
     except HermesRLError as error:
-        verdict.problems = [Problem(verdict.spec, None, None, str(error))]
+        own = error.problems if isinstance(error, SpecError) else [Problem(verdict.spec, None, None, str(error))]
+        verdict.problems = list(own)
         return
     verdict.scores, verdict.findings = report.scores, report.findings
     verdict.rows = report.summary if rows is not None else None
@@ -234,7 +235,7 @@ def _print(verdict: Verdict) -> None:
     for warning in verdict.warnings:
         echo(f"warning: {warning}", err=True)
     if verdict.rows is not None:
-        echo(f"  {verdict.rows}")
+        echo(json.dumps(verdict.rows, ensure_ascii=False))
     if verdict.kept is not None:
         echo(f"note: what was played is in {verdict.kept}", err=True)
     for program in verdict.programs:

@@ -6,14 +6,19 @@ CSV have types.
 
 from __future__ import annotations
 
+import bz2
 import csv
 import glob
 import gzip
 import io
+import lzma
 import math
+import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +40,12 @@ LONGEST_WHOLE = 1000
 """Digits of a whole number that is looked at."""
 
 
+LEAST_UNPACKED, MOST_RATIO = 1 << 30, 100
+"""Bytes that a compressed file may always unpack to, and how many times its size beyond that."""
+MOST_ENTRIES, DEEPEST = 200_000, 50
+"""Files and folders that a pattern may look at, and levels of folders below its first part."""
+
+
 def read_files(kind: str, patterns: Sequence[str]) -> list[Record]:
     """Return the rows of all files, in order. Raises `UserError` where a file is missing or cannot be read; the message
     names file and line."""
@@ -48,6 +59,7 @@ def _matching(pattern: str) -> list[Path]:
     path = Path(pattern)
     if path.is_file():
         return [path]
+    require_bounded(pattern)
     if glob.has_magic(pattern):
         names = glob.iglob(pattern, recursive=True)  # noqa: PTH207 - pathlib globs below one folder only
         if paths := sorted(Path(name) for name in names if Path(name).is_file()):
@@ -56,13 +68,55 @@ def _matching(pattern: str) -> list[Path]:
     raise UserError(f"{pattern}: no such file{did_you_mean(path.name, beside)}")
 
 
+def require_bounded(pattern: str) -> None:
+    """Raise `UserError` for a pattern that looks at more than `MOST_ENTRIES` files and folders, such as `/**/*`."""
+    parts = Path(pattern).parts
+    if not glob.has_magic(pattern):
+        return
+    first = next(index for index, part in enumerate(parts) if glob.has_magic(part))
+    exact = parts.index("**") if "**" in parts else len(parts)  # until there each name has to match its part
+    depth = len(parts) if "**" not in parts else exact + DEEPEST
+    top, seen = Path(*parts[:first]), 0
+    waiting = [(str(top), first)]
+    while waiting:
+        folder, level = waiting.pop()
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                seen += 1
+                if seen > MOST_ENTRIES:
+                    raise UserError(
+                        f"{pattern}: this pattern looks at more than {MOST_ENTRIES:,} files and folders below {top}; "
+                        "name the folder that has the data"
+                    )
+                matches = level >= exact or fnmatch(entry.name, parts[level])
+                if matches and level + 1 < depth and entry.is_dir(follow_symlinks=False):
+                    waiting.append((entry.path, level + 1))
+
+
+def _unpacked(path: Path) -> bytes:
+    """Return the bytes of a file, unpacked if its name says so. Raises `UserError` where a small file is huge then."""
+    if path.suffix not in _OPENERS:
+        return path.read_bytes()
+    most = max(LEAST_UNPACKED, MOST_RATIO * path.stat().st_size)
+    with _OPENERS[path.suffix](path, "rb") as file:
+        data: bytes = file.read(most + 1)
+    if len(data) > most:
+        raise UserError(
+            f"{path}: unpacks to more than {most >> 20} MiB, {MOST_RATIO} times its size; unpack it yourself if it is "
+            "no decompression bomb"
+        )
+    return data
+
+
+_OPENERS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+
 def _text(path: Path) -> str:
     try:
-        data = path.read_bytes()
-        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
+        return _unpacked(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not UTF-8 at byte {error.start}") from None
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
 
 

@@ -7,6 +7,7 @@ thread.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -111,6 +112,8 @@ RowCount = int | Literal["all"]
 """How many rows are checked."""
 ENDLESS = 100_000
 """Rows after which a source that has not ended counts as endless, where all are asked for."""
+ENDLESS_SECONDS = 60.0
+"""Seconds after which it does so too: rows of a simulator may take long."""
 
 __all__ = ["RowCount", "Rows", "Split", "counted_rows", "load_rows", "split_of"]
 
@@ -120,12 +123,17 @@ def counted_rows(spec: Spec, rows: Iterable[Row], count: RowCount, *, finite: bo
     them."""
     if count != "all":
         return list(islice(rows, count))
-    found = list(rows if finite else islice(rows, ENDLESS + 1))
-    if not finite and len(found) > ENDLESS:
+    found: list[Row] = []
+    began = time.monotonic()
+    for row in rows:
+        found.append(row)
+        if finite or (len(found) <= ENDLESS and time.monotonic() - began <= ENDLESS_SECONDS):
+            continue
         name = "path" if spec.dataset.generator is None else "generator"
         raise UserError(
-            f"dataset.{name}: {getattr(spec.dataset, name)} has given {ENDLESS} rows and not ended, so it may be "
-            "endless; say how many rows to check (`--rows N`), or set dataset.limit"
+            f"dataset.{name}: {getattr(spec.dataset, name)} has given {len(found)} rows in "
+            f"{time.monotonic() - began:.0f} s and not ended, so it may be endless; say how many rows to check "
+            "(`--rows N`), or set dataset.limit"
         )
     return found
 

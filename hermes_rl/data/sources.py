@@ -59,7 +59,12 @@ def open_source(source: Source, split: str, seed: int, notify: Callable[[str], N
         rows = read_files(str(source.path), patterns)
         return Opened(lambda: iter(rows), finite=True)
     if not is_on_hub(source):
+        from hermes_rl.data.files import require_bounded
+
         _require_readable(str(source.path))
+        for pattern in [*_patterns(source), *([f"{source.path}/**"] if Path(str(source.path)).is_dir() else ())]:
+            if not _URL.match(pattern):
+                require_bounded(pattern)
     from hermes_rl.data.hub import load_hub
 
     loaded = load_hub(source, split)
@@ -87,10 +92,14 @@ def _require_readable(path: str) -> None:
 
 def is_fetched(source: Source) -> bool:
     """Return True where reading rows needs the network: a dataset on the hub, or files at an address."""
+    return is_on_hub(source) or any(_URL.match(name) for name in _patterns(source))
+
+
+def _patterns(source: Source) -> list[str]:
+    """Return all names and patterns of `data_files`."""
     files: Any = thaw(source.data_files)
     listed = files.values() if isinstance(files, dict) else [files]
-    names = [name for entry in listed for name in ([entry] if isinstance(entry, str) else entry or ())]
-    return is_on_hub(source) or any(_URL.match(name) for name in names)
+    return [name for entry in listed for name in ([entry] if isinstance(entry, str) else entry or ())]
 
 
 def local_files(source: Source, split: str) -> list[str] | None:

@@ -26,8 +26,8 @@ from hermes_rl.runs.regrading import obstacle
 from hermes_rl.runs.store import result_of
 from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.scoring.value import RewardValue
+from hermes_rl.spec.findings import locating
 from hermes_rl.spec.model import Spec
-from hermes_rl.spec.templates import naming_row
 from hermes_rl.values import read_json
 
 # ------------------------------------------------------------------------------------------------------- The format
@@ -240,7 +240,7 @@ def _rows(spec: Spec) -> list[Row]:
 async def _graded(compiled: CompiledSpec, file: str, row: Row, result: AgentResult) -> GradedTrajectory:
     values: dict[str, RewardValue] = {}
     try:
-        with naming_row(row.key):
+        with locating(compiled.spec, row.key):
             await compiled.grader.grade_rollout(dict(row.columns), result, None, None, values)
         return GradedTrajectory(file, row.key, values, compiled.grader.score(values))
     except Failure as failure:

@@ -6,10 +6,7 @@ Compiling loads the code that the spec names and makes its roles; it starts noth
 from __future__ import annotations
 
 import asyncio
-import base64
 import copy
-import functools
-import io
 import logging
 import os
 from collections import Counter
@@ -17,7 +14,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from random import Random
 from types import TracebackType
 from typing import Any, Self
@@ -46,7 +42,6 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
 from hermes_rl.foreign.environment import admit
 from hermes_rl.foreign.pool import POOL
-from hermes_rl.others_files import RefusedFileError, read_file, read_regular
 from hermes_rl.plugins import Code, load_object, place_of
 from hermes_rl.rollouts.environment import EndingPolicy
 from hermes_rl.rollouts.model_handle import ModelHandle
@@ -75,30 +70,28 @@ from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import config_from_spec, create_client
 from hermes_rl.servers.scripted import Script, ScriptedTurn, deviate_script, deviations
 from hermes_rl.servers.scripted.play import FINISHED
-from hermes_rl.spec.argument_types import ChatMessages, GoldTurn
+from hermes_rl.spec.argument_types import GoldTurn
+from hermes_rl.spec.findings import locating
 from hermes_rl.spec.model import (
     NO_TOOLSETS,
     PROGRAM_VALUES,
     Agent,
     Isolate,
-    Part,
     ProgramSection,
-    Prompt,
     Reward,
     Spec,
-    TextFile,
     User,
     UserWords,
 )
-from hermes_rl.spec.model import Message as SpecMessage
+from hermes_rl.spec.prompts import content_of, messages_of
 from hermes_rl.spec.reward_rules import in_process, unisolated
+from hermes_rl.spec.row_files import placed_files, require_offered
 from hermes_rl.spec.section import EnvText, is_template, thaw
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import (
     TemplateError,
     coerce,
     has_template,
-    naming_row,
     render,
     render_section,
     render_text,
@@ -169,9 +162,10 @@ def _turns(spec: Spec, row: Row) -> list[dict[str, Any]]:
         return []
     turns: Any = solution.turns
     if turns is None:  # a patch, which is applied in the terminal
-        command = f"git apply - <<'END_OF_PATCH'\n{solution.patch}\nEND_OF_PATCH"
-        turns = [{"tools": [{"name": "terminal", "args": {"command": command}}]}, {"say": "The patch is applied."}]
-    elif not is_template(turns):
+        patch = render_text(str(solution.patch), row.columns, where="solution.patch", key=row.key)
+        command = f"git apply - <<'END_OF_PATCH'\n{patch}\nEND_OF_PATCH"
+        return [{"tools": [{"name": "terminal", "args": {"command": command}}]}, {"say": "The patch is applied."}]
+    if not is_template(turns):
         turns = [turn.model_dump(exclude_none=True) for turn in turns]
     where = "solution.turns"
     rendered = render(turns, row.columns, where=where, key=row.key)
@@ -189,18 +183,6 @@ def _row_of(item: Mapping[str, Any]) -> Row:
 
 
 # ---------------------------------------------- From a spec and a row to the messages that a rollout begins with
-
-
-def messages_of(prompt: Prompt, row: Row, folder: Path = Path()) -> list[Message]:
-    """Return the messages, rendered for the row; relative paths of images begin in `folder`. Raises `TemplateError`
-    where a template does not work for this row; `UserError` where a file of the prompt cannot be read, or an image is
-    none."""
-    return _Rendering(row, folder).messages(prompt)
-
-
-def content_of(text: str | TextFile, row: Row, where: str) -> str:
-    """One text of a spec, given there or in a file, rendered for the row."""
-    return str(_Rendering(row).content(text, where))
 
 
 def with_thinking(messages: list[Message], thinking: str | None) -> list[Message]:
@@ -263,117 +245,6 @@ def program_of(
         {} if function is None else arguments,
         place,
     )
-
-
-class _Rendering:
-    """A row, and the place in the spec that an error is to name."""
-
-    def __init__(self, row: Row, folder: Path = Path()) -> None:
-        self._row = row
-        self._folder = folder
-
-    def messages(self, prompt: Prompt) -> list[Message]:
-        if is_template(prompt.messages):
-            return self._checked(self._value(prompt.messages, "prompt.messages"))
-        if prompt.messages is not None:
-            messages = [self._message(one, f"prompt.messages[{i}]") for i, one in enumerate(prompt.messages)]
-            return self._checked(messages)
-        parts = (("system", prompt.system), ("user", prompt.user))
-        return [
-            {"role": role, "content": self.content(content, f"prompt.{role}")}
-            for role, content in parts
-            if content is not None
-        ]
-
-    def _checked(self, messages: Any) -> list[Message]:
-        checked: list[Message] = coerce(messages, ChatMessages, where="prompt.messages", key=self._row.key)
-        return checked
-
-    def _message(self, message: SpecMessage, where: str) -> Message:
-        content = None if message.content is None else self.content(message.content, f"{where}.content")
-        written: Message = {"role": self._text(message.role, f"{where}.role"), "content": content}
-        for key in ("name", "reasoning_content", "tool_calls", "tool_call_id"):
-            value = getattr(message, key)
-            if value is not None:
-                written[key] = self._value(thaw(value), f"{where}.{key}")
-        return written
-
-    def content(self, content: str | TextFile | tuple[Part, ...], where: str) -> str | list[dict[str, Any]]:
-        if isinstance(content, TextFile):
-            return self._text(_read(content.file), content.file)
-        if isinstance(content, str):
-            return self._text(content, where)
-        parts = [self._part(part, f"{where}[{number}]") for number, part in enumerate(content)]
-        return [part for part in parts if part is not None]
-
-    def _part(self, part: Part, where: str) -> dict[str, Any] | None:
-        """Return a part as the chat API has it; None where the row has no image."""
-        if part.text is not None:
-            return {"type": "text", "text": self._text(part.text, where)}
-        value = self._value(thaw(part.image_url if part.image_url is not None else part.image), where)
-        if value is None or value == "":
-            return None
-        return {"type": "image_url", "image_url": image_url(value, self._folder, where)}
-
-    def _text(self, template: str, where: str) -> str:
-        return render_text(template, self._row.columns, where=where, key=self._row.key)
-
-    def _value(self, template: Any, where: str) -> Any:
-        return render(template, self._row.columns, where=where, key=self._row.key)
-
-
-@functools.lru_cache(maxsize=64)
-def _read(path: str) -> str:
-    try:
-        return read_regular(Path(path)).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
-
-
-# ----------------- Images of rows, as the chat API takes them: an address, or the bytes themselves in a data URL
-
-KINDS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
-"""First bytes of a file → the last part of its media type."""
-
-
-def image_url(value: Any, folder: Path, where: str) -> dict[str, Any]:
-    """Return the `image_url` of a part.
-
-    Args:
-        value: an address (http, https, data), a path, bytes, an image of the `datasets` package (decoded, or
-            ``{"bytes", "path"}``), or a mapping as the API has it.
-        folder: where relative paths begin.
-        where: the place in the spec, for errors.
-
-    Raises:
-        UserError: the file cannot be read, or the value is no image.
-    """
-    if isinstance(value, dict) and "url" in value:
-        return value
-    if isinstance(value, str) and value.startswith(("http://", "https://", "data:")):
-        return {"url": value}
-    data = _bytes(value, folder, where)
-    kind = next((kind for start, kind in KINDS.items() if data.startswith(start)), None)
-    if kind is None:
-        raise UserError(f"{where}: this is no PNG, JPEG, GIF or WebP image")
-    return {"url": f"data:image/{kind};base64,{base64.b64encode(data).decode()}"}
-
-
-def _bytes(value: Any, folder: Path, where: str) -> bytes:
-    if isinstance(value, dict):
-        value = value.get("bytes") or value.get("path")
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, str):
-        try:
-            return read_file(folder / value)
-        except (OSError, RefusedFileError) as error:
-            raise UserError(f"{where}: the image {value} cannot be read: {error}") from error
-    if hasattr(value, "save"):  # decoded by `datasets`, with Pillow
-        file = io.BytesIO()
-        value.save(file, format="PNG")
-        return file.getvalue()
-    raise UserError(f"{where}: {type(value).__name__} is no image; give an address, a path or bytes")
 
 
 # -------------------------------------------------------------------------------- compiled
@@ -505,9 +376,14 @@ class CompiledSpec:
 
     def prompt(self, row: Row, seat: str = "") -> list[Message]:
         """Return the messages that a rollout begins with; of several seats those of this one (default: the first)."""
-        own = self.spec.agents.get(seat or next(iter(self.spec.agents), ""))
-        prompt = self.spec.prompt if own is None or own.prompt is None else own.prompt
-        return with_thinking(messages_of(prompt, row, self._folder), self.spec.env.get("custom_thinking_prompt"))
+        seat = seat or next(iter(self.spec.agents), "")
+        own = self.spec.agents.get(seat)
+        prompt, place = self.spec.prompt, "prompt"
+        if own is not None and own.prompt is not None:
+            prompt, place = own.prompt, f"agents.{seat}.prompt"
+        with locating(self.spec, row.key, ("prompt",)):
+            messages = messages_of(prompt, row, self._folder, place)
+        return with_thinking(messages, self.spec.env.get("custom_thinking_prompt"))
 
     async def toolkit(self, row: Row, group: str) -> Toolkit:
         """Return the tools that a rollout of this row has in this group; those of tool servers once they are open.
@@ -515,13 +391,13 @@ class CompiledSpec:
         A state is made for it where tools are those of the state: where the states of rollouts are.
         """
         if not self._has_state_tools:
-            return await self.tooling.toolkit(group, None, row)
+            return await self._toolkit(self.tooling, group, None, row)
         process = await self._process(row)
         try:
             async with ToolRuntime(state=process if self.spec.state_apart else self._state(row)) as runtime:
                 runtime.process = process
                 try:
-                    return await self.tooling.toolkit(group, runtime.state, row)
+                    return await self._toolkit(self.tooling, group, runtime.state, row)
                 finally:
                     await self._close_state(runtime)
         finally:
@@ -535,7 +411,7 @@ class CompiledSpec:
         process = await self._process(key.row)
         try:
             state = process if self.spec.state_apart else self._state(key.row)
-            toolkit = await self.tooling.toolkit(key.group, state, key.row)
+            toolkit = await self._toolkit(self.tooling, key.group, state, key.row)
         except BaseException:  # nobody else knows of this process yet
             if process is not None:
                 await process.close()
@@ -543,7 +419,8 @@ class CompiledSpec:
         for role in self.roles.values():
             role.live_here()
         name = free_task_id(key.id)
-        self._register_scripts(key, name)
+        with locating(self.spec, key.row.key, ("solution",)):
+            self._register_scripts(key, name)
         try:
             new = ToolRuntime(config, task_id=name, toolkit=toolkit, state=state, factory=self.pool.create, run=True)
             new.process = process
@@ -578,7 +455,7 @@ class CompiledSpec:
         """
         key = RolloutKey(_row_of(item), "trial", 0, 1)
         async with self.runtime(key) as runtime:
-            users = await self._user_tooling.toolkit(key.group, runtime.state, key.row)
+            users = await self._toolkit(self._user_tooling, key.group, runtime.state, key.row)
             for turn in _turns(self.spec, key.row) if solved else ():
                 for who, toolkit in (("user_tools", users), ("tools", runtime.toolkit)):
                     for call in turn.get(who) or ():
@@ -597,6 +474,11 @@ class CompiledSpec:
             await self._asks(self.spec.state.close, runtime)()
         except ToolFailedError as error:
             log.warning("state.close: %s %s", self.spec.state.close, error.detail)
+
+    async def _toolkit(self, tooling: Tooling, group: str, state: Any, row: Row) -> Toolkit:
+        """Return the tools of a rollout; an error names its row."""
+        with locating(self.spec, row.key, ("tools",)):
+            return await tooling.toolkit(group, state, row)
 
     def _require_tools(self, toolkit: Toolkit) -> None:
         """Raise `UserError` where a tool that ends rollouts, or that a seat has, is none of these."""
@@ -647,7 +529,8 @@ class CompiledSpec:
     def _sandbox_of(self, row: Row) -> SandboxConfig:
         if self.sandbox is not None:
             return self.sandbox
-        config = sandbox_config(self.spec, row, self._environ)
+        with locating(self.spec, row.key, ("sandbox",)):
+            config = sandbox_config(self.spec, row, self._environ)
         section = self.spec.sandbox
         if not (section.model_fields_set and has_template(section.model_dump(exclude_unset=True))):
             self.sandbox = config
@@ -666,7 +549,7 @@ class CompiledSpec:
             ) from error
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
-        with naming_row(rollout.key.row.key):
+        with locating(self.spec, rollout.key.row.key):
             await self._grade(rollout, runtime)
 
     async def _grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
@@ -731,7 +614,7 @@ class CompiledSpec:
             paying = {reward.name for reward in self.grader.rewards if reward.pays(name)}
             values = [member.rewards for member in members]
             seats = results if name else None
-            with naming_row(rollouts[0].key.row.key):
+            with locating(self.spec, rollouts[0].key.row.key):
                 await self.grader.grade_group(item, results[name], values, paying, seats)
 
     def score(self, rollout: Rollout) -> float:
@@ -772,13 +655,17 @@ class CompiledSpec:
             return UserOfCode(ask, where, names, max_turns=user.max_turns, opens=user.opens)
         if user.says is not None:
             words = self._words(key.row)
+            with locating(self.spec, key.row.key):
+                require_offered(words, names)
             lines = [{"say": each.say, "tools": each.tools} for each in words]
             before = BeforeWords(self.spec, self.grader, key.row, runtime, words)
             return FixedWords(lines, "user.says", names, before, opens=user.opens)
-        toolkit = await self._user_tooling.toolkit(key.group, runtime.state, key.row)
+        toolkit = await self._toolkit(self._user_tooling, key.group, runtime.state, key.row)
+        with locating(self.spec, key.row.key, ("user",)):
+            system = None if user.system is None else content_of(user.system, key.row, "user.system")
         return SimulatedUser(
             self.roles[user.server],
-            content_of(user.system, key.row, "user.system") if user.system is not None else None,
+            system,
             runtime,
             toolkit=toolkit,
             stop=user.stop,
@@ -858,6 +745,8 @@ class CompiledSpec:
             values = {**row.columns, "seat": speaker, "text": text}
             return render_text(template, values, where=where, key=row.key)
         except TemplateError as error:  # over what another seat has said, so it ends the episode and not the run
+            with locating(self.spec, row.key):  # unless it fails for any words
+                render_text(template, {**row.columns, "seat": speaker, "text": "words"}, where=where, key=row.key)
             raise ScheduleError(str(error)) from error
 
     def schedule(self, key: RolloutKey, runtime: ToolRuntime) -> Schedule:
@@ -876,7 +765,11 @@ class CompiledSpec:
         user = self.spec.user
         if user is None or user.says is None:
             return ()
-        return render_section(user, row.columns, where="user", key=row.key).says or ()
+        with locating(self.spec, row.key, ("user",)):
+            words = render_section(user, row.columns, where="user", key=row.key).says or ()
+            for number, each in enumerate(words):
+                placed_files(each.files, self._folder, f"user.says.{number}.files")
+            return words
 
     def program(self, key: RolloutKey, runtime: ToolRuntime, context: Callable[[], Awaitable[int]]) -> ProgramOf | None:
         if self.spec.agent.program is not None and self._words(key.row):

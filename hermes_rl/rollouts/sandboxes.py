@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import functools
 import io
 import logging
@@ -26,10 +24,18 @@ from hermes_rl.plugins import Code
 from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig, SandboxFile, SandboxService
 from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.servers.factory import variable
+from hermes_rl.spec.argument_types import ToolSchemas
 from hermes_rl.spec.model import File, Mcp, ServiceSection, Spec, TextFile, ToolSection, Toolsets
+from hermes_rl.spec.row_files import (
+    LOCATED_ARGUMENTS,
+    PlacedFile,
+    image_path,
+    located_files,
+    placed_files,
+    require_in_home,
+)
 from hermes_rl.spec.rules import no_copies
-from hermes_rl.spec.section import TEMPLATE_MARK
-from hermes_rl.spec.templates import render, render_section
+from hermes_rl.spec.templates import coerce, has_template, render, render_section
 from hermes_rl.threads import PerLoopSemaphore, in_thread
 from hermes_rl.tools.artifacts import ArtifactFile, ArtifactRequest, TakenArtifact, take
 from hermes_rl.tools.base import SandboxFactory, Tool, Toolkit, ToolRuntime, free_task_id, require_usable
@@ -150,6 +156,8 @@ def sandbox_config(spec: Spec, row: Row, environ: Mapping[str, str] | None = Non
     `TemplateError` where a template does not work for this row; `UserError` where a file cannot be read, lies outside
     of the spec's folder, or is laid down twice."""
     section = render_section(spec.sandbox, row.columns, where="sandbox", key=row.key)
+    if section.backend == "none":
+        require_in_home(section.workdir, [file.to for file in section.files])
     return SandboxConfig(
         backend=section.backend,
         image=_image(section.image, section.backend, spec),
@@ -192,19 +200,9 @@ def reward_args(folder: Path, args: Mapping[str, Any], columns: Mapping[str, Any
     """Return the arguments of a reward for a row; files to lay down `from` this machine are found in the spec's folder.
     Raises `TemplateError` where a template does not work for this row, `UserError` where a file lies outside of that
     folder."""
-    values: Mapping[str, Any] = render(args, columns, where="rewards")
-    return {**values, **{name: _located(values[name], folder) for name in ("files", "reference") if name in values}}
-
-
-def _located(files: Any, folder: Path) -> Any:
-    if not isinstance(files, list | tuple):
-        return files
-    return [
-        {**file, "from": str(_inside(str(file["from"]), folder))}
-        if isinstance(file, Mapping) and file.get("from") is not None
-        else file
-        for file in files
-    ]
+    values: Mapping[str, Any] = render(args, columns, where="args")
+    named = [name for name in LOCATED_ARGUMENTS if name in values]
+    return {**values, **{name: located_files(values[name], folder, f"args.{name}") for name in named}}
 
 
 def _image(image: str | None, backend: str, spec: Spec) -> str | None:
@@ -212,11 +210,10 @@ def _image(image: str | None, backend: str, spec: Spec) -> str | None:
 
     For bubblewrap that is a path, which a template may have made a relative one; for Docker a name, or of `./folder`
     the path of what is built; for others a name. Raises `UserError` where a folder that is built is none, or lies
-    outside of that of the spec, or of its tasks; or where a row leads to files of this machine that the spec does not
-    name.
+    outside of that of the spec, or of its tasks; `TemplateError` as `image_path` does.
     """
     if image is not None and backend == "bubblewrap":
-        return str(_image_of_row(image, spec))
+        return str(image_path(image, str(spec.sandbox.image), spec.folder, "sandbox.image"))
     if image is None or backend != "docker" or not image.startswith((".", "/")):
         return image
     top = spec.folder if spec.dataset.harbor is None else Path(spec.dataset.harbor)
@@ -226,71 +223,19 @@ def _image(image: str | None, backend: str, spec: Spec) -> str | None:
     return str(folder)
 
 
-def _image_of_row(image: str, spec: Spec) -> Path:
-    """Return the path of an image; one that a row has a part in begins with the folder in front of the template."""
-    template = str(spec.sandbox.image)
-    mark = TEMPLATE_MARK.search(template)
-    if mark is not None:
-        literal = template[: mark.start()]
-        folder = os.path.normpath(spec.folder / literal[: literal.rfind("/") + 1])
-        if not Path(os.path.normpath(spec.folder / image)).is_relative_to(folder):
-            raise UserError(
-                f"sandbox.image: {image[:200]} lies outside of {folder}: begin the template with the folder that has "
-                'the images, as in image: "/data/images/{{ image }}"'
-            )
-    return spec.folder / image
-
-
 def laid_files(files: tuple[File, ...], folder: Path, where: str = "sandbox.files") -> tuple[SandboxFile, ...]:
     """Return the files that a spec lays down; raises `UserError` for one that cannot be had, or that is there twice."""
-    expanded = [file for entry in files for file in _expand(entry, folder)]
-    targets = [file.to for file in expanded]
-    for target in targets:
-        if targets.count(target) > 1:
-            raise UserError(f"{where} lays {target!r} down twice")
-    return tuple(expanded)
+    return tuple(_read_file(file, where) for file in placed_files(files, folder, where))
 
 
-def _expand(entry: File, folder: Path) -> list[SandboxFile]:
-    """One entry as files; a folder gives all that is in it."""
-    mode = entry.mode
-    if entry.content is not None:
-        return [SandboxFile(entry.to, entry.content.encode(), 0o644 if mode is None else mode)]
-    if entry.base64 is not None:
-        try:
-            data = base64.b64decode(entry.base64, validate=True)
-            return [SandboxFile(entry.to, data, 0o644 if mode is None else mode)]
-        except binascii.Error as error:
-            raise UserError(f"sandbox.files: {entry.to!r} is not base64: {error}") from error
-    if entry.from_ is None:  # a template gave None
-        raise UserError(f"sandbox.files: {entry.to!r} has no content: give `content`, `from` or `base64`")
-    source = _inside(entry.from_, folder)
-    if source.is_dir():
-        inner = sorted(path for path in source.rglob("*") if path.is_file())
-        return [_read_file(path, f"{entry.to}/{path.relative_to(source)}", mode, folder) for path in inner]
-    return [_read_file(source, entry.to, mode, folder)]
-
-
-def _inside(source: str, folder: Path) -> Path:
-    """Return the path after symlinks; outside of the spec's folder it is refused: the files are the host's."""
+def _read_file(file: PlacedFile, where: str) -> SandboxFile:
+    if isinstance(file.data, bytes):
+        return SandboxFile(file.to, file.data, 0o644 if file.mode is None else file.mode)
     try:
-        path = (folder / source).resolve()
-        path.exists()
-    except (OSError, ValueError) as error:  # the name is too long, or holds a null byte
-        raise UserError(f"files: from: {source[:200]!r} cannot be read: {error}") from None
-    if not path.is_relative_to(folder.resolve()):
-        raise UserError(
-            f"files: from: {source} lies outside of {folder}: put it there, or let the row give its text as `content`"
-        )
-    return path
-
-
-def _read_file(path: Path, to: str, mode: int | None, folder: Path) -> SandboxFile:
-    try:
-        real = _inside(str(path), folder)
-        return SandboxFile(to, read_regular(real), real.stat().st_mode & 0o777 if mode is None else mode)
+        mode = file.data.stat().st_mode & 0o777 if file.mode is None else file.mode
+        return SandboxFile(file.to, read_regular(file.data), mode)
     except OSError as error:
-        raise UserError(f"sandbox.files: {path} cannot be read: {error.strerror}") from error
+        raise UserError(f"{where}: {file.data} cannot be read: {error.strerror}") from error
 
 
 # Which sandbox a reward looks into: the rollout's own, or a fresh one with the rollout's artifacts laid in
@@ -579,11 +524,12 @@ class Tooling:
         Raises `UserError` if the state, or the row, has not what an entry names.
         """
         shared = self.shared(group)
-        sources = [state_source(entry) for entry in self._entries if entry.state]
+        top = "tools" if self._entries is self.spec.tools else "user.tools"
         own = [
             require_usable(tool)
-            for source in sources
-            for tool in await self._tools_of(state, render(source, row.columns, where="tools", key=row.key))
+            for number, entry in enumerate(self._entries)
+            if entry.state
+            for tool in await self._tools_of(state, rendered_source(state_source(entry), row, f"{top}.{number}"))
         ]
         return Toolkit([*shared.tools, *own]) if own else shared
 
@@ -659,6 +605,15 @@ def state_source(entry: ToolSection) -> dict[str, Any]:
     source = {key: getattr(entry, key) for key in ("schemas", "arguments", "names", "marked")}
     schemas = {"file": entry.schemas.file} if isinstance(entry.schemas, TextFile) else entry.schemas
     return {**source, "name": entry.state, "schemas": schemas}
+
+
+def rendered_source(source: Mapping[str, Any], row: Row, where: str) -> dict[str, Any]:
+    """Return the arguments of `tools_of_state` for a row; raises `TemplateError` where a value is of another type."""
+    rendered: dict[str, Any] = render(source, row.columns, where=where, key=row.key)
+    for name, kind in (("names", list[str] | None), ("schemas", ToolSchemas)):
+        if has_template(source[name]):
+            rendered[name] = coerce(rendered[name], kind, where=f"{where}.{name}", key=row.key)
+    return rendered
 
 
 class _McpTools:

@@ -92,6 +92,7 @@ async def examine(
         return report
     with tempfile.TemporaryDirectory(prefix="hermes-rl-deep-") as folder:
         async with Probe(spec, sample[:LOOKED_AT]) as probe:
+            findings.question = probe.asked
             require_machine(probe, lambda _: None, None)
             probe.keep = partial(keep_artifacts, Path(folder) / "artifacts")
             await probe.open(sample[0])
@@ -113,7 +114,7 @@ async def examine(
                     judge_constant(findings, probe, [*groups, *blind])
         report.findings = findings.found
         gold = [group.rollouts[KINDS.index("gold")] for group in groups] if has_solution(spec) else []
-        report.failing = [rollout.key.row.key for rollout in gold if fails(spec, rollout)]
+        report.failing = [rollout.key.row.key for rollout in gold if fails(probe, rollout)]
         if keep is not None and (findings.errors or report.failing):
             report.kept = await asyncio.to_thread(_keep, groups, Path(folder), keep)
     return report

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hermes_rl.agent.result import text_of
 from hermes_rl.data.load import Split
@@ -28,7 +28,7 @@ from hermes_rl.runs.run import Plan, Run
 from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.servers.scripted import Script, ScriptedCall, ScriptedTurn
 from hermes_rl.spec.model import Spec
-from hermes_rl.tools.base import Toolkit, ToolRuntime
+from hermes_rl.tools.base import DescribedTool, ToolInputError, Toolkit, ToolRuntime
 
 Turns = tuple[ScriptedTurn, ...]
 KINDS = ("gold", "gold again", "empty", "garbage", "near miss", "last words")
@@ -93,7 +93,7 @@ def frequent_answer(question: RowQuestion) -> Turns | None:
 
 
 def refused_calls(question: RowQuestion) -> Turns | None:
-    """Make the solution's calls without its text; `Probe` offers no tool, so each call is refused."""
+    """Make the solution's calls without its text; the tools of `Probe` refuse each call."""
     turns = tuple(ScriptedTurn(tools=turn.tools) for turn in question.gold if turn.tools)
     return (*turns, ScriptedTurn(say="")) if turns else None
 
@@ -111,8 +111,18 @@ BLIND: Answers = {
     "the solution's calls, each refused": refused_calls,
 }
 """Answers that solve nothing, the empty one first, by name."""
+GUESSES = ("yes", "no", "A", "0", "1", "the last word of the prompt", "the last number of the prompt",
+           "the most frequent answer")  # fmt: skip
+"""Answers that are right now and then, by chance."""
 ACTING = ("", "another row's solution", "one call without effect", "the solution's calls, each refused")
 """Answers that make a difference to rewards that look into the sandbox alone."""
+
+
+class RefusingTool(DescribedTool):
+    """A tool that does nothing: a user may name it, and each call of it is an error."""
+
+    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        raise ToolInputError("this call is refused")
 
 
 class Probe(CompiledSpec):
@@ -167,9 +177,10 @@ class Probe(CompiledSpec):
         names = BLIND if self.reads_answers else ACTING
         questions = [self.question(row) for row in self.rows]
         possible = {name: BLIND[name] for name in names if any(BLIND[name](each) is not None for each in questions)}
-        return {
-            name: answer for name, answer in possible.items() if answer is not refused_calls or not self.spec.programs
-        }
+        # Programs have tools of their own, and seats that are called as tools are no tools that could refuse.
+        calls_seats = self.spec.play is not None and self.spec.play.order == "call"
+        refuses = not self.spec.programs and not calls_seats
+        return {name: answer for name, answer in possible.items() if answer is not refused_calls or refuses}
 
     def question(self, row: Row) -> RowQuestion:
         """Return what a blind answer to a row may be made of."""
@@ -179,6 +190,11 @@ class Probe(CompiledSpec):
     def text(self, row: Row) -> str:
         """Return the text of a row's prompt."""
         return "\n".join(text_of(message.get("content")) for message in self.prompt(row))
+
+    def asked(self, row: Row) -> str:
+        """Return the first text of a user in a row's prompt; empty if there is none."""
+        questions = (message for message in self.prompt(row) if message["role"] == "user")
+        return text_of(next(questions, {}).get("content"))
 
     def script(self, key: RolloutKey, prior: int, seat: Seat = ALONE) -> Script:
         gold = gold_turns(self.spec, key.row, seat.name)
@@ -228,7 +244,9 @@ class Probe(CompiledSpec):
     async def runtime(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:
         async with super().runtime(key) as runtime:
             if self.answers is not None and list(self.answers.values())[key.index] is refused_calls:
-                runtime.toolkit = Toolkit()
+                toolkit = runtime.toolkit
+                refusing = [RefusingTool(each.name, each.description, each.parameters) for each in toolkit.tools]
+                runtime.toolkit = Toolkit(refusing, toolkit.schemas)
             yield runtime
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:

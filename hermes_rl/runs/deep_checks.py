@@ -8,16 +8,17 @@ that plays a model is a warning.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 from hermes_rl.agent.result import text_of
+from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.rollouts.compiled import gold_turns, has_solution, last_words, user_script
 from hermes_rl.rollouts.rollout import ALONE, Group, Rollout, never_asked
-from hermes_rl.runs.deep_answers import KINDS, Answers, Probe, another_solution
+from hermes_rl.runs.deep_answers import GUESSES, KINDS, Answers, Probe, another_solution
 from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.shipped import shipped_dir, shipped_rewards
 from hermes_rl.spec.deep_checks import DEEP_CHECKS, Severity
@@ -28,11 +29,15 @@ NEAR = 0.1
 """A wrong answer whose score is this near to gold's, as a share of it, scores like gold."""
 PASSING_SHARE = 0.5
 """Share of the rows on which a blind answer must not pass; of a shipped spec also its mean score."""
+GUESSED_SHARE = 1 / 3
+"""Share of the rows on which a guess may be right by chance."""
 NO_END = "no end within "
 """Start of the reason that shipped rewards give for a command that ran out of time."""
 SLOW_SECONDS = 10.0
 SHOWN = 400
 """Characters, from the end, of an output that is shown."""
+BEGINNING = 50
+"""Characters of a prompt by which a row is known."""
 NAMED = 5
 """Rows, of those with one finding, that are named."""
 SHORT_PROMPT = 400
@@ -60,6 +65,8 @@ class DeepFindings:
 
     spec: Spec
     found: list[DeepFinding] = field(default_factory=list)
+    question: Callable[[Row], str] = lambda row: ""
+    """Gives the first text of a user in a row's prompt."""
 
     def add(self, check: str, message: str, *, doubt: str | None = None) -> None:
         """Add a finding, unless the spec turns its check off; with a `doubt` it is a warning that ends with it."""
@@ -70,6 +77,19 @@ class DeepFindings:
     @property
     def errors(self) -> list[DeepFinding]:
         return [each for each in self.found if each.severity == "error"]
+
+    def name(self, row: Row) -> str:
+        """Return what people know a row by: the key that the spec chooses, or a hash with the start of the prompt."""
+        if self.spec.dataset.key is not None:
+            return row.key
+        words = " ".join(self.question(row)[: 8 * BEGINNING].split())
+        return f"{row.key} ({words[:BEGINNING] + '…' if len(words) > BEGINNING else words})" if words else row.key
+
+    def rows(self, rows: Iterable[Row]) -> str:
+        """Return the names of the first rows, and how many more there are."""
+        every = list({row.key: row for row in rows}.values())
+        more = f" and {len(every) - NAMED} more" if len(every) > NAMED else ""
+        return f"{'row' if len(every) == 1 else 'rows'} {', '.join(map(self.name, every[:NAMED]))}{more}"
 
 
 # ------------------------------------------------------------------------------------------ Right and wrong answers
@@ -159,7 +179,7 @@ def failures(
     for kind, rollouts in played.items():
         for rollout in rollouts:
             if rollout.error is not None:
-                first.setdefault(rollout.error, f"{kind} (row {rollout.key.row.key}): {rollout.error}")
+                first.setdefault(rollout.error, f"{kind} (row {findings.name(rollout.key.row)}): {rollout.error}")
     for error, message in first.items():
         role = next((role for name, role in asking.items() if f"reward {name!r}" in error), None)
         scripted = None if role is None else f"but `{role}` is played by a script here"
@@ -173,7 +193,7 @@ def _unheard(findings: DeepFindings, played: Mapping[str, list[Rollout]], doubt:
     skipped = [(kind, rollout) for kind, rollout in every if _tells(rollout, "all_skipped")]
     for why in dict.fromkeys(why for _, _, why in late):
         kinds = list(dict.fromkeys(kind for kind, _, own in late if own == why))
-        rows = _named(rollout for _, rollout, own in late if own == why)
+        rows = findings.rows(_rows(rollout for _, rollout, own in late if own == why))
         count = sum(own == why for _, _, own in late)
         findings.add(
             "timeouts",
@@ -183,7 +203,7 @@ def _unheard(findings: DeepFindings, played: Mapping[str, list[Rollout]], doubt:
         )
     if skipped:
         names = ", ".join(dict.fromkeys(name for _, rollout in skipped for name in _tells(rollout, "all_skipped")))
-        rows = _named(rollout for _, rollout in skipped)
+        rows = findings.rows(_rows(rollout for _, rollout in skipped))
         findings.add(
             "tests_skipped", f"reward {names}: all tests were skipped ({rows}), so nothing was tested", doubt=doubt
         )
@@ -202,43 +222,46 @@ def _tells(rollout: Rollout, metric: str) -> list[str]:
     return [name for name, value in rollout.rewards.items() if value.metrics.get(metric)]
 
 
-def _named(rollouts: Iterable[Rollout]) -> str:
-    return _rows(list(dict.fromkeys(rollout.key.row.key for rollout in rollouts)))
+def _rows(rollouts: Iterable[Rollout]) -> list[Row]:
+    return [rollout.key.row for rollout in rollouts]
 
 
-def _rows(keys: Sequence[str]) -> str:
-    more = f" and {len(keys) - NAMED} more" if len(keys) > NAMED else ""
-    return f"{'row' if len(keys) == 1 else 'rows'} {', '.join(keys[:NAMED])}{more}"
-
-
-def fails(spec: Spec, rollout: Rollout) -> bool:
-    """Return True if a rollout of the solution does not succeed."""
-    return rollout.score is None or rollout.score < spec.evaluate.success
+def fails(probe: Probe, rollout: Rollout) -> bool:
+    """Return True if a rollout of the solution does not succeed. One that is compared with its own copies need not
+    reach `evaluate.success`."""
+    if rollout.score is None:
+        return True
+    if not gold_turns(probe.spec, rollout.key.row):
+        return False  # this row has no solution
+    return not probe.has_group_rewards and rollout.score < probe.spec.evaluate.success
 
 
 def _gold(findings: DeepFindings, probe: Probe, gold: Sequence[Rollout], unheard: set[int], doubt: str | None) -> None:
     """Report the rows whose solution does not succeed, each with what every reward said."""
-    failed = [rollout for rollout in gold if fails(probe.spec, rollout) and id(rollout) not in unheard]
+    lacking = [row for row in _rows(gold) if not gold_turns(probe.spec, row)]
+    if lacking:
+        text = (
+            f"{counted(len(lacking), 'row')} of {len(gold)} have no solution, so it was not shown that a right answer"
+        )
+        findings.add("no_solution", f"{text} scores well; {findings.rows(lacking)}")
+    failed = [rollout for rollout in gold if fails(probe, rollout) and id(rollout) not in unheard]
     below = [rollout for rollout in failed if rollout.score is not None]
-    comparing = next((reward.name for reward in probe.grader.rewards if reward.group_level), None)
-    if doubt is None and comparing is not None:
-        doubt = f"but reward {comparing} compares the members of a group, which holds this solution twice"
     everywhere = bool(below) and len(below) == sum(id(rollout) not in unheard for rollout in gold)
     for rollout in failed[:NAMED]:
         findings.add(
             "gold_fails" if everywhere else "gold_fails_on_some_rows",
-            f"{_why(rollout)}; `evaluate.success` is {probe.spec.evaluate.success:g}",
+            f"{_why(findings.name(rollout.key.row), rollout)}; `evaluate.success` is {probe.spec.evaluate.success:g}",
             doubt=doubt,
         )
     if len(failed) > NAMED:
-        rest = _named(failed[NAMED:])
+        rest = findings.rows(_rows(failed[NAMED:]))
         findings.add("gold_fails" if everywhere else "gold_fails_on_some_rows", f"so does that of {rest}", doubt=doubt)
 
 
-def _why(rollout: Rollout) -> str:
+def _why(row: str, rollout: Rollout) -> str:
     """Return what each reward said, and what came out last."""
     score = "is not graded" if rollout.score is None else f"scores {rollout.score:g}"
-    parts = [f"the solution of row {rollout.key.row.key} {score} (it ended with {rollout.ending})"]
+    parts = [f"the solution of row {row} {score} (it ended with {rollout.ending})"]
     if rollout.result is not None and rollout.result.program is not None and not rollout.turns:
         parts.append(never_asked(rollout.result.program))
     for name, reward in rollout.rewards.items():
@@ -360,20 +383,20 @@ def judge_blind(
         return {}  # what models judge is a part of the score
     success = probe.spec.evaluate.success
     summary: dict[str, dict[str, float]] = {}
-    passing: dict[str, list[str]] = {}
+    passing: dict[str, list[Row]] = {}
     for index, (name, answer) in enumerate(answers.items()):
         rollouts = [group.rollouts[index] for group in groups if answer(probe.question(group.row)) is not None]
         scores = [rollout.score for rollout in rollouts if rollout.score is not None]
         if not scores:
             continue
-        passing[name] = [each.key.row.key for each in rollouts if each.score is not None and each.score >= success]
+        passing[name] = _rows(each for each in rollouts if each.score is not None and each.score >= success)
         summary[name] = {"rows": len(scores), "mean": fmean(scores), "passing": len(passing[name]) / len(scores)}
     _passes(findings, probe, passing, summary)
     return summary
 
 
 def _passes(
-    findings: DeepFindings, probe: Probe, passing: Mapping[str, list[str]], summary: Mapping[str, Mapping[str, float]]
+    findings: DeepFindings, probe: Probe, passing: Mapping[str, list[Row]], summary: Mapping[str, Mapping[str, float]]
 ) -> None:
     """Report the blind answer that passes on most rows, if these are half of them, and what an empty answer gets."""
     success = probe.spec.evaluate.success
@@ -386,13 +409,13 @@ def _passes(
                 "blind_answers_pass",
                 f"the answer {name!r}, which solves nothing, passes (`evaluate.success`, {success:g}) on "
                 f"{len(passing[name])} of {counted(int(found['rows']), 'row')} ({found['passing']:.0%}) and scores "
-                f"{found['mean']:.2f} on average; {_rows(passing[name])}",
+                f"{found['mean']:.2f} on average; {findings.rows(passing[name])}",
                 doubt=doubt,
             )
             return  # the worst is enough
     if passing.get(""):
         share = f"{len(passing[''])} of {counted(int(summary['']['rows']), 'row')} pass although nothing was done"
-        findings.add("untouched_passes", f"{share}; {_rows(passing[''])}")
+        findings.add("untouched_passes", f"{share}; {findings.rows(passing[''])}")
     elif success > 0 and "" in summary and summary[""]["mean"] >= PASSING_SHARE * success:
         text = f"an empty answer, which solves nothing, scores {summary['']['mean']:.2f} on average"
         findings.add("blind_answers_pay", text)
@@ -406,22 +429,33 @@ def _pays(findings: DeepFindings, reward: GradedReward, answers: Answers, groups
     played = [_values(group, answers, reward.name) for group in groups]
     paid = {
         name: [
-            (group.row.key, values[name], values[""])
+            (group.row, values[name], values[""])
             for group, values in zip(groups, played, strict=True)
-            if name in values and "" in values and sign * (values[name] - values[""]) > least
+            if name in values
+            and "" in values
+            and sign * (values[name] - values[""]) > least
+            and _is_worth_more(group.rollouts[index], group.rollouts[list(answers).index("")])
         ]
-        for name, answer in answers.items()
+        for index, (name, answer) in enumerate(answers.items())
         if answer is not another_solution  # its calls are right ones, which rewards of behaviour pay for
     }
-    name, rows = max(paid.items(), key=lambda each: len(each[1]))
+    often = {
+        name: rows for name, rows in paid.items() if name not in GUESSES or len(rows) >= GUESSED_SHARE * len(groups)
+    }
+    name, rows = max(often.items(), key=lambda each: len(each[1]))
     if rows:
-        key, value, empty = rows[0]
+        row, value, empty = rows[0]
         findings.add(
             "blind_answers_pay",
             f"reward {reward.name} pays for an answer that solves nothing: of {len(groups)} rows {len(rows)} "
-            f"({len(rows) / len(groups):.0%}) give {name!r} more than no answer, such as row {key} "
+            f"({len(rows) / len(groups):.0%}) give {name!r} more than no answer, such as row {findings.name(row)} "
             f"({value:g} instead of {empty:g})",
         )
+
+
+def _is_worth_more(rollout: Rollout, other: Rollout) -> bool:
+    """Return True unless a gate or another reward takes away what one reward pays."""
+    return rollout.score is None or other.score is None or rollout.score > other.score
 
 
 def _values(group: Group, answers: Answers, reward: str) -> dict[str, float]:
@@ -443,6 +477,8 @@ def judge_constant(findings: DeepFindings, probe: Probe, groups: Sequence[Group]
         ]
         if not has_solution(probe.spec) and values[:1] == [reward.bounds[0]]:
             continue  # as it should be for wrong answers
+        if reward.bounds[1] <= 0 and values[:1] == [reward.bounds[1]]:
+            continue  # a penalty that no answer deserves
         if len(values) > 1 and len(set(values)) == 1 and values[0] is not None:
             text = f"reward {reward.name} is {values[0] + 0.0:g} for each of {len(values)} right and wrong answers"
             findings.add("constant_reward", text)

@@ -38,7 +38,7 @@ from hermes_rl.runs.workers import Workers, open_workers, require_shares
 from hermes_rl.sandbox.bubblewrap import require_bubblewrap
 from hermes_rl.sandbox.isolation import require_by_hand
 from hermes_rl.sandbox.none import WARNING
-from hermes_rl.servers.exactness import engines, require_reachable
+from hermes_rl.servers.exactness import engines, require_address, require_reachable
 from hermes_rl.spec.fingerprint import fingerprint
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.threads import in_thread, made_in_thread
@@ -235,6 +235,8 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
         require_shares(spec, count or 1)
     async with compiled:
         await require_reachable("policy", compiled.policy.configs)
+        for name, role in compiled.roles.items():
+            await require_address(name, role.configs if name != "policy" else ())
         for role in compiled.roles.values():
             role.tell(launch.progress.note)
         rows = await asyncio.to_thread(load_rows, spec, split, notify=launch.progress.note)

@@ -30,9 +30,9 @@ from hermes_rl.runs.provenance import code_hashes
 from hermes_rl.runs.store import RolloutStore, group_of_episode, result_of
 from hermes_rl.scoring.grader import GradedReward, Grader
 from hermes_rl.scoring.value import RewardValue, Weighting, combine, reward_of
+from hermes_rl.spec.findings import locating
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.section import thaw
-from hermes_rl.spec.templates import naming_row
 from hermes_rl.threads import end_tasks, made_in_thread
 
 # ------------------------------------------------ What a change of the rewards means for rollouts that are there
@@ -346,7 +346,7 @@ class Rejudging:
             values: dict[str, RewardValue] = {}
             try:
                 item, result, sandboxes = rows[line["row_key"]].columns, result_of(line), self._sandboxes(line, rows)
-                with naming_row(line["row_key"]):
+                with locating(self.compiled.spec, line["row_key"]):
                     await self.grader.grade_rollout(item, result, sandboxes, None, values, names)
             except RewardFailure as failure:
                 self.failed[line["id"]] = failure.detail
@@ -372,7 +372,7 @@ class Rejudging:
             values: list[dict[str, RewardValue]] = [{} for _ in members]
             try:
                 results = [result_of(line) for line in members]
-                with naming_row(members[0]["row_key"]):
+                with locating(self.compiled.spec, members[0]["row_key"]):
                     await self.grader.grade_group(rows[members[0]["row_key"]].columns, results, values, names)
             except RewardFailure as failure:
                 self.failed.update({line["id"]: failure.detail for line in members})

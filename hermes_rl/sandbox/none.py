@@ -30,6 +30,7 @@ from hermes_rl.sandbox.launcher import (
     isolated,
     own_python,
 )
+from hermes_rl.spec.row_files import require_in_home
 from hermes_rl.threads import done_in_thread
 
 log = logging.getLogger(__name__)
@@ -49,12 +50,7 @@ class NoIsolation(LocalIsolation):
         if isinstance(config.network, tuple):
             raise UserError("sandbox.network with a list of hosts needs isolation, which the backend none has not")
         config.limits.require_at_most(ENFORCED, "without a sandbox (backend none)")
-        for path in (config.workdir or "", *(file.to for file in config.files)):
-            if path.startswith("/") or ".." in path.split("/"):
-                raise UserError(
-                    f"sandbox path {path!r} is outside of the home directory; without a sandbox "
-                    "(backend none) it would be a path of this machine"
-                )
+        require_in_home(config.workdir, [file.to for file in config.files])
         self.home = self.workdir = "/"
         self._folder: Path | None = None
         self.process = LocalProcess()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -20,6 +20,7 @@ from hermes_rl.foreign.failures import EndedError, ForeignError, OvertimeError
 from hermes_rl.scoring.reward_function import RewardFunction, call_reward
 from hermes_rl.scoring.value import RewardValue, Weighting, combine, interpret, known, total
 from hermes_rl.spec.reward_rules import unplayable
+from hermes_rl.spec.templates import TemplateError
 
 log = logging.getLogger(__name__)
 
@@ -354,8 +355,9 @@ class Grader:
         offered |= {"group": [offered["result"]]} if reward.function.group_level else {}
         # What it laid down goes away in the same thread: ToolContext waits for this loop.
         restore = ctx.restore if reward.function.uses_context and ctx is not None else None
-        arguments = self._arguments(reward, own, offered)
-        returned, seconds = await call_reward(reward.function, arguments, restore, fresh=fresh)
+        with _naming(reward):
+            arguments = self._arguments(reward, own, offered)
+            returned, seconds = await call_reward(reward.function, arguments, restore, fresh=fresh)
         if reward.function.group_level:
             (returned,) = _per_member(reward.name, returned, 1)
         return self._read(reward, returned, seconds, result.turns_used)
@@ -435,7 +437,8 @@ class Grader:
         offered = {"item": own, "group": [reward.function.own(result) for result in results], **self._roles}
         if seats is not None and "seats" in reward.function.parameters:
             offered["seats"] = {name: [reward.function.own(each) for each in played] for name, played in seats.items()}
-        returned, seconds = await call_reward(reward.function, self._arguments(reward, own, offered))
+        with _naming(reward):
+            returned, seconds = await call_reward(reward.function, self._arguments(reward, own, offered))
         members = _per_member(reward.name, returned, len(results))
         return [
             self._read(reward, value, seconds, result.turns_used)
@@ -470,6 +473,20 @@ class Grader:
         if missing:
             raise UserError(f"reward {reward.name!r} needs {missing[0]!r}: this context is not offered here")
         return {**function.wanted(offered), **passed}
+
+
+@contextmanager
+def _naming(reward: GradedReward) -> Iterator[None]:
+    """Let an error of the user's input name the reward."""
+    place = f"rewards.{reward.name}"
+    try:
+        yield
+    except TemplateError as error:
+        if not error.where.startswith(place):
+            error.where = f"{place}.{error.where}".removesuffix(".")
+        raise
+    except UserError as error:
+        raise TemplateError(str(error), where=place) from error.__cause__
 
 
 def _per_member(name: str, returned: object, size: int) -> Sequence[object]:

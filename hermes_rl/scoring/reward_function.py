@@ -22,6 +22,7 @@ from hermes_rl.plugins import Code, did_you_mean, load_object, place_of
 from hermes_rl.scoring.value import of_plain
 from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.model import INJECTED
+from hermes_rl.spec.reward_rules import require
 from hermes_rl.threads import OverlongError, PerLoopSemaphore, Turns, done_in_thread, in_steps
 from hermes_rl.tools.rollout_process import RolloutProcess
 from hermes_rl.values import own_copy
@@ -206,10 +207,18 @@ class RewardFunction:
         does not fit."""
         from hermes_rl.spec.templates import coerce
 
-        return {
+        given = {
             key: coerce(value, self.hints[key], where=f"rewards.{self.name}.args.{key}") if key in self.hints else value
             for key, value in written.items()
         }
+        self.require_fitting(given)
+        return given
+
+    def require_fitting(self, given: Mapping[str, Any]) -> None:
+        """Raise `UserError` if arguments do not go together; see `hermes_rl.scoring.value.requires`."""
+        if requirements := getattr(self.function, "requirements", ()):
+            defaults = {key: each.default for key, each in self.parameters.items() if each.default is not each.empty}
+            require(self.function.__name__, requirements, {**defaults, **given})
 
 
 def _hints(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:

@@ -57,6 +57,22 @@ def value_range(low: float, high: float, *, written: bool = False) -> Callable[[
     return marked
 
 
+def requires(condition: str, problem: str) -> Callable[[Reward], Reward]:
+    """Declare what must be true of a reward's arguments: `validate` and a run refuse a row for which it is not.
+
+    Args:
+        condition: an expression over the arguments, as in templates.
+        problem: what is wrong otherwise, which may be a template over the arguments.
+    """
+
+    def marked(function: Reward) -> Reward:
+        others = getattr(function, "requirements", ())
+        function.requirements = ((condition, problem), *others)  # type: ignore[attr-defined]
+        return function
+
+    return marked
+
+
 def takes_at_most(
     limit: float | str, imports: tuple[str, ...] = (), prepare: Callable[[], None] | None = None
 ) -> Callable[[Reward], Reward]:

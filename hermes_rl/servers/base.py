@@ -382,9 +382,11 @@ class ReplyBound:
         return cls._of(tokens, each, LARGEST_REPLY)
 
     @classmethod
-    def of_tokens(cls, tokens: int) -> ReplyBound:
-        """Return the bound of an answer with so many sampled tokens: an id, a log-probability and a text for each."""
-        return cls._of(tokens, (1024, 32), LARGEST_REPLY)
+    def of_tokens(cls, tokens: int, prompt: int = 0) -> ReplyBound:
+        """Return the bound of an answer with so many sampled tokens: an id, a log-probability and a text for each. The
+        ids of a prompt of `prompt` tokens may be in it too."""
+        bound = cls._of(tokens, (1024, 32), LARGEST_REPLY)
+        return replace(bound, size=min(LARGEST_REPLY, bound.size + 16 * prompt), values=bound.values + 2 * prompt)
 
     @classmethod
     def of_scores(cls, places: int, top_k: int) -> ReplyBound:

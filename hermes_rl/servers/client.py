@@ -645,7 +645,7 @@ class Asker:
             def body(dialect: Dialect) -> bytes:
                 return rest.written(dialect.body(rest, self._config.current()))
 
-            bound = ReplyBound.of_tokens(rest.max_tokens)
+            bound = ReplyBound.of_tokens(rest.max_tokens, len(rest.prompt))
             answer, timing = await self._answer(body, request, generation, bound)
             return await self._read(answer, lambda data: rest.checked(self._dialect.read(data)), bound), timing
 

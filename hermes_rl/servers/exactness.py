@@ -129,8 +129,17 @@ async def require_reachable(role: str, configs: Sequence[ServerConfig]) -> None:
             f"no server of the role {role!r} can be reached ({'; '.join(filter(None, problems))}). "
             "Is it running, and is its base_url right?"
         )
-    for config, problem in zip(listening, problems, strict=True):
-        if problem is None and (other := await _answers_elsewhere(config)) is not None:
+    await require_address(role, [each for each, problem in zip(listening, problems, strict=True) if problem is None])
+
+
+async def require_address(role: str, configs: Sequence[ServerConfig]) -> None:
+    """Raise `UserError` if a chat server answers below `/v1` alone, and its base_url leaves that out.
+
+    A server that does not answer is not refused: a judge may have a fallback.
+    """
+    elsewhere = await asyncio.gather(*map(_answers_elsewhere, configs))
+    for config, other in zip(configs, elsewhere, strict=True):
+        if other is not None:
             address = public_url(str(config.base_url))
             raise UserError(
                 f"servers.{role}.base_url: {address} has no list of models (status 404), and {other} has one: write "
@@ -158,7 +167,8 @@ async def _connect(base_url: str) -> str | None:
 
 async def _answers_elsewhere(config: ServerConfig) -> str | None:
     """Return the address with `/v1` if a chat server answers there and not at its base_url."""
-    other = None if config.kind.token_level else with_version(str(config.base_url))
+    known = config.base_url is None or config.kind.token_level
+    other = None if known else with_version(str(config.base_url))
     if other is None:
         return None
     statuses = []

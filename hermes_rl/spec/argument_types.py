@@ -27,7 +27,7 @@ from typing_extensions import TypedDict
 
 from hermes_rl.json_schema import CompiledSchema, InvalidSchemaError
 from hermes_rl.spec.model import FileMode, Turn
-from hermes_rl.spec.section import thaw, wrong
+from hermes_rl.spec.section import EnvText, FileText, PathText, SystemText, thaw, wrong
 from hermes_rl.values import read_json
 
 _adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)  # to make one takes milliseconds
@@ -95,8 +95,8 @@ def _octal(value: Any) -> Any:
 _File = TypedDict(
     "_File",
     {
-        "to": str,
-        "content": NotRequired[str | bytes | None],
+        "to": PathText,
+        "content": NotRequired[FileText | bytes | None],
         "from": NotRequired[str | None],
         "mode": NotRequired[Annotated[int, BeforeValidator(_octal)] | None],
     },
@@ -131,6 +131,34 @@ def _part(value: Any, info: ValidationInfo) -> dict[str, Any]:
 
 ReferencePart = Annotated[dict[str, Any], BeforeValidator(_part)]
 """A file to put into a sandbox, or a gold turn."""
+
+
+def _tool_schema(value: Any) -> Any:
+    tool = value.get("function", value) if isinstance(value, Mapping) else value
+    parameters = tool.get("parameters") if isinstance(tool, Mapping) else None
+    if not isinstance(parameters, Mapping) or not TOOL_NAME.fullmatch(str(tool.get("name"))):
+        raise wrong("a tool is a mapping of `name` (letters, digits, _ and -), `description` and `parameters`")
+    return tool
+
+
+def _distinct(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    names = [tool["name"] for tool in tools]
+    if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
+        raise wrong(f"two tools are named {twice!r}; rename one")
+    return tools
+
+
+def _usable(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for tool in tools:
+        _schema(dict(tool["parameters"]))
+    return tools
+
+
+TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+ToolSchemas = Annotated[list[Annotated[dict[str, Any], BeforeValidator(_tool_schema)]], AfterValidator(_distinct)]
+"""Tools as `tools[].schemas` describes them."""
+CheckedToolSchemas = Annotated[ToolSchemas, AfterValidator(_usable)]
+"""Tools whose arguments are checked by their schemas."""
 
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -189,6 +217,10 @@ ChatMessage = Annotated[dict[str, Any], BeforeValidator(_message)]
 ChatMessages = Annotated[list[ChatMessage], Len(1)]
 """A conversation as the chat API has it, of one message or more; the types of parts are the server's business."""
 ARGUMENT_TYPES: Mapping[str, Any] = {
+    "SystemText": SystemText,
+    "EnvText": EnvText,
+    "FileText": FileText,
+    "PathText": PathText,
     "Pattern": Pattern,
     "JsonSchema": JsonSchema,
     "Letter": Letter,

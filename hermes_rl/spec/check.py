@@ -8,20 +8,42 @@ network. What only a hub, an extra or an engine could tell is a warning. The cal
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from hermes_rl.errors import Problem
+from hermes_rl.errors import Problem, SpecError
 from hermes_rl.others_files import read_regular
 from hermes_rl.server_types import refused_part
-from hermes_rl.spec.argument_types import ChatCalls, ChatMessages, GoldTurn, Role
-from hermes_rl.spec.findings import Findings
-from hermes_rl.spec.model import PROGRAM_VALUES, Content, File, Prompt, SandboxSection, Spec, TextFile, User
+from hermes_rl.spec.argument_types import ChatCalls, ChatMessages, CheckedToolSchemas, GoldTurn, Role, ToolSchemas
+from hermes_rl.spec.findings import Findings, locating
+from hermes_rl.spec.model import (
+    PROGRAM_VALUES,
+    Content,
+    File,
+    Prompt,
+    SandboxSection,
+    Spec,
+    TextFile,
+    ToolSection,
+    User,
+)
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.paths import FILE_FORMATS
+from hermes_rl.spec.prompts import messages_of
+from hermes_rl.spec.reward_rules import require
+from hermes_rl.spec.row_files import (
+    LOCATED_ARGUMENTS,
+    image_path,
+    image_url,
+    located_files,
+    placed_files,
+    require_in_home,
+    require_offered,
+)
 from hermes_rl.spec.rules import asked_first
-from hermes_rl.spec.section import EnvText, SystemText, is_template, thaw
+from hermes_rl.spec.section import EnvText, PathText, SystemText, is_template, thaw
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import TemplateError, coerce, has_template, render, render_section, render_text
 
@@ -30,14 +52,31 @@ from hermes_rl.spec.templates import TemplateError, coerce, has_template, render
 Row = Mapping[str, Any]
 TEXT = object()
 """The type of a place that is text, whatever a template gives; the others are checked as their target."""
+IMAGE = object()
+"""The type of an image: an address, a path, or the bytes themselves."""
 SAMPLING_SECONDS = 10.0
 """Processor time for rendering all templates with sample rows; see `hermes_rl.template_limits` for that of one."""
 
 
-def check_samples(spec: Spec, samples: Sequence[Row], findings: Findings, keys: Sequence[str] = ()) -> None:
-    """Render everything with each row; a template that fails is reported once. `keys` are the rows' names in messages;
-    default: their numbers, from 1."""
-    failed: set[NodePath] = set()
+class SampleRow(NamedTuple):
+    """A row that templates are rendered with."""
+
+    key: str
+    columns: Row
+
+
+def check_samples(
+    spec: Spec,
+    samples: Sequence[Row],
+    findings: Findings,
+    keys: Sequence[str] = (),
+    failed: Iterable[NodePath] = (),
+) -> None:
+    """Render everything with each row; a template that fails is reported once.
+
+    `keys` are the rows' names in messages; default: their numbers, from 1. `failed` are places that were reported.
+    """
+    failed = set(failed)
     for index, column in enumerate(spec.evaluate.by):
         lacking = next((row for row in samples if column not in row), None)
         if lacking is not None:
@@ -52,6 +91,44 @@ def check_samples(spec: Spec, samples: Sequence[Row], findings: Findings, keys: 
 
 
 def _check_row(spec: Spec, row: Row, key: str, failed: set[NodePath], findings: Findings) -> None:
+    _check_texts(spec, row, key, failed, findings)
+    for place, prompt in _prompts(spec):
+        if isinstance(prompt.messages, tuple) and not _has_failed(place, failed):
+            with _reporting(place, key, failed, findings):
+                messages_of(prompt, SampleRow(key, row), spec.folder, ".".join(map(str, place)))
+    for name, reward in spec.rewards.items():
+        path: NodePath = ("rewards", name)
+        if has_template(reward.args) and not _has_failed(path, failed):
+            with _reporting(path, key, failed, findings):
+                _check_arguments(spec, name, row if reward.steps is None else {**row, "step": 0}, key)
+    for path, tool in spec.all_tools.items():
+        if tool.state is not None and has_template(tool.names) and not _has_failed(path, failed):
+            with _reporting((*path, "names"), key, failed, findings):
+                _check_chosen(spec, tool, row, key)
+    if spec.sandbox.model_fields_set and not _has_failed(("sandbox",), failed):
+        _check_section("sandbox", spec.sandbox, row, key, failed, findings)
+    if spec.user is not None and spec.user.says is not None and not _has_failed(("user",), failed):
+        _check_section("user", spec.user, row, key, failed, findings)
+
+
+def _has_failed(place: NodePath, failed: set[NodePath]) -> bool:
+    """Return True if something at or below a place was reported for an earlier row."""
+    return any(path[: len(place)] == place for path in failed)
+
+
+@contextmanager
+def _reporting(place: NodePath, key: str, failed: set[NodePath], findings: Findings) -> Iterator[None]:
+    """Report an error of a row in the words of a run."""
+    try:
+        with locating(findings.spec, key, place):
+            yield
+    except SpecError as error:
+        failed.add(place)
+        findings.extend(list(error.problems), [])
+
+
+def _check_texts(spec: Spec, row: Row, key: str, failed: set[NodePath], findings: Findings) -> None:
+    """Check each value by itself, so that the place of one that fails is named."""
     of_program = {**row, **dict.fromkeys(PROGRAM_VALUES, ""), "context": 1}
     of_seat = {**row, "seat": next(iter(spec.agents), ""), "text": "words"}
     for path, text, kind in _texts(spec):
@@ -65,10 +142,6 @@ def _check_row(spec: Spec, row: Row, key: str, failed: set[NodePath], findings: 
             failed.add(path)
         elif path[-1] == "messages":
             _check_carried(spec, path, text, row, key, failed, findings)
-    if spec.sandbox.model_fields_set and not any(path[:1] == ("sandbox",) for path in failed):
-        _check_section("sandbox", spec.sandbox, row, key, failed, findings)
-    if spec.user is not None and spec.user.says is not None and not any(path[0] == "user" for path in failed):
-        _check_section("user", spec.user, row, key, failed, findings)
 
 
 def _check_carried(
@@ -91,21 +164,24 @@ def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
     yield from ((("agents", seat, "hears"), own.hears, TEXT) for seat, own in spec.agents.items())
     for path, tool in spec.all_tools.items():
         if isinstance(tool.schemas, str):
-            yield (*path, "schemas"), tool.schemas, list[dict[str, Any]]
-        yield from _below((*path, "names"), tool.names, list[str])
+            kind = ToolSchemas if tool.arguments == "strict" else CheckedToolSchemas
+            yield (*path, "schemas"), tool.schemas, kind
+        yield from _whole((*path, "names"), tool.names, list[str] | None)
     if spec.user is not None:
         yield from _content(("user", "system"), spec.user.system)
         if spec.user.says is not None:
             says = spec.user.model_dump(include={"says"}, by_alias=True, exclude_unset=True)["says"]
             yield from _below(("user", "says"), says, None)
     for name, artifact in spec.artifacts.items():
-        yield from _below(("artifacts", name), artifact.model_dump(exclude_none=True), SystemText)
+        yield ("artifacts", name, "path"), artifact.path, PathText
+        yield ("artifacts", name, "command"), artifact.command, SystemText
     for path, program in spec.programs.items():
         yield from _below(path, program.model_dump(by_alias=True, exclude_unset=True), EnvText)
     yield from _arguments(spec)
     if spec.solution is not None:
         for name, value in spec.solution.model_dump(by_alias=True, exclude_unset=True).items():
-            yield from _whole(("solution", name), value, list[GoldTurn] if name == "turns" else None)
+            kinds = {"turns": list[GoldTurn], "patch": TEXT}
+            yield from _whole(("solution", name), value, kinds.get(name))
 
 
 def _prompts(spec: Spec) -> Iterator[tuple[NodePath, Prompt]]:
@@ -143,8 +219,8 @@ def _content(path: NodePath, content: Content | None) -> Iterator[tuple[NodePath
     if isinstance(content, tuple):
         for index, part in enumerate(content):
             yield (*path, index, "text"), part.text, TEXT
-            yield (*path, index, "image"), part.image, None
-            yield (*path, index, "image_url"), part.image_url, None
+            yield (*path, index, "image"), part.image, IMAGE
+            yield (*path, index, "image_url"), part.image_url, IMAGE
     elif content is not None:
         yield path, content, TEXT
 
@@ -179,10 +255,14 @@ def _works(path: NodePath, value: Any, kind: Any, row: Row, key: str, findings: 
             render_text(value, row, key=key)
         if has_template(value) and kind is not TEXT:
             rendered = render(thaw(value), row, key=key)
-            if kind is not None:
+            if kind is IMAGE:
+                if rendered not in (None, ""):
+                    image_url(rendered, findings.spec.folder, "")
+            elif kind is not None:
                 coerce(rendered, kind, key=key)
     except TemplateError as error:
-        findings.template(path, error, file)
+        error.row = error.row or key
+        findings.template((*path, *error.path), error, file)
         return False
     except (OSError, UnicodeDecodeError):
         return False  # a missing file is reported where files are checked
@@ -198,32 +278,56 @@ def _check_section(
         if not _works(inner, value, None, row, key, findings):
             failed.add(inner)
             return
-    try:
-        rendered = render_section(section, row, key=key)
-        for index, file in enumerate(rendered.files if isinstance(rendered, SandboxSection) else ()):
-            fault = _fault_of(file, findings.spec.folder)
-            if fault is not None:
-                place = (*path, "files", index, *(["from"] if file.from_ is not None else []))
-                findings.problem(place, f"{fault} (row {key})")
-                failed.add(path)
-                return
-    except TemplateError as error:
-        failed.add((*path, *error.path))
-        findings.template((*path, *error.path), error)
+    with _reporting(path, key, failed, findings):
+        rendered = render_section(section, row, where=name, key=key)
+        for place, files in _files_of(rendered):
+            placed_files(files, findings.spec.folder, place)
+        if isinstance(rendered, SandboxSection):
+            if rendered.backend == "none":
+                require_in_home(rendered.workdir, [file.to for file in rendered.files])
+            elif rendered.backend == "bubblewrap" and rendered.image:
+                assert isinstance(section, SandboxSection)
+                image_path(rendered.image, str(section.image), findings.spec.folder, "sandbox.image")
+        elif (names := _tool_names(findings.spec)) is not None:
+            require_offered(rendered.says or (), [*names, *list(findings.spec.agents)[1:]])
 
 
-def _fault_of(file: File, folder: Path) -> str | None:
-    """Return why a file of a row cannot be laid down; None where it can."""
-    if file.from_ is None:
-        has_content = file.content is not None or file.base64 is not None
-        return None if has_content else f"{file.to!r} has no content: give `content`, `from` or `base64`"
-    try:
-        path = (folder / file.from_).resolve()
-        if not path.is_relative_to(folder.resolve()):
-            return f"{file.from_} lies outside of {folder}"
-        return None if path.exists() else f"there is no file or folder {file.from_}"
-    except OSError as error:  # its name is too long
-        return f"{file.from_[:200]} cannot be read: {error.strerror}"
+def _files_of(section: SandboxSection | User) -> Iterator[tuple[str, Sequence[File]]]:
+    """Yield the files of a rendered section by their place."""
+    if isinstance(section, SandboxSection):
+        yield "sandbox.files", section.files
+        yield from ((f"sandbox.services.{name}.files", each.files) for name, each in section.services.items())
+    else:
+        yield from ((f"user.says.{number}.files", each.files) for number, each in enumerate(section.says or ()))
+
+
+def _check_arguments(spec: Spec, name: str, row: Row, key: str) -> None:
+    """Raise `TemplateError` if the arguments of a reward do not go together, or name a file that cannot be read."""
+    from hermes_rl.spec.check_code import argument_types, signature_of
+
+    where = f"rewards.{name}.args"
+    args = render(thaw(spec.rewards[name].args), row, where=where, key=key)
+    for argument in LOCATED_ARGUMENTS:
+        located_files(args.get(argument), spec.folder, f"{where}.{argument}")
+    types, signature = argument_types(spec, name), signature_of(spec, name)
+    given = {each: coerce(value, types[each]) if each in types else value for each, value in args.items()}
+    if signature is not None:
+        require(signature.name, signature.requirements, {**signature.defaults(), **given})
+
+
+def _check_chosen(spec: Spec, tool: ToolSection, row: Row, key: str) -> None:
+    """Raise `TemplateError` for a name that a row chooses among the tools of a state and that none of them has, if
+    the names of all stand in the spec, in the row, or in the code of the state."""
+    from hermes_rl.spec.check_code import state_methods
+
+    known: set[str] = set()  # of the state's own schemas, or of a file's, nothing is known here
+    if tool.schemas is None:
+        known = {str(tool.state)} & state_methods(spec)
+    elif is_template(tool.schemas):
+        known = {each["name"] for each in coerce(render(tool.schemas, row, key=key), ToolSchemas, key=key)}
+    for name in coerce(render(thaw(tool.names), row, key=key), list[str] | None, key=key) or () if known else ():
+        if not set("*?[") & set(name) and name not in known:
+            raise TemplateError(f"there is no tool {name!r}{choices(name, known)}")
 
 
 # ------------------------------------------------------------------------------------------------ The whole spec
@@ -243,7 +347,7 @@ def check_spec(
     """
     findings = Findings(spec)
     _check_code(spec, findings)
-    _check_files(spec, findings)
+    missing = _check_files(spec, findings)
     _check_toolsets(spec, known_toolsets, known_distributions, findings)
     if spec.rewards:
         from hermes_rl.spec.check_code import check_rewards
@@ -262,18 +366,24 @@ def check_spec(
     _check_first_words(spec, findings)
     _check_programs(spec, findings)
     _check_far_away(spec, findings)
-    check_samples(spec, samples, findings, keys)
+    check_samples(spec, samples, findings, keys, missing)
     return findings.result()
+
+
+def _tool_names(spec: Spec) -> list[str] | None:
+    """Return the names of all tools of the agent; None if they do not all stand in the spec."""
+    names = [tool.python.rpartition(":")[2] for tool in spec.tools if tool.python is not None and tool.names is None]
+    if len(names) < len(spec.tools) or "*" in names or spec.toolsets.enabled or spec.toolsets.distribution:
+        return None
+    return names
 
 
 def _check_seat_tools(spec: Spec, findings: Findings) -> None:
     """Report tools of seats that do not exist, if the names of all tools stand in the spec."""
-    names = [tool.python.rpartition(":")[2] for tool in spec.tools if tool.python is not None and tool.names is None]
-    if len(names) < len(spec.tools) or "*" in names or spec.toolsets.enabled or spec.toolsets.distribution:
-        return
-    for seat, own in spec.agents.items():
-        for name in sorted(set(own.tools or ()) - set(names)):
-            message = f"agents.{seat}.tools: there is no tool {name!r}{choices(name, names)}"
+    names = _tool_names(spec)
+    for seat, own in spec.agents.items() if names is not None else ():
+        for name in sorted(set(own.tools or ()) - set(names or ())):
+            message = f"agents.{seat}.tools: there is no tool {name!r}{choices(name, names or ())}"
             findings.problem(("agents", seat, "tools"), message)
 
 
@@ -337,7 +447,9 @@ def _check_code(spec: Spec, findings: Findings) -> None:
         check_state_tools(spec, findings)
 
 
-def _check_files(spec: Spec, findings: Findings) -> None:
+def _check_files(spec: Spec, findings: Findings) -> list[NodePath]:
+    """Report files that are missing; returns the places of those that rows would be blamed for too."""
+    missing: list[NodePath] = []
     for path, text in _text_files(spec):
         if not Path(text.file).is_file():
             findings.problem((*path, "file"), f"there is no file {text.file}")
@@ -348,7 +460,8 @@ def _check_files(spec: Spec, findings: Findings) -> None:
     for path, files in lists:
         for index, file in enumerate(files if isinstance(files, tuple) else ()):
             if file.from_ is not None and not is_template(file.from_) and not Path(file.from_).exists():
-                findings.problem((*path, index, "from"), f"there is no file or folder {file.from_}")
+                missing.append((*path, index, "from"))
+                findings.problem(missing[-1], f"there is no file or folder {file.from_}")
     image = spec.sandbox.image
     if spec.sandbox.backend == "bubblewrap" and image and not is_template(image) and not Path(image).exists():
         findings.problem(("sandbox", "image"), f"there is no folder or archive {image}")
@@ -359,6 +472,7 @@ def _check_files(spec: Spec, findings: Findings) -> None:
         built = str(name).startswith((".", "/")) and not is_template(name)
         if built and not (spec.folder / name / "Dockerfile").is_file():
             findings.problem(path, f"there is no folder {name} with a Dockerfile")
+    return missing
 
 
 def _text_files(spec: Spec) -> Iterator[tuple[NodePath, TextFile]]:

@@ -16,7 +16,7 @@ from hermes_rl.spec.findings import Findings
 from hermes_rl.spec.hints import parameters_of_rewards
 from hermes_rl.spec.model import Reward, Spec
 from hermes_rl.spec.nodes import NodePath
-from hermes_rl.spec.reward_rules import unisolated, unplayable
+from hermes_rl.spec.reward_rules import require, unisolated, unplayable
 from hermes_rl.spec.rules import ASKING
 from hermes_rl.spec.schema import type_of
 from hermes_rl.spec.section import is_template, thaw
@@ -50,7 +50,7 @@ def check_state_tools(spec: Spec, findings: Findings) -> None:
     except CodeError:
         names = {}
     node = names.get(class_name)  # None where the file does not define the class itself
-    members = _of_class(node, names, ()) if isinstance(node, ast.ClassDef) else None
+    members = _of_class(node, names, (), Path(file).parent) if isinstance(node, ast.ClassDef) else None
     own = names_in(node.body) if isinstance(node, ast.ClassDef) else {}
     for path, name, by_model in _named(spec):
         method = own.get(name) if by_model else None
@@ -66,6 +66,17 @@ def check_state_tools(spec: Spec, findings: Findings) -> None:
                 findings.problem(path, message)
             else:
                 findings.warning(path, f"as far as can be told without running it, {message}")
+
+
+def state_methods(spec: Spec) -> set[str]:
+    """Return the names of the methods that the class of the state defines itself; none where its file is not read."""
+    file, _, class_name = spec.state.python.rpartition(":") if spec.state is not None else ("", "", "")
+    try:
+        node = defined(Path(file)).get(class_name)
+    except CodeError:
+        return set()
+    own = names_in(node.body) if isinstance(node, ast.ClassDef) else {}
+    return {name for name, inner in own.items() if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def _named(spec: Spec) -> Iterator[tuple[NodePath, str, bool]]:
@@ -86,7 +97,8 @@ def _named(spec: Spec) -> Iterator[tuple[NodePath, str, bool]]:
             yield (*path, "schemas"), tool.schemas, False
 
 
-def _of_class(node: ast.ClassDef, there: dict[str, ast.AST], seen: tuple[str, ...]) -> _Members:
+def _of_class(node: ast.ClassDef, there: dict[str, ast.AST], seen: tuple[str, ...], folder: Path) -> _Members:
+    """Return the members of a class; its bases are looked for in `there`, and in the files of `folder`."""
     inside = list(ast.walk(node))
     attributes = [inner for inner in inside if isinstance(inner, ast.Attribute)]
     # Any method may give a value to further attributes.
@@ -99,14 +111,27 @@ def _of_class(node: ast.ClassDef, there: dict[str, ast.AST], seen: tuple[str, ..
     for base in node.bases:
         inner = base.value if isinstance(base, ast.Subscript) else base
         shown = ast.unparse(inner).rpartition(".")[2]
-        parent = there.get(shown) if isinstance(inner, ast.Name) and shown not in seen else None
+        parent, around = there.get(shown) if isinstance(inner, ast.Name) and shown not in seen else None, there
+        if isinstance(parent, ast.ImportFrom):
+            parent, around = _imported(parent, shown, folder)
         if isinstance(parent, ast.ClassDef):
-            inherited = _of_class(parent, there, (*seen, node.name))
+            inherited = _of_class(parent, around, (*seen, node.name), folder)
             names |= inherited.names
             complete = complete and inherited.complete
         else:
             complete = complete and shown in _HARMLESS
     return _Members(frozenset(names), complete)
+
+
+def _imported(node: ast.ImportFrom, name: str, folder: Path) -> tuple[ast.AST | None, dict[str, ast.AST]]:
+    """Return what a file of `folder` defines by a name that is imported from it, and all that it defines."""
+    names = {alias.asname or alias.name: alias.name for alias in node.names}
+    file = folder / f"{node.module}.py"
+    try:
+        there = defined(file) if file.is_file() else {}
+    except CodeError:
+        there = {}
+    return there.get(names[name]), there
 
 
 # ----------------------------------------------------------------------------------- Files and the names in them
@@ -155,9 +180,21 @@ def _unimportable(file: Path) -> str | None:
         if isinstance(node, ast.Import | ast.ImportFrom):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             for package in (module.partition(".")[0] for module in modules):
-                beside = (file.parent / package).is_dir() or (file.parent / f"{package}.py").is_file()
+                own = file.parent / f"{package}.py"
+                beside = (file.parent / package).is_dir() or own.is_file()
+                if own.is_file() and (fault := _unreadable(own)) is not None:
+                    return f"imports {own.name} {line}, which cannot be read as Python: {fault}"
                 if not beside and not _is_installed(package):
                     return f"needs the package `{package}` {line}, which is not installed here"
+    return None
+
+
+def _unreadable(file: Path) -> str | None:
+    """Return why a file is no Python; None if it is."""
+    try:
+        parse(file)
+    except CodeError as error:
+        return str(error)
     return None
 
 
@@ -346,7 +383,7 @@ def _check_arguments(spec: Spec, name: str, reward: Reward, signature: Function,
 
 def _check_playable(spec: Spec, name: str, reward: Reward, signature: Function, findings: Findings) -> None:
     """Report what a run would refuse once it has loaded the function; a decorated one may not be what it shows."""
-    known = {"in_runner", "group_only_for", "takes_at_most", "value_range"}
+    known = {"in_runner", "group_only_for", "takes_at_most", "value_range", "requires"}
     if not known.issuperset(signature.decorators):
         return
     takes = {parameter.name for parameter in signature.parameters}
@@ -401,6 +438,12 @@ def _check_values(spec: Spec, name: str, signature: Function, findings: Findings
             _, _, reason = error.message.partition("does not fit")
             message = f"`{signature.name}` takes {annotations[argument]} here{reason}"
             findings.problem(("rewards", name, "args", argument), message)
+            return
+    if not has_template(spec.rewards[name].args):
+        try:
+            require(signature.name, signature.requirements, {**signature.defaults(), **spec.rewards[name].args})
+        except TemplateError as error:
+            findings.problem(("rewards", name), error.message, at="key")
 
 
 def _check_roles(spec: Spec, path: NodePath, reward: Reward, signature: Function, findings: Findings) -> None:

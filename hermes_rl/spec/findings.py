@@ -1,11 +1,13 @@
-"""A list of problems and warnings, each at its place in the spec."""
+"""Problems and warnings at their places in the spec: a list of them, and errors of rows that name their place."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from hermes_rl.errors import Problem
+from hermes_rl.errors import Problem, SpecError, UserError
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.templates import TemplateError
@@ -44,3 +46,18 @@ class Findings:
     def result(self) -> tuple[list[Problem], list[Problem]]:
         """Problems and warnings in the order of their places."""
         return in_order(self._problems), in_order(self._warnings)
+
+
+@contextmanager
+def locating(spec: Spec, key: str, path: NodePath = ()) -> Iterator[None]:
+    """Let an error of the user's input that comes from a row name the row and the place in the spec, as `validate`
+    does. `path` is the place if the error has none."""
+    try:
+        yield
+    except SpecError:
+        raise
+    except TemplateError as error:
+        error.row = error.row or key
+        raise SpecError([spec.row_problem(error, path)]) from error.__cause__
+    except UserError as error:
+        raise SpecError([spec.row_problem(TemplateError(str(error), row=key), path)]) from error.__cause__

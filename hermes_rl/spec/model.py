@@ -32,12 +32,14 @@ from hermes_rl.spec.origin import line_mark, place
 from hermes_rl.spec.section import (
     EMPTY,
     EnvText,
+    FileText,
     Free,
     FreeMap,
     Late,
     Map,
     MayTemplate,
     Pair,
+    PathText,
     Seconds,
     Section,
     Seq,
@@ -75,8 +77,8 @@ FileMode = Annotated[int, BeforeValidator(_mode), PlainSerializer(lambda value: 
 class File(Section):
     """A file put into the sandbox: exactly one of content, from, base64."""
 
-    to: SystemText = Field(description="Path in the sandbox, relative to its working directory.")
-    content: str | None = Field(None, description="Text of the file.")
+    to: PathText = Field(description="Path in the sandbox, relative to its working directory.")
+    content: FileText | None = Field(None, description="Text of the file.")
     from_: SystemText | None = Field(
         None, alias="from", description="File or folder to copy, below the folder of the spec after symlinks."
     )
@@ -488,7 +490,7 @@ class SandboxSection(Section):
         description="Container image, or for docker a ./folder with a Dockerfile; for bubblewrap a folder or archive "
         "with a root file system.",
     )
-    workdir: SystemText | None = Field(None, description="Working directory in the sandbox; default: its home.")
+    workdir: PathText | None = Field(None, description="Working directory in the sandbox; default: its home.")
     env: Annotated[Mapping[SystemText, EnvText], AfterValidator(freeze), MayTemplate()] = Field(
         EMPTY, description="Environment variables of every command."
     )
@@ -531,7 +533,7 @@ class SandboxSection(Section):
 class Artifact(Section):
     """Something taken from the sandbox when the agent has ended: exactly one of path, command."""
 
-    path: SystemText | None = Field(None, description="File or folder in the sandbox.")
+    path: PathText | None = Field(None, description="File or folder in the sandbox.")
     command: SystemText | None = Field(None, description="Command whose standard output is kept.")
     lay: bool = Field(True, description="false: it is only kept; fresh sandboxes of rewards do not get it.")
 
@@ -1272,6 +1274,15 @@ class Spec(Section):
         row = f" (row {error.row})" if error.row else ""
         node = locate(self._tree, path)[2]
         return line_mark(node, error.line or 1, error.column).problem(f"{error.message}{row}")
+
+    def row_problem(self, error: "TemplateError", path: NodePath = ()) -> Problem:
+        """Return the problem of a value from a row, at the place that the error names, else at `path`."""
+        if error.where.startswith("/"):
+            return Problem(error.where, error.line or 1, 1, f"{error.message} (row {error.row})")
+        steps = [step for step in re.split(r"[.\[\]]", error.where) if step]
+        named: NodePath = tuple(int(step) if step.isdecimal() else step for step in steps)
+        inner = error.path if not error.where.endswith(".".join(map(str, error.path))) else ()
+        return self.template_problem((*named, *inner) or path, error)
 
     def folder_of(self, path: NodePath) -> Path:
         """Return the folder that a relative path written at `path` starts from."""

@@ -24,7 +24,8 @@ ENDINGS = {
     ".jsonl": "json", ".json": "json", ".ndjson": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow",
     ".txt": "text",
 }  # fmt: skip
-"""Endings of data files, also with `.gz` behind them, and the format that each means."""
+"""Endings of data files, also with one of `PACKED` behind them, and the format that each means."""
+PACKED = (".gz", ".bz2", ".xz")
 _HUB_NAME = re.compile(r"\w[\w.-]*(?:/[\w.-]+)?")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 _DATA_FILES = (("dataset", "data_files"), ("dataset", "fallback", "data_files"))
@@ -71,7 +72,8 @@ def leading_out(root: Node, folder: Path) -> Iterator[Problem]:
 
 def file_format(path: str) -> str | None:
     """Return the format that the ending of a file's name means."""
-    return ENDINGS.get(Path(path.removesuffix(".gz")).suffix.lower())
+    packed = next((ending for ending in PACKED if path.endswith(ending)), "")
+    return ENDINGS.get(Path(path.removesuffix(packed)).suffix.lower())
 
 
 def may_mean_hub(written: str) -> bool:

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from hermes_rl.spec.model import Reward, Spec
 
 
@@ -31,6 +34,19 @@ def unplayable(name: str, *, compares: bool, looks: bool, of_steps: bool, shares
             "compute what it needs in a reward of weight 0"
         )
     return None
+
+
+Requirement = tuple[str, str]
+"""What must be true of the arguments of a reward: an expression of templates, and a template of the problem."""
+
+
+def require(name: str, requirements: Sequence[Requirement], arguments: Mapping[str, Any]) -> None:
+    """Raise `TemplateError` if the arguments of the reward function `name`, defaults included, do not go together."""
+    from hermes_rl.spec.templates import TemplateError, evaluate, render_text
+
+    for condition, problem in requirements:
+        if not evaluate(condition, arguments):
+            raise TemplateError(f"{name}: {render_text(problem, arguments)}")
 
 
 def in_process(spec: Spec, reward: Reward, *, takes_state: bool, movable: bool) -> bool:

@@ -7,6 +7,7 @@ section says what its keys mean, and `hermes_rl.spec.rules` says which keys go t
 from __future__ import annotations
 
 import math
+import os
 import re
 import types
 from collections.abc import Callable, Mapping
@@ -246,6 +247,27 @@ def _for_system(value: str) -> str:
     return value
 
 
+def _encodable(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise wrong("the text holds half of a character, which no file can hold") from None
+    return value
+
+
+LONGEST_NAME, LONGEST_PATH = 255, 4095
+"""Bytes of a file's name and of a path, as Linux has them."""
+
+
+def _for_path(value: str) -> str:
+    if not value or value.isspace():
+        raise wrong("a path has at least one character")
+    sizes = [len(os.fsencode(name)) for name in value.split("/")]
+    if max(sizes) > LONGEST_NAME or sum(sizes) + len(sizes) > LONGEST_PATH:
+        raise wrong(f"the path is too long: a name has at most {LONGEST_NAME} bytes, a path {LONGEST_PATH}")
+    return value
+
+
 Late = Annotated[T, _BuiltLater()]
 Seq = Annotated[tuple[T, ...], Strict(False)]
 Map = Annotated[Mapping[str, T], AfterValidator(freeze)]
@@ -256,4 +278,6 @@ Size = Annotated[int, _parsed(parse_size)]
 Seconds = Annotated[float, _parsed(parse_duration)]
 SystemText = Annotated[str, AfterValidator(_for_system)]
 EnvText = Annotated[SystemText, BeforeValidator(_text)]
+FileText = Annotated[str, AfterValidator(_encodable)]
+PathText = Annotated[SystemText, AfterValidator(_for_path)]
 EMPTY: FrozenDict[str, Any] = FrozenDict()

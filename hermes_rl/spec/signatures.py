@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hermes_rl.spec.model import INJECTED
+from hermes_rl.spec.reward_rules import Requirement
 
 
 class Parameter(NamedTuple):
@@ -34,6 +35,12 @@ class Function(NamedTuple):
     parameters: tuple[Parameter, ...]
     open: bool
     decorators: Mapping[str, str | None] = MappingProxyType({})
+    requirements: tuple[Requirement, ...] = ()
+    """What `hermes_rl.scoring.value.requires` declares."""
+
+    def defaults(self) -> dict[str, Any]:
+        """Return the default of each argument that has one."""
+        return {each.name: each.default for each in self.arguments() if not each.required}
 
     def arguments(self) -> tuple[Parameter, ...]:
         """Return the parameters that a spec's `args` may give."""
@@ -107,7 +114,15 @@ def function(path: Path, name: str) -> Function | None:
     defaults = [*[None] * (len(names) - len(values)), *values]
     parameters = tuple(_parameter(*pair, helps) for pair in zip(names, defaults, strict=True))
     decorators = dict(map(_decorator, node.decorator_list))
-    return Function(name, text.partition("\n")[0], parameters, arguments.kwarg is not None, decorators)
+    requirements = tuple(each for decorator in node.decorator_list if (each := _requirement(decorator)) is not None)
+    return Function(name, text.partition("\n")[0], parameters, arguments.kwarg is not None, decorators, requirements)
+
+
+def _requirement(node: ast.expr) -> Requirement | None:
+    if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] != "requires":
+        return None
+    texts = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    return (texts[0], texts[1]) if len(texts) == 2 else None
 
 
 def _decorator(node: ast.expr) -> tuple[str, str | None]:

@@ -14,7 +14,6 @@ import json
 import shlex
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from functools import lru_cache
 from traceback import walk_tb
 from types import UnionType
@@ -264,9 +263,10 @@ S = TypeVar("S", bound=Section)
 
 
 class TemplateError(UserError):
-    """A template cannot be rendered for a row.
+    """A template cannot be rendered for a row, or what it gives cannot be used.
 
-    `line` counts from 1 inside the template's text; `path` leads from the rendered section to the value.
+    `where` is the place in the spec, such as ``rewards.tests.args``, or the file of the template; `line` counts from 1
+    inside the template's text; `path` leads from the rendered section to the value.
     """
 
     def __init__(
@@ -281,18 +281,7 @@ class TemplateError(UserError):
     ) -> None:
         place = ", ".join(part for part in (where, f"row {row}" if row else "") if part)
         super().__init__(f"{place}: {message}" if place else message)
-        self.message, self.row, self.line, self.column, self.path = message, row, line, column, path
-
-
-@contextmanager
-def naming_row(key: str) -> Iterator[None]:
-    """Let an error of the user's input that comes from a row, and does not name it, name it by its key."""
-    try:
-        yield
-    except UserError as error:
-        if isinstance(error, TemplateError) and error.row:
-            raise
-        raise UserError(f"row {key}: {error}") from error.__cause__
+        self.message, self.where, self.row, self.line, self.column, self.path = message, where, row, line, column, path
 
 
 def render(value: Any, row: Mapping[str, Any], *, where: str = "", key: str = "") -> Any:

@@ -386,7 +386,9 @@ class ToolContext:
 
     def restore(self) -> None:
         """Take away every file that was put in place, and bring back what was there before."""
-        runtime = self.runtime
+        runtime = find_runtime(self.task_id)
+        if runtime is None:  # released with all that was put in place
+            return
         if not runtime.staging.empty and not runtime.killed_by_agent:
             with suppress(KilledByAgentError):  # nothing is left to take away
                 self._on_sandbox(runtime.staging.restore)

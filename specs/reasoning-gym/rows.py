@@ -57,7 +57,10 @@ def score(result: Any, item: Any) -> float:
     from reasoning_gym.utils import extract_answer
 
     questions = dataset(item["dataset"], item["seed"])
-    return float(questions.score_answer(extract_answer(result.final_response), questions[item["index"]]))
+    try:
+        return float(questions.score_answer(extract_answer(result.final_response), questions[item["index"]]))
+    except (ValueError, TypeError, LookupError, ArithmeticError):  # some scorers cannot read what is no answer
+        return 0.0
 
 
 score.imports = ("reasoning_gym",)

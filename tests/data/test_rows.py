@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 import hermes_rl.data.rows as rows_module
+from hermes_rl.data import files
 from hermes_rl.data.check import check_spec
 from hermes_rl.data.files import read_files
 from hermes_rl.data.load import Split, load_rows
@@ -111,10 +114,40 @@ def test_json_lines_lists_and_single_objects(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text('[{"q": "c"},\n {"q": "d"}]')
     (tmp_path / "c.json").write_text('{\n "q": "e"\n}\n')
     (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(b'{"q": "f"}\n'))
-    spec = spec_of("  {path: json, data_files: [a.jsonl, b.json, c.json, '*.gz']}", tmp_path)
+    (tmp_path / "e.jsonl.bz2").write_bytes(bz2.compress(b'{"q": "g"}\n'))
+    (tmp_path / "f.jsonl.xz").write_bytes(lzma.compress(b'{"q": "h"}\n'))
+    spec = spec_of("  {path: json, data_files: [a.jsonl, b.json, c.json, '*.gz', '*.bz2', '*.xz']}", tmp_path)
     rows = [dict(row.columns) for row in load(spec)]
-    assert [row["q"] for row in rows] == list("abcdef")
+    assert [row["q"] for row in rows] == list("abcdefgh")
     assert rows[0] == {"q": "a", "z": None}
+    assert [row.columns["q"] for row in load(spec_of("  path: f.jsonl.xz\n", tmp_path))] == ["h"]
+
+
+@pytest.mark.parametrize(("ending", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)])
+def test_file_that_unpacks_to_many_times_its_size_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, pack: Callable[[bytes], bytes]
+) -> None:
+    monkeypatch.setattr(files, "LEAST_UNPACKED", 1 << 20)
+    (tmp_path / f"a.jsonl.{ending}").write_bytes(pack(b" " * (3 << 20)))
+    with pytest.raises(UserError, match=r"a\.jsonl\.\w+: unpacks to more than 1 MiB, 100 times its size"):
+        load(spec_of(f"  path: a.jsonl.{ending}\n", tmp_path))
+    (tmp_path / f"a.jsonl.{ending}").write_bytes(b"no archive")
+    with pytest.raises(UserError, match=r"a\.jsonl\.\w+: cannot be read"):
+        load(spec_of(f"  path: a.jsonl.{ending}\n", tmp_path))
+
+
+def test_pattern_that_looks_at_too_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST_ENTRIES", 20)
+    for number in range(4):
+        (tmp_path / f"{number}" / "deep").mkdir(parents=True)
+        for name in "abcdef":
+            (tmp_path / f"{number}" / "deep" / f"{name}.jsonl").write_text('{"q": "a"}\n')
+    assert len(list(load(spec_of("  path: json\n  data_files: '[01]/*/*.jsonl'\n", tmp_path)))) == 12
+    for pattern in ("**/*.jsonl", "*/*/*"):
+        with pytest.raises(UserError, match=r"looks at more than 20 files and folders below .*name the folder"):
+            load(spec_of(f"  path: json\n  data_files: '{pattern}'\n", tmp_path))
+    with pytest.raises(UserError, match="looks at more than 20 files"):
+        load(spec_of(f"  path: {tmp_path}\n", tmp_path))
 
 
 def test_files_are_named_by_path_alone(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.agent.result import AgentResult, ToolCall, Usage
-from hermes_rl.errors import RewardFailure, UserError
+from hermes_rl.errors import UserError
 from hermes_rl.scoring.reward_function import find_reward
 from hermes_rl.shipped import shipped_rewards
 from hermes_rl.spec.model import INJECTED
@@ -189,7 +189,7 @@ async def test_arguments_of_another_shape_are_the_users_mistake(name: str, args:
 
 
 async def test_an_argument_that_says_nothing_fails_the_reward() -> None:
-    with pytest.raises(RewardFailure):
+    with pytest.raises(UserError, match="the reference has no words"):
         await value("keyword_overlap", said("x"), reference="!")
 
 

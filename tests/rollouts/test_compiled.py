@@ -117,7 +117,7 @@ async def test_an_argument_of_a_row_that_does_not_fit_names_row_and_argument() -
         "dataset: {key: id, items: [{id: seven, c: [{name: take, parameters: {}}]}]}\nprompt: {user: go}\n"
         "rewards: {calls: {fn: tool_calls_match, args: {calls: '{{ c }}'}}}\nservers: {policy: {type: scripted}}\n"
     )
-    with pytest.raises(UserError, match=r"row seven: rewards\.calls\.args\.calls: .* no key `parameters` here"):
+    with pytest.raises(UserError, match=r"<text>:3:55: .* no key `parameters` here \(row seven\)"):
         await play(parse_spec(text), size=1)
 
 

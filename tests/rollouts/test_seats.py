@@ -65,6 +65,10 @@ async def duel(seats, row):
     return {"said": [first, *both], "pid": os.getpid()}
 
 
+async def black_first(seats):
+    await seats["black"].say()
+
+
 async def with_state(seats, state):
     state.said.append(await seats["white"].say("hello"))
 
@@ -239,6 +243,15 @@ async def test_a_function_that_names_the_state_runs_where_the_state_is(tmp_path:
     assert certify(group).exact and all(certify(part).exact for part in group.compared()), "its turn never came"
     with pytest.raises(UserError, match=r"which is in a process; .* `isolate: none`"):
         await played(tmp_path, state={"python": "code.py:Board", "isolate": "process"}, **parts)
+
+
+async def test_seat_that_code_asks_first_needs_a_user_message(tmp_path: Path) -> None:
+    question = "agents.black: the schedule lets this seat speak first, and it would be asked without a user message"
+    with pytest.raises(UserError, match=question):
+        await played(tmp_path, play={"fn": "code.py:black_first"})
+    agents = {"white": {}, "black": {"prompt": {"system": "You answer.", "user": "Begin."}}}
+    group = await played(tmp_path, play={"fn": "code.py:black_first"}, agents=agents)
+    assert said(group, "black") == ["2"]
 
 
 # ---------------------------------------------------------------------------------------- tools and sandboxes

@@ -560,7 +560,7 @@ async def test_another_row_has_other_tools(tmp_path: Path, apart: bool) -> None:
             "has no tool 'wiegh'; did you mean `weigh`",
         ),
         ({"state": "call", "schemas": {"file": "broken.json"}}, r"broken\.json cannot be read as JSON"),
-        (OF_ROW | {"schemas": "{{ [q] }}"}, "what `schemas` gives has to be a list of tools"),
+        (OF_ROW | {"schemas": "{{ [q] }}"}, "a tool is a mapping of `name`"),
     ],
 )
 async def test_tools_that_are_not_there_are_the_spec_s_mistake(

@@ -358,9 +358,12 @@ async def test_endless_generator_is_refused_by_name_where_all_rows_are_asked_for
     generated = "\n".join(line for line in SOUND.splitlines() if "items:" not in line)
     (tmp_path / "spec.yaml").write_text(generated.replace("dataset:", "dataset: {generator: rows.py:rows}"))
     spec = load_spec(tmp_path / "spec.yaml", demo=True)
-    with pytest.raises(UserError, match=r"dataset\.generator: .*rows\.py:rows has given 2000 rows .*--rows N"):
+    with pytest.raises(UserError, match=r"dataset\.generator: .*rows\.py:rows has given 2001 rows .*--rows N"):
         await examine(spec, rows="all")
     assert (await examine(spec, rows=2)).problems == []
+    monkeypatch.setattr("hermes_rl.data.load.ENDLESS_SECONDS", 0.0)
+    with pytest.raises(UserError, match=r"has given 1 rows in 0 s and not ended"):
+        await examine(spec, rows="all")
 
 
 async def test_a_reward_that_fails_on_a_blind_answer_is_a_problem(tmp_path: Path) -> None:
@@ -396,6 +399,8 @@ async def test_a_group_reward_compares_the_kinds(tmp_path: Path) -> None:
         tmp_path, SOUND.replace(RIGHT, pairs).replace("policy: {", "judge: {type: scripted}, policy: {")
     )
     assert report.scores["empty"] is not None
+    assert not any(each.check.startswith("gold_fails") for each in report.findings), "its own copies are as good"
+    assert report.failing == []
 
 
 @pytest.mark.parametrize("place", ["rollout", "fresh"])
@@ -493,3 +498,34 @@ async def test_machine_without_namespaces_is_refused_with_the_remedy(
     assert (await examined(tmp_path, SOUND)).problems == []
     with pytest.raises(UserError, match="max_user_namespaces=15000"):
         await examined(tmp_path, SOUND + "toolsets: [terminal]\n")
+
+
+async def test_refused_calls_leave_the_tools_that_a_user_names(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(CODE)
+    solution = "[{tools: [{name: ask, args: {}}]}, {say: One moment.}, {say: '{{ capital }}'}]"
+    text = SOUND.replace('[{say: "{{ capital }}"}]', solution)
+    more = "user: {says: [{say: 'Which is it?', tools: [ask]}]}\ntools: [{python: code.py:ask}]\n"
+    report = await examined(tmp_path, text + more)
+    assert report.blind["the solution's calls, each refused"]["mean"] == 0
+
+
+async def test_row_without_a_solution_is_a_warning_and_no_failure(tmp_path: Path) -> None:
+    turns = SOUND.replace('[{say: "{{ capital }}"}]', '\'{{ [{"say": capital}] if country != "Italy" else [] }}\'')
+    report = await examined(tmp_path, turns.replace("items:", "key: country\n  items:"))
+    assert report.problems == [] and report.failing == []
+    assert any("1 row of 3 have no solution" in warning and "row Italy" in warning for warning in report.warnings)
+
+
+async def test_guess_that_is_right_by_chance_does_not_pay(tmp_path: Path) -> None:
+    rows = ", ".join(f"{{country: Land{chr(97 + number)}, capital: '{number % 5}'}}" for number in range(10))
+    text = SOUND.replace(SOUND[SOUND.index("[{country") : SOUND.index("prompt:")], f"[{rows}]\n")
+    report = await examined(tmp_path, text)
+    assert not any("pays for an answer" in warning for warning in report.warnings), report.warnings
+
+
+async def test_rows_without_a_key_are_named_with_their_prompt(tmp_path: Path) -> None:
+    wrong = SOUND.replace('[{say: "{{ capital }}"}]', "[{say: '{{ country }}'}]")
+    report = await examined(tmp_path, wrong)
+    assert any("(What is the capital of Italy?)" in problem for problem in report.problems)
+    report = await examined(tmp_path, wrong.replace("items:", "key: country\n  items:"))
+    assert any("the solution of row Italy scores 0" in problem for problem in report.problems)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from hermes_rl.errors import RunError, UserError
+from hermes_rl.runs.opening import Launch, open_run
 from hermes_rl.servers.base import ServerConfig
-from hermes_rl.servers.exactness import engines, require_reachable
+from hermes_rl.servers.exactness import engines, require_address, require_reachable
 from hermes_rl.servers.transport import HttpAnswer, Transport, proxy_of, unversioned
+from hermes_rl.spec.load import parse_spec
 
 DEAD = "http://user:sk-secret@127.0.0.1:1/v1"
 
@@ -42,7 +45,7 @@ async def test_servers_that_are_not_there_are_named_without_credentials() -> Non
     assert "sk-secret" not in str(raised.value)
 
 
-async def test_address_without_a_version_is_refused_if_the_server_answers_with_one() -> None:
+async def test_address_without_a_version_is_refused_if_the_server_answers_with_one(tmp_path: Path) -> None:
     async def models(_: web.Request) -> web.Response:
         return web.json_response({"data": []})
 
@@ -56,6 +59,14 @@ async def test_address_without_a_version_is_refused_if_the_server_answers_with_o
         with pytest.raises(UserError, match=f"servers.judge.base_url: .* write base_url: {url}$"):
             await require_reachable("judge", [ServerConfig("openai", f"{root}/")])
         await require_reachable("policy", [ServerConfig("vllm", root)])  # which is asked from the root on
+        text = (
+            "dataset: {items: [{q: a}]}\nprompt: {user: a}\nrewards: {r: {fn: llm_judge, args: {rubric: a}}}\n"
+            f"servers: {{policy: {{type: scripted}}, judge: {{type: openai, base_url: '{root}', model: m}}}}\n"
+        )
+        with pytest.raises(UserError, match=f"servers.judge.base_url: .* write base_url: {url}$"):
+            async with open_run(parse_spec(text), Launch("process", out=tmp_path)):
+                pass
+    await require_address("judge", [ServerConfig("openai", root)])  # it may have a fallback
     assert str(refused.value) == (
         f"servers.policy.base_url: {root} has no list of models (status 404), and {url} has one: write base_url: {url}"
     )

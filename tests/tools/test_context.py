@@ -286,3 +286,7 @@ async def test_a_folder_of_this_machine_that_is_missing_is_no_doing_of_the_agent
     with pytest.raises(OSError, match="No such file") as raised:
         await asyncio.to_thread(ctx.upload, tmp_path / "d", "d")
     assert not isinstance(raised.value, AgentFault)
+
+
+def test_files_of_a_sandbox_that_was_released_need_not_be_taken_away() -> None:
+    ToolContext("released").restore()

@@ -1,0 +1,107 @@
+"""From a prompt of the spec and a row to the messages that a rollout begins with."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from hermes_rl.errors import UserError
+from hermes_rl.others_files import read_regular
+from hermes_rl.spec.argument_types import ChatMessages
+from hermes_rl.spec.model import Message as SpecMessage
+from hermes_rl.spec.model import Part, Prompt, TextFile
+from hermes_rl.spec.row_files import image_url
+from hermes_rl.spec.section import is_template, thaw
+from hermes_rl.spec.templates import coerce, render, render_text
+
+Message = dict[str, Any]
+
+
+class PromptRow(Protocol):
+    """What a prompt needs of a row."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def columns(self) -> Mapping[str, Any]: ...
+
+
+def messages_of(prompt: Prompt, row: PromptRow, folder: Path = Path(), where: str = "prompt") -> list[Message]:
+    """Return the messages, rendered for the row; relative paths of images begin in `folder`. Raises `TemplateError`
+    where a template does not work for this row or an image is none; `UserError` where a file of the prompt cannot be
+    read. `where` is the prompt's place in the spec."""
+    return _Rendering(row, folder).messages(prompt, where)
+
+
+def content_of(text: str | TextFile, row: PromptRow, where: str) -> str:
+    """One text of a spec, given there or in a file, rendered for the row."""
+    return str(_Rendering(row).content(text, where))
+
+
+class _Rendering:
+    """A row, and the place in the spec that an error is to name."""
+
+    def __init__(self, row: PromptRow, folder: Path = Path()) -> None:
+        self._row = row
+        self._folder = folder
+
+    def messages(self, prompt: Prompt, where: str) -> list[Message]:
+        place = f"{where}.messages"
+        if is_template(prompt.messages):
+            return self._checked(self._value(prompt.messages, place), place)
+        if prompt.messages is not None:
+            return self._checked([self._message(one, f"{place}[{i}]") for i, one in enumerate(prompt.messages)], place)
+        parts = (("system", prompt.system), ("user", prompt.user))
+        return [
+            {"role": role, "content": self.content(content, f"{where}.{role}")}
+            for role, content in parts
+            if content is not None
+        ]
+
+    def _checked(self, messages: Any, where: str) -> list[Message]:
+        checked: list[Message] = coerce(messages, ChatMessages, where=where, key=self._row.key)
+        return checked
+
+    def _message(self, message: SpecMessage, where: str) -> Message:
+        content = None if message.content is None else self.content(message.content, f"{where}.content")
+        written: Message = {"role": self._text(message.role, f"{where}.role"), "content": content}
+        for key in ("name", "reasoning_content", "tool_calls", "tool_call_id"):
+            value = getattr(message, key)
+            if value is not None:
+                written[key] = self._value(thaw(value), f"{where}.{key}")
+        return written
+
+    def content(self, content: str | TextFile | tuple[Part, ...], where: str) -> str | list[dict[str, Any]]:
+        if isinstance(content, TextFile):
+            return self._text(_read(content.file), content.file)
+        if isinstance(content, str):
+            return self._text(content, where)
+        parts = [self._part(part, f"{where}[{number}]") for number, part in enumerate(content)]
+        return [part for part in parts if part is not None]
+
+    def _part(self, part: Part, where: str) -> dict[str, Any] | None:
+        """Return a part as the chat API has it; None where the row has no image."""
+        if part.text is not None:
+            return {"type": "text", "text": self._text(part.text, where)}
+        where = f"{where}.{'image' if part.image_url is None else 'image_url'}"
+        value = self._value(thaw(part.image if part.image_url is None else part.image_url), where)
+        if value is None or value == "":
+            return None
+        return {"type": "image_url", "image_url": image_url(value, self._folder, where)}
+
+    def _text(self, template: str, where: str) -> str:
+        return render_text(template, self._row.columns, where=where, key=self._row.key)
+
+    def _value(self, template: Any, where: str) -> Any:
+        return render(template, self._row.columns, where=where, key=self._row.key)
+
+
+@functools.lru_cache(maxsize=64)
+def _read(path: str) -> str:
+    try:
+        return read_regular(Path(path)).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error

@@ -266,8 +266,8 @@ def load_plugins() -> None:
     TypeAdapter(int)
 
 
-for _called in (begin, call_function):
-    _called.prepare = load_plugins  # type: ignore[attr-defined]
+begin.prepare = load_plugins  # type: ignore[attr-defined]
+call_function.prepare = load_plugins  # type: ignore[attr-defined]
 
 
 def ask_state(member: str, args: dict[str, Any]) -> dict[str, str]:

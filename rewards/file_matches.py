@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hermes_rl import Score
 
-if TYPE_CHECKING:
-    from hermes_rl.spec.argument_types import FileText, PathText
 
-
-def file_matches(ctx: Any, *, path: PathText, content: FileText, exact: bool = False) -> Score:
+def file_matches(ctx: Any, *, path: str, content: str, exact: bool = False) -> Score:
     """1 if the file at `path` holds `content`, else 0.
 
     Args:

@@ -149,11 +149,11 @@ class RolloutRunner:
         self.replayed = 0
         """Rollouts that were played again, as infrastructure failed them."""
         self.refusals = 1
-        """Rows that have to be refused by a `UserError` while none was graded, until it is raised."""
+        """Groups that have to be refused by a `UserError` while none was graded, until it is raised."""
         self.same_refusals = 1
-        """The same, of rows that are refused in the same words."""
+        """The same, of groups that are refused in the same words."""
         self._refused: dict[str, set[str]] = {}
-        """Words of an error → the rows that were refused by it."""
+        """Words of an error, but for the row's key → the groups that were refused by it."""
         self._graded = False
         """Whether any rollout was graded, so that the user's input is right for one at least."""
         self._compared = False
@@ -363,10 +363,9 @@ class RolloutRunner:
         return rollout
 
     def _fail_alone(self, rollout: Rollout, error: UserError | DiedElsewhere) -> None:
-        """Let the error be this rollout's, where another one was graded or few rows have it; else raise it again."""
-        row = rollout.key.row.key
-        alike = self._refused.setdefault(str(error).replace(row, ""), set())
-        alike.add(row)
+        """Let the error be this rollout's, where another one was graded or few groups have it; else raise it again."""
+        alike = self._refused.setdefault(str(error).replace(rollout.key.row.key, ""), set())
+        alike.add(rollout.key.group)
         refused = len(set().union(*self._refused.values()))
         if not self._graded and (refused >= self.refusals or len(alike) >= self.same_refusals):
             raise error

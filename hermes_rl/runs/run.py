@@ -225,7 +225,7 @@ PASSED_BY = 256
 """Rows after which others have their turn: each takes some 10 µs, and all rows of an epoch may be passed by."""
 
 REFUSALS, SAME_REFUSALS = 16, 3
-"""Rows that are refused before any rollout was graded, in any and in the same words, from which on the run ends: the
+"""Groups that are refused before any rollout was graded, in any and in the same words, from which on the run ends: the
 spec is wrong, and not a row."""
 HOPELESS = 100_000
 """Rows in succession that are set aside, after which no other is waited for: a source may repeat the same for ever."""

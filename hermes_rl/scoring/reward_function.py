@@ -223,7 +223,7 @@ class RewardFunction:
 
 def _hints(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
     """Return the annotations that can be resolved; others that are imported for type checkers only are left out."""
-    from hermes_rl.spec.argument_types import ARGUMENT_TYPES
+    from hermes_rl.spec.argument_types import ARGUMENT_TYPES, BY_FUNCTION
 
     names = {**ARGUMENT_TYPES, **getattr(inspect.unwrap(function), "__globals__", {})}
     hints: dict[str, Any] = {}
@@ -232,7 +232,7 @@ def _hints(function: Callable[..., Any], parameters: Mapping[str, inspect.Parame
             holder = type("holder", (), {"__annotations__": {name: parameter.annotation}})
             with suppress(NameError, AttributeError, TypeError, SyntaxError):
                 hints |= typing.get_type_hints(holder, names, include_extras=True)
-    return hints
+    return hints | dict(BY_FUNCTION.get(getattr(function, "__name__", ""), {}))
 
 
 async def call_reward(

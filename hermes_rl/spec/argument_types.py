@@ -232,3 +232,6 @@ ARGUMENT_TYPES: Mapping[str, Any] = {
     "ReferencePart": ReferencePart,
 }
 """What annotations of shipped rewards may name besides Python's types."""
+BY_FUNCTION: Mapping[str, Mapping[str, Any]] = {"file_matches": {"path": PathText, "content": FileText}}
+"""Types of arguments of shipped rewards that do not name them: with another source, a run that was recorded with such a
+reward would not go on, as nobody has the sandbox any more into which it looks."""

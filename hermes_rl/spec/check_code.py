@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hermes_rl.shipped import published_rewards, shipped_rewards
+from hermes_rl.spec.argument_types import BY_FUNCTION
 from hermes_rl.spec.findings import Findings
 from hermes_rl.spec.hints import parameters_of_rewards
 from hermes_rl.spec.model import Reward, Spec
@@ -422,7 +423,8 @@ def argument_types(spec: Spec, name: str) -> dict[str, Any]:
     if signature is None or file is None:
         return {}
     types = {each.name: type_of(each.annotation, defined(file)) for each in signature.arguments()}
-    return {argument: kind for argument, kind in types.items() if kind is not None}
+    named = {argument: kind for argument, kind in types.items() if kind is not None}
+    return named | BY_FUNCTION.get(signature.name, {})
 
 
 def _check_values(spec: Spec, name: str, signature: Function, findings: Findings) -> None:

@@ -94,7 +94,7 @@ async def test_a_reward_that_evaluates_answers_reaches_nothing_outside(
     with socket.create_server(("127.0.0.1", 0)) as server:
         attacks = {
             f"open({str(place / 'code' / 'written')!r}, 'w') and 42": "OSError",
-            f"__import__('socket').create_connection({server.getsockname()!r}, 5) and 42": "ConnectionRefusedError",
+            f"__import__('socket').create_connection({server.getsockname()!r}, 5) and 42": "OSError",
             "__import__('os').environ['RUNNER_SECRET'] and 42": "KeyError",
             f"open({str(place / 'secret')!r}).read() and 42": "FileNotFoundError",
             "globals().update(right=lambda value: 1.0) or 1": None,

@@ -126,6 +126,10 @@ class LoopOptions:
 SHORTEST_DEADLINE, LONGEST_DEADLINE = 3600.0, 24 * 3600.0
 
 
+ROUNDS = 3
+"""How often a conversation, and its prompt alone, are asked again to find out which of them a server fails over."""
+
+
 class OverError(Exception):
     """A budget of the rollout leaves no room for another call, or the server refuses the conversation: it is over."""
 
@@ -371,38 +375,52 @@ class PolicyRecorder:
     async def _reply(self, request: ChatRequest, prompt: Sequence[Message] | None) -> ChatReply:
         """Return the server's reply. Where it fails over this conversation alone, who caused that is found out.
 
-        Servers answer what they cannot process with any status, and one that was down for a while answers again.
+        Servers answer what they cannot process with any status, and one that was down for a while, or fails now and
+        then, answers again: the policy's doing is what fails `ROUNDS` times while the prompt is answered each time.
         """
         try:
             reply: ChatReply = await self.server.chat(request)
         except ServerFailure as failure:
             if not failure.refused and (prompt is None or not failure.about_the_call):
                 raise
-            try:
-                await self._find_out(failure, request, prompt)
-            except OverError:
-                if failure.refused:
-                    raise
-                try:
-                    reply = await self.server.chat(request)
-                except ServerFailure as again:
-                    if again.about_the_call:
-                        raise OverError(Ending.REFUSED) from failure
-                    raise
-            else:
-                raise
+            return await self._asked_again(failure, request, prompt)
         return reply
 
-    async def _find_out(self, failure: ServerFailure, request: ChatRequest, prompt: Sequence[Message] | None) -> None:
-        """Raise an error that says what made the server refuse a request, where it answers another one.
+    async def _asked_again(
+        self, failure: ServerFailure, request: ChatRequest, prompt: Sequence[Message] | None
+    ) -> ChatReply:
+        """Return the reply to a request that failed, where it does not fail again; raises what made it fail."""
+        asked = 0
+        while True:
+            cause = await self._find_out(failure, request, prompt)
+            if cause is None:
+                raise failure
+            if failure.refused:
+                raise cause from failure
+            try:
+                reply: ChatReply = await self.server.chat(request)
+            except ServerFailure as again:
+                if not again.about_the_call:
+                    raise
+                asked += 1
+                if asked == ROUNDS:
+                    raise cause from failure
+            else:
+                return reply
+
+    async def _find_out(
+        self, failure: ServerFailure, request: ChatRequest, prompt: Sequence[Message] | None
+    ) -> OverError | RowFailure | None:
+        """Return an error that says what made the server refuse a request; None where it answers no other one.
 
         `prompt` is what the row gave of a conversation to which agents have added; None where they have added nothing.
         """
         if prompt is None:
             if not request.resent and await self._answers(replace(request, messages=[])):
-                raise RowFailure(f"the prompt of the row is refused: {failure.detail}") from failure
+                return RowFailure(f"the prompt of the row is refused: {failure.detail}")
         elif await self._answers(replace(request, messages=prompt, tools=None)):  # a program may have sent any tools
-            raise OverError(Ending.REFUSED) from failure
+            return OverError(Ending.REFUSED)
+        return None
 
     async def _answers(self, request: ChatRequest) -> bool:
         """Return True if the server, which refused a conversation, answers this one.

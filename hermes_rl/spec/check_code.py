@@ -424,7 +424,7 @@ def argument_types(spec: Spec, name: str) -> dict[str, Any]:
         return {}
     types = {each.name: type_of(each.annotation, defined(file)) for each in signature.arguments()}
     named = {argument: kind for argument, kind in types.items() if kind is not None}
-    return named | BY_FUNCTION.get(signature.name, {})
+    return named | dict(BY_FUNCTION.get(signature.name, {}))
 
 
 def _check_values(spec: Spec, name: str, signature: Function, findings: Findings) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.agent.loop import HermesAgentLoop
-from hermes_rl.agent.recorder import LoopOptions
+from hermes_rl.agent.recorder import ROUNDS, LoopOptions
 from hermes_rl.endings import Ending
 from hermes_rl.errors import RowFailure, SandboxFailure, ServerFailure
 from hermes_rl.sandbox.base import SandboxConfig
@@ -281,9 +281,10 @@ async def test_a_server_that_refuses_what_the_policy_said_and_not_the_prompt_end
     ("others", "ending"),
     [
         (
-            [says("x"), refused(500, "broken"), refused(500, "broken")],
+            [says("x"), refused(500, "broken"), refused(500, "broken")] * ROUNDS,
             Ending.REFUSED,
         ),  # over what the policy said alone
+        ([says("x"), *[refused(500, "broken")] * 2, says("x"), says("fine")], Ending.FINISHED),  # now and then
         ([says("x"), says("fine")], Ending.FINISHED),  # it was down for a while
         ([refused(500, "broken"), refused(500, "broken")], None),  # over everything
         ([refused(401, "no key")], None),

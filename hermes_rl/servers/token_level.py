@@ -40,7 +40,7 @@ LARGE = 20_000
 """Characters of what is rendered from which that is done in a thread."""
 RESENT = 1 << 16
 """Bytes of a program's request from which on what is known of it is looked for there too."""
-_PADDING = 4096
+PADDING = 4096
 """Ids behind the tokenizer's vocabulary that a model may have and sample: vocabularies are padded for the GPU, by 1,069
 ids in gpt-oss, and the tokenizer does not say how far."""
 _TAIL = 256
@@ -146,7 +146,7 @@ class TokenServer:
             renderer = await self.load()
             self._context = await self._source.context_length()
             vocabulary = renderer.tokenizer.vocabulary
-            self._largest = max(vocabulary.values()) + _PADDING
+            self._largest = max(vocabulary.values()) + PADDING
             if isinstance(self._source, SampledByFunction):
                 self._source.know(vocabulary[token] for token in renderer.tokenizer.control)
             self._renderer = renderer

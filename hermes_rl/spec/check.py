@@ -151,7 +151,8 @@ def _check_carried(
     own = spec.agents.get(str(path[1])) if path[0] == "agents" else None
     servers = spec.servers.get("policy" if own is None else own.server, ())
     for server in servers if is_template(messages) else ():
-        if (refused := refused_part(render(messages, row, key=key), server.kind.parts)) is not None:
+        sent = coerce(render(messages, row, key=key), ChatMessages)
+        if (refused := refused_part(sent, server.kind.parts)) is not None:
             failed.add(path)
             findings.problem(path, f"row {key}, {server.type}: {refused}")
             return

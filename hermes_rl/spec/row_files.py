@@ -11,6 +11,7 @@ import binascii
 import io
 import os
 import posixpath
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,18 +109,30 @@ def source_of(source: str, folder: Path, where: str) -> Path:
 
 def image_path(image: str, template: str, folder: Path, where: str) -> Path:
     """Return the path of the root file system of a sandbox. Raises `TemplateError` where a row has a part in it and it
-    lies outside of the folder in front of the template: the agent reads all of it."""
+    lies outside of the folder in front of the template, and of those that the template names: the agent reads it."""
     mark = TEMPLATE_MARK.search(template)
     if mark is not None:
-        literal = template[: mark.start()]
-        named = os.path.normpath(folder / literal[: literal.rfind("/") + 1])
-        if not Path(os.path.normpath(folder / image)).is_relative_to(named):
+        named = [_normal(folder / each) for each in _folders(template, mark.start())]
+        if not any(_normal(folder / image).is_relative_to(each) for each in named):
             raise TemplateError(
-                f"{image[:200]!r} lies outside of {named}: begin the template with the folder that has the images, as "
-                'in image: "/data/images/{{ image }}"',
+                f"{image[:200]!r} lies outside of {named[0]}: begin the template with the folder that has the images, "
+                'as in image: "/data/images/{{ image }}"',
                 where=where,
             )
     return folder / image
+
+
+def _normal(path: Path) -> Path:
+    """Return a path without `..`, and with one slash at its beginning."""
+    return Path("/", os.path.normpath(path).lstrip("/"))
+
+
+def _folders(template: str, start: int) -> list[str]:
+    """Return the folder in front of the first template, and those below / with which a text in a template begins."""
+    return [
+        template[: template.rfind("/", 0, start) + 1],
+        *re.findall(r"(?:['\"]|%\})(/[^'\"{/]+/(?:[^'\"{/]*/)*)", template),
+    ]
 
 
 def located_files(files: Any, folder: Path, where: str) -> Any:

@@ -46,7 +46,8 @@ async def evaluated(
     await model.start()
     policy = json.dumps({"type": "openai", "base_url": model.url, "model": "m"})
     data = json.dumps({"path": "json", "data_files": str(folder / "rows.jsonl"), "split": "train", "eval": "only"})
-    given = [f"servers.policy={policy}", f"dataset={data}", "sandbox.network=false", *sets]
+    given = [f"servers.policy={policy}", f"dataset={data}", "sandbox.network=false"]
+    given += [f"sandbox.image={{{{ '{folder}/' ~ docker_image.split('/')[-1] if docker_image else none }}}}", *sets]
     spec = load_spec("terminal-bench-2", overrides=parse_extra_args((), given))
     found, directory = await run_evaluate(
         spec, Launch("evaluate", out=folder / "run", progress=Progress(io.StringIO()))

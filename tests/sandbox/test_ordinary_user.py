@@ -24,7 +24,7 @@ name: images
 dataset: {items: [{image: ROOTFS}, {image: PACKED}], key: image, shuffle: 0, eval: only}
 prompt: {user: "Say where you are."}
 toolsets: {enabled: [terminal]}
-sandbox: {image: "{{ image }}", workdir: /testbed}
+sandbox: {image: "/{{ image }}", workdir: /testbed}
 artifacts: {here: {path: here}}
 rewards:
   right: {fn: "where.py:right"}

@@ -23,6 +23,7 @@ from hermes_rl.errors import ServerFailure
 from hermes_rl.servers.base import ChatRequest, ContextLengthExceeded, ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
+from hermes_rl.servers.token_level import PADDING
 from hermes_rl.servers.transport import RetryPolicy
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
@@ -33,7 +34,7 @@ from tests.test_boundary import CHAT, GENERATED, SAMPLED, python_json, spoiled
 from tests.thorough import THOROUGH
 
 DRAWS = 2000 if THOROUGH else 60
-LARGEST = max(load_tokenizer().vocabulary.values())
+LARGEST = max(load_tokenizer().vocabulary.values()) + PADDING
 MOST = 8
 """Tokens that are asked for."""
 HI = [{"role": "user", "content": "hi"}]

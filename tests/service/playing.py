@@ -14,7 +14,7 @@ from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.api.summing import END, TEXT, write
 from tests.servers.token_policy import TokenPolicy
 from tests.service.served import Served, spec_in
-from tests.waiting import until
+from tests.waiting import BOUND, until
 
 
 def policy(wrong: float = 0.0) -> TokenPolicy:
@@ -47,6 +47,6 @@ async def served_in(folder: Path, rows: int, *options: str, more: str = "") -> S
     return await asyncio.to_thread(Served, spec_in(folder, many(rows) + more), *options)
 
 
-async def holds(condition: Callable[[], bool]) -> None:
+async def holds(condition: Callable[[], bool], seconds: float = BOUND) -> None:
     """Wait until a condition that blocks is true, while the policy goes on."""
-    await until(lambda: asyncio.to_thread(condition))
+    await until(lambda: asyncio.to_thread(condition), seconds)

@@ -364,11 +364,12 @@ class RolloutRunner:
 
     def _fail_alone(self, rollout: Rollout, error: UserError | DiedElsewhere) -> None:
         """Let the error be this rollout's, where another one was graded or few groups have it; else raise it again."""
-        alike = self._refused.setdefault(str(error).replace(rollout.key.row.key, ""), set())
-        alike.add(rollout.key.group)
-        refused = len(set().union(*self._refused.values()))
-        if not self._graded and (refused >= self.refusals or len(alike) >= self.same_refusals):
-            raise error
+        if not self._graded:
+            alike = self._refused.setdefault(str(error).replace(rollout.key.row.key, ""), set())
+            alike.add(rollout.key.group)
+            refused = len(set().union(*self._refused.values()))
+            if refused >= self.refusals or len(alike) >= self.same_refusals:
+                raise error
         log.error("rollout %s: %s", rollout.id, error)
         rollout.worker_died = isinstance(error, DiedElsewhere)
         begun = Ending.SANDBOX_FAILURE if rollout.worker_died else Ending.ROW_FAILURE

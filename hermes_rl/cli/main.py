@@ -55,10 +55,17 @@ def _interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(unraisable)
         return
     import signal
-    from threading import Timer, get_ident
+    from threading import Lock, Thread, get_ident
 
-    # Not from here: what a hook raises is swallowed too.
-    Timer(0.01, signal.pthread_kill, (get_ident(), signal.SIGINT)).start()
+    main_thread, left = get_ident(), Lock()
+
+    def interrupt() -> None:
+        left.acquire()  # what is raised within this hook would be swallowed too
+        signal.pthread_kill(main_thread, signal.SIGINT)
+
+    left.acquire()
+    Thread(target=interrupt, daemon=True).start()
+    left.release()
 
 
 def status(arguments: list[str] | None = None) -> int:

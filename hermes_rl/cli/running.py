@@ -181,18 +181,20 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
         assert task is not None
         ending = False
 
-        def end() -> None:
+        def end(number: int, frame: object) -> None:
             nonlocal ending
+            if loop.is_closed():
+                raise KeyboardInterrupt
             if ending:
                 restore_terminal()
                 sys.stderr.write("interrupted again; what is complete is kept\n")
                 sys.stderr.flush()
                 os._exit(INTERRUPTED)
             ending = True
-            task.cancel()
+            loop.call_soon_threadsafe(task.cancel)
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, end)
+            signal.signal(number, end)  # the loop's own handlers go when it closes, before the last words
         return await work
 
     try:

@@ -160,7 +160,11 @@ async def connected(
             _restore_sigterm_handler()
             yield RayConnection(ray, [opening.spec for opening in openings], address, folders, note)
         finally:
-            await in_it(ray.shutdown)
+            ending = in_it(ray.shutdown)
+            while not ending.done():  # Ray removes all handlers of SIGTERM, seconds before its processes have ended
+                await asyncio.wait([ending], timeout=0.01)
+                _restore_sigterm_handler()
+            await ending
             thread.shutdown(wait=False)
 
 

@@ -515,14 +515,16 @@ def addresses_in(pid: int) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_sigterm_ends_a_run_in_words(tmp_path: Path, number: int) -> None:
-    write(tmp_path, command="sleep 60" if number == 1 else "trap '' TERM; sleep 60")
+@pytest.mark.parametrize("gaps", [[], [0.2], [0.6], [1.2]])
+def test_sigterm_ends_a_run_in_words(tmp_path: Path, gaps: list[float]) -> None:
+    """A further signal, some seconds after the first, may find the run waiting for Ray's own processes to end."""
+    write(tmp_path, command="trap '' TERM; sleep 60" if gaps else "sleep 60")
     with started(tmp_path, "process", "--out", "run", "--ray", "--workers", "1") as run:
         until(lambda: "workers: 1" in said(tmp_path) and bool(sleepers("60")), 90)
-        for _ in range(number):
+        run.send_signal(signal.SIGTERM)
+        for gap in gaps:
+            time.sleep(gap)
             run.send_signal(signal.SIGTERM)
-            time.sleep(0.2)
         assert run.wait(60) == 130, said(tmp_path)
     assert "interrupted" in said(tmp_path)
     assert "SIGTERM" not in said(tmp_path) and "Traceback" not in said(tmp_path), said(tmp_path)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-BOUND = 30.0
+BOUND = 60.0
 """Seconds until a wait fails. A test that passes does not wait for them."""
 PAUSE = 0.01
 """Seconds between two looks."""

@@ -88,7 +88,7 @@ def rows_of(batches: list[list[dict[str, Any]]]) -> list[tuple[str, int]]:
 
 
 async def received(batches: list[Any], count: int) -> None:
-    await until(lambda: len(batches) >= count, seconds=60)
+    await until(lambda: len(batches) >= count, seconds=300)
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from tests.cli.test_run import lines as lines_of
 from tests.commands import LIBRARIES, Command, environment, hermes
 from tests.runs.faulty_model import FaultyModel
 from tests.runs.processes import alive, workers_of
+from tests.waiting import until_blocking as until
 
 SPEC = """
 name: played-by-workers
@@ -294,14 +295,6 @@ def sleepers(word: str) -> list[int]:
     return found
 
 
-def until(true: Any, seconds: float = 45.0, folder: Path | None = None) -> None:
-    """Wait until something is true; a failure shows what the command in the folder has said."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen" if folder is None else said(folder)
-        time.sleep(0.02)
-
-
 def played(folder: Path) -> int:
     path = folder / "run" / "rollouts.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
@@ -504,7 +497,7 @@ def test_fifty_kills_of_workers_and_of_the_run_lose_nothing(tmp_path: Path) -> N
                 os.kill(run.pid if last else random.choice(found), signal.SIGKILL)
                 died += not last
                 if not last:
-                    until(lambda died=died: deaths_told(tmp_path) >= died, folder=tmp_path)
+                    until(lambda died=died: deaths_told(tmp_path) >= died)
             run.wait()
     until(lambda: not any(map(alive, seen)) and not sleepers(mark))
     total = len(groups(tmp_path / "run")) + 3

@@ -164,7 +164,7 @@ class Worker:
             theirs.close()
             os.close(output)
         os.set_blocking(self.output, False)
-        self.inbox = Inbox()
+        self.inbox, self.clock = Inbox(), _Clock(self.pid)
         self.calls = self.objects = 0
         """How many it was given; each has a number that no other of this process has."""
         self._sending, self._ending = threading.Lock(), threading.Lock()
@@ -236,6 +236,7 @@ class Worker:
             with _Watch(self, served, timeout, secret.hex()) as watch:
                 if len(message) > LONG:
                     await in_thread(partial(self.send, CALL, message))
+                    self.clock.begin()  # until now it has waited for this process
                 else:
                     self.send(CALL, message)
                 reply = await watch.answer
@@ -306,6 +307,7 @@ class _Watchtower:
         now = asyncio.get_running_loop().time()
         if now < self._due:
             return  # this timer was set before one that came earlier
+        self._hear()  # on a busy machine this loop is late, and what it has not heard yet is no delay of theirs
         self._due = math.inf
         for watch in tuple(self._watches.values()):
             if watch.due <= now:
@@ -321,7 +323,8 @@ class _Watch:
         self._number, self._secret = worker.calls, secret
         self._loop = asyncio.get_running_loop()
         self._tower = _Watchtower.here()
-        self._printed, self._clock = _Printed(worker.output), _Clock(worker.pid)
+        self._printed, self._clock = _Printed(worker.output), worker.clock
+        self._clock.begin()
         self._over = self.long = False
         """`long`: whether it has sent a long message, so that its reply may take long to read."""
         self.answer: asyncio.Future[Reply] = self._loop.create_future()
@@ -391,6 +394,9 @@ class _Watch:
                 self.answer.set_result(message)
 
     def look(self) -> None:
+        if self.answer.done():
+            self.due = math.inf
+            return
         self._printed.read()
         if self._clock.used() > self._timeout:
             self._worker.end(f"did not return within {self._timeout:g} s")
@@ -414,37 +420,31 @@ class _Watch:
 
 
 class _Clock:
-    """The time that a process has used: while it computes its processor time, while it waits the time that passes.
+    """The time that calls of a process have used: that which passes, but for what it spends waiting for a core.
 
     Time in which it is ready to compute and others do is not its own: it is not late because the machine is busy.
     """
 
     def __init__(self, pid: int) -> None:
-        self._stat = f"/proc/{pid}/stat"
-        self._looked = time.monotonic()
-        self._computed: float | None = None
-        self.seconds = 0.0
-        """What was used at the last look."""
+        self._file = f"/proc/{pid}/schedstat"
+        self._looked = self._waited = self.seconds = 0.0
+        """When it was looked at, seconds that it had waited for a core by then, and those that the call has used."""
+
+    def begin(self) -> None:
+        """Begin a call. What it waits for a core is read at the first look, as most calls end before that."""
+        self._looked, self.seconds = time.monotonic(), 0.0
 
     def used(self) -> float:
         """Look, and return seconds."""
-        now = time.monotonic()
-        passed = now - self._looked
+        now, waited = time.monotonic(), self._waited
         try:
-            with open(self._stat, "rb") as file:  # noqa: PTH123 - cheaper than a Path
-                fields = file.read().rpartition(b")")[2].split()
-        except OSError:
-            return self.seconds
-        computed = (int(fields[11]) + int(fields[12])) / _TICKS
-        if fields[0] == b"R" and self._computed is not None:
-            self.seconds += min(passed, computed - self._computed)
-        else:
-            self.seconds += passed
-        self._looked, self._computed = now, computed
+            with open(self._file, "rb") as file:  # noqa: PTH123 - cheaper than a Path
+                waited = int(file.read().split()[1]) / 1e9
+        except (OSError, IndexError):
+            pass  # it has ended, or this system does not tell: then all of the time is its own
+        self.seconds += max(0.0, now - self._looked - (waited - self._waited))
+        self._looked, self._waited = now, waited
         return self.seconds
-
-
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class _Printed:

@@ -205,8 +205,8 @@ class _Read:
         graded = [rollout for rollout in counting if rollout.score is not None]
         count = sum(rollout.state != RolloutState.LEFT_OUT for rollout in counting)
         costs = [rollout.cost for rollout in record.rollouts if rollout.cost is not None]
-        success, size = success_of(spec), int((spec.get("evaluate") or {}).get("rollouts", 1))
-        shares = [mean([score >= success for score in row]) for row in scores.values() if len(row) == size]
+        success = success_of(spec)
+        shares = [mean([score >= success for score in row]) for row in scores.values() if row]
         cell = Cell(
             spec=run.spec,
             path=str(run.path),

@@ -137,25 +137,39 @@ def _logprobs(sequence: TokenSequence, span: SampledSpan) -> array[float]:
 
 
 # ---------------------------------------------------------------- From credit per turn to an advantage per token
-# A token's advantage is that of its rollout in the group, and on top what its turn did better or worse than the turns
-# of this rollout on average; both in units of the group's spread. Summed over the turns the second part is zero, so
-# credit moves weight within a rollout and never between rollouts.
+# A token's advantage is that of its rollout in the group, in units of the group's standard deviation, as in GRPO (Shao
+# et al., 2024), and on top what its turn did better or worse than the turns of this rollout on average. The unit of the
+# second part is the standard deviation of these differences over the group, or that of the scores where it is larger:
+# so it is never larger than the root of the number of turns, however close the scores are. Summed over the turns of a
+# rollout it is zero: credit moves weight within a rollout and never between rollouts. Gates and the clamp act on scores
+# and not on credit.
 
 
 def turn_advantages(group: Group) -> list[list[float]] | None:
     """One advantage per turn of each rollout; None where no reward gives credit to turns."""
     if not any(rollout.credit for rollout in group.rollouts):
         return None
+    credit_of = [rollout.credit or (0.0,) * rollout.turns for rollout in group.rollouts]
+    differences = [[turn - fmean(credit) for turn in credit] for credit in credit_of]
     scores = group.scores
-    mean, spread = fmean(scores), pstdev(scores)
-    if spread < LEAST_SPREAD:
-        spread = max((pstdev(rollout.credit) for rollout in group.rollouts if rollout.credit), default=0.0) or 1.0
-    advantages = []
-    for rollout, score in zip(group.rollouts, scores, strict=True):
-        credit = rollout.credit or (0.0,) * rollout.turns
-        average = fmean(credit) if credit else 0.0
-        advantages.append([(score - mean + turn - average) / spread for turn in credit])
-    return advantages
+    within = max(_spread([turn for own in differences for turn in own]), _spread(scores))
+    return [
+        [between + (turn / within if within else 0.0) for turn in own]
+        for between, own in zip(_standardised(scores), differences, strict=True)
+    ]
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Return the standard deviation of a population; exactly 0 where all values are equal."""
+    return pstdev(values) if values and min(values) < max(values) else 0.0
+
+
+def _standardised(scores: Sequence[float], unit: float | None = None) -> list[float]:
+    """Return the scores less their mean, in a unit, by default their standard deviation; 0 where all are equal."""
+    if not _spread(scores):
+        return [0.0] * len(scores)
+    mean, unit = fmean(scores), unit or _spread(scores)
+    return [(score - mean) / unit for score in scores]
 
 
 def of_turns(spans: Iterable[SampledSpan], per_turn: Sequence[float], length: int) -> list[float]:
@@ -234,8 +248,6 @@ def _weights(sequence: TokenSequence, ledger: Sequence[LedgerEntry]) -> tuple[in
 
 Normalise = Literal["std", "mean", "none"]
 """How scores become advantages."""
-LEAST_SPREAD = 1e-6
-"""Scores that differ by less are equal."""
 
 
 class RolloutState(StrEnum):
@@ -614,12 +626,10 @@ class Group:
         if normalise not in get_args(Normalise):
             raise UserError(f"normalise is {', '.join(get_args(Normalise))}, not {normalise!r}")
         scores = self.scores
-        mean = fmean(scores) if scores and normalise != "none" else 0.0
-        spread = pstdev(scores) if scores and normalise == "std" else 1.0
-        return [
-            None if rollout.score is None else (rollout.score - mean) / max(spread, LEAST_SPREAD)
-            for rollout in self.rollouts
-        ]
+        compared = scores if normalise == "none" else _standardised(scores, None if normalise == "std" else 1.0)
+        counted = iter(compared)
+        own = [None if score is None else next(counted) for score in self.baseline]
+        return [None if rollout.score is None else value for rollout, value in zip(self.rollouts, own, strict=True)]
 
     def turn_advantages(self) -> list[list[float]] | None:
         """One advantage per turn of each rollout, as Atropos gets them; None where no reward gives credit to turns.

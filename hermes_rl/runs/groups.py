@@ -314,7 +314,7 @@ def _token_layers(group: Group) -> list[dict[str, Any]]:
     """Return the token fields of each layer; one layer without tokens where those of any rollout are not known."""
     known = [rollout.sequences for rollout in group.rollouts if not _lost(rollout)]
     if None in known or not any(known):
-        overrides = _overrides([(rollout, _lost(rollout)) for rollout in group.rollouts])
+        overrides = _overrides([(rollout, rollout.masked or _lost(rollout)) for rollout in group.rollouts])
         empty = {"tokens": None, "masks": None, "inference_logprobs": [], "advantages": None, "overrides": overrides}
         return [{**empty, **_UNTAUGHT}]
     turns = turn_advantages(group)
@@ -364,8 +364,8 @@ def _taught(rollouts: Sequence[Rollout], number: int) -> Mapping[str, list[Any] 
 
 
 def _overrides(entries: Sequence[tuple[Rollout, bool]]) -> list[dict[str, Any]] | None:
-    """Return what the trainer is told of each entry, (rollout, it is a filler); None where there is nothing to tell."""
-    each = [{**rollout.overrides, **(FILLER_OVERRIDE if filler else {})} for rollout, filler in entries]
+    """Return what the trainer is told of each entry, (rollout, it teaches nothing); None where there is nothing."""
+    each = [{**rollout.overrides, **(FILLER_OVERRIDE if untaught else {})} for rollout, untaught in entries]
     return each if any(each) else None
 
 

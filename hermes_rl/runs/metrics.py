@@ -16,7 +16,16 @@ from typing import Any
 from hermes_rl.agent.result import Usage
 from hermes_rl.endings import Ending
 from hermes_rl.rollouts.rollout import RolloutState, cost_of
-from hermes_rl.runs.statistics import bounds, clustered_stderr, ks, mean, pass_at_k, pass_hat_k, share_interval
+from hermes_rl.runs.statistics import (
+    bounds,
+    clustered_stderr,
+    interval,
+    ks,
+    mean,
+    pass_at_k,
+    pass_hat_k,
+    share_interval,
+)
 from hermes_rl.scoring.value import RewardValue, reward_of
 
 
@@ -66,6 +75,8 @@ class Played:
 
 COUNT = "eval/reward_count/"
 """Begins the metric that says over how many rollouts a mean is, where not all graded ones have the value."""
+COUNT_PASS = "eval/pass_count/"
+"""Begins the metric that says over how many rows pass@k and pass^k are, where not all have k graded rollouts."""
 Row = Sequence[Played]
 """All rollouts of one row."""
 
@@ -90,16 +101,17 @@ def metrics_of(
     """All metrics; means are over graded rollouts, `eval/ungraded` says how many there were not.
 
     Where some were not graded, `eval/mean_reward_lower` and `_upper` bound the mean that grading them could give.
-    pass@k and pass^k are means over the rows all of whose rollouts were graded.
+    pass@k and pass^k are means over the rows with at least k graded rollouts; where some rows have fewer, `COUNT_PASS`
+    says how many these are.
     """
     played = [rollout for row in rows for rollout in row]
     rollouts = [rollout for rollout in played if not rollout.left_out]
     graded = [rollout for rollout in rollouts if rollout.score is not None]
     clusters = [scores_of(row) for row in rows]
     scores = [score for cluster in clusters for score in cluster]
-    low, high = bounds(scores, len(rollouts) - len(graded), span)
+    low, high = bounds(scores, len(rollouts) - len(graded), span) if rollouts else (None, None)
     metrics: dict[str, float | None] = {
-        "eval/mean_reward": mean(scores),
+        "eval/mean_reward": mean(scores) if scores else None,
         "eval/mean_reward_stderr": clustered_stderr(clusters),
         "eval/mean_reward_lower": low,
         "eval/mean_reward_upper": high,
@@ -172,18 +184,23 @@ bounds `/low` and `/high` of its 95 % interval."""
 def ratings(rows: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
     """Return the rating of the first seat against each role that has played another seat, where there are several.
 
-    A score, from 0 to 1, is the share of a win. The interval is Wilson's, with the share that makes 400 points ten to
-    one; it ends at 1,200, where a sample shows no more.
+    A score, from 0 to 1, is the share of a win. The interval of that share is over rows (`statistics.interval`), and a
+    share makes 400 points ten to one; it ends at 1,200, where a sample shows no more.
     """
-    scores: dict[str, list[float]] = {}
-    for line in (line for row in rows for line in row if line["score"] is not None):
-        for other in line.get("others", ()):
-            if other["seat"]["role"] != line["seat"]["role"]:
-                scores.setdefault(other["seat"]["role"], []).append(min(max(line["score"], 0.0), 1.0))
+    scores: dict[str, list[list[float]]] = {}
+    for row in rows:
+        own: dict[str, list[float]] = {}
+        for line in (line for line in row if line["score"] is not None):
+            for other in line.get("others", ()):
+                if other["seat"]["role"] != line["seat"]["role"]:
+                    own.setdefault(other["seat"]["role"], []).append(min(max(line["score"], 0.0), 1.0))
+        for role, shares in own.items():
+            scores.setdefault(role, []).append(shares)
     rated: dict[str, float] = {}
-    for role, own in scores.items() if len(scores) > 1 else ():
-        low, high = share_interval(fmean(own), len(own))
-        for end, share in (("", fmean(own)), ("/low", low), ("/high", high)):
+    for role, clusters in scores.items() if len(scores) > 1 else ():
+        won = fmean(share for cluster in clusters for share in cluster)
+        low, high = interval(clusters) or share_interval(won, len(clusters))
+        for end, share in (("", won), ("/low", low), ("/high", high)):
             share = min(max(share, 0.001), 0.999)
             rated[f"{RATING}{role}{end}"] = 400 * log10(share / (1 - share))
     return rated
@@ -194,14 +211,15 @@ def scores_of(row: Row) -> list[float]:
 
 
 def _passes(clusters: Sequence[Sequence[float]], size: int, success: float) -> dict[str, float]:
-    whole = [scores for scores in clusters if len(scores) == size]
-    if not whole:
-        return {}
-    wins = [sum(score >= success for score in scores) for scores in whole]
+    wins = [(len(scores), sum(score >= success for score in scores)) for scores in clusters]
     metrics = {}
     for k in ks(size):
-        metrics[f"eval/pass@{k}"] = mean([pass_at_k(size, won, k) for won in wins])
-        metrics[f"eval/pass^{k}"] = mean([pass_hat_k(size, won, k) for won in wins])
+        enough = [(graded, won) for graded, won in wins if graded >= k]
+        if enough:
+            metrics[f"eval/pass@{k}"] = mean([pass_at_k(graded, won, k) for graded, won in enough])
+            metrics[f"eval/pass^{k}"] = mean([pass_hat_k(graded, won, k) for graded, won in enough])
+        if len(enough) < len(wins):
+            metrics[f"{COUNT_PASS}{k}"] = float(len(enough))
     return metrics
 
 

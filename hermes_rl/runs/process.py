@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hermes_rl.errors import RunError
-from hermes_rl.rollouts.rollout import Group
+from hermes_rl.rollouts.rollout import Group, RolloutState
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.groups import GroupsFile, write_format
 from hermes_rl.runs.opening import Launch, open_run
@@ -59,7 +59,9 @@ class ProcessSummary:
         self.written += 1
         if (proof := group.certificate) is not None:
             self.exact += proof.exact
-            self.sampled, self.trained = self.sampled + proof.sampled, self.trained + proof.trained
+            masked = [one for one in group.rollouts if one.masked and one.state is not RolloutState.LOST]
+            left_out = sum(sequence.trained_length for one in masked for sequence in one.sequences or ())
+            self.sampled, self.trained = self.sampled + proof.sampled, self.trained + proof.trained - left_out
 
 
 async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDirectory]:

@@ -8,10 +8,11 @@ wherever it is shown.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from statistics import fmean
+from statistics import fmean, variance
 
 CONFIDENCE = 0.95
 """Of every interval."""
@@ -41,33 +42,43 @@ def clustered_stderr(clusters: Sequence[Sequence[float]]) -> float | None:
 
 
 def interval(clusters: Sequence[Sequence[float]]) -> tuple[float, float] | None:
-    """Return where the true mean lies in 95 of 100 cases by Student's t, clusters (rows) being independent.
+    """Return where the true mean lies in 95 of 100 cases, clusters (rows) being independent; None with fewer than two.
 
-    Rows that are all alike say nothing about how much others differ: then there is no interval. Scores that all lie
-    between 0 and 1 are on that scale, and so is their mean.
+    Scores between 0 and 1 have Wilson's interval of a share, for as many independent values as would have this mean and
+    the clustered error (Korn and Graubard, 1998), with Student's quantile: Student's own covers far less near the ends
+    of the scale. Where all rows are alike, it reaches as far as the most rows of another kind that may have been missed
+    (see `paired`). Scores on another scale have Student's interval, and none where all rows are alike.
     """
-    error = clustered_stderr(clusters)
+    filled = [cluster for cluster in clusters if cluster]
+    error, count = clustered_stderr(filled), len(filled)
     if error is None:
         return None
-    values = [value for cluster in clusters for value in cluster]
-    centre = mean(values)
-    if error <= 1e-9 * max(1.0, abs(centre)):
-        return None
-    half = t_quantile(0.5 + CONFIDENCE / 2, sum(map(bool, clusters)) - 1) * error
-    low, high = centre - half, centre + half
-    on_scale = UNIT[0] <= min(values) and max(values) <= UNIT[1]
-    return (max(low, UNIT[0]), min(high, UNIT[1])) if on_scale else (low, high)
+    values = [value for cluster in filled for value in cluster]
+    centre, on_scale = mean(values), UNIT[0] <= min(values) and max(values) <= UNIT[1]
+    alike = error <= 1e-9 * max(1.0, abs(centre))
+    if alike:
+        missed = _missed(count)
+        return (centre * (1.0 - missed), centre + missed * (1.0 - centre)) if on_scale else None
+    t = t_quantile(0.5 + CONFIDENCE / 2, count - 1)
+    if on_scale:
+        return share_interval(centre, centre * (1.0 - centre) / error**2, t)
+    return centre - t * error, centre + t * error
 
 
 @lru_cache(maxsize=256)
-def share_interval(share: float, count: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share of so many, at least one, after Wilson."""
-    z = 1.96
+def share_interval(share: float, count: float, z: float = 1.96) -> tuple[float, float]:
+    """Return the interval of a share of so many, more than none, after Wilson (1927); by default that of 95 %."""
     middle = share + z * z / (2 * count)
     width = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     return (middle - width) / (1 + z * z / count), (middle + width) / (1 + z * z / count)
 
 
+def _missed(count: int, confidence: float = CONFIDENCE) -> float:
+    """Return the chance that another kind has at most, of which none was among so many (Clopper and Pearson, 1934)."""
+    return 1.0 - math.pow((1.0 - confidence) / 2, 1 / count)
+
+
+@lru_cache(maxsize=256)
 def t_quantile(probability: float, degrees: int) -> float:
     """Return the quantile of Student's t distribution for a probability of at least one half, by bisection."""
     if not 0.5 <= probability < 1.0 or degrees < 1:
@@ -190,10 +201,13 @@ def paired(
 ) -> Difference | None:
     """Return the difference of a quantity; None where no row has it in both runs.
 
-    The error is the jackknife's over families of rows: how much the difference changes when one of them is left out
-    (Efron and Stein, 1981). With families of one row each it is that of the mean of the rows' differences.
+    The interval holds both of two. One is over families of rows, by the jackknife: how much the difference changes when
+    one of them is left out (Efron and Stein, 1981); with families of one row each its error is that of the mean of the
+    rows' differences. The other one is by permutation: which differences come up where the rollouts of each row are
+    dealt to the two runs at random. It holds whatever the numbers of rollouts and however skewed the values, where the
+    first one finds differences between two runs of one model: with one rollout beside eight, for example.
 
-    Where all rows differ by the same amount, as where none differs, their spread says nothing. The interval then comes
+    Where all rows differ by the same amount, as where none differs, neither says anything. The interval then comes
     from the most families of another kind that may have been missed: with n alike, another one differs with a chance
     below 1 - 0.025^(1/n), at a confidence of 97.5 % (Clopper and Pearson, 1934), and by no more than `span` allows.
     Values between 0 and 1 differ by 1 at most, and their interval reaches no further.
@@ -220,14 +234,57 @@ def paired(
         )
         error, degrees = math.sqrt((count - 1) / count * math.fsum(change**2 for change in without)), count - 1
         half = t_quantile(0.5 + confidence / 2, degrees) * error
-        low, high = centre - half, centre + half
+        least, most = _by_chance([(a[row], b[row]) for row in common], confidence)
+        low, high = min(centre - half, centre - most), max(centre + half, centre - least)
         if span == UNIT:
             low, high = max(low, -1.0), min(high, 1.0)
         detectable = half + t_quantile(POWER, degrees) * error
     elif span is not None and (count > 1 or rows == 1):
-        missed, width = 1.0 - ((1.0 - confidence) / 2) ** (1 / count), span[1] - span[0]
+        missed, width = _missed(count, confidence), span[1] - span[0]
         low, high = centre - missed * (width + centre), centre + missed * (width - centre)
     return Difference(name, rows, count, mean(before), mean(after), centre, low, high, detectable)
+
+
+DEALT = 3_999
+"""How often the rollouts of rows are dealt anew."""
+MANY, MANY_VARIED = 1_000, 30
+"""Rows whose sum is as good as normally distributed: of one kind with two different values, and with more of them."""
+
+
+def _by_chance(rows: Sequence[tuple[Sequence[float], Sequence[float]]], confidence: float) -> tuple[float, float]:
+    """Return the least and the most that the mean difference of two runs of one model is, but for rare cases.
+
+    `rows` are the values of both runs. Those of each row are exchangeable then, so they are dealt to the two at random,
+    again and again, always in the same way; a difference that comes up as it is counts half (Lancaster's mid-p, 1961).
+    """
+    import numpy
+
+    kinds = Counter((len(a), len(b), tuple(sorted((*a, *b)))) for a, b in rows)
+    varied = sum(count for (_, _, values), count in kinds.items() if len(set(values)) > 2)
+    generator, differences = numpy.random.default_rng(0), numpy.zeros(DEALT)
+    spread = largest = 0.0
+    for (first, second, values), count in kinds.items():
+        low, high, two = values[0], values[-1], len(set(values)) == 2
+        largest = max(largest, -low, high)
+        if low == high:
+            continue
+        if count > MANY if two else varied > MANY_VARIED:
+            spread += count * variance(values) * (1 / first + 1 / second)
+            continue
+        if two:
+            higher = values.count(high)
+            dealt = generator.hypergeometric(higher, first + second - higher, second, (count, DEALT)).sum(axis=0)
+            sums = dealt * (high - low) + count * second * low
+        else:
+            deck = numpy.broadcast_to(numpy.array(values), (DEALT, first + second))
+            sums = sum(generator.permuted(deck, axis=1)[:, :second].sum(axis=1) for _ in range(count))
+        differences += sums / second - (count * math.fsum(values) - sums) / first
+    differences += generator.normal(0.0, math.sqrt(spread), DEALT)
+    decimals = 12 - math.ceil(math.log10(largest or 1.0))  # beyond that sums differ by the order of their parts
+    found, times = numpy.unique(numpy.round(differences / len(rows), decimals), return_counts=True)
+    below, rare = (numpy.cumsum(times) - times / 2) / DEALT, (1.0 - confidence) / 2
+    usual = found[(below > rare) & (below < 1.0 - rare)]
+    return float(usual.min()), float(usual.max())
 
 
 def sign_test(fixed: int, broken: int) -> float:

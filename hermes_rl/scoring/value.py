@@ -370,7 +370,13 @@ def combine(
         parted = ", ".join(map(str, parts))
         raise RewardFailure(f"the {how} of the weighted rewards is not finite, or beyond {LARGEST_NUMBER:g}: {parted}")
     score *= gates
+    score = rounded(score)
     return min(max(score, clamp[0]), clamp[1]) if clamp else score
+
+
+def rounded(score: float) -> float:
+    """Return a score to 12 significant digits: 0.1 + 0.2 and 0.3 are one score, wherever scores are compared."""
+    return float(f"{score:.12g}")
 
 
 COMBINED: Mapping[str, Callable[[Sequence[float]], float]] = {"sum": total, "product": math.prod, "minimum": min}

@@ -133,7 +133,7 @@ def test_the_card_says_what_it_is_and_how_to_load_it(hub: WritableHub, run: Path
     assert config["data_files"] == [{"split": "train", "path": "data/rollouts.parquet"}]
     assert 'datasets.load_dataset("org/played", split="train")' in card
     assert "| rollouts | 4, of which 4 have a score |" in card
-    assert "| mean score | 0.500 |" in card
+    assert "| mean score | 0.500, 95 % interval 0.079 to 0.921 |" in card
     assert "metrics.json" not in card
 
 

@@ -12,6 +12,7 @@ from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, certify, turn_advantages
 from hermes_rl.runs.groups import group_lines
+from hermes_rl.runs.process import ProcessSummary
 from hermes_rl.runs.store import rollout_of, rollout_record
 from hermes_rl.servers.base import ChatReply, LedgerEntry
 from hermes_rl.tokens.transcript import SampledSpan, Step, TokenSequence, Transcript, WeightVersions, ids, numbers
@@ -158,6 +159,31 @@ def test_several_sequences_go_as_layers_of_exactly_the_group() -> None:
     assert second["scores"] == [1.0, 0.0]
     assert second["masks"][1] == [-100, -100, 11, 9]
     assert second["messages"] is None
+
+
+def test_advantages_of_turns_are_bounded_however_close_the_scores_are() -> None:
+    one, other = rollout(0, 0.5), rollout(1, 0.5005)
+    one.credit, other.credit = (1.0, 0.0), (0.0, 1.0)
+    assert turn_advantages(group(one, other)) == [pytest.approx([0.0, -2.0]), pytest.approx([0.0, 2.0])]
+    one.credit = other.credit = (0.5, 0.5)
+    assert turn_advantages(group(one, other)) == [pytest.approx([-1.0] * 2), pytest.approx([1.0] * 2)]
+
+
+def test_masked_tokens_are_not_told_as_trained_on() -> None:
+    of = group(rollout(0, 1.0), rollout(1, 0.0))
+    of.rollouts[1].masked, of.certificate = True, certify(of)
+    summary = ProcessSummary()
+    summary.count(of)
+    assert (summary.sampled, summary.trained) == (8, 4)
+
+
+def test_masked_rollout_without_tokens_is_marked() -> None:
+    of = group(rollout(0, 1.0), rollout(1, 0.0))
+    for one in of.rollouts:
+        one.sequences = None
+    of.rollouts[1].masked = True
+    (line,) = group_lines(of, {})
+    assert line["overrides"] == [{}, {"set_advantage_to_zero": True}]
 
 
 def test_credit_of_turns_becomes_advantages_of_tokens() -> None:

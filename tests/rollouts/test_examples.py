@@ -71,3 +71,9 @@ def test_advantages_compare_the_scores_of_those_that_have_one() -> None:
     assert group(unscored()).advantages() == [None]
     with pytest.raises(UserError, match="normalise is std, mean, none, not 'max'"):
         of.advantages("max")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("score", [0.1 + 0.2, 1e99, 1e-99])
+def test_equal_scores_of_any_size_have_no_advantage(score: float) -> None:
+    of = group(*(rollout(number, score) for number in range(3)))
+    assert of.advantages() == of.advantages("mean") == [0.0] * 3

@@ -72,7 +72,9 @@ async def test_what_could_not_be_graded_is_no_zero_and_bounds_the_mean() -> None
     assert found.ungraded == found.metrics["eval/ungraded"] == 2
     assert found.metrics["eval/mean_reward"] == 1.0
     assert (found.metrics["eval/mean_reward_lower"], found.metrics["eval/mean_reward_upper"]) == (6 / 8, 1.0)
-    assert found.metrics["eval/pass@2"] == 1.0, "over rows all of whose rollouts were graded"
+    assert found.metrics["eval/pass@1"] == found.metrics["eval/pass@2"] == 1.0
+    assert found.metrics["eval/pass_count/2"] == 2, "rows that have two grades"
+    assert "eval/pass_count/1" not in found.metrics, "all rows have one"
     ungraded = [sample for sample in found.samples() if sample["score"] is None]
     assert [(sample["correct"], sample["error"]) for sample in ungraded] == [(None, "cannot tell")] * 2
 

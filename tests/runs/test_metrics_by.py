@@ -11,6 +11,7 @@ from hermes_rl.cli.main import status
 from hermes_rl.cli.running import evaluation_lines
 from hermes_rl.errors import UserError
 from hermes_rl.runs.evaluate import run_evaluate
+from hermes_rl.runs.metrics import metrics_by, row_of
 from hermes_rl.runs.opening import Launch
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.regrade import regrade
@@ -50,7 +51,20 @@ async def test_means_and_passes_of_each_value_add_up_to_those_of_all_rows(tmp_pa
     assert (told["category/easy/rows"], told["category/hard/rows"]) == (2.0, 1.0)
     assert found.metrics["eval/mean_reward"] == pytest.approx(2 / 3)
     assert "by/level/2/mean_reward 0.5000" in evaluation_lines(found)
-    assert evaluation_lines(found)[0] == "mean reward 0.6667, 95 % interval 0.0000 to 1.0000"
+    assert evaluation_lines(found)[0] == "mean reward 0.6667, 95 % interval 0.0438 to 0.9887"
+
+
+def test_a_value_without_a_grade_has_counts_alone() -> None:
+    line = {"score": None, "ending": "server_failure", "error": "down", "state": "failed", "usage": {}, "turns": 0}
+    line |= {"rewards": {}, "tool_calls": [], "tool_errors": [], "policy": None}
+    graded = row_of([line | {"score": 1.0, "ending": "finished", "state": "scored"}])
+    told = metrics_by([graded, row_of([line])], "category", ["easy", "hard"], 1, 1.0)
+    assert {name: value for name, value in told.items() if "/hard/" in name} == {
+        "eval/by/category/hard/rows": 1.0,
+        "eval/by/category/hard/ungraded": 1.0,
+        "eval/by/category/hard/pass_count/1": 0.0,
+    }
+    assert told["eval/by/category/easy/mean_reward"] == 1.0
 
 
 async def test_going_on_and_a_regrade_tell_the_same(tmp_path: Path) -> None:

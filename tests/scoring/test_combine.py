@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_rl.errors import RewardFailure
-from hermes_rl.scoring.value import RewardValue, Weighting, combine
+from hermes_rl.scoring.value import RewardValue, Weighting, combine, rounded
 
 Part = tuple[float, float]
 """weight, value"""
@@ -138,6 +138,14 @@ def test_a_clamped_score_lies_between_its_bounds(
 @given(parts.filter(counts), gates)
 def test_gates_never_enlarge_and_the_score_is_what_the_formula_says(weighted: list[Part], gated: list[float]) -> None:
     plain = math.fsum(weight * value for weight, value in weighted)
-    assert score(weighted) == plain
+    assert score(weighted) == rounded(plain)
     assert score(weighted, gated) == pytest.approx(plain * math.prod(gated))
-    assert abs(score(weighted, gated)) <= abs(plain)
+    assert abs(score(weighted, gated)) <= abs(rounded(plain))
+
+
+@pytest.mark.parametrize(
+    ("weighted", "same"),
+    [([(0.1, 1.0), (0.2, 1.0)], 0.3), ([(0.7, 1.0), (0.1, 1.0)], 0.8), ([(1e99, 1 / 3)] * 3, 1e99)],
+)
+def test_scores_that_differ_in_the_last_digits_of_a_float_are_equal(weighted: list[Part], same: float) -> None:
+    assert score(weighted) == same

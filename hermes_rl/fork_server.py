@@ -608,9 +608,9 @@ def _take_over(start: Mapping[str, Any]) -> None:
 def reseed() -> None:
     """Give the random generators of this fork states of their own: all forks of a process have the same."""
     random.seed()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
+    # `numpy` loads it late, and then it has a state of its own.
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
 
 
 FORK_SERVER = ForkServer()

@@ -209,7 +209,7 @@ def test_secrets_reach_neither_the_server_nor_children_without_them(
 
 
 def test_children_draw_different_random_numbers(start: Starter) -> None:
-    children = [start("draw", preload=("numpy",)) for _ in range(3)]
+    children = [start("draw", preload=("numpy.random",)) for _ in range(3)]
     drawn = [number for _, told in children for number in told()]
     assert len(set(drawn)) == 6
 

@@ -501,14 +501,13 @@ def rare_full_collections() -> Iterator[None]:
 
     Such a one looks at every object that there is. With thousands of rollouts in flight that takes half a second, and
     Python's own thresholds ask for it each time that a quarter more have begun. What is there already (the program
-    itself) is never looked at; a caller who has frozen objects keeps them frozen.
+    itself) is never looked at again, also afterwards: Python cannot say whether a caller had frozen objects without
+    looking at each of them.
     """
-    before, was_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
+    before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(*RARE)
     try:
         yield
     finally:
         gc.set_threshold(*before)
-        if not was_frozen:
-            gc.unfreeze()

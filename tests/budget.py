@@ -30,11 +30,15 @@ _used: dict[str, float] = {}
 _began = [0.0, 0.0]
 
 
+def waited_for() -> float:
+    """Return the seconds that this process, its commands and the children that it waited for have used."""
+    return sum(os.times()[:4]) + sum(commands.used)
+
+
 def processor_times() -> tuple[float, float]:
-    """Return the seconds that this process, its commands and the children that it waited for have used, and the same
-    with the children that still run."""
-    waited_for = sum(os.times()[:4]) + sum(commands.used)
-    return waited_for, waited_for + sum(map(used_by, descendants(os.getpid())))
+    """Return those seconds, and the same with the children that still run."""
+    seconds = waited_for()
+    return seconds, seconds + sum(map(used_by, descendants(os.getpid())))
 
 
 def descendants(pid: int) -> list[int]:
@@ -73,18 +77,20 @@ def pytest_runtest_logstart() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+    if fixturedef.scope == "function":
+        return (yield)
     before = processor_times()
     try:
         return (yield)
     finally:
-        if fixturedef.scope != "function":
-            _began[:] = [began + now - then for began, now, then in zip(_began, processor_times(), before, strict=True)]
+        _began[:] = [began + now - then for began, now, then in zip(_began, processor_times(), before, strict=True)]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     report: Any = yield
-    if call.when != "teardown" or item.get_closest_marker("slow"):
+    # Most tests use next to nothing, and to look at all children that still run would be the most of that.
+    if call.when != "teardown" or item.get_closest_marker("slow") or waited_for() - _began[0] <= FEW:
         return report
     used = min(now - began for now, began in zip(processor_times(), _began, strict=True))
     if used > MOST:

@@ -93,16 +93,19 @@ def modules() -> list[tuple[str, ast.Module]]:
     ]
 
 
-def imports(tree: ast.Module, *, at_top: bool = False) -> Iterator[str]:
+@cache
+def imports(tree: ast.Module, *, at_top: bool = False) -> list[str]:
     """Full names of what is imported; type-checking blocks are left out, they import nothing."""
     skipped = {id(n) for b in ast.walk(tree) if _is_type_checking(b) for n in ast.walk(b)}
+    found: list[str] = []
     for node in tree.body if at_top else ast.walk(tree):
         if id(node) in skipped:
             continue
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
+            found.append(node.module)
+    return found
 
 
 def _is_type_checking(node: ast.AST) -> bool:

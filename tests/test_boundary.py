@@ -47,7 +47,7 @@ from hermes_rl.visible import visible
 from tests.reading.recorded import programmed, recorded, write_run
 from tests.test_values import as_read
 
-VALUES = 2000
+VALUES = 1000
 SECONDS = 2.0
 """A value may take, on a busy machine."""
 HALF = "half \ud83d, whole \U0001f600"
@@ -368,8 +368,8 @@ def test_hostile_values_are_refused_in_words_or_taken_for_what_they_are(door: Do
 @pytest.mark.timeout(600)
 @pytest.mark.by_turns(2)
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)
-def test_ten_times_as_many_hostile_values(door: Door, tmp_path: Path) -> None:
-    played(door, 10 * VALUES, tmp_path)
+def test_twenty_times_as_many_hostile_values(door: Door, tmp_path: Path) -> None:
+    played(door, 20 * VALUES, tmp_path)
 
 
 def played(door: Door, values: int, folder: Path) -> None:

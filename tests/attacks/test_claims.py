@@ -23,6 +23,7 @@ from hermes_rl.scoring.reward_function import find_reward
 from hermes_rl.scoring.value import RewardValue, Weighting
 from hermes_rl.servers.scripted import Script
 from hermes_rl.spec import parse_spec
+from tests.thorough import THOROUGH
 
 OURSELVES = "import hermes_rl.errors as e\nimport hermes_rl.endings as n\n"
 KINDS = (
@@ -94,13 +95,18 @@ agent: {max_turns: 100}
 """
 
 
-@pytest.mark.parametrize("place", [*TOOLS, *REWARDS])
+PLACES = [*TOOLS, *REWARDS]
+
+
+@pytest.mark.generated
+@pytest.mark.parametrize("place", PLACES)
 async def test_claim_neither_ends_a_run_nor_leaves_a_rollout_ungraded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     (tmp_path / "code.py").write_text(CODE)
     claims = [OURSELVES + code for code in CLAIMS.values()]
-    claims = claims[::3] if place == "reward, sandbox" else claims  # a process costs more there
+    if not THOROUGH or place == "reward, sandbox":  # a process costs more there
+        claims = claims[PLACES.index(place) % 3 :: 3]
     right = "answer = 1.0"
     if place in TOOLS:
         rest = f"{TOOLS[place]}\nrewards: {{right: {{fn: exact_match, args: {{target: done}}}}}}"

@@ -17,6 +17,7 @@ from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import ALONE
 from hermes_rl.servers.scripted import Script
 from hermes_rl.spec import parse_spec
+from tests.thorough import spread
 
 CODE = """
 def graded(result, ctx, judge):
@@ -88,13 +89,15 @@ for place in ("/tmp", "/dev/shm", os.environ["TMPDIR"], os.environ["HOME"]):
 LOOKS = "said = [ctx.recall('key'), sys.modules.get('left')]"
 
 
+@pytest.mark.generated
 async def test_executed_answer_reaches_no_file_and_no_other_rollout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "spec").mkdir()
     (tmp_path / "spec/code.py").write_text(CODE)
     (tmp_path / "secret").write_text("SECRET")
-    codes = [LEAVES, LOOKS, *ATTACKS.values()]
+    attacks = spread([*ATTACKS], len(ATTACKS) // 3)
+    codes = [LEAVES, LOOKS, *(ATTACKS[name] for name in attacks)]
     codes = [FIND + code.replace("HERE", str(tmp_path)).replace("PORT", "1") for code in codes]
     spec = f"""
 dataset: {{items: [{", ".join(f"{{n: {n}}}" for n in range(len(codes)))}], key: n}}
@@ -109,7 +112,7 @@ rewards: {{graded: {{fn: "code.py:graded", isolate: sandbox}}}}
     )
     found = {}
     async with hermes_rl.open_env(parse_spec(spec, folder=tmp_path / "spec")) as env:
-        for row, name in zip(env.rows(), ["leaves", "looks", *ATTACKS], strict=True):
+        for row, name in zip(env.rows(), ["leaves", "looks", *attacks], strict=True):
             rollout = await env.play(row, replays=0)
             reward = rollout.rewards.get("graded")
             if rollout.error is not None or reward is None or "SECRET" in str(reward.reason):

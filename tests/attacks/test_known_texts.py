@@ -15,7 +15,7 @@ from hermes_rl.scoring.judge import number_in, verdict_in
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.parsers import PARSERS, load_parser, parse_ids, parse_text
 from hermes_rl.tokens.rendering import for_template
-from hermes_rl.tools import editing
+from hermes_rl.tools import editing, execute
 from hermes_rl.tools.base import Tool, ToolInputError, Toolkit, ToolRuntime
 from hermes_rl.tools.editing import NoMatchError, PatchFormError
 from hermes_rl.tools.execute import MOST_CALLS, TOO_MANY, checked_arguments, execute_calls
@@ -153,7 +153,8 @@ async def test_of_many_unknown_parameters_few_are_compared_with_those_there_are(
     assert time.process_time() - began < 1
 
 
-async def test_a_pattern_of_a_tool_that_never_ends_is_the_calls_mistake() -> None:
+async def test_a_pattern_of_a_tool_that_never_ends_is_the_calls_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execute, "CHECK_SECONDS", 0.2)
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
     assert await checked_arguments('{"a": "aaa"}', Taking(schema)) == ({"a": "aaa"}, 0)
     with pytest.raises(ToolInputError, match="text that matches"):
@@ -162,7 +163,8 @@ async def test_a_pattern_of_a_tool_that_never_ends_is_the_calls_mistake() -> Non
         await checked_arguments(json.dumps({"a": "a" * 40 + "b"}), Taking(schema))
 
 
-async def test_a_schema_with_many_ways_is_not_followed_for_ever() -> None:
+async def test_a_schema_with_many_ways_is_not_followed_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execute, "CHECK_SECONDS", 0.2)
     node = {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}, "b": {"type": "integer"}}}
     schema = {"type": "object", "properties": {"a": {"anyOf": [node, {**node, "required": ["b"]}]}}}
     nested: Any = {"b": "x"}

@@ -101,6 +101,7 @@ async def test_a_number_that_is_not_from_0_to_1_is_no_reward(tmp_path: Path, num
     assert by_task["large"]["score"] == 0.0
 
 
+@pytest.mark.slow  # that of a task in the format of Harbor is fast
 async def test_tests_that_cannot_run_are_a_failure_and_no_score(tmp_path: Path) -> None:
     missing = "no-such-runner && echo 1 > /logs/verifier/reward.txt"
     lacking = "uvx pytest /tests; if [ $? -eq 0 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"

@@ -8,8 +8,6 @@ from statistics import fmean
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="pip install '.[train]'")
-
 MEASURED = 4
 """Batches before the first that is trained on: 256 rollouts tell its reward of about 0.37 to within 0.03."""
 STEPS = MEASURED + 22
@@ -20,6 +18,7 @@ PAUSE = 10.0
 @pytest.mark.by_turns(2, 0)
 @pytest.mark.timeout(900)
 async def test_reward_rises_on_exactly_what_was_sampled(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="pip install '.[train]'")
     from examples.learning.run import learn
 
     curve = await learn(tmp_path, steps=STEPS, pause=PAUSE, measured=MEASURED)

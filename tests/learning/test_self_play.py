@@ -17,8 +17,6 @@ from hermes_rl.tokens.hub import HubTokenizer
 from tests.learning import nim
 from tests.service.served import Served
 
-torch = pytest.importorskip("torch", reason="pip install '.[train]'")
-
 MOST_STEPS, ROWS, EPISODES = 90, 16, 6
 SERVED = """
 servers:
@@ -55,6 +53,7 @@ async def wins(spec: Path, games: int) -> float:
 @pytest.mark.by_turns(2, 1)
 @pytest.mark.timeout(1200)
 async def test_a_policy_learns_a_game_against_itself_on_the_tokens_of_both_seats(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="pip install '.[train]'")
     from examples.learning.model import Small
     from examples.learning.server import PolicyServer
     from examples.learning.task import CONTROL, PIECES, write_tokenizer

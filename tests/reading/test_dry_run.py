@@ -105,8 +105,8 @@ def source_at(what: str, *changes: str) -> Spec:
 
 
 SPECS = [
-    "init tools", "init game", "init user", "init judge", "tool-calling", "growing", "uniform",
-    pytest.param("init swe", marks=pytest.mark.slow), pytest.param("code", marks=pytest.mark.slow),
+    "init tools", "init user", "init judge", "growing", "uniform",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("init game", "tool-calling", "init swe", "code")),
 ]  # fmt: skip
 
 

@@ -120,7 +120,7 @@ def test_what_code_logs_in_a_worker_comes_with_its_traceback(tmp_path: Path) -> 
 
 
 def test_process_gives_the_same_rollouts_and_groups_as_one_process(tmp_path: Path) -> None:
-    write(tmp_path)
+    write(tmp_path, groups=3)
     for number in ("1", "2"):
         done = hermes("run", "spec.yaml", "process", "--out", number, "--workers", number, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
@@ -147,15 +147,15 @@ def test_evaluate_gives_the_same_metrics_as_one_process(tmp_path: Path) -> None:
 def test_a_trainer_is_served_and_evaluated_with_workers(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "counts.py").write_text((Path(__file__).parents[1] / "trainers" / "counts.py").read_text())
-    serve = {"trainer": "counts.py:Counts", "group_size": 2, "eval_every": 2, "workers": 2}
+    serve = {"trainer": "counts.py:Counts", "group_size": 2, "eval_every": 1, "workers": 2}
     change(tmp_path, "process: {", f"serve: {json.dumps(serve)}\nprocess: {{")
     change(tmp_path, "dataset: {", "dataset: {eval: {fraction: 0.4}, ")
-    for steps in ("2", "4"):
+    for steps in ("1", "2"):
         more = ["--out", "run", "--set", f"serve.total_steps={steps}"]
         done = hermes("run", "spec.yaml", "serve", *more, cwd=tmp_path, loaded=LIBRARIES)
         assert done.returncode == 0, done.stderr
     got = [line["group"] for line in lines(tmp_path / "got.jsonl")]
-    assert len(got) == len(set(got)) >= 4, "every group once, also over the restart"
+    assert len(got) == len(set(got)) >= 2, "every group once, also over the restart"
     assert all(line["exact"] for line in lines(tmp_path / "got.jsonl"))
     # The trainer may have made another step by the time that it is looked at.
     assert list((tmp_path / "run" / "eval").glob("step-*/metrics.json"))
@@ -200,7 +200,7 @@ async def test_a_chat_server_that_fails_now_and_then_gives_the_same_with_workers
 
 
 def test_a_reward_that_raises_is_lost_as_in_one_process(tmp_path: Path) -> None:
-    write(tmp_path)
+    write(tmp_path, groups=1)
     change(tmp_path, "    return len(written) / 10", "    raise ValueError('not this one')")
     said = []
     for number in ("1", "2"):
@@ -221,7 +221,7 @@ def test_a_reward_that_raises_is_lost_as_in_one_process(tmp_path: Path) -> None:
 
 def test_the_budget_counts_what_workers_have_used(tmp_path: Path) -> None:
     write(tmp_path, groups=50)
-    more = ["--set", "budget.max_tokens=1", "--workers", "2"]
+    more = ["--set", "budget.max_tokens=1", "--set", "process.concurrency=4", "--workers", "2"]
     done = hermes("run", "spec.yaml", "process", "--out", "run", *more, cwd=tmp_path)
     assert done.returncode == 1
     assert "budget.max_tokens (1) is used up" in done.stdout
@@ -337,7 +337,7 @@ def test_a_killed_worker_costs_only_what_it_was_playing(tmp_path: Path) -> None:
 def test_a_killed_run_takes_its_workers_and_sandboxes_along_and_goes_on_with_another_number(tmp_path: Path) -> None:
     mark = f"{os.getpid()}.5"
     write(
-        tmp_path, groups=8, command=f"test -e /tmp/no || sleep 0.1; sleep {mark} & echo {{{{ n }}}} > /tmp/n; sleep 0.5"
+        tmp_path, groups=4, command=f"test -e /tmp/no || sleep 0.1; sleep {mark} & echo {{{{ n }}}} > /tmp/n; sleep 0.5"
     )
     with started(tmp_path, "process", *OUT, "2", "--set", "process.concurrency=4") as run:
         until(lambda: played(tmp_path) >= 2 and sleepers(mark))
@@ -348,8 +348,8 @@ def test_a_killed_run_takes_its_workers_and_sandboxes_along_and_goes_on_with_ano
     for number in ("3", "1"):
         done = hermes("run", "spec.yaml", "process", *OUT, number, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-    assert len(groups(tmp_path / "run")) == 8
-    assert "8 were there already" in done.stdout
+    assert len(groups(tmp_path / "run")) == 4
+    assert "4 were there already" in done.stdout
 
 
 @pytest.mark.timeout(120)
@@ -378,7 +378,7 @@ def test_ctrl_c_releases_what_workers_hold(tmp_path: Path) -> None:
     ],
 )
 def test_workers_that_die_again_and_again_end_the_run(tmp_path: Path, where: str, words: str) -> None:
-    write(tmp_path)
+    write(tmp_path, groups=1)
     if where == "a reward":
         change(tmp_path, "    return len(written) / 10", "    import os; os.kill(os.getpid(), 9)")
         change(tmp_path, "items: [", 'items: [{"n": 99}, ')
@@ -419,7 +419,7 @@ def test_worker_whose_replacements_cannot_start_is_excluded(tmp_path: Path, fail
 async def test_a_worker_that_says_nothing_any_more_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes_rl.runs.handles.SILENT", 3.0)
     monkeypatch.setattr("hermes_rl.runs.handles.EXIT", 1.0)
-    write(tmp_path, command="sleep 0.3; echo {{ n }} > /tmp/n")
+    write(tmp_path, groups=3, command="sleep 0.3; echo {{ n }} > /tmp/n")
     spec = load_spec(tmp_path / "spec.yaml", mode="process", environ={})
     spec = spec.model_copy(update={"process": spec.process.model_copy(update={"workers": 2, "concurrency": 2})})
     told = io.StringIO()
@@ -429,7 +429,7 @@ async def test_a_worker_that_says_nothing_any_more_is_replaced(tmp_path: Path, m
     os.kill(workers_of(os.getpid())[0], signal.SIGSTOP)
     await playing
     assert "has died (it said nothing any more)" in told.getvalue()
-    assert len(groups(tmp_path / "run")) == 6
+    assert len(groups(tmp_path / "run")) == 3
 
 
 @pytest.mark.timeout(120)
@@ -447,7 +447,7 @@ async def test_a_worker_that_makes_room_costs_no_rollout_and_has_not_died(
 
     monkeypatch.setattr(LocalWorkers, "surplus", surplus)
     for name in ("undisturbed", "disturbed"):
-        write(tmp_path / name, groups=8, command="sleep 0.3; echo {{ n }} > /tmp/n")
+        write(tmp_path / name, groups=6, command="sleep 0.3; echo {{ n }} > /tmp/n")
     spec = load_spec(tmp_path / "undisturbed" / "spec.yaml", mode="process", environ={})
     await run_process(spec, Launch("process", tmp_path / "undisturbed" / "run", progress=Progress(io.StringIO())))
     spec = load_spec(tmp_path / "disturbed" / "spec.yaml", mode="process", environ={})

@@ -114,7 +114,8 @@ async def test_an_error_of_the_server_is_the_models_to_read_whatever_its_number(
     assert await said(play, "count") == "2", "the server has kept its state"
 
 
-async def test_a_pattern_that_takes_for_ever_holds_up_nobody(play: Player) -> None:
+async def test_a_pattern_that_takes_for_ever_holds_up_nobody(play: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_client, "CHECK_SECONDS", 0.3)
     call = asyncio.create_task(play.outcome("endless", "{}"))
     free = 0
     while not call.done():

@@ -96,16 +96,21 @@ def modules() -> list[tuple[str, ast.Module]]:
 @cache
 def imports(tree: ast.Module, *, at_top: bool = False) -> list[str]:
     """Full names of what is imported; type-checking blocks are left out, they import nothing."""
-    skipped = {id(n) for b in ast.walk(tree) if _is_type_checking(b) for n in ast.walk(b)}
     found: list[str] = []
-    for node in tree.body if at_top else ast.walk(tree):
-        if id(node) in skipped:
-            continue
+    for node in tree.body if at_top else _statements(tree):
         if isinstance(node, ast.Import):
             found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.append(node.module)
     return found
+
+
+def _statements(block: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements in a block and in the blocks in it; expressions, most of a tree, are not looked into."""
+    for node in ast.iter_child_nodes(block):
+        if isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case) and not _is_type_checking(node):
+            yield node
+            yield from _statements(node)
 
 
 def _is_type_checking(node: ast.AST) -> bool:

@@ -240,6 +240,18 @@ def test_released_child_is_ended(start: Starter) -> None:
     wait_until_gone(process.pid)
 
 
+def test_killed_child_leaves_the_others_and_nothing_of_itself(start: Starter) -> None:
+    (killed, told), (other, other_told) = start("wait"), start("wait")
+    assert (told(), other_told()) == (killed.pid, other.pid)
+    os.kill(killed.pid, signal.SIGKILL)
+    assert killed.wait(SECONDS) == -signal.SIGKILL
+    killed.release()
+    start("describe")[0].wait(SECONDS)  # the server has looked at the release before
+    assert not Path(f"/proc/{killed.pid}").exists()
+    assert other.poll() is None
+    assert alive(other.pid)
+
+
 def test_killed_server_takes_its_children_along_and_is_replaced(start: Starter) -> None:
     children = [start("wait") for _ in range(3)]
     for _, told in children:

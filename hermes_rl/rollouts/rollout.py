@@ -289,6 +289,12 @@ class Seat:
     trained: bool = True
     baseline: Baseline = "seat"
 
+    def part(self, index: int) -> str | None:
+        """Return what ends the name of the group in which its rollout of an episode is compared; None: in none."""
+        if not self.trained:
+            return None
+        return {"row": "@row", "episode": f"-{index}@episode"}.get(self.baseline, f"@{self.name}")
+
     def record(self, group: str) -> dict[str, Any]:
         """Return the JSON form, with the group of the episode."""
         return {**asdict(self), "of": group}
@@ -556,6 +562,11 @@ def baseline(members: Sequence[tuple[float | None, RolloutState]]) -> list[float
     return [worst if state is RolloutState.LOST else score for score, state in members]
 
 
+def are_uniform(parts: Sequence[Sequence[float]]) -> bool:
+    """Return True where comparing the scores of a group, in the parts in which they are compared, teaches nothing."""
+    return bool(parts) and all(len(part) > 1 and len(set(part)) == 1 for part in parts)
+
+
 @dataclass
 class Group:
     """All rollouts of one row that are compared with each other.
@@ -585,15 +596,10 @@ class Group:
         groups: dict[str, Group] = {}
         for rollout in self.rollouts:
             for seat in rollout.seats:
-                if not seat.seat.trained:
+                part = seat.seat.part(rollout.key.index)
+                if part is None:
                     continue
-                match seat.seat.baseline:
-                    case "row":
-                        name = f"{self.id}@row"
-                    case "episode":
-                        name = f"{self.id}-{rollout.key.index}@episode"
-                    case _:
-                        name = f"{self.id}@{seat.seat.name}"
+                name = f"{self.id}{part}"
                 if name not in groups:
                     groups[name] = Group(name, self.row, [], self.epoch, self.dropped, self.detail)
                 groups[name].rollouts.append(seat)
@@ -641,8 +647,7 @@ class Group:
     @property
     def uniform(self) -> bool:
         """True where all of several scores are equal, so that comparing them teaches nothing."""
-        groups = self.compared()
-        return bool(groups) and all(len(each.rollouts) > 1 and len(set(each.scores)) <= 1 for each in groups)
+        return are_uniform([each.scores for each in self.compared()])
 
 
 # Tokens of finished rollouts: those that a token-level server sampled, else those of the rendered messages

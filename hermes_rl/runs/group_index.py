@@ -24,8 +24,10 @@ class PlayedEntry:
     attempt: int
     state: RolloutState
     score: float | None
-    others: tuple[tuple[int, float | None], ...] = ()
-    """Where the lines of the other seats of its episode begin, and their scores."""
+    part: str | None = None
+    """See `Seat.part`; None also where one agent plays alone."""
+    others: tuple[tuple[int, float | None, str | None], ...] = ()
+    """Of the other seats of its episode: where the line begins, the score, and the part."""
 
 
 @dataclass(slots=True)
@@ -98,7 +100,7 @@ def _key(group: str) -> bytes:
 
 def _packed(entry: GroupEntry) -> bytes:
     members = [
-        [(index, one.begin, one.attempt, str(one.state), one.score, one.others) for index, one in of.items()]
+        [(index, one.begin, one.attempt, str(one.state), one.score, one.part, one.others) for index, one in of.items()]
         for of in (entry.ended, entry.waiting)
     ]
     return marshal.dumps((entry.row_key, entry.epoch, entry.digest, *members))
@@ -108,8 +110,8 @@ def _unpacked(data: bytes) -> GroupEntry:
     row_key, epoch, digest, *members = marshal.loads(data)
     ended, waiting = (
         {
-            index: PlayedEntry(begin, attempt, RolloutState(state), score, others)
-            for index, begin, attempt, state, score, others in of
+            index: PlayedEntry(begin, attempt, RolloutState(state), score, part, others)
+            for index, begin, attempt, state, score, part, others in of
         }
         for of in members
     )

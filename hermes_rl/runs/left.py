@@ -6,7 +6,7 @@ That is, the members of a group that are missing, and the rows that are not wort
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hermes_rl.rollouts.rollout import Group, RolloutState
@@ -87,14 +87,14 @@ class Curriculum:
         """Whether a row is to be played in this pass over the rows, which count from 0."""
         return not self._active or epoch % 2 ** min(self._uniform[row_key], RAREST) == 0
 
-    def count(self, row_key: str, scores: Sequence[float | None]) -> None:
-        """Take the scores of a finished group into account; those of one that is incomplete say nothing."""
-        if not self._active or len(scores) < 2 or None in scores:
+    def count(self, row_key: str, uniform: bool | None) -> None:
+        """Take into account whether a finished group is uniform; None, of an incomplete one, says nothing."""
+        if not self._active or uniform is None:
             return
-        if len(set(scores)) > 1:
-            del self._uniform[row_key]
-        else:
+        if uniform:
             self._uniform[row_key] += 1
+        else:
+            del self._uniform[row_key]
 
     def state(self) -> dict[str, Any] | None:
         """For a file, as JSON; None where there is nothing to keep."""

@@ -375,7 +375,7 @@ class Run:
         if store is not None and plan.prefer_differing:
             self._recorded = frozenset(group for group in store.groups if store.complete(group))
             for group in sorted(self._recorded, key=lambda group_id: store.groups[group_id].epoch):
-                self.curriculum.count(store.groups[group].row_key, store.scores(group))
+                self.curriculum.count(store.groups[group].row_key, store.uniform(group))
 
     async def groups(
         self,
@@ -541,7 +541,7 @@ class Run:
     def _prepare(self, further: Callable[[Group], Awaitable[None]] | None) -> Callable[[Group], Awaitable[None]]:
         async def prepare(group: Group) -> None:
             if group.id not in self._recorded:
-                self.curriculum.count(group.row.key, group.baseline)
+                self.curriculum.count(group.row.key, None if None in group.baseline else group.uniform)
             if self.encoder is not None and group.parts is None and not self.left_out(group):
                 await self.encoder.encode_group(group)
             if further is not None:

@@ -37,6 +37,7 @@ from hermes_rl.rollouts.rollout import (
     RolloutState,
     Seat,
     and_won,
+    are_uniform,
     at_seat,
     baseline,
 )
@@ -174,9 +175,7 @@ def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
         result = None if line.get("played", "") is None else result_of(line)
         if result is not None and sequences is not None and line.get("sampled"):
             result.managed_state = ManagedState(lambda: sequences)
-        seat = ALONE
-        if (seat_record := line.get("seat")) is not None:
-            seat = Seat(**{name: value for name, value in seat_record.items() if name != "of"})
+        seat = _seat_of(line["seat"]) if line.get("seat") is not None else ALONE
         key = replace(key, attempt=line["attempt"], epoch=line["epoch"])
         return Rollout(
             key,
@@ -485,9 +484,21 @@ class RolloutStore:
         """
         if not self.complete(group):
             return False
-        scores = self.scores(group)
-        others = {score for entry in self._groups[group].ended.values() for _, score in entry.others}
-        return None in scores or (drop_uniform and len(scores) > 1 == len({*scores, *others}))
+        uniform = self.uniform(group)
+        return uniform is None or (drop_uniform and uniform)
+
+    def uniform(self, group: str) -> bool | None:
+        """Return `Group.uniform` of a group; None where one of its rollouts has no score."""
+        scores = [score for score in self.scores(group) if score is not None]
+        if len(scores) < self.size:
+            return None
+        parts: dict[str, list[tuple[float | None, RolloutState]]] = {}
+        for entry in self._groups[group].ended.values():
+            for _, score, part in ((0, entry.score, entry.part), *entry.others):
+                if part is not None:
+                    parts.setdefault(part, []).append((score, entry.state))
+        known = [[score for score in baseline(members) if score is not None] for members in parts.values()]
+        return are_uniform(known or [scores])
 
     def rollouts_of_unfinished_groups(self) -> int:
         """How many rollouts are recorded of groups that are not complete."""
@@ -579,14 +590,23 @@ class RolloutStore:
 
 
 def _entry(line: Line, begin: int, others: Sequence[tuple[int, Line]]) -> PlayedEntry:
-    seats = tuple((place, other["score"]) for place, other in others)
-    return PlayedEntry(begin, line["attempt"], RolloutState(line["state"]), line["score"], seats)
+    seats = tuple((place, other["score"], _part(other)) for place, other in others)
+    part = _part(line) if any(part is not None for _, _, part in seats) else None
+    return PlayedEntry(begin, line["attempt"], RolloutState(line["state"]), line["score"], part, seats)
+
+
+def _part(line: Line) -> str | None:
+    return _seat_of(line["seat"]).part(line["index"]) if "seat" in line else None
+
+
+def _seat_of(record: Mapping[str, Any]) -> Seat:
+    return Seat(**{name: value for name, value in record.items() if name != "of"})
 
 
 def _read(journal: Journal, entry: PlayedEntry) -> Line:
     """Return the line of a rollout with those of the other seats of its episode."""
     line = journal.at(entry.begin)
-    return {**line, "others": [journal.at(begin) for begin, _ in entry.others]} if entry.others else line
+    return {**line, "others": [journal.at(begin) for begin, *_ in entry.others]} if entry.others else line
 
 
 Place = tuple[str, int, int]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from hermes_rl.errors import SpecError
 from hermes_rl.reading.record import RunRecord
 from hermes_rl.reading.shown import Screen, shown_rollout
 from hermes_rl.rollouts.rollout import certify
+from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import run_evaluate
 from hermes_rl.runs.opening import Launch
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.store import RolloutStore
 from hermes_rl.spec.check import check_spec
 from hermes_rl.spec.load import load_spec, parse_spec
 from hermes_rl.spec.overrides import parse_extra_args
@@ -544,6 +547,8 @@ async def test_a_run_goes_on_however_its_seats_are_compared(tmp_path: Path, base
     again, further = await played_so_far(3, 3)
     assert (attempts, again) == (6, 3) and further[: len(first)] == first
     assert len(further) == 3 * {"seat": 2, "row": 1, "episode": 3}[baseline]
+    with RunDirectory(tmp_path / "run") as directory, closing(RolloutStore(directory, 3)) as store:
+        assert {store.uniform(group) for group in store.groups} == {baseline == "seat"}, "as `Group.uniform` says"
     if baseline != "episode":  # whose comparisons are whole at any number of episodes
         with pytest.raises(UserError, match=r"holds groups of 3, and process\.group_size is 2"):
             await played_so_far(3, 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from hermes_rl.reading.record import RolloutSummary, RunRecord
 from hermes_rl.reading.settings import spec_of, success_of
 from hermes_rl.reading.shown import PREVIEW, Screen
 from hermes_rl.reading.statistics import headline, numbers
+from hermes_rl.runs.provenance import seconds_of
 
 SAID = (
     "fingerprint", "hermes_rl", "python", "started", "demo", "seed", "policy", "tokenizer", "dataset", "images",
@@ -86,19 +86,13 @@ def running(path: Path) -> bool:
 
 
 def _times(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return when the run was last started, and the seconds since then until it ended, or until now where it goes on.
+    """Return when the run was first started, and the seconds of all its starts, the last until now where it goes on.
 
-    Both are recorded: the times of files are those of a copy, where a run was copied.
+    All of it is recorded: the times of files are those of a copy, where a run was copied.
     """
-    started, ended = _moment(described, "started"), _moment(described, "ended")
+    started, ended = seconds_of(described.get("started")), seconds_of(described.get("ended"))
     if ended is None and started is not None and running(path):
         ended = time.time()
-    seconds = max(ended - started, 0.0) if started is not None and ended is not None else None
+    last = seconds_of(described.get("resumed")) or started
+    seconds = max(ended - last, 0.0) + described.get("seconds_before", 0.0) if last is not None and ended else None
     return {"started": started, "seconds": seconds}
-
-
-def _moment(described: Mapping[str, Any], name: str) -> float | None:
-    try:
-        return datetime.fromisoformat(described[name]).timestamp()
-    except (ValueError, TypeError, KeyError):
-        return None

@@ -25,6 +25,7 @@ from hermes_rl.others_files import open_file, read_file
 from hermes_rl.repositories.cache import trust
 from hermes_rl.runs.journal import Journal, write_atomically
 from hermes_rl.runs.line import problem_of_description
+from hermes_rl.runs.provenance import resumed
 from hermes_rl.spec.fingerprint import fingerprint, fingerprint_parts
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.values import read_own_json, write_json
@@ -97,8 +98,12 @@ class RunDirectory:
     @property
     def has_rollouts(self) -> bool:
         """True where an earlier run has finished a rollout here."""
+        return bool(self._results)
+
+    @property
+    def _results(self) -> list[os.stat_result]:
         files = (self.path / name for name in ("rollouts.jsonl", "groups.jsonl"))
-        return any(file.is_file() and file.stat().st_size > 0 for file in files)
+        return [found for file in files if file.is_file() and (found := file.stat()).st_size > 0]
 
     def __enter__(self) -> RunDirectory:
         try:
@@ -122,10 +127,11 @@ class RunDirectory:
 
     def describe(self, spec: Spec, provenance: dict[str, Any]) -> None:
         """Write `spec.yaml` and `run.json`; the images of what was played here before stay."""
-        images = self.described().get("images") or {} if self.has_rollouts else {}
-        self.rewrite(
-            spec, {"format": FORMAT, "name": spec.name, "fingerprint": self.fingerprint, **provenance, "images": images}
-        )
+        own = {"format": FORMAT, "name": spec.name, "fingerprint": self.fingerprint, **provenance, "images": {}}
+        if results := self._results:
+            known, written = self.described(), max(result.st_mtime for result in results)
+            own |= {"images": known.get("images") or {}, **resumed(known, provenance["started"], written)}
+        self.rewrite(spec, own)
 
     def rewrite(self, spec: Spec, described: Mapping[str, Any]) -> None:
         """Write the spec again, with all that `run.json` says."""

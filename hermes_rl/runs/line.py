@@ -144,7 +144,10 @@ _texts = _named(_text)
 _weighting = _with({"name": _text}, {"weight": _maybe(is_number), "gate": _flag})
 _clamp = _maybe(lambda value: _each(is_number)(value) and len(value) == 2)
 _DESCRIPTION: Mapping[str, Check] = {
-    **dict.fromkeys(("name", "fingerprint", "mode", "hermes_rl", "python", "started", "ended", "spec"), _maybe(_text)),
+    **dict.fromkeys(
+        ("name", "fingerprint", "mode", "hermes_rl", "python", "started", "resumed", "ended", "spec"), _maybe(_text)
+    ),
+    "seconds_before": is_number,
     **dict.fromkeys(("format", "seed"), _maybe(lambda value: type(value) is int)),
     "group_size": _maybe(lambda value: _count(value) and value > 0),
     "demo": _maybe(_flag),

@@ -70,6 +70,29 @@ def provenance(
     }
 
 
+def resumed(known: Mapping[str, Any], started: str, written: float) -> dict[str, Any]:
+    """Return what `run.json` says of the starts of a run that goes on: the first, this one, seconds of those before.
+
+    Args:
+        known: what it said so far.
+        started: when this start began.
+        written: when the last start wrote something last, in seconds since 1970; it may have been killed.
+    """
+    began, ended = (seconds_of(known.get(name)) for name in ("resumed" if "resumed" in known else "started", "ended"))
+    if began is None:
+        return {}
+    before = known.get("seconds_before", 0.0) + max(0.0, (written if ended is None else ended) - began)
+    return {"started": known["started"], "resumed": started, "seconds_before": round(before, 3)}
+
+
+def seconds_of(moment: object) -> float | None:
+    """Return a time of `run.json` in seconds since 1970; None where it is none."""
+    try:
+        return datetime.fromisoformat(moment).timestamp()  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        return None
+
+
 def moment() -> str:
     """Return the time as `run.json` says it, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

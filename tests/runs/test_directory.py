@@ -14,6 +14,7 @@ import pytest
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.runs.directory import RunDirectory, refusal
 from hermes_rl.runs.journal import Journal
+from hermes_rl.runs.provenance import seconds_of
 from hermes_rl.spec.fingerprint import fingerprint
 from hermes_rl.spec.load import load_spec, parse_spec
 from hermes_rl.spec.model import Spec
@@ -293,3 +294,19 @@ def test_what_no_run_has_written_is_said_and_not_read(tmp_path: Path, text: str)
     with pytest.raises(UserError, match=r"lines\.jsonl:2: this line is no JSON object"):
         list(journal.read())
     journal.close()
+
+
+def test_a_run_that_goes_on_keeps_its_first_start_and_the_seconds_of_all(tmp_path: Path, spec: Spec) -> None:
+    with RunDirectory(tmp_path / "run", "f") as directory:
+        directory.describe(spec, {"started": "2026-11-01T10:00:00.000Z"})
+        directory.add({"ended": "2026-11-01T10:00:10.000Z"})
+        (directory.path / "rollouts.jsonl").write_text("{}\n")
+        directory.describe(spec, {"started": "2026-11-01T12:00:00.000Z"})
+        told = directory.described()
+        assert (told["started"], told["resumed"]) == ("2026-11-01T10:00:00.000Z", "2026-11-01T12:00:00.000Z")
+        assert told["seconds_before"] == 10.0 and "ended" not in told
+        killed = seconds_of("2026-11-01T12:00:05.000Z")
+        assert killed is not None
+        os.utime(directory.path / "rollouts.jsonl", (killed, killed))
+        directory.describe(spec, {"started": "2026-11-01T14:00:00.000Z"})
+        assert directory.described()["seconds_before"] == 15.0

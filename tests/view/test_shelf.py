@@ -236,6 +236,12 @@ def test_the_time_of_a_run_is_the_recorded_one_though_its_files_were_copied(tmp_
     times = {"started": "2026-11-01T10:00:00.000+00:00", "ended": "2026-11-01T10:00:10.500+00:00"}
     write_run(tmp_path / "copied", [recorded("a")], **times)
     write_run(tmp_path / "killed", [recorded("a")], started=times["started"])
+    again = {"resumed": "2026-11-01T12:00:00.000Z", "seconds_before": 10.5, "ended": "2026-11-01T12:00:01.000Z"}
+    write_run(tmp_path / "resumed", [recorded("a")], **{**times, **again})
     runs = Shelf([tmp_path])
     names(runs)
-    assert {Path(run["path"]).name: run["seconds"] for run in runs.runs()["runs"]} == {"copied": 10.5, "killed": None}
+    assert {Path(run["path"]).name: run["seconds"] for run in runs.runs()["runs"]} == {
+        "copied": 10.5,
+        "killed": None,
+        "resumed": 11.5,
+    }

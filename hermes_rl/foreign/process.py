@@ -334,6 +334,7 @@ class Runner:
                 raise RuntimeError("the call that was given this object has ended")
             self._count += 1
             answer: Future[Any] = Future()
+            answer.set_running_or_notify_cancel()  # who waits no longer, as `wait_for` does, cannot cancel the answer
             self._answers[self._count] = answer
             if self._reader is None:
                 self._reader = threading.Thread(target=self._read, daemon=True)

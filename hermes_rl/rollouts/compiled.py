@@ -91,6 +91,7 @@ from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import (
     TemplateError,
     coerce,
+    columns_used,
     has_template,
     render,
     render_section,
@@ -739,7 +740,7 @@ class CompiledSpec:
     def _hears(self, row: Row, listener: str, speaker: str, text: str) -> str:
         template, where = self.spec.agents[listener].hears, f"agents.{listener}.hears"
         if len(self.spec.agents) > 2:  # it may hear several at once: no line of one may look like the words of another
-            template = template if "seat" in template else f"{{{{ seat }}}}: {template}"
+            template = template if "seat" in columns_used(template) else f"{{{{ seat }}}}: {template}"
             text = "\n    ".join(text.splitlines())
         try:
             values = {**row.columns, "seat": speaker, "text": text}

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from itertools import accumulate, groupby, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from hermes_rl.errors import UserError
 from hermes_rl.foreign.failures import EndedError, ForeignError
@@ -30,6 +30,7 @@ from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Too
 from hermes_rl.tokens.transcript import Branch, ids
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _TAIL = 256
 """How many tokens of a prompt a family gets: it looks back only to the end of the last turn."""
@@ -114,12 +115,22 @@ class FamilyRenderer:
 
     def first(self, messages: Messages, tools: Tools | None) -> array[int]:
 
-        def rendered(guard: Guard) -> array[int]:
-            with self._adapter.guarded(guard):
-                return ids(self._renderer.render_ids(guard.messages, tools=guard.tools, add_generation_prompt=True))
+        def rendered(encoder: Guard | _Written, messages: Messages, tools: Tools | None) -> array[int]:
+            with self._adapter.guarded(encoder):
+                return ids(self._renderer.render_ids(messages, tools=tools, add_generation_prompt=True))
 
         with refusals(self.name):  # the package may raise anything at messages that it does not expect
-            return guarded(self.tokenizer, [_plain(message) for message in messages], tools, rendered)
+            return self._guarded(messages, tools, rendered)
+
+    def _guarded(self, messages: Messages, tools: Tools | None, make: Callable[..., T]) -> T:
+        """Return what `make` makes of (what encodes, messages, tools), verified."""
+
+        def write(messages: Messages, tools: Tools | None) -> str:
+            make(written := _Written(), messages, tools)
+            return "".join(written.texts)
+
+        plain = [_plain(message) for message in messages]
+        return guarded(self.tokenizer, plain, tools, lambda guard: make(guard, guard.messages, guard.tools), write)
 
     def following(self, branch: Branch, new: Messages, tools: Tools | None) -> array[int] | None:
         last = branch.spans[-1]
@@ -127,16 +138,16 @@ class FamilyRenderer:
         sampled = branch.tokens[last.start :].tolist()
         size = len(before) + len(sampled)
 
-        def bridged(guard: Guard) -> array[int] | None:
-            with self._adapter.guarded(guard):
-                bridge = self._renderer.bridge_to_next_turn(before, sampled, guard.messages, tools=guard.tools)
+        def bridged(encoder: Guard | _Written, messages: Messages, tools: Tools | None) -> array[int] | None:
+            with self._adapter.guarded(encoder):
+                bridge = self._renderer.bridge_to_next_turn(before, sampled, messages, tools=tools)
             if bridge is None or bridge.token_ids[:size] != before + sampled:
                 return None
             return ids(bridge.token_ids[size:])
 
         try:
             with refusals(self.name):
-                return guarded(self.tokenizer, [_plain(message) for message in new], tools, bridged)
+                return self._guarded(new, tools, bridged)
         except TemplateRefused:
             return None
 
@@ -231,13 +242,24 @@ def _plain(message: Any) -> dict[str, Any]:
     return prepared
 
 
+class _Written:
+    """Stands for a guard where only the texts are asked for."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def encode(self, text: str) -> list[int]:
+        self.texts.append(text)
+        return [0]
+
+
 @lives_in_runner(f"{__name__}:TokenizerApart")
 class _FamilyTokenizer:
     """Our tokenizer in the form that the package wants. It encodes texts between the breaks of the guard in force."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._guard: ContextVar[Guard | None] = ContextVar("guard", default=None)
+        self._guard: ContextVar[Guard | _Written | None] = ContextVar("guard", default=None)
         self.name_or_path = tokenizer.name
         self.unk_token_id = None
         self.eos_token_id = None
@@ -268,7 +290,7 @@ class _FamilyTokenizer:
         return renamed, texts
 
     @contextmanager
-    def guarded(self, guard: Guard) -> Iterator[None]:
+    def guarded(self, guard: Guard | _Written) -> Iterator[None]:
         token = self._guard.set(guard)
         try:
             yield

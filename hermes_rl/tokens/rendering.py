@@ -302,10 +302,10 @@ class TemplateRenderer:
 
     def first(self, messages: Messages, tools: Tools | None) -> array[int]:
         def encoded(guard: Guard) -> array[int]:
-            text = self.tokenizer.render(guard.messages, guard.tools, add_generation_prompt=True)
-            return ids(guard.encode(text, self._encode))
+            return ids(guard.encode(written(guard.messages, guard.tools), self._encode))
 
-        return guarded(self.tokenizer, [for_template(message) for message in messages], tools, encoded)
+        written = partial(self.tokenizer.render, add_generation_prompt=True)
+        return guarded(self.tokenizer, [for_template(message) for message in messages], tools, encoded, written)
 
     def _encode(self, text: str) -> array[int]:
         tokens = ids()
@@ -410,17 +410,21 @@ class TemplateRenderer:
         calls = [call(name, {"x": anchor}, identity) for name, identity in answered]
         anchored = {**said(""), "tool_calls": calls} if join.called and calls else said(anchor)
 
-        def encoded(guard: Guard) -> array[int] | None:
-            text = self.tokenizer.render(guard.messages, guard.tools, add_generation_prompt=True)
+        def written(messages: Messages, offered: Tools | None) -> str:
+            text = self.tokenizer.render(messages, offered, add_generation_prompt=True)
             *turn, rest = text.split(anchor)
             ends = [rest.find(stop) for stop in self._stops if stop in rest]
             # A turn that ends before its last anchor has messages in front of it, which would be missing.
             if not turn or not ends or any(stop in part for stop in self._stops for part in turn[1:]):
-                return None
-            return ids(guard.encode(rest[min(ends) :]))
+                raise TemplateRefused("the chat template writes messages in front of the turn that they answer")
+            return rest[min(ends) :]
 
+        def encoded(guard: Guard) -> array[int]:
+            return ids(guard.encode(written(guard.messages, guard.tools)))
+
+        messages = [QUESTION, anchored, *map(for_template, new)]
         try:
-            return guarded(self.tokenizer, [QUESTION, anchored, *map(for_template, new)], tools, encoded)
+            return guarded(self.tokenizer, messages, tools, encoded, written, since=2)
         except TemplateRefused:
             return None
 

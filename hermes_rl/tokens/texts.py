@@ -4,12 +4,14 @@ A control token in a prompt comes from the template alone. `guarded` breaks up e
 that is a half of one which the template may put beside the other half, and verifies the encoded prompt: it has the
 control tokens that stand in the template's text, and no others. The break is a word drawn at random that occurs in no
 input. The template has to carry it through unchanged: a prompt made with another word must have the same tokens.
-A prompt that cannot be verified is refused, so no rollout counts as exact because of a guess.
+That the template writes each text, once and in order, is verified too. A prompt that cannot be verified is
+refused, so no rollout counts as exact because of a guess.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from hermes_rl.tokens.tokenizer import Messages, Tokenizer, Tools
 
 T = TypeVar("T")
+Write = Callable[["Messages", "Tools | None"], str]
+"""Messages and tools → the text of a prompt."""
 DIGITS = (24, 31)
 """Digits of the two words of a prompt. Templates that cut texts at a length treat words of two lengths differently."""
 
@@ -39,10 +43,18 @@ def stand_in(*inputs: Any, digits: int = DIGITS[0]) -> str:
             return word
 
 
-def guarded(tokenizer: Tokenizer, messages: Messages, tools: Tools | None, make: Callable[[Guard], T]) -> T:
+def guarded(
+    tokenizer: Tokenizer,
+    messages: Messages,
+    tools: Tools | None,
+    make: Callable[[Guard], T],
+    write: Write | None = None,
+    since: int = 0,
+) -> T:
     """Return the tokens that `make` encodes with a `Guard`, once they are verified.
 
-    `make` may be called several times. Raises `TemplateRefused` if a text would become a control token, if the template
+    `write` makes the text that is encoded; the texts of others from message `since` on have to be in it. `make` may be
+    called several times. Raises `TemplateRefused` if a text would become a control token, if the template
     does not write texts as they are, or if a message has anything but texts: nothing else becomes tokens here, and
     templates and renderers never get it.
     """
@@ -59,8 +71,55 @@ def guarded(tokenizer: Tokenizer, messages: Messages, tools: Tools | None, make:
             other._encoded = guard._encoded  # the same pieces, if all is well
             if make(other) != made or other.forged:
                 raise TemplateRefused("the chat template changes texts, so control tokens cannot be told from text")
+        if write is not None:
+            _require_texts(messages, tools, write, since, guard.prompt)
         return made
     raise TemplateRefused("the tokenizer makes control tokens of a text that contains none")
+
+
+def _require_texts(messages: Messages, tools: Tools | None, write: Write, since: int, prompt: str) -> None:
+    """Raise `TemplateRefused` unless each text from message `since` on is in the prompt whole, once and in order.
+
+    `write` writes the prompt again with two words around each text, which show where it is. Templates gather what the
+    system says in one place and read switches from it, and they leave out parts of the model's own turns.
+    """
+    word, texts = stand_in(messages, tools), dict[str, tuple[str, str]]()
+
+    def marked(role: str, text: str) -> str:
+        core = text.strip()
+        if role == "assistant" or not core:
+            return text
+        index = str(len(texts))
+        texts[index] = role, core
+        return text.replace(core, f"{word}{index}n{core}{word}{index}n", 1)
+
+    asked = list(messages[:since])
+    for message in messages[since:]:
+        role, content = str(message.get("role")), message.get("content")
+        if isinstance(content, str):
+            content = marked(role, content)
+        elif content:
+            content = [{**part, "text": marked(role, part["text"])} for part in content]
+        asked.append({**message, "content": content})
+    before, *pieces = write(asked, tools).split(word)
+    split = [piece.partition("n") for piece in pieces]
+    starts, ends = ([index for index, _, _ in marks] for marks in (split[::2], split[1::2]))
+    others = [index for index, (role, _) in texts.items() if role != "system"]
+    if (
+        starts != ends
+        or sorted(starts) != sorted(texts)
+        or [each for each in starts if texts[each][0] != "system"] != others
+    ):
+        raise TemplateRefused("the chat template changes texts: it does not write each message once and in order")
+    written = {index: text for index, _, text in split[::2]}
+    kept = all(_writes(written[index], texts[index][1]) for index in others)
+    if not kept or before + "".join(text for _, _, text in split) != prompt:
+        raise TemplateRefused("the chat template changes texts: it writes a message otherwise than it is")
+
+
+def _writes(written: str, text: str) -> bool:
+    """Return True if this is the text, as it is or within JSON."""
+    return written == text or any(written == json.dumps(text, ensure_ascii=only)[1:-1] for only in (False, True))
 
 
 def _of_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -94,6 +153,8 @@ class Guard:
         self._of_model, self._of_others = _risks(tokenizer)
         self._encoded: dict[str, Sequence[int]] = {}
         """The tokens of the pieces between breaks."""
+        self.prompt = ""
+        """All that was encoded, without breaks."""
         self.forged = False
         """True if an encoded text had a control token that does not stand in it."""
         self.messages: Messages = messages
@@ -120,7 +181,9 @@ class Guard:
         """Encode a text that was rendered from the guarded messages, and look for control tokens that are not in it."""
         encode = encode or self._tokenizer.encode
         tokens: list[int] = []
-        for piece in [rendered] if self._break is None else rendered.split(self._break):
+        pieces = [rendered] if self._break is None else rendered.split(self._break)
+        self.prompt += "".join(pieces)
+        for piece in pieces:
             if (encoded := self._encoded.get(piece)) is None:
                 encoded = self._encoded[piece] = encode(piece)
                 self.forged = self.forged or not self._of_others.explains(encoded, piece)

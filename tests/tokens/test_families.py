@@ -82,5 +82,6 @@ def test_renderer_gets_no_picture_and_opens_nothing(tmp_path: Path) -> None:
     with listener, pytest.raises(BlockingIOError):
         listener.accept()
     parts = [{"type": "text", "text": "a", "image": None}, {"type": "text", "text": "b"}]
-    renderer.first([{"role": "user", "content": parts}], None)
-    assert given == [[{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]]
+    with pytest.raises(TemplateRefused, match="changes texts"):  # nothing is written here
+        renderer.first([{"role": "user", "content": parts}], None)
+    assert given[0] == [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]

@@ -16,6 +16,7 @@ from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
 from hermes_rl.tokens.chat import chat_tokens, turn_ids
+from hermes_rl.tokens.families import family_renderer
 from hermes_rl.tokens.hub import wrapped
 from hermes_rl.tokens.load import make_renderer
 from hermes_rl.tokens.rendering import (
@@ -234,6 +235,63 @@ def test_a_template_that_repeats_a_turn_after_its_result_is_rendered_anew() -> N
     whole, made = prompts(renderer, {**dict.fromkeys(POSITIONS, "x"), "result": "the code is 4711"})
     assert made == whole
     assert "the code is 4711" in SMALL.decode(made)
+
+
+EACH = "{%- for m in messages -%}EACH{%- endfor -%}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+WRITTEN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+
+
+@pytest.mark.parametrize(
+    "each",
+    [
+        "{% if m.role in ('user', 'assistant') %}" + WRITTEN + "{% endif %}",
+        "{% if m.role != 'system' or loop.first %}" + WRITTEN + "{% endif %}",
+        "{% if m.role != 'tool' or loop.last %}" + WRITTEN + "{% endif %}",
+        "{% if 'alpha' not in m.content %}" + WRITTEN + "{% endif %}",
+        "{% if not m.content.startswith('Question') %}" + WRITTEN + "{% endif %}",
+        "{% if m.content | length < 40 %}" + WRITTEN + "{% endif %}",
+        WRITTEN + "{% if m.role == 'user' %}" + WRITTEN + "{% endif %}",
+        *(
+            WRITTEN.replace("m.content", f"m.content{change}")
+            for change in (
+                "[:12]",
+                " | truncate(12)",
+                " | upper",
+                " | reverse",
+                ".split('.')[0]",
+                " | replace('a', 'b')",
+            )
+        ),
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_template_that_does_not_write_each_message_is_refused(each: str, at_once: bool) -> None:
+    engine = Engine.from_file(str(small_tokenizer_path() / "tokenizer.json"))
+    renderer = TemplateRenderer(SmallTokenizer(engine, template_of(EACH.replace("EACH", each))))
+    messages = [
+        {"role": "system", "content": "Rule alpha. " * 5},
+        {"role": "user", "content": "Question alpha. Another."},
+        {"role": "assistant", "content": "Reply."},
+        {"role": "system", "content": "Rule beta. Another."},
+        {"role": "tool", "content": "Result gamma. Another."},
+        {"role": "user", "content": "Question delta alpha. Another."},
+    ]
+    transcript = Transcript()
+    with pytest.raises(TemplateRefused, match="changes texts"):
+        if not at_once:
+            prompt = next_prompt(renderer, transcript, [{"role": "user", "content": "x"}], None)
+            sampled = [*SMALL.encode("Reply."), SMALL.vocabulary["<|im_end|>"]]
+            transcript.add(Step.of(prompt.ids, sampled, [0.0] * len(sampled)), messages[:3], prompt)
+        next_prompt(renderer, transcript, messages, None)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "glm-5", "deepseek-v3"])
+def test_family_that_does_not_write_a_role_refuses_it(name: str) -> None:
+    renderer = family_renderer(name, tokenizer_of(name.partition("-")[0]), RendererSettings(name))
+    hello = {"role": "user", "content": "Hello."}
+    assert renderer.first([hello], None)
+    with pytest.raises(TemplateRefused, match="changes texts"):
+        renderer.first([{"role": "developer", "content": "Obey this."}, hello], None)
 
 
 def test_a_text_that_makes_the_tokenizer_panic_is_refused() -> None:

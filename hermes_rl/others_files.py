@@ -15,9 +15,13 @@ from io import BufferedReader
 from pathlib import Path
 
 from hermes_rl.errors import UserError
+from hermes_rl.values import whole_text
 
 LARGEST = 64 << 20
 """Bytes of a file that is read whole, unless its reader has another bound."""
+MOST_FILES = 50_000
+LARGEST_DIRECTORY = 1 << 30
+"""Files and directories below a directory that is read whole, and the bytes of its files."""
 KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a named pipe",
@@ -43,7 +47,7 @@ def open_file(path: Path, top: Path | None = None) -> BufferedReader:
         OSError: as for `open`, where there is no such file or it may not be read.
     """
     top = path.parent if top is None else top
-    names = path.relative_to(top).parts
+    names = path.relative_to(top).parts if path.is_relative_to(top) else ()
     if not names or ".." in names:
         raise RefusedFileError(f"{path}: is not below {top}")
     with ExitStack() as opened:
@@ -104,6 +108,33 @@ def is_file(path: Path, top: Path | None = None) -> bool:
     except (OSError, RefusedFileError):
         return False
     return True
+
+
+def list_below(directory: Path, top: Path) -> dict[Path, int]:
+    """Return what lies below a directory, without following a link: the paths in order, and `st_mode` of each.
+
+    Raises:
+        RefusedFileError: the directory is not below `top`, or a link on the way to it; a name is not UTF-8; there are
+            more than `MOST_FILES`, or more than `LARGEST_DIRECTORY` bytes in them.
+        OSError: there is no such directory or it may not be read.
+    """
+    names = directory.relative_to(top).parts if directory.is_relative_to(top) else ("..",)
+    if ".." in names or _has_link(top, names):
+        raise RefusedFileError(f"{directory}: is a link, or lies behind one, and links are not followed")
+    modes, pending, size = dict[Path, int](), [directory], 0
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                path, status = Path(entry.path), entry.stat(follow_symlinks=False)
+                modes[path] = status.st_mode
+                pending += [path] if stat.S_ISDIR(status.st_mode) else []
+                size += status.st_size if stat.S_ISREG(status.st_mode) else 0
+                if not entry.name.isascii() and whole_text(entry.name) != entry.name:
+                    raise RefusedFileError(f"{path}: its name is not UTF-8")
+                if len(modes) > MOST_FILES or size > LARGEST_DIRECTORY:
+                    most = f"{MOST_FILES} files, or than {LARGEST_DIRECTORY >> 30} GiB in them"
+                    raise RefusedFileError(f"{directory}: has more than {most}, and is not read")
+    return dict(sorted(modes.items()))
 
 
 def _has_link(top: Path, names: tuple[str, ...]) -> bool:

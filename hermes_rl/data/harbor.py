@@ -14,6 +14,7 @@ import os
 import posixpath
 import re
 import shlex
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple
 
 from hermes_rl.data.compose import VARIABLES, ComposeFile, defaulted
 from hermes_rl.errors import Problem, SpecError, UserError
-from hermes_rl.others_files import RefusedFileError, open_file, read_file, read_text
+from hermes_rl.others_files import RefusedFileError, list_below, open_file, read_file, read_text
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.rules import no_copies
 from hermes_rl.spec.section import parse_size
@@ -33,6 +34,12 @@ from hermes_rl.spec.suggest import did_you_mean
 from hermes_rl.values import is_number
 
 TASK = "task.toml"
+LONGEST_TOML = 1 << 20
+MANY_NAMES = re.compile(r"""(?<![\w"'-])(?:[\w"'-]+[ \t]*\.[ \t]*){50}""")
+"""A key of so many names that the parser would need the square of their number in memory."""
+MOST_STEPS = 100
+LARGEST_TASK = 256 << 20
+"""Bytes of the files of one task that a row holds, those that several steps have each time."""
 VERIFIER_SECONDS = 600.0
 PLAIN = re.compile(
     r"((docker\.io|public\.ecr\.aws/docker)/)?(library/)?(ubuntu|debian|python)(:[\w.-]+)?(@sha256:[0-9a-f]{64})?"
@@ -200,7 +207,7 @@ def read_tasks(
         raise UserError(f"dataset.harbor: {folder} is no folder")
     places = [folder] if (folder / TASK).is_file() else sorted(path.parent for path in folder.glob(f"*/{TASK}"))
     if not places:
-        older = any(folder.glob("**/task.yaml"))
+        older = any(folder.glob("*/task.yaml"))
         way = "; `hermes-rl run terminal-bench` plays folders with a task.yaml" if older else ""
         raise UserError(f"dataset.harbor: {folder} has no {TASK}, and no folder right in it has one{way}")
     tasks, refused, noted = Tasks(), list[Problem](), dict[str, list[str]]()
@@ -208,7 +215,7 @@ def read_tasks(
         task = _Task(
             place, folder, backend, network, agent_timeout, steps, servers or {}, keeps_processes, packages, demo
         )
-        row = task.row()
+        row = task.row_or_none()
         refused += task.problems
         if row is not None and not task.problems:
             tasks.rows.append(row)
@@ -265,6 +272,9 @@ class _Task:
     files: list[dict[str, Any]] = field(default_factory=list)
     setup: list[str] = field(default_factory=list)
     services: dict[str, Any] = field(default_factory=dict)
+    _listed: dict[Path, Mapping[Path, int]] = field(default_factory=dict)
+    _bytes_left: int = field(default_factory=lambda: LARGEST_TASK)
+    """What the row may still hold of the task's files."""
 
     def __post_init__(self) -> None:
         self.docker = IN_DEMO if self.demo else DOCKER
@@ -274,16 +284,28 @@ class _Task:
     def _takes_images(self) -> bool:
         return self.backend not in ("bubblewrap", "none", "ssh")
 
-    def row(self) -> dict[str, Any] | None:
+    def row_or_none(self) -> dict[str, Any] | None:
         """Return the task as a row; None where it cannot be read. `problems` say what of it cannot be played."""
-        file = self.folder / TASK
         try:
-            self._text = read_text(file)
-            self._toml = tomllib.loads(self._text)
-        except (OSError, ValueError, RefusedFileError) as error:
+            return self._row()
+        except Exception as error:  # noqa: BLE001 - whatever a stranger has put there costs that task alone
+            known = isinstance(error, UserError | OSError | ValueError)
             line = re.search(r"line (\d+)", str(error))
-            self._refuse(file, int(line[1]) if line else 1, f"it cannot be read: {error}")
+            why = str(error) if known else f"{type(error).__name__}: {error}"
+            self._refuse(self.folder / TASK, int(line[1]) if line else 1, f"it cannot be read: {why}")
             return None
+
+    def _parse(self) -> None:
+        if not self.folder.name.isprintable():  # it names the row
+            raise ValueError("the folder's name has a character that cannot be printed")
+        self._text = read_text(self.folder / TASK, limit=LONGEST_TOML)
+        if MANY_NAMES.search(self._text):
+            raise ValueError("it has a key of more than 50 names")
+        self._toml = tomllib.loads(self._text)
+
+    def _row(self) -> dict[str, Any] | None:
+        file = self.folder / TASK
+        self._parse()
         for key, why in REFUSED.items():
             if self._at(key) not in (None, [], ""):
                 self._refuse_key(key, why)
@@ -388,6 +410,9 @@ class _Task:
         if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
             self._refuse_key("steps", "expected [[steps]]")
             return []
+        if len(tables) > MOST_STEPS:
+            self._refuse_key("steps", f"it has more than {MOST_STEPS} steps")
+            return []
         parts = []
         for number, table in enumerate(tables):
             name, key, top = table.get("name"), f"steps.{number}", (self.folder / "steps").resolve()
@@ -442,7 +467,7 @@ class _Task:
         tests = {
             f"/tests/{path.relative_to(top)}": path
             for top in dict.fromkeys((self.folder / "tests", part.folder / "tests"))
-            for path in _inside(top)
+            for path in self._inside(top)
         }
         start = part.folder / "workdir" if part.key else None
         timeout = self._number("verifier.timeout_sec", VERIFIER_SECONDS)
@@ -453,8 +478,8 @@ class _Task:
         return {
             "say": self._instruction(part),
             "files": [
-                _files_of(posixpath.join(workdir or "", path.relative_to(part.folder / "workdir")), path)
-                for path in (_inside(start) if start else ())
+                self._file(posixpath.join(workdir or "", path.relative_to(part.folder / "workdir")), path)
+                for path in (self._inside(start) if start else ())
             ],
             "setup": [
                 *(["bash setup.sh"] if start and (start / "setup.sh").is_file() else []),
@@ -462,7 +487,9 @@ class _Task:
             ],
             "min_reward": self._min_reward(part),
             "verifier": {
-                "files": [{"to": to, "content": _content(path), "mode": _mode(path)} for to, path in tests.items()],
+                "files": [
+                    {"to": to, "content": self._content(path), "mode": _mode(path)} for to, path in tests.items()
+                ],
                 "env": env,
                 "timeout": timeout,
             },
@@ -618,7 +645,7 @@ class _Task:
         if trajectory.exists():
             self._refuse(trajectory, 1, "a conversation that came before is not given to the agent yet")
         tops = dict.fromkeys(folder / name for folder in (self.folder, *(p.folder for p in parts)) for name in COPIED)
-        for ignored in (path for top in tops for path in sorted(top.rglob(".harborignore"))):
+        for ignored in (path for top in tops for path in self._below(top) if path.name == ".harborignore"):
             self._refuse(ignored, 1, "files are not left out by it; remove it, and the files that it names")
         if (self.folder / "tests/Dockerfile").is_file():
             self.notes.append("tests/Dockerfile is not built: tests run in the agent's sandbox")
@@ -638,9 +665,10 @@ class _Task:
         for top in dict.fromkeys(
             (*(part.folder / name for part in (_Part("", self.folder), *parts) for name in COPIED), *copied)
         ):
-            for path in sorted(top.rglob("*")):
-                if path.is_symlink() and not (path.is_file() and path.resolve().is_relative_to(top.resolve())):
-                    self._refuse(path, 1, f"only links to files in {top.name}/ are followed")
+            for path, mode in self._below(top).items():
+                if not stat.S_ISDIR(mode) and not _lies_in(path, mode, top):
+                    what = f"links to files in {top.name}/ are followed" if stat.S_ISLNK(mode) else "files are read"
+                    self._refuse(path, 1, f"only {what}")
 
     def _instruction(self, part: _Part) -> str:
         file = part.folder / "instruction.md"
@@ -656,17 +684,49 @@ class _Task:
         if not (solution / "solve.sh").is_file():
             return "true"
         commands = []
-        for path in _inside(solution):
+        for path in self._inside(solution):
             place = f"/solution/{path.relative_to(solution)}"
             target = shlex.quote(place)
             commands.append(f"mkdir -p {shlex.quote(posixpath.dirname(place))}")
-            data = _content(path)
+            data = self._content(path)
             try:  # what the shell itself can write, whatever programs the image has
                 commands.append(f"printf %s {shlex.quote(_text(data))} > {target}")
             except ValueError:
                 commands.append(f"echo {base64.b64encode(data).decode()} | base64 -d > {target}")
         variables = [f"export {name}={shlex.quote(value)}" for name, value in self._variables("solution.env").items()]
         return " && ".join([*commands, *variables, "bash /solution/solve.sh"])
+
+    # ------------------------------------------------------------------ the files of the task
+
+    def _below(self, folder: Path) -> Mapping[Path, int]:
+        """Return what lies below a folder of the task, which may be missing; see `list_below`."""
+        if folder not in self._listed:
+            exists = folder.exists() or folder.is_symlink()
+            top = self.folder if folder.is_relative_to(self.folder) else self.folder.resolve()
+            self._listed[folder] = list_below(folder, top) if exists else {}
+        return self._listed[folder]
+
+    def _inside(self, folder: Path, top: Path | None = None) -> list[Path]:
+        """Return the files in a folder that lie in it, or in `top` above it, also after symlinks."""
+        return [path for path, mode in self._below(folder).items() if _lies_in(path, mode, top or folder)]
+
+    def _content(self, path: Path) -> bytes:
+        """Return a file of the task, to which a link within the task may lead."""
+        data = read_file(path.resolve(), self.folder.resolve())
+        self._bytes_left -= len(data)
+        if self._bytes_left < 0:
+            raise RefusedFileError(f"its files have more than {LARGEST_TASK >> 20} MiB together")
+        return data
+
+    def _file(self, to: str, path: Path) -> dict[str, str]:
+        """Return a file as a sandbox lays it down."""
+        return {"to": to, "base64": base64.b64encode(self._content(path)).decode(), "mode": f"0o{_mode(path):03o}"}
+
+    def _laid_whole(self, to: str, path: Path, top: Path) -> list[dict[str, str]]:
+        """Return a file, or the files in a folder, as a sandbox lays them down; none that lies outside of `top`."""
+        if not path.is_dir():
+            return [self._file(to, path)]
+        return [self._file(f"{to}/{inner.relative_to(path)}", inner) for inner in self._inside(path, top)]
 
     # ------------------------------------------------------------------ environment/
 
@@ -683,7 +743,7 @@ class _Task:
                 line = self._line("environment.docker_image")
                 self._refuse(file, line, f"it needs the image {image}: {self.docker}")
             if self._is_laid_down():
-                self.files += [_files_of(str(path.relative_to(folder)), path) for path in _inside(folder)]
+                self.files += [self._file(str(path.relative_to(folder)), path) for path in self._inside(folder)]
         elif self.backend == "docker" and dockerfile.is_file():
             self.base = self._built(folder)
         elif not dockerfile.is_file() and self._takes_images:
@@ -717,12 +777,12 @@ class _Task:
         """Return what an image is called that is built of a folder: a relative path, so that tasks can be moved."""
         name = f"./{os.path.relpath(folder.resolve(), self.top.resolve())}"
         digest = sha256()
-        for path in sorted(folder.rglob("*")):
-            digest.update(f"{path.relative_to(folder)} {path.lstat().st_mode:o}\0".encode("utf-8", "surrogateescape"))
-            if path.is_symlink():
+        for path, mode in self._below(folder).items():
+            digest.update(f"{path.relative_to(folder)} {mode:o}\0".encode())
+            if stat.S_ISLNK(mode):
                 digest.update(os.fsencode(path.readlink()))
-            elif path.is_file():
-                with open_file(path) as file:
+            elif stat.S_ISREG(mode):
+                with open_file(path, self.folder if path.is_relative_to(self.folder) else None) as file:
                     digest.update(file_digest(file, "sha256").digest())
         self.builds[name] = digest.hexdigest()
         return name
@@ -732,7 +792,7 @@ class _Task:
         file = folder / COMPOSE
         if not file.is_file():
             return
-        compose = ComposeFile(file, lambda to, path: _laid_whole(to, path, folder), self._built)
+        compose = ComposeFile(file, lambda to, path: self._laid_whole(to, path, folder), self._built)
         if compose.services and self.backend != "docker":
             self._refuse(file, 1, f"services beside the sandbox: {self.docker}")
         for line, why in compose.problems:
@@ -834,7 +894,7 @@ class _Task:
             else:
                 whole = target.endswith(("/", ".")) or len(sources) > 1
                 to = f"{top.rstrip('/.')}/{path.name}" if whole else top
-            self.files += _laid_whole(to, path, context)
+            self.files += self._laid_whole(to, path, context)
         return None
 
 
@@ -894,27 +954,11 @@ def _names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
 
 
-def _inside(folder: Path, top: Path | None = None) -> list[Path]:
-    """Return the files in a folder that lie in it, or in `top` above it, also after symlinks."""
-    bound = (top or folder).resolve()
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.resolve().is_relative_to(bound))
-
-
-def _files_of(to: str, path: Path) -> dict[str, str]:
-    """Return a file as a sandbox lays it down."""
-    return {"to": to, "base64": base64.b64encode(_content(path)).decode(), "mode": f"0o{_mode(path):03o}"}
-
-
-def _content(path: Path) -> bytes:
-    """Return a file of a task, to which a link within the task may lead; `_inside` has looked where it lies."""
-    return read_file(path.resolve())
-
-
-def _laid_whole(to: str, path: Path, top: Path) -> list[dict[str, str]]:
-    """Return a file, or the files in a folder, as a sandbox lays them down; none that lies outside of `top`."""
-    if not path.is_dir():
-        return [_files_of(to, path)]
-    return [_files_of(f"{to}/{inner.relative_to(path)}", inner) for inner in _inside(path, top)]
+def _lies_in(path: Path, mode: int, top: Path) -> bool:
+    """Return True if a path of this mode is a file in a folder, after links too."""
+    return stat.S_ISREG(mode) or (
+        stat.S_ISLNK(mode) and path.is_file() and path.resolve().is_relative_to(top.resolve())
+    )
 
 
 def _text(data: bytes) -> str:

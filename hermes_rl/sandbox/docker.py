@@ -24,6 +24,7 @@ import os
 import posixpath
 import shutil
 import socket
+import stat
 import struct
 import tarfile
 import tempfile
@@ -36,6 +37,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from hermes_rl.errors import SandboxFailure, UserError
+from hermes_rl.others_files import RefusedFileError, list_below, open_file
 from hermes_rl.sandbox.base import DEFAULT_IMAGE, KILLED_EXIT_CODE, SandboxConfig, SandboxFile, SandboxService
 from hermes_rl.sandbox.channel import Diagnosis, Lost
 from hermes_rl.sandbox.docker_engine import ANSWER_SECONDS, Engine, EngineAway, EngineError, RegistryAway, registry_of
@@ -272,11 +274,16 @@ def build_context(folder: Path) -> bytes:
             if lines.is_file() and lines.stat().st_size > LARGEST_IGNORED:
                 raise SandboxFailure(f"{lines} is larger than {LARGEST_IGNORED} bytes: exclude whole directories")
             ignored = DockerIgnore(lines.read_text("utf-8", "replace") if lines.is_file() else "")
-            for path in sorted(folder.rglob("*")):
+            for path, mode in list_below(folder, folder).items():
                 name = str(path.relative_to(folder))
-                if name in ("Dockerfile", IGNORED) or not ignored.leaves_out(name):
+                if name not in ("Dockerfile", IGNORED) and ignored.leaves_out(name):
+                    continue
+                if stat.S_ISREG(mode):
+                    with open_file(path, folder) as file:
+                        archive.addfile(plain(archive.gettarinfo(arcname=name, fileobj=file)), file)
+                else:
                     archive.add(path, name, recursive=False, filter=plain)
-    except OSError as error:
+    except (OSError, RefusedFileError) as error:
         raise SandboxFailure(f"the folder {folder} cannot be built: {error}") from error
     return data.getvalue()
 

@@ -1,20 +1,23 @@
 """Task folders of Terminal-Bench as rows: task.yaml, solution.sh, run-tests.sh, tests/, perhaps an image."""
 
+import os
+import stat
 from collections.abc import Iterator
-from os import environ
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from hermes_rl.others_files import list_below, read_file, read_text
 
 OURS = Path(__file__).parents[1] / "data" / "terminal-bench"
 
 
 def tasks(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
     """One row per folder of ``$TERMINAL_BENCH_TASKS``, or of the three small ones that come along."""
-    folder = Path(environ.get("TERMINAL_BENCH_TASKS") or OURS)
+    folder = Path(os.environ.get("TERMINAL_BENCH_TASKS") or OURS)
     for task in sorted(path.parent for path in folder.glob("*/task.yaml")):
-        described = yaml.safe_load((task / "task.yaml").read_text("utf-8"))
+        described = yaml.safe_load(read_text(task / "task.yaml"))
         yield {
             "task_id": task.name,
             "instruction": described["instruction"],
@@ -26,14 +29,15 @@ def tasks(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
 
 
 def _files(task: Path) -> list[Path]:
-    return [task / "run-tests.sh", *sorted(path for path in task.glob("tests/**/*") if path.is_file())]
+    tests = list_below(task / "tests", task) if (task / "tests").exists() else {}
+    return [task / "run-tests.sh", *(path for path, mode in tests.items() if not stat.S_ISDIR(mode))]
 
 
 def _laid(path: Path, task: Path) -> dict[str, Any]:
     """Return a file as `files` takes it: tasks may be anywhere, and a `from` has to be below the spec."""
-    mode = path.stat().st_mode & 0o777
-    return {"to": f"/tmp/task/{path.relative_to(task)}", "content": path.read_bytes(), "mode": mode}
+    mode = path.lstat().st_mode & 0o777
+    return {"to": f"/tmp/task/{path.relative_to(task)}", "content": read_file(path, task), "mode": mode}
 
 
 def _text(path: Path) -> str:
-    return path.read_text("utf-8") if path.is_file() else "true\n"
+    return read_text(path) if path.exists() else "true\n"

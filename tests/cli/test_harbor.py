@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from hermes_rl.data import harbor
 from hermes_rl.data.check import check_spec
 from hermes_rl.data.harbor import read_tasks
 from hermes_rl.errors import RunError, SpecError, UserError
+from hermes_rl.plugins import load_object
 from hermes_rl.runs.evaluate import run_evaluate
 from hermes_rl.runs.opening import Launch
 from hermes_rl.runs.process import run_process
@@ -691,6 +692,93 @@ def test_no_file_of_this_machine_gets_into_a_task(tmp_path: Path, file: str, kin
     assert "the-key-of-this-machine" not in str(rows)
 
 
+def sparse(path: Path, size: int) -> None:
+    with path.open("wb") as file:
+        file.truncate(size)
+
+
+def chain(folder: Path, depth: int) -> None:
+    """Make folders in each other, deeper than a path may be long."""
+    directory = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir(20 * "d", dir_fd=directory)
+        parent, directory = directory, os.open(20 * "d", os.O_RDONLY, dir_fd=directory)
+        os.close(parent)
+    os.close(directory)
+
+
+HOSTILE: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    "nested": ("a = " + 5000 * "[" + 5000 * "]", Path.exists, "RecursionError"),
+    "dotted": ("a" + 20_000 * ".a" + " = 1", Path.exists, "a key of more than 50 names"),
+    "long": ("#" * (1 << 20), Path.exists, "has more than 1048576 bytes"),
+    "server": ("[[environment.mcp_servers]]\ntransport = 'stdio'\nargs = 5", Path.exists, "TypeError"),
+    "steps": (101 * "[[steps]]\nname = 'a'\n", Path.exists, "more than 100 steps"),
+    "name": (f"[[steps]]\nname = '{5000 * 'a'}'", Path.exists, "File name too long"),
+    "large": ("", lambda folder: sparse(folder / "tests/large", 70 << 20), "more than 67108864 bytes"),
+    "many": ("", lambda folder: [sparse(folder / f"solution/{n}", 1 << 18) for n in range(5)], "1 MiB together"),
+    "context": ("", lambda folder: sparse(folder / "environment/large", 5 << 30), "1 GiB in them"),
+    "deep": ("", lambda folder: chain(folder / "tests", 200), "File name too long"),
+    "bytes": ("", lambda folder: (folder / "tests/\udcff").touch(), "its name is not UTF-8"),
+    "pipe": ("", lambda folder: os.mkfifo(folder / "tests/pipe"), "only files are read"),
+    "services": (
+        "",
+        lambda folder: (folder / "environment/docker-compose.yaml").write_text(
+            "services: {main: {}, a: {image: x, depends_on: [{b: 1}]}}"
+        ),
+        "TypeError",
+    ),
+    "line\nbreak": ("", Path.exists, "cannot be printed"),
+}
+"""Name of a task's folder → what is added to task.toml, what is done to the folder, and why it is left out."""
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_task_that_cannot_be_read_costs_itself_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(harbor, "LARGEST_TASK", 1 << 20)
+    added, change, why = HOSTILE[name]
+    task(tmp_path / "good")
+    change(task(tmp_path / name, TOML + added))
+    tasks = read_tasks(tmp_path, "bubblewrap", network=False, steps="mean")
+    assert [row["name"] for row in tasks.rows] == ["good"]
+    assert why in tasks.notes[-1]
+
+
+@pytest.mark.parametrize("name", ["tests", "solution", "environment", "steps/a", "steps/a/tests", "steps/a/workdir"])
+@pytest.mark.parametrize("backend", ["bubblewrap", "docker"])
+def test_folder_of_a_task_that_is_a_link_is_not_followed(tmp_path: Path, name: str, backend: str) -> None:
+    toml = TOML + ("[[steps]]\nname = 'a'\n" if name.startswith("steps") else "")
+    folder = task(tmp_path / "odd", toml, others={"steps/a/instruction.md": "Do.", "steps/a/tests/test.sh": "true"})
+    outside = tmp_path / "outside"
+    if (folder / name).exists():
+        (folder / name).rename(outside)
+    outside.mkdir(exist_ok=True)
+    (outside / "key").write_text("the-key-of-this-machine")
+    (folder / name).symlink_to(outside)
+    with pytest.raises(SpecError) as refused:
+        read_tasks(folder, backend, network=False, steps="mean")
+    assert any(why in str(refused.value) for why in ("links are not followed", "has no folder of that name"))
+
+
+def test_file_that_becomes_a_link_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at a file and its reading."""
+    (tmp_path / "key").write_text("the-key-of-this-machine")
+    folder = task(tmp_path / "odd")
+    listed = harbor.list_below
+
+    def swapped(directory: Path, top: Path) -> dict[Path, int]:
+        modes = listed(directory, top)
+        for path in modes if directory.name == "tests" else ():
+            path.unlink()
+            path.symlink_to(tmp_path / "key")
+        return modes
+
+    monkeypatch.setattr(harbor, "list_below", swapped)
+    with pytest.raises(SpecError, match="is not below"):
+        read_tasks(folder, "bubblewrap", network=False)
+
+
 def test_a_link_to_a_file_beside_it_is_that_file(tmp_path: Path) -> None:
     folder = task(tmp_path / "task", dockerfile="FROM debian\nCOPY data /app\n", others={"environment/data/a": "a"})
     (folder / "environment/data/b").symlink_to("../given.txt")
@@ -1077,3 +1165,28 @@ async def test_the_docs_spec_of_reward_file_scores(
     played_lines = await all_played(str(tmp_path / "spec.yaml"), tmp_path / "run", command)
     assert [line["rewards"]["checked"]["value"] for line in played_lines] == [value] * 2
     assert [line["rewards"]["checked"]["metrics"] for line in played_lines] == [{"right": value, "alone": alone}] * 2
+
+
+@pytest.mark.parametrize("name", ["task.yaml", "run-tests.sh", "setup.sh", "solution.sh", "tests/key", "tests"])
+def test_task_folders_of_terminal_bench_are_read_without_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    tasks = load_object("tasks/terminal_bench.py:tasks", Path(__file__).parents[2] / "specs")
+    monkeypatch.setenv("TERMINAL_BENCH_TASKS", str(tmp_path / "tasks"))
+    folder = tmp_path / "tasks/odd"
+    (folder / "tests").mkdir(parents=True)
+    (folder / "task.yaml").write_text("instruction: Do it.")
+    (folder / "run-tests.sh").write_text("true")
+    (folder / "tests/a.py").write_text("a")
+    (row,) = tasks(seed=0, split="train")
+    assert {each["to"]: each["content"] for each in row["verifier"]} == {
+        "/tmp/task/run-tests.sh": b"true",
+        "/tmp/task/tests/a.py": b"a",
+    }
+    if (folder / name).exists():
+        (folder / name).rename(tmp_path / "key")
+    else:
+        (tmp_path / "key").write_text("the-key-of-this-machine")
+    (folder / name).symlink_to(tmp_path / "key")
+    with pytest.raises(UserError, match="is a link"):
+        list(tasks(seed=0, split="train"))

@@ -284,6 +284,14 @@ def test_links_of_a_build_context_stay_links(tmp_path: Path) -> None:
         docker.build_context(tmp_path / "none")
 
 
+def test_build_context_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    folder = built_of(tmp_path / "folder")
+    with (folder / "large").open("wb") as file:
+        file.truncate(5 << 30)
+    with pytest.raises(SandboxFailure, match="1 GiB in them"):
+        docker.build_context(folder)
+
+
 @pytest.mark.parametrize(
     ("lines", "there"),
     [

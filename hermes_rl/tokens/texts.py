@@ -74,7 +74,7 @@ def guarded(
         if write is not None:
             _require_texts(messages, tools, write, since, guard.prompt)
         return made
-    raise TemplateRefused("the tokenizer makes control tokens of a text that contains none")
+    raise TemplateRefused("the tokenizer finds other control tokens than those that a text contains")
 
 
 def _require_texts(messages: Messages, tools: Tools | None, write: Write, since: int, prompt: str) -> None:
@@ -151,12 +151,12 @@ class Guard:
         self._tokenizer = tokenizer
         self._break: str | None = None
         self._of_model, self._of_others = _risks(tokenizer)
-        self._encoded: dict[str, Sequence[int]] = {}
-        """The tokens of the pieces between breaks."""
+        self._encoded: dict[tuple[str, bool], Sequence[int]] = {}
+        """The tokens of the pieces between breaks, by text and whether another piece is in front."""
         self.prompt = ""
         """All that was encoded, without breaks."""
         self.forged = False
-        """True if an encoded text had a control token that does not stand in it."""
+        """True if an encoded text had other control tokens than those that stand in it."""
         self.messages: Messages = messages
         self.tools = tools or None
         risks = [self._of_model if message.get("role") == "assistant" else self._of_others for message in messages]
@@ -183,12 +183,30 @@ class Guard:
         tokens: list[int] = []
         pieces = [rendered] if self._break is None else rendered.split(self._break)
         self.prompt += "".join(pieces)
-        for piece in pieces:
-            if (encoded := self._encoded.get(piece)) is None:
-                encoded = self._encoded[piece] = encode(piece)
+        for place, piece in enumerate(pieces):
+            if (encoded := self._encoded.get((piece, place > 0))) is None:
+                encoded = encode(piece) if place == 0 else _encode_behind(self._tokenizer, piece)
+                self._encoded[piece, place > 0] = encoded
                 self.forged = self.forged or not self._of_others.explains(encoded, piece)
             tokens += encoded
         return tokens
+
+
+LEAD = "\n"
+"""A text that is no part of a word."""
+
+
+def _encode_behind(tokenizer: Tokenizer, text: str) -> Sequence[int]:
+    """Return the tokens of a text that stands behind another one, without the blank that opens a text for some."""
+    if _opens_with_nothing(tokenizer):
+        return tokenizer.encode(text)
+    lead, tokens = tokenizer.encode(LEAD), tokenizer.encode(LEAD + text)
+    return tokens[len(lead) :] if tokens[: len(lead)] == lead else tokenizer.encode(text)
+
+
+@functools.lru_cache(maxsize=16)
+def _opens_with_nothing(tokenizer: Tokenizer) -> bool:
+    return tokenizer.decode([*tokenizer.encode("a"), *tokenizer.encode("|")]) == "a|"
 
 
 @dataclass(frozen=True)
@@ -198,6 +216,8 @@ class _Risk:
     ids: Mapping[str, int]
     """Their tokens; a string that is not one token of the tokenizer is not among them."""
     pattern: re.Pattern[str]
+    starts: re.Pattern[str]
+    """Finds where each of them starts, those too that stand within another one."""
     heads: frozenset[str]
     """The beginnings of the strings, at least one character shorter."""
     tails: frozenset[str]
@@ -214,9 +234,11 @@ class _Risk:
         # Runs of blanks and single characters are tokens of some vocabularies, but control nothing.
         risky = sorted((s for s in strings if len(s) > 1 and s.strip()), key=lambda s: (-len(s), s))
         encoded = {string: tokenizer.encode(string) for string in risky}
+        any_of = "|".join(map(re.escape, risky)) or r"(?!)"
         return cls(
             {string: tokens[0] for string, tokens in encoded.items() if len(tokens) == 1},
-            re.compile("|".join(map(re.escape, risky)) or r"(?!)"),
+            re.compile(any_of),
+            re.compile(f"(?={any_of})"),
             frozenset(string[:size] for string in risky for size in range(1, len(string))),
             frozenset(string[-size:] for string in risky for size in range(1, len(string))),
             frozenset(string[0] for string in risky),
@@ -231,12 +253,9 @@ class _Risk:
         return frozenset(self.ids.values())
 
     def explains(self, encoded: Sequence[int], text: str) -> bool:
-        """Return True if each of these tokens in `encoded` stands in the text, in order."""
-        found = [token for token in encoded if token in self.tokens]
-        if not found:
-            return True
-        written = iter([self.ids.get(match[0]) for match in self.pattern.finditer(text)])
-        return all(token in written for token in found)
+        """Return True if these tokens in `encoded` are those that stand in the text, in order."""
+        written = [self.ids[match[0]] for match in self.pattern.finditer(text) if match[0] in self.ids]
+        return written == [token for token in encoded if token in self.tokens]
 
     def breaks(self, text: str) -> list[int]:
         """Return the places at which a text has to be broken, in order.
@@ -247,7 +266,7 @@ class _Risk:
         inside = len(core) < self.longest and core in self.joined and _UNWORDED.search(core) is not None
         if not core or (self.edges.search(core) is None and not inside):
             return []
-        places = {match.start() + 1 for match in self.pattern.finditer(text)}
+        places = {match.start() + 1 for match in self.starts.finditer(text)}
         start = len(text) - len(text.lstrip())
         end = start + len(core)
         if not self.first.isdisjoint(core[-self.longest :]):

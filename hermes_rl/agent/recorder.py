@@ -81,7 +81,7 @@ class LoopOptions:
     task_timeout: float | None = None
     """Of the agent's work and of the commands of its rewards together."""
     deadline: float | None = None
-    """Of the clock, from which nothing is subtracted; None: see `most_seconds`."""
+    """Of the clock, from which nothing but the turns of other seats is subtracted; None: see `most_seconds`."""
     tool_timeout: float | None = None
     max_tool_errors: int | None = None
     max_turns_per_answer: int | None = None
@@ -246,9 +246,19 @@ class PolicyRecorder:
             raise
 
     async def hear(self, user: AnswersAgent, words: str | None = None) -> UserAnswer:
-        """Return what the user, or another agent, says next."""
-        with self._awaits("the user, or another agent,"):
-            return await user.speak(words)
+        """Return what the user, or another agent, says next.
+
+        The clock stands still during the turns of other agents. Each has its own deadline and uses up no other one.
+        """
+        deadline = self._deadline if getattr(user, "waits_for_seats", False) else None
+        ends, began = None if deadline is None else deadline.when(), time.monotonic()
+        if deadline is not None:
+            deadline.reschedule(None)
+        with self._awaits("the user"):
+            answer = await user.speak(words)
+        if deadline is not None and ends is not None:
+            deadline.reschedule(ends + time.monotonic() - began)
+        return answer
 
     async def ask(
         self,

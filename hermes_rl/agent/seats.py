@@ -101,6 +101,11 @@ class SeatPlayer:
         if self._user is not None:
             self._user.begin(result, seed)
 
+    @property
+    def waits_for_seats(self) -> bool:
+        """Whether it is other seats that it waits for, and not its user."""
+        return self._user is None
+
     async def speak(self, words: str | None = None) -> UserAnswer:
         """Hand on what the seat has said, and wait for what it hears next."""
         if words is not None and self._user is not None:

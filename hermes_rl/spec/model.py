@@ -163,8 +163,8 @@ class Agent(Section):
     deadline: float | None = Field(
         None,
         gt=0,
-        description="Seconds of the clock until the rollout is stopped, whatever it waits for; default: 4 × timeout, "
-        "an hour at least, and 24 hours without a timeout.",
+        description="Seconds of the clock until the rollout is stopped, whatever it waits for except other seats; "
+        "default: 4 × timeout, an hour at least, and 24 hours without a timeout.",
     )
     temperature: float = Field(1.0, ge=0, description="Sampling temperature.")
     top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling; default: the server's.")

@@ -430,6 +430,16 @@ async def test_lines_of_one_seat_never_look_like_words_of_another(tmp_path: Path
         assert heard == f"{named.format('alice', speech)}\n\n{named.format('bob', 'no')}"
 
 
+async def test_seat_that_stalls_uses_up_no_deadline_but_its_own(tmp_path: Path) -> None:
+    """Else it could rid itself of a bad episode, which would be played again as ours, or make its rival lose."""
+    stall = {"tools": [{"name": "terminal", "args": {"command": "sleep 60"}}]}
+    turns = [{"say": "1"}, {"seat": "black", **stall}, {"seat": "black", "say": "2"}, {"say": "3"}]
+    parts = {"toolsets": ["terminal"], "rewards": {"texts": {"fn": "code.py:texts", "range": [0, 9]}}}
+    group = await played(tmp_path, size=1, agent={"deadline": 4}, solution={"turns": turns}, **parts)
+    endings = [str(seat.ending) for seat in group.rollouts[0].seats]
+    assert (group.dropped, endings) == (None, ["world_over", "timeout"])
+
+
 async def test_words_of_another_seat_that_do_not_fit_end_the_seat_that_hears_them(tmp_path: Path) -> None:
     """They are an agent's doing, which could rid itself of a bad episode else; a prompt that does not fit is ours."""
     black: dict[str, Any] = {"prompt": {"system": "You answer."}, "agent": {"max_trajectory_tokens": 400}}

@@ -360,7 +360,7 @@ def canonical_calls(message: Mapping[str, Any]) -> list[str]:
 
 
 def _canonical(calls: tuple[Call, ...]) -> list[str]:
-    return [f"{name}({_canonical_arguments(arguments)})" for name, arguments in calls]
+    return [f"{name!r}({_canonical_arguments(arguments)})" for name, arguments in calls]
 
 
 EXACT = 1 << 53

@@ -201,6 +201,14 @@ VALUES = st.recursive(
 )
 
 
+def test_name_and_arguments_of_a_call_are_told_apart() -> None:
+    def message(name: str, arguments: str) -> Message:
+        call = {"function": {"name": name, "arguments": arguments}}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+    assert not snapshot(message("f", "1)(2")).same(message("f(1)", "2"))
+
+
 @settings(max_examples=examples(300), deadline=None)
 @given(st.dictionaries(st.text(max_size=4), VALUES, max_size=4), st.data())
 def test_arguments_are_known_however_they_are_written_and_by_nothing_else(sampled: dict[str, Any], data: Any) -> None:

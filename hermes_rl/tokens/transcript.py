@@ -360,7 +360,8 @@ def canonical_calls(message: Mapping[str, Any]) -> list[str]:
 
 
 def _canonical(calls: tuple[Call, ...]) -> list[str]:
-    return [f"{name!r}({_canonical_arguments(arguments)})" for name, arguments in calls]
+    names = [repr(name) if {"(", "'", '"'} & set(name) else name for name, _ in calls]
+    return [f"{name}({_canonical_arguments(call[1])})" for name, call in zip(names, calls, strict=True)]
 
 
 EXACT = 1 << 53

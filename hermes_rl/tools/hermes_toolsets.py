@@ -234,8 +234,9 @@ class HermesSession:
         try:
             while line := await reader.readline():
                 message = read_json(line)
-                if message["id"] in self._waiting:
-                    self._waiting[message["id"]].set_result(message["answer"])
+                waiting = self._waiting.get(message["id"])
+                if waiting is not None and not waiting.done():  # its call may have been given up a moment ago
+                    waiting.set_result(message["answer"])
         except (OSError, ValueError):
             pass  # broken off in the middle of a line: the same as its end
         for waiting in self._waiting.values():

@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -179,3 +180,22 @@ async def test_a_process_that_ended_between_two_calls_is_not_waited_for() -> Non
         assert await session.call("web_search", {"query": "b"}) == "found"
     await session.close()
     server.close()
+
+
+async def test_a_call_that_is_given_up_as_its_answer_comes_costs_no_other_call() -> None:
+    reader, sent = asyncio.StreamReader(), list[bytes]()
+
+    class Connected:
+        async def connect(self) -> tuple[asyncio.StreamReader, Any]:
+            return reader, SimpleNamespace(write=sent.append)
+
+    session = HermesSession(Connected())  # type: ignore[arg-type]
+    first, second = (asyncio.create_task(session.call("web_search", {"query": query})) for query in "ab")
+    while len(sent) < 2:
+        await asyncio.sleep(0)
+    reader.feed_data(b'{"id": 0, "answer": "found"}\n')
+    first.cancel()
+    await asyncio.wait([first])
+    reader.feed_data(b'{"id": 1, "answer": "found"}\n')
+    async with asyncio.timeout(10):
+        assert await second == "found"

@@ -83,14 +83,15 @@ def _require_texts(messages: Messages, tools: Tools | None, write: Write, since:
     `write` writes the prompt again with two words around each text, which show where it is. Templates gather what the
     system says in one place and read switches from it, and they leave out parts of the model's own turns.
     """
-    word, texts = stand_in(messages, tools), dict[str, tuple[str, str]]()
+    word, order = stand_in(messages, tools), list[str]()
+    indexes = dict[tuple[str, str], str]()
 
     def marked(role: str, text: str) -> str:
         core = text.strip()
         if role == "assistant" or not core:
             return text
-        index = str(len(texts))
-        texts[index] = role, core
+        # Messages that are equal stay so, as some templates compare them.
+        order.append(index := indexes.setdefault((role, core), str(len(indexes))))
         return text.replace(core, f"{word}{index}n{core}{word}{index}n", 1)
 
     asked = list(messages[:since])
@@ -104,15 +105,11 @@ def _require_texts(messages: Messages, tools: Tools | None, write: Write, since:
     before, *pieces = write(asked, tools).split(word)
     split = [piece.partition("n") for piece in pieces]
     starts, ends = ([index for index, _, _ in marks] for marks in (split[::2], split[1::2]))
-    others = [index for index, (role, _) in texts.items() if role != "system"]
-    if (
-        starts != ends
-        or sorted(starts) != sorted(texts)
-        or [each for each in starts if texts[each][0] != "system"] != others
-    ):
+    others = {index: core for (role, core), index in indexes.items() if role != "system"}
+    found, expected = ([index for index in each if index in others] for each in (starts, order))
+    if starts != ends or sorted(starts) != sorted(order) or found != expected:
         raise TemplateRefused("the chat template changes texts: it does not write each message once and in order")
-    written = {index: text for index, _, text in split[::2]}
-    kept = all(_writes(written[index], texts[index][1]) for index in others)
+    kept = all(_writes(text, others[index]) for index, _, text in split[::2] if index in others)
     if not kept or before + "".join(text for _, _, text in split) != prompt:
         raise TemplateRefused("the chat template changes texts: it writes a message otherwise than it is")
 

@@ -324,6 +324,15 @@ def test_template_that_does_not_write_each_message_is_refused(each: str, at_once
         next_prompt(renderer, transcript, messages, None)
 
 
+def test_template_may_compare_messages() -> None:
+    """Mistral's writes the tools in front of each user message that equals the last one."""
+    last = "{% if m == messages[-1] %}# Tools\n{% endif %}"
+    engine = Engine.from_file(str(small_tokenizer_path() / "tokenizer.json"))
+    renderer = TemplateRenderer(SmallTokenizer(engine, template_of(EACH.replace("EACH", last + WRITTEN))))
+    go_on, reply = {"role": "user", "content": "Go on."}, {"role": "assistant", "content": "Ok."}
+    assert SMALL.decode(renderer.first([go_on, reply, go_on], None).tolist()).count("Go on.") == 2
+
+
 @pytest.mark.parametrize("name", ["qwen3", "glm-5", "deepseek-v3"])
 def test_family_that_does_not_write_a_role_refuses_it(name: str) -> None:
     renderer = family_renderer(name, tokenizer_of(name.partition("-")[0]), RendererSettings(name))

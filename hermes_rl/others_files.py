@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from contextlib import ExitStack
 from io import BufferedReader
 from pathlib import Path
@@ -110,8 +111,10 @@ def is_file(path: Path, top: Path | None = None) -> bool:
     return True
 
 
-def list_below(directory: Path, top: Path) -> dict[Path, int]:
+def list_below(directory: Path, top: Path, is_left_out: Callable[[Path], bool] | None = None) -> dict[Path, int]:
     """Return what lies below a directory, without following a link: the paths in order, and `st_mode` of each.
+
+    What is left out is not there and does not count, but what lies below it may.
 
     Raises:
         RefusedFileError: the directory is not below `top`, or a link on the way to it; a name is not UTF-8; there are
@@ -126,8 +129,10 @@ def list_below(directory: Path, top: Path) -> dict[Path, int]:
         with os.scandir(pending.pop()) as entries:
             for entry in entries:
                 path, status = Path(entry.path), entry.stat(follow_symlinks=False)
-                modes[path] = status.st_mode
                 pending += [path] if stat.S_ISDIR(status.st_mode) else []
+                if is_left_out is not None and is_left_out(path):
+                    continue
+                modes[path] = status.st_mode
                 size += status.st_size if stat.S_ISREG(status.st_mode) else 0
                 if not entry.name.isascii() and whole_text(entry.name) != entry.name:
                     raise RefusedFileError(f"{path}: its name is not UTF-8")

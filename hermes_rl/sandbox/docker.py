@@ -274,10 +274,13 @@ def build_context(folder: Path) -> bytes:
             if lines.is_file() and lines.stat().st_size > LARGEST_IGNORED:
                 raise SandboxFailure(f"{lines} is larger than {LARGEST_IGNORED} bytes: exclude whole directories")
             ignored = DockerIgnore(lines.read_text("utf-8", "replace") if lines.is_file() else "")
-            for path, mode in list_below(folder, folder).items():
+
+            def is_left_out(path: Path) -> bool:
                 name = str(path.relative_to(folder))
-                if name not in ("Dockerfile", IGNORED) and ignored.leaves_out(name):
-                    continue
+                return name not in ("Dockerfile", IGNORED) and ignored.leaves_out(name)
+
+            for path, mode in list_below(folder, folder, is_left_out).items():
+                name = str(path.relative_to(folder))
                 if stat.S_ISREG(mode):
                     with open_file(path, folder) as file:
                         archive.addfile(plain(archive.gettarinfo(arcname=name, fileobj=file)), file)

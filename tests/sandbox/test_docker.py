@@ -290,6 +290,9 @@ def test_build_context_that_is_too_large_is_refused(tmp_path: Path) -> None:
         file.truncate(5 << 30)
     with pytest.raises(SandboxFailure, match="1 GiB in them"):
         docker.build_context(folder)
+    (folder / ".dockerignore").write_text("large\n")
+    with tarfile.open(fileobj=io.BytesIO(docker.build_context(folder))) as archive:
+        assert "large" not in archive.getnames()
 
 
 @pytest.mark.parametrize(

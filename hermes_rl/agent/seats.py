@@ -456,7 +456,7 @@ def _run(function: AgentFunction, arguments: Mapping[str, Any]) -> Any:
         return read_bounded(answer_in_json(asyncio.run(scheduled(**arguments))))
     except (AgentFault, ValueError) as error:
         raise ScheduleError(str(error)) from error
-    except Exception as error:  # the spec's own code: whatever it raises is told with its place
+    except BaseException as error:  # the spec's own code, in a thread, where no Ctrl-C arrives
         raise ScheduleError(f"raised {place_of(error, scheduled)}") from error
 
 

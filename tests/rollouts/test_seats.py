@@ -72,6 +72,11 @@ async def black_first(seats):
     await seats["black"].say()
 
 
+async def interrupted(seats, state, row):
+    await seats["white"].say("hello")
+    raise {"ends": SystemExit, "stops": StopIteration, "interrupts": KeyboardInterrupt}[row["how"]]
+
+
 async def with_state(seats, state):
     state.said.append(await seats["white"].say("hello"))
 
@@ -413,6 +418,16 @@ async def test_schedule_that_fails_for_one_row_costs_that_row(tmp_path: Path, ho
         groups = [await env.play_group(row, 1) for row in sorted(env.rows(), key=lambda row: str(row.columns["how"]))]
     assert [group.dropped for group in groups] == [Ending.SANDBOX_FAILURE, None]
     assert f"play: the schedule {words}" in str(groups[0].detail)
+
+
+@pytest.mark.parametrize("how", ["ends", "stops", "interrupts"])
+async def test_schedule_in_the_runner_ends_nothing_but_its_episode(tmp_path: Path, how: str) -> None:
+    parts = {"play": {"fn": "code.py:interrupted"}, "state": {"python": "code.py:Board", "isolate": "none"}}
+    rewards = {"texts": {"fn": "code.py:texts", "range": [0, 9]}}
+    group = await played(tmp_path, 1, dataset={"items": [{"how": how}]}, rewards=rewards, **parts)
+    seats = group.rollouts[0].seats
+    assert (group.dropped, [str(seat.ending) for seat in seats]) == (None, ["world_failed", "world_over"])
+    assert seats[0].score == 1.0
 
 
 async def test_lines_of_one_seat_never_look_like_words_of_another(tmp_path: Path) -> None:

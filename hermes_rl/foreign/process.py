@@ -10,6 +10,7 @@ loaded the code.
 from __future__ import annotations
 
 import array
+import contextvars
 import gc
 import importlib
 import inspect
@@ -29,7 +30,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hermes_rl.errors import HermesRLError
 from hermes_rl.foreign.environment import missing_variable
@@ -37,6 +38,9 @@ from hermes_rl.foreign.messages import LONGEST_LOG, LONGEST_NAME, LONGEST_TEXT
 from hermes_rl.foreign.wire import Inbox, send, to_json
 from hermes_rl.fork_server import adopt_orphans, die_with_parent, reseed, text_output
 from hermes_rl.plugins import Code, load_object, place_of
+
+if TYPE_CHECKING:
+    import asyncio
 
 MEMORY = 2 << 30
 """Bytes of data that a process may hold; beyond it Python raises MemoryError."""
@@ -425,8 +429,9 @@ class ForeignCall(NamedTuple):
 
 
 def settled(value: Any) -> Any:
-    """Return what code has returned; where that has to be awaited, on an event loop of its own."""
-
+    """Return what code has returned; where that has to be awaited, on an event loop in which no other call has left
+    anything. Making a loop takes longer than many a tool, so the next call gets the same one if nothing is left."""
+    global _unused_loop
     if not inspect.isawaitable(value):
         return value
     import asyncio
@@ -434,7 +439,30 @@ def settled(value: Any) -> Any:
     async def awaited() -> Any:
         return await value
 
-    return asyncio.run(awaited())
+    runner, _unused_loop = _unused_loop or asyncio.Runner(), None
+    try:
+        return runner.run(awaited(), context=contextvars.copy_context())
+    finally:
+        if _is_unused(runner.get_loop()):
+            _unused_loop = runner
+        else:
+            runner.close()
+
+
+_unused_loop: asyncio.Runner | None = None
+
+
+def _is_unused(loop: Any) -> bool:
+    """Return True if an event loop holds no task, timer, descriptor, thread or generator of a call. Only attributes of
+    its own tell that."""
+    import asyncio
+
+    if not isinstance(loop, asyncio.SelectorEventLoop) or asyncio.all_tasks(loop):
+        return False
+    own: Any = loop
+    handles = [handle for handle in (*own._ready, *own._scheduled) if not handle.cancelled()]
+    left = handles or own._asyncgens or own._default_executor or own._signal_handlers
+    return not left and len(own._selector.get_map()) == 1  # the one by which other threads wake it
 
 
 def _in_words(error: BaseException, function: Callable[..., Any] | None) -> dict[str, Any]:

@@ -49,6 +49,24 @@ calls = 0
 
 def add(a, b): return a + b
 async def later(a): await asyncio.sleep(0.01); return [a]
+loops, kept = [], []
+async def loop(leave=None):
+    # Leaves something in the event loop, and returns its number: each has one, as it is kept.
+    loop = asyncio.get_running_loop()
+    if loop not in loops: loops.append(loop)
+    match leave:
+        case "task": kept.append(asyncio.create_task(asyncio.Event().wait()))
+        case "timer": loop.call_later(100, print)
+        case "descriptor": loop.add_reader(os.pipe()[0], print)
+        case "thread": await asyncio.to_thread(pid)
+        case "signal": loop.add_signal_handler(signal.SIGUSR1, print)
+        case "generator":
+            async def numbers(): yield 1; yield 2
+            kept.append(numbers())
+            await anext(kept[-1])
+        case "error": raise KeyError("x")
+        case "exit": sys.exit(3)
+    return loops.index(loop)
 def pid(): return os.getpid()
 def session(): return os.getsid(0)
 def order(): return int(open("/proc/self/oom_score_adj").read())
@@ -175,6 +193,19 @@ def test_one_process_does_call_after_call(call: Caller) -> None:
     assert len({call("pid") for _ in range(5)}) == 1
     assert call("pid") != os.getpid()
     assert [call("count") for _ in range(3)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("leave", [None, "task", "timer", "descriptor", "thread", "signal", "generator"])
+def test_call_gets_the_event_loop_of_another_unless_something_is_left(call: Caller, leave: str | None) -> None:
+    assert call("loop") == call("loop") == call("loop", leave=leave) == 0
+    assert call("loop") == (0 if leave is None else 1)
+
+
+def test_event_loop_serves_calls_after_one_that_raises(call: Caller) -> None:
+    for leave, then in (("error", 0), ("exit", 1)):
+        with pytest.raises(ForeignError):
+            call("loop", leave=leave)
+        assert call("loop") == then
 
 
 async def test_short_calls_at_once_wait_for_a_few_processes(

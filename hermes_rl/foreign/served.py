@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import copyreg
 import inspect
 import io
 import pickle
@@ -46,9 +45,10 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, served: ServedObjects) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self._served = served
-        self.dispatch_table = {**copyreg.dispatch_table, **dict.fromkeys(LIVING, self._stand_in)}
 
-    def _stand_in(self, obj: Any) -> Any:
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) not in LIVING:
+            return NotImplemented
         return stand_in, (LIVING[type(obj)], self._served.number(obj), obj.stand_in_fields())
 
 

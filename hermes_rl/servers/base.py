@@ -4,7 +4,6 @@ of both APIs. These types are dataclasses and not pydantic models because they a
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 import zlib
@@ -385,8 +384,7 @@ class ReplyBound:
     def of_tokens(cls, tokens: int, prompt: int = 0) -> ReplyBound:
         """Return the bound of an answer with so many sampled tokens: an id, a log-probability and a text for each. The
         ids of a prompt of `prompt` tokens may be in it too."""
-        bound = cls._of(tokens, (1024, 32), LARGEST_REPLY)
-        return replace(bound, size=min(LARGEST_REPLY, bound.size + 16 * prompt), values=bound.values + 2 * prompt)
+        return cls._of(tokens, (1024, 32), LARGEST_REPLY, prompt)
 
     @classmethod
     def of_scores(cls, places: int, top_k: int) -> ReplyBound:
@@ -394,9 +392,10 @@ class ReplyBound:
         return cls._of(places * (top_k + 2), (256, 16), LARGEST_SCORES)
 
     @classmethod
-    def _of(cls, tokens: int, each: tuple[int, int], largest: int) -> ReplyBound:
+    def _of(cls, tokens: int, each: tuple[int, int], largest: int, prompt: int = 0) -> ReplyBound:
         size, values = each
-        return cls(min(largest, (1 << 18) + size * tokens), MOST_VALUES + values * tokens, tokens)
+        size = min(largest, (1 << 18) + size * tokens + 16 * prompt)
+        return cls(size, MOST_VALUES + values * tokens + 2 * prompt, tokens)
 
 
 def read_reply(raw: bytes, config: ServerConfig, timing: Timing, bound: ReplyBound | None = None) -> ChatReply:
@@ -562,7 +561,7 @@ class Sampling:
 
     def written(self, body: Mapping[str, Any]) -> bytes:
         """Write a body as bytes. Most of it are the ids, which are not written anew for every turn of a rollout."""
-        before, _, behind = json.dumps(body).encode("ascii").partition(f'"{PROMPT}"'.encode("ascii"))
+        before, _, behind = write_message(body).partition(f'"{PROMPT}"'.encode("ascii"))
         ids = b", ".join(filter(None, (listed(self.prompt),) if self.text is None else self.text()))
         return b"".join((before, b"[", ids, b"]", behind))
 

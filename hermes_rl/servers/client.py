@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from hermes_rl.errors import UserError
@@ -263,7 +264,7 @@ class ModelClient:
         """Whether every server says which tokens it sampled."""
         return all(isinstance(backend, LoadsRenderer) or backend.config.kind.exact for backend in self._backends)
 
-    @property
+    @cached_property
     def parts(self) -> frozenset[str]:
         """Types of content parts that every server carries."""
         kinds = [TEXT_PARTS if isinstance(each, LoadsRenderer) else each.config.kind.parts for each in self._backends]
@@ -681,7 +682,7 @@ class Asker:
         while True:
             seen = self._pauses.seconds
             try:
-                async with self._pauses.watched():
+                with self._pauses.watched():
                     answer = await self._ask(body, request, bound)
             except AttemptFailed as failed:
                 if not failed.timed_out or self._pauses.seconds == seen:

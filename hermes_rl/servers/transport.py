@@ -241,6 +241,8 @@ class Transport:
         self._query = urlsplit(config.base_url).query or None
         self._urls: dict[str, URL] = {}
         self._headers = _headers(config)
+        own = SESSION_HEADER.lower() in map(str.lower, self._headers)
+        self._names_rollouts = config.session_header and not own
         self._scrubber = Scrubber(_secrets(config), _keys(config))
         self._proxy = proxy_of(self._base)  # read once: aiohttp would look it up for every call
         self._session: aiohttp.ClientSession | None = None
@@ -351,8 +353,7 @@ class Transport:
 
     def _session_header(self, rollout_id: str | None) -> dict[str, str]:
         """Return the header that names the rollout of a call; a header of the configuration with its name wins."""
-        own = SESSION_HEADER.lower() in map(str.lower, self._headers)
-        if rollout_id is None or own or not self._config.session_header:
+        if rollout_id is None or not self._names_rollouts:
             return {}
         return {SESSION_HEADER: safe_name(rollout_id)}
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from hermes_rl.servers.base import version_of
@@ -94,8 +94,8 @@ class Pauses:
         self._calls = 0
         self._watching: asyncio.Task[None] | None = None
 
-    @asynccontextmanager
-    async def watched(self) -> AsyncIterator[None]:
+    @contextmanager
+    def watched(self) -> Iterator[None]:
         """Watch for pauses while a call is in flight."""
         self._calls += 1
         if self._path is not None and (self._watching is None or self._watching.done()):

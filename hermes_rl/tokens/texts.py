@@ -14,7 +14,7 @@ import functools
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -156,6 +156,8 @@ class Guard:
         """True if an encoded text had other control tokens than those that stand in it."""
         self.messages: Messages = messages
         self.tools = tools or None
+        if not everywhere and not self._of_others.touches(_strings((messages, tools))):
+            return  # the strings of the model's own texts are among these
         risks = [self._of_model if message.get("role") == "assistant" else self._of_others for message in messages]
         if not everywhere and not any(map(_is_risky, (*risks, self._of_others), (*messages, tools))):
             return
@@ -254,13 +256,21 @@ class _Risk:
         written = [self.ids[match[0]] for match in self.pattern.finditer(text) if match[0] in self.ids]
         return written == [token for token in encoded if token in self.tokens]
 
+    def touches(self, texts: Collection[str]) -> bool:
+        """Return False if none of these texts has to be broken, which is found out for all at once."""
+        return self.edges.search("\n".join(texts)) is not None or any(self._holds(text.strip()) for text in texts)
+
+    def _holds(self, core: str) -> bool:
+        """Return True if a text is a part of a string, and not of a word."""
+        return len(core) < self.longest and core in self.joined and _UNWORDED.search(core) is not None
+
     def breaks(self, text: str) -> list[int]:
         """Return the places at which a text has to be broken, in order.
 
         Templates write texts beside each other and without the blanks around them.
         """
         core = text.strip()
-        inside = len(core) < self.longest and core in self.joined and _UNWORDED.search(core) is not None
+        inside = self._holds(core)
         if not core or (self.edges.search(core) is None and not inside):
             return []
         places = {match.start() + 1 for match in self.starts.finditer(text)}

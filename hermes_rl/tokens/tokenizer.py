@@ -13,9 +13,8 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from jinja2 import TemplateError
+from jinja2 import Environment, TemplateError
 from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hermes_rl.errors import HermesRLError, UserError, is_panic
 from hermes_rl.values import whole_text
@@ -87,7 +86,8 @@ class Tokenizer(Protocol):
 
 
 # ------------------------------------------------------------------------------------------- The small tokenizer
-# `scripts/train_small_tokenizer.py` makes the files of `small/`. Its template has the environment of transformers'.
+# `scripts/train_small_tokenizer.py` makes the files of `small/`. Its template is our own, and needs
+# no sandbox.
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -139,11 +139,11 @@ def small_tokenizer() -> SmallTokenizer:
     return SmallTokenizer(Engine.from_file(str(folder / "tokenizer.json")), _environment().from_string(source))
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def _environment() -> Environment:
     def raise_exception(message: str) -> NoReturn:
         raise TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = raise_exception
     return environment

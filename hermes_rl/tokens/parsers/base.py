@@ -10,6 +10,7 @@ import functools
 import json
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -460,11 +461,11 @@ def marked_text(
     tokenizer: Tokenizer, ids: Sequence[int], markers: Sequence[str]
 ) -> tuple[str, Callable[[Parsed], Parsed]]:
     """Return the text with breaks, and the function that takes them out of a result again."""
-    text, present = tokenizer.decode(ids), set(ids)
+    text, count = tokenizer.decode(ids), Counter(ids)
     own = {**_marks(tokenizer, tuple(markers))}
-    own |= {token: mark for token, mark in _controls(tokenizer, tuple(markers)).items() if token in present}
+    own |= {token: mark for token, mark in _controls(tokenizer, tuple(markers)).items() if token in count}
     special = list(own.values())
-    if not any(mark in text for mark in special):
+    if all(text.count(mark) == count[token] for token, mark in own.items()):
         return text, lambda parsed: parsed
     word = stand_in(text)
     pieces: list[str] = []

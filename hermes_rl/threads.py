@@ -490,9 +490,9 @@ def in_steps(work: Coroutine[Any, Any, T], seconds: float, longest: float) -> Ge
             advance, sent = work.throw, error
 
 
-RARE = (2_000, 5, 1_000)
-"""Thresholds of the three generations. Young garbage is found as ever; all objects are looked at once in ten million
-new ones, which is some ten thousand rollouts."""
+RARE = (10_000, 5, 200)
+"""Thresholds of the three generations. To look at a young object takes a microsecond, and those of a turn are gone by
+this number of new ones. All objects are looked at once in ten million new ones, which is some ten thousand rollouts."""
 
 
 @contextlib.contextmanager

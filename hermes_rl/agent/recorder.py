@@ -72,7 +72,7 @@ class ResultBudget:
         return replace(outcome, content=capped(outcome.content, self.preview_size))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LoopOptions:
     """The bounds and the sampling of one rollout. Times are in seconds, sizes in tokens; None is no bound."""
 
@@ -289,7 +289,10 @@ class PolicyRecorder:
         try:
             request = await self._request(messages, tools, rollout_id, resent, seed)
             with self._awaits("the policy's server"):
-                reply = await self._reply(request, None if first and not self.by_agents else prompt)
+                try:
+                    reply: ChatReply = await self.server.chat(request)
+                except ServerFailure as failure:
+                    reply = await self._asked_again(failure, request, None if first and not self.by_agents else prompt)
             if first:
                 self._require_room(tokens_of(reply.usage, "prompt_tokens"))
         except ContextLengthExceeded as error:
@@ -382,29 +385,19 @@ class PolicyRecorder:
             transcript=self.result.transcript,
         )
 
-    async def _reply(self, request: ChatRequest, prompt: Sequence[Message] | None) -> ChatReply:
-        """Return the server's reply. Where it fails over this conversation alone, who caused that is found out.
+    async def _asked_again(
+        self, failure: ServerFailure, request: ChatRequest, prompt: Sequence[Message] | None
+    ) -> ChatReply:
+        """Return the reply to a request that failed, where it does not fail again; raises what made it fail.
 
         Servers answer what they cannot process with any status, and one that was down for a while, or fails now and
         then, answers again: the policy's doing is what fails `ROUNDS` times while the prompt is answered each time.
         """
-        try:
-            reply: ChatReply = await self.server.chat(request)
-        except ServerFailure as failure:
-            if not failure.refused and (prompt is None or not failure.about_the_call):
-                raise
-            return await self._asked_again(failure, request, prompt)
-        return reply
-
-    async def _asked_again(
-        self, failure: ServerFailure, request: ChatRequest, prompt: Sequence[Message] | None
-    ) -> ChatReply:
-        """Return the reply to a request that failed, where it does not fail again; raises what made it fail."""
         asked = 0
-        while True:
+        while failure.refused or (prompt is not None and failure.about_the_call):
             cause = await self._find_out(failure, request, prompt)
             if cause is None:
-                raise failure
+                break
             if failure.refused:
                 raise cause from failure
             try:
@@ -417,6 +410,7 @@ class PolicyRecorder:
                     raise cause from failure
             else:
                 return reply
+        raise failure
 
     async def _find_out(
         self, failure: ServerFailure, request: ChatRequest, prompt: Sequence[Message] | None

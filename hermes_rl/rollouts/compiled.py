@@ -11,7 +11,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -428,15 +428,16 @@ class CompiledSpec:
             self._require_tools(toolkit)
             if self.spec.state is not None and self.spec.state.over is not None:
                 new.is_over = self._asks(self.spec.state.over, new)
-            async with new as runtime, AsyncExitStack() as stack:
-                for seat, own in self.spec.agents.items():
-                    if own.sandbox == "own":
-                        apart = ToolRuntime(
-                            config, task_id=seat_id(name, seat), toolkit=toolkit, state=state, factory=self.pool.create,
-                            run=True,
-                        )  # fmt: skip
-                        apart.process, apart.is_over = process, new.is_over
-                        runtime.apart[seat] = await stack.enter_async_context(apart)
+            seats = [seat for seat, own in self.spec.agents.items() if own.sandbox == "own"]
+            entered: Any = AsyncExitStack() if seats else nullcontext()  # few need it, and it takes a kilobyte
+            async with new as runtime, entered as stack:
+                for seat in seats:
+                    apart = ToolRuntime(
+                        config, task_id=seat_id(name, seat), toolkit=toolkit, state=state, factory=self.pool.create,
+                        run=True,
+                    )  # fmt: skip
+                    apart.process, apart.is_over = process, new.is_over
+                    runtime.apart[seat] = await stack.enter_async_context(apart)
                 try:
                     yield runtime
                 finally:

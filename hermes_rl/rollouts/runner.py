@@ -14,7 +14,7 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -31,6 +31,7 @@ from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.servers.client import HearsVersions, metered
 from hermes_rl.servers.pool import Limiter
+from hermes_rl.threads import end_tasks
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.base import ToolRuntime
 
@@ -184,48 +185,31 @@ class RolloutRunner:
         member is played to its end and the failed ones stay without a score. With `keep_lost` those that fail for good
         are lost, and count as the worst of a group in which two others have a score.
         """
-        members: list[asyncio.Task[Rollout]] = []
-        begin = asyncio.Event()
-
-        async def play(key: RolloutKey, played: Callable[[], None]) -> Rollout:
-            await begin.wait()
-            return await self.member(key, played, hold=whole and keep_lost)
-
-        for index in range(size):
-            place = _OpenMember(self, on_change)
-            key = RolloutKey(row, group, index, size, epoch=epoch, mark=self.mark)
-            member = asyncio.create_task(play(key, place.leave))
-            member.add_done_callback(place.leave)
-            members.append(member)
-        finish = asyncio.create_task(
-            self._finish(Group(group, row, [], epoch), members, whole, begin, keep_lost=whole and keep_lost)
+        places = [_OpenMember(self, on_change) for _ in range(size)]
+        playing = asyncio.create_task(
+            self._play_group(Group(group, row, [], epoch), places, whole, keep_lost=whole and keep_lost)
         )
-        # A task that is cancelled before its first step runs no `finally`.
-        finish.add_done_callback(lambda _: _cancel(members))
-        return finish
+        for place in places:  # a task that is cancelled before its first step runs no `finally`
+            playing.add_done_callback(place.leave)
+        return playing
 
-    async def _finish(
-        self,
-        group: Group,
-        members: list[asyncio.Task[Rollout]],
-        whole: bool,
-        begin: asyncio.Event,
-        *,
-        keep_lost: bool,
-    ) -> Group:
+    async def _play_group(self, group: Group, places: Sequence[_OpenMember], whole: bool, *, keep_lost: bool) -> Group:
         async with self.exclusive(group.id):
-            begin.set()
+            members: list[asyncio.Task[Rollout]] = []
+            for index, place in enumerate(places):
+                key = RolloutKey(group.row, group.id, index, len(places), epoch=group.epoch, mark=self.mark)
+                members.append(asyncio.create_task(self.member(key, place.leave, hold=keep_lost)))
+                members[-1].add_done_callback(place.leave)
             try:
-                for ended in asyncio.as_completed(members):
-                    rollout = await ended
-                    if rollout.error is not None and not (keep_lost and rollout.state.given_up):
-                        group.dropped = group.dropped or rollout.ending
-                        group.detail = group.detail or rollout.error
-                        if whole:
-                            break
+                going_on = set(members)
+                while going_on and not (whole and group.dropped):
+                    ended, going_on = await asyncio.wait(going_on, return_when=asyncio.FIRST_COMPLETED)
+                    for rollout in [member.result() for member in members if member in ended]:
+                        if rollout.error is not None and not (keep_lost and rollout.state.given_up):
+                            group.dropped = group.dropped or rollout.ending
+                            group.detail = group.detail or rollout.error
             finally:
-                _cancel(members)
-                await asyncio.gather(*members, return_exceptions=True)  # until their sandboxes are released
+                await end_tasks(members)  # until their sandboxes are released
             group.rollouts = [task.result() for task in members if not task.cancelled()]
             lost = [rollout for rollout in group.rollouts if keep_lost and rollout.state.given_up]
             if lost and group.dropped is None and len(group.rollouts) - len(lost) < COMPARED:
@@ -524,8 +508,3 @@ class _OpenMember:
             runner.open -= 1
             if self._on_change is not None:
                 self._on_change()
-
-
-def _cancel(members: list[asyncio.Task[Rollout]]) -> None:
-    for member in members:
-        member.cancel()

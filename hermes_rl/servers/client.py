@@ -95,6 +95,8 @@ class CountsTokens(Protocol):
 class Meter:
     """What the models of each role were asked: calls, tokens, and US dollars where they are known."""
 
+    __slots__ = ("_lock", "roles")
+
     def __init__(self) -> None:
         self.roles: dict[str, dict[str, float]] = {}
         self._lock = threading.Lock()  # rewards ask from threads of their own
@@ -357,11 +359,11 @@ class ModelClient:
             self._loop = asyncio.get_running_loop()
         return self._loop
 
-    async def _on_own_loop(self, work: Coroutine[Any, Any, T]) -> T:
+    def _on_own_loop(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
         loop = self._own_loop()
         if loop is asyncio.get_running_loop():
-            return await work
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+            return work
+        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
 
 
 # ------------------------ Functions of the caller as model servers: token ids in and out, or messages in and out

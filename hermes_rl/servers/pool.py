@@ -318,36 +318,30 @@ class ServerPool:
 
     async def attempt(self, server: PooledServer, request: ChatRequest) -> ChatReply:
         """Make one attempt on a server; it counts as that server's load while it lasts."""
-        began = self.clock()
+        asked = self.clock()
         server.in_flight += 1
         try:
             await server.limiter.acquire()
+            server.served += 1
+            probe, began = server.health.began(), self.clock()
             try:
-                return await self._placed(server, request, self.clock() - began)
+                reply = await server.backend.attempt(request)
+                server.limiter.answered(self.clock() - began)
+                self._succeeded(server)
+            except ContextLengthExceeded:
+                self._succeeded(server)
+                raise
+            except AttemptFailed as failed:
+                self._failed(server, failed, probe=probe)
+                raise
             finally:
+                server.health.ended(probe)
+                if probe:
+                    self._wake()
                 server.limiter.release()
         finally:
             server.in_flight -= 1
-
-    async def _placed(self, server: PooledServer, request: ChatRequest, queued: float) -> ChatReply:
-        server.served += 1
-        probe = server.health.began()
-        began = self.clock()
-        try:
-            reply = await server.backend.attempt(request)
-            server.limiter.answered(self.clock() - began)
-            self._succeeded(server)
-        except ContextLengthExceeded:
-            self._succeeded(server)
-            raise
-        except AttemptFailed as failed:
-            self._failed(server, failed, probe=probe)
-            raise
-        finally:
-            server.health.ended(probe)
-            if probe:
-                self._wake()
-        if queued < _NOTICED:
+        if (queued := began - asked) < _NOTICED:
             return reply
         return replace(reply, timing=replace(reply.timing, queued=reply.timing.queued + queued))
 

@@ -115,6 +115,7 @@ class HermesAgentLoop:
             transcript=Transcript(),
             max_trajectory_tokens=self.options.max_trajectory_tokens,
         )
+        del messages  # thousands of rollouts may wait for their models
         recorder = PolicyRecorder(result, self.server, self.options, self.tokenizer)
         try:
             if self.task_id is not None:

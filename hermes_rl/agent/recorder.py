@@ -152,15 +152,17 @@ class PolicyAnswer:
 class Stretches:
     """Stretches of time some of which overlap: each second counts once."""
 
+    __slots__ = ("_apart",)
+
     def __init__(self) -> None:
-        self._apart: list[tuple[float, float]] = []
+        self._apart: Sequence[tuple[float, float]] = ()
 
     def add(self, end: float, seconds: float) -> float:
         """Add the stretch of so many seconds up to a time; returns how many of them no other one has counted."""
         begin = end - seconds
         touching = [each for each in self._apart if each[0] <= end and begin <= each[1]]
         if not touching:
-            self._apart.append((begin, end))
+            self._apart = (*self._apart, (begin, end))
             return seconds
         whole = min(begin, touching[0][0]), max(end, touching[-1][1])
         self._apart = sorted([*(each for each in self._apart if each not in touching), whole])

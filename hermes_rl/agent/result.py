@@ -50,7 +50,7 @@ class ToolCall:
     """`program`: a tool of an agent program's own; its arguments and result are as the program has sent them back."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Usage:
     """Tokens as the server counted them, summed over the turns; 0 where it counted none."""
 
@@ -74,7 +74,7 @@ class Usage:
         return counts if self.cost is None else {**counts, "cost": self.cost}
 
 
-@dataclass
+@dataclass(slots=True)
 class Timings:
     """Seconds. `generation` and `tools` are working time; `queue`, which includes retries, is not."""
 

@@ -29,7 +29,7 @@ from hermes_rl.errors import Failure, RunError, UserError, is_panic
 from hermes_rl.rollouts.environment import EndingPolicy, Environment, PlaysSeats
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.servers.base import ChatServer
-from hermes_rl.servers.client import HearsVersions, metered
+from hermes_rl.servers.client import HearsVersions, Meter
 from hermes_rl.servers.pool import Limiter
 from hermes_rl.threads import end_tasks
 from hermes_rl.tokens.tokenizer import Tokenizer
@@ -185,21 +185,23 @@ class RolloutRunner:
         member is played to its end and the failed ones stay without a score. With `keep_lost` those that fail for good
         are lost, and count as the worst of a group in which two others have a score.
         """
-        places = [_OpenMember(self, on_change) for _ in range(size)]
+        leaving = [_OpenMember(self, on_change).leave for _ in range(size)]
         playing = asyncio.create_task(
-            self._play_group(Group(group, row, [], epoch), places, whole, keep_lost=whole and keep_lost)
+            self._play_group(Group(group, row, [], epoch), leaving, whole, keep_lost=whole and keep_lost)
         )
-        for place in places:  # a task that is cancelled before its first step runs no `finally`
-            playing.add_done_callback(place.leave)
+        for leave in leaving:  # a task that is cancelled before its first step runs no `finally`
+            playing.add_done_callback(leave)
         return playing
 
-    async def _play_group(self, group: Group, places: Sequence[_OpenMember], whole: bool, *, keep_lost: bool) -> Group:
+    async def _play_group(
+        self, group: Group, leaving: Sequence[Callable[..., None]], whole: bool, *, keep_lost: bool
+    ) -> Group:
         async with self.exclusive(group.id):
             members: list[asyncio.Task[Rollout]] = []
-            for index, place in enumerate(places):
-                key = RolloutKey(group.row, group.id, index, len(places), epoch=group.epoch, mark=self.mark)
-                members.append(asyncio.create_task(self.member(key, place.leave, hold=keep_lost)))
-                members[-1].add_done_callback(place.leave)
+            for index, leave in enumerate(leaving):
+                key = RolloutKey(group.row, group.id, index, len(leaving), epoch=group.epoch, mark=self.mark)
+                members.append(asyncio.create_task(self.member(key, leave, hold=keep_lost)))
+                members[-1].add_done_callback(leave)
             try:
                 going_on = set(members)
                 while going_on and not (whole and group.dropped):
@@ -314,7 +316,7 @@ class RolloutRunner:
         """Play one rollout to its ending and grade it."""
         rollout = Rollout(key, key.seed(self.environment.seed))
         started = time.perf_counter()
-        with metered() as meter:
+        with Meter() as meter:
             try:
                 async with self.environment.runtime(key) as runtime:
                     self._playing.add(runtime)
@@ -469,7 +471,7 @@ class RolloutRunner:
     async def _compare(self, group: Group) -> None:
         members = [rollout for rollout in group.rollouts if not rollout.state.given_up]
         try:
-            with metered() as meter:
+            with Meter() as meter:
                 await (self.elsewhere.compare if self.elsewhere is not None else self.environment.grade_group)(members)
             members[0].use(meter.roles, played=False)  # it is nobody's more than another's
             for rollout in members:
@@ -496,6 +498,8 @@ def take_up(environment: Environment, rollout: Rollout) -> None:
 
 class _OpenMember:
     """A member among those that are open; it is left once, also by a task that never began."""
+
+    __slots__ = ("_on_change", "_runner")
 
     def __init__(self, runner: RolloutRunner, on_change: Callable[[], None] | None) -> None:
         self._runner: RolloutRunner | None = runner

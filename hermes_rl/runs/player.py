@@ -30,7 +30,7 @@ from hermes_rl.rollouts.variables import named_variables
 from hermes_rl.runs.exact import renderer_of, tokenizer_of
 from hermes_rl.runs.store import Line, rollout_of, rollout_record
 from hermes_rl.servers.base import CALLABLE, ServerConfig
-from hermes_rl.servers.client import ModelClient, metered
+from hermes_rl.servers.client import Meter, ModelClient
 from hermes_rl.servers.policy import Policy, PolicyDescription, WeightsTold
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.threads import end_tasks, one_at_a_time
@@ -303,7 +303,7 @@ class Player:
             if rollout.result is not None:
                 rollout.result.tool_schemas = list(members[0][1]["tools"] or ())
         answer: dict[str, Any] = {}
-        with metered() as meter:
+        with Meter() as meter:
             try:
                 await self._compiled.grade_group(rollouts)
             except Failure as failure:

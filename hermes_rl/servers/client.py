@@ -7,12 +7,11 @@ reward's) runs on the client's own event loop, so that connections and the bound
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -93,13 +92,23 @@ class CountsTokens(Protocol):
 
 
 class Meter:
-    """What the models of each role were asked: calls, tokens, and US dollars where they are known."""
+    """What the models of each role were asked: calls, tokens, and US dollars where they are known.
 
-    __slots__ = ("_lock", "roles")
+    Calls from within it count, also those by tasks and threads that begin there.
+    """
+
+    __slots__ = ("_lock", "_token", "roles")
 
     def __init__(self) -> None:
         self.roles: dict[str, dict[str, float]] = {}
         self._lock = threading.Lock()  # rewards ask from threads of their own
+
+    def __enter__(self) -> Self:
+        self._token = _meter.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _meter.reset(self._token)
 
     def count(self, role: str, usage: Mapping[str, Any]) -> None:
         """Take an answered call into account."""
@@ -112,17 +121,6 @@ class Meter:
 
 
 _meter: ContextVar[Meter | None] = ContextVar("meter", default=None)
-
-
-@contextlib.contextmanager
-def metered() -> Iterator[Meter]:
-    """Count the calls that are made from within, also by tasks and threads that begin there."""
-    meter = Meter()
-    token = _meter.set(meter)
-    try:
-        yield meter
-    finally:
-        _meter.reset(token)
 
 
 def _priced(reply: ChatReply, prices: Mapping[str, float] | None) -> ChatReply:

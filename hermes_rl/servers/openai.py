@@ -30,7 +30,9 @@ class OpenAIServer:
         """Wait for a free place, send once, and read the answer."""
         body = chat_body(request, self.config.current())
         bound = ReplyBound.of_chat(body)
-        answer = await self._transport.post(PATH, encode(body), request.rollout_id, bound.size)
+        call = self._transport.post(PATH, encode(body), request.rollout_id, bound.size)
+        del body  # thousands of calls may wait for their answers
+        answer = await call
         if answer.status != 200:
             raise self._transport.refused(PATH, answer)
         timing = Timing(queued=answer.sent - answer.asked, generating=answer.received - answer.sent)

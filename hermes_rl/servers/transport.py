@@ -262,10 +262,11 @@ class Transport:
         """Wait for a free place and send once, as a call of this rollout; raises `AttemptFailed` where no answer came,
         or one of more than `most` bytes."""
         session = await self._connected()
-        began = time.monotonic()
+        body, began = _body_class()(payload), time.monotonic()
+        del payload
         async with self._places:
             sent = time.monotonic()
-            status, received, raw = await self._send(session, path, payload, self._session_header(rollout_id), most)
+            status, received, raw = await self._send(session, path, body, self._session_header(rollout_id), most)
         answer = HttpAnswer(status, received, raw, began, sent, time.monotonic())
         await self._turnstile.pass_through()
         return answer
@@ -361,7 +362,7 @@ class Transport:
         self,
         session: aiohttp.ClientSession,
         path: str,
-        payload: bytes,
+        body: aiohttp.BytesPayload,
         headers: Mapping[str, str],
         most: int,
     ) -> tuple[int, Mapping[str, str], bytes]:
@@ -370,7 +371,7 @@ class Transport:
         try:
             # A redirected POST would arrive as a GET or carry the key elsewhere.
             async with session.post(
-                self._url(path), data=payload, headers=headers, allow_redirects=False, proxy=self._proxy
+                self._url(path), data=body, headers=headers, allow_redirects=False, proxy=self._proxy
             ) as response:
                 return response.status, response.headers, await self._body(path, response, most)
         except aiohttp.ConnectionTimeoutError:
@@ -406,6 +407,19 @@ class Transport:
         if whole is None:
             raise self.failed(path, _too_large(most))
         return await _read_aside(self._scrubber.unechoed, whole)
+
+
+@cache
+def _body_class() -> type[aiohttp.BytesPayload]:
+    """Return the class of the bodies of calls, which are not kept while their answers are waited for."""
+    import aiohttp
+
+    class SentBody(aiohttp.BytesPayload):
+        async def write_with_length(self, writer: Any, content_length: int | None) -> None:
+            body, self._value = self._value, b""
+            await writer.write(body)
+
+    return SentBody
 
 
 _ENCODINGS = ("gzip", "x-gzip", "deflate")

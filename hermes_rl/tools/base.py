@@ -461,16 +461,10 @@ class ToolRuntime:
         self.process: Any = None
         """The `RolloutProcess` of the rollout, where the spec has one."""
         self.todos: list[dict[str, str]] = []
-        self.processes = ProcessTable()
-        self.shell = ShellState()
-        self.staging = Staging()
-        """Files that a reward has put in place."""
         self.held: dict[str, Held] = {}
         """What tools opened for this rollout, by name; closed with it."""
         self.artifacts: Mapping[str, TakenArtifact] = {}
         """What was taken of the sandbox when the agent had ended."""
-        self.laid = Laid()
-        """The artifacts that lie in this sandbox, where it is a fresh one for a reward."""
         self.fault: str | None = None
         """What the agent has left that is in the way of every look into this sandbox; None: nothing."""
         self.time_left: TimeLeft | None = None
@@ -498,6 +492,26 @@ class ToolRuntime:
         if self.task_id in _live:
             raise UserError(f"task id {self.task_id!r} is in use by another rollout")
         _live[self.task_id] = self
+
+    # Not before they are used: thousands of rollouts may wait for their models.
+
+    @functools.cached_property
+    def processes(self) -> ProcessTable:
+        return ProcessTable()
+
+    @functools.cached_property
+    def shell(self) -> ShellState:
+        return ShellState()
+
+    @functools.cached_property
+    def staging(self) -> Staging:
+        """Files that a reward has put in place."""
+        return Staging()
+
+    @functools.cached_property
+    def laid(self) -> Laid:
+        """The artifacts that lie in this sandbox, where it is a fresh one for a reward."""
+        return Laid()
 
     @property
     def started(self) -> bool:

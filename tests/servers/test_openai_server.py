@@ -15,7 +15,7 @@ import pytest
 from hermes_rl.agent.result import Usage
 from hermes_rl.errors import ServerFailure
 from hermes_rl.servers.base import ChatRequest, ContextLengthExceeded, ReasoningOptions, Secret, ServerConfig
-from hermes_rl.servers.client import ModelClient, metered
+from hermes_rl.servers.client import Meter, ModelClient
 from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.transport import RetryPolicy
 from tests.servers.loopback_server import Answer, Loopback, Naps, completion, error
@@ -372,7 +372,7 @@ async def test_counts_that_nothing_can_hold_are_not_counted(loopback: Start) -> 
     counts = {"prompt_tokens": 10**400, "completion_tokens": -1, "cost": 1e999}
     server.answers = [counted(**counts), counted(prompt_tokens=7, completion_tokens=2.0)]
     used = Usage()
-    with metered() as meter:
+    with Meter() as meter:
         async with role(server, prices={"prompt": 1.0, "completion": 1.0}) as policy:
             for _ in range(2):
                 used.add((await policy.chat(HI)).usage)

@@ -73,17 +73,17 @@ def main() -> None:
         asyncio.run(bare(options.bare[0], *map(int, options.bare[1:])))
     else:
         checkouts = [path.resolve() for path in options.checkout or [here]]
-        measure(checkouts, here / "hermes_rl" / "tokens" / "small", options)
+        measure(checkouts, options)
 
 
-def measure(checkouts: list[Path], tokenizer: Path, options: argparse.Namespace) -> None:
+def measure(checkouts: list[Path], options: argparse.Namespace) -> None:
     cases = [(checkout, isolate) for isolate in options.isolate for checkout in checkouts]
     found: dict[tuple[Path, str] | None, list[float]] = {case: [] for case in (None, *cases)}
     with serving(__file__, "--serve") as url, tempfile.TemporaryDirectory() as directory:
         for repetition in range(options.repetitions):
             for case in (None, *(cases if repetition % 2 else reversed(cases))):
                 took = [
-                    seconds(case, url, rollouts, options.concurrency, Path(directory), tokenizer)
+                    seconds(case, url, rollouts, options.concurrency, Path(directory))
                     for rollouts in (options.rollouts // 8, options.rollouts)
                 ]
                 found[case].append((took[1] - took[0]) / (options.rollouts * 7 / 8 * TURNS) * 1000)
@@ -101,9 +101,7 @@ def measure(checkouts: list[Path], tokenizer: Path, options: argparse.Namespace)
     say(table(heads, [[*row, *[""] * (len(heads) - len(row))] for row in rows]))
 
 
-def seconds(
-    case: tuple[Path, str] | None, url: str, rollouts: int, concurrency: int, work: Path, tokenizer: Path
-) -> float:
+def seconds(case: tuple[Path, str] | None, url: str, rollouts: int, concurrency: int, work: Path) -> float:
     """Return the processor time of a contender's command and of the processes that it waited for."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     if case is None:
@@ -112,6 +110,7 @@ def seconds(
     checkout, isolate = case
     shutil.rmtree(work / "played", ignore_errors=True)
     (work / "code.py").write_text(CODE, "utf-8")
+    tokenizer = checkout / "hermes_rl" / "tokens" / "small"  # that of another checkout is loaded by transformers
     items = json.dumps([{"q": f"Begin with place {number}."} for number in range(rollouts // GROUP)])
     spec = SPEC.format(
         items=items, task=json.dumps(TASK), isolate=ISOLATE[isolate], url=url, tokenizer=tokenizer,

@@ -182,6 +182,7 @@ class ToolOutcome:
     """What the model is told."""
     error: ToolError | None
     seconds: float
+    """Without those in which the sandbox started."""
     repaired: int = 0
     """Values of its arguments that were converted."""
 
@@ -280,7 +281,7 @@ async def _together(work: Sequence[Coroutine[Any, Any, ToolOutcome]]) -> list[To
 async def _answer(
     call: _Call, toolkit: Toolkit, runtime: ToolRuntime, turn: int, tool_timeout: float | None, repair: bool
 ) -> ToolOutcome:
-    began = time.perf_counter()
+    began, starting = time.perf_counter(), runtime.start_seconds
     arguments: Mapping[str, Any] | str = _written(call.raw)
     repaired = 0
     error: ToolError | None = None
@@ -298,7 +299,7 @@ async def _answer(
         content = capped(error_json(str(problem)), RESULT_LIMIT)
         detail = capped(getattr(problem, "detail", str(problem)), RESULT_LIMIT)
         error = ToolError(turn, call.name, _written(call.raw), detail, content)
-    seconds = time.perf_counter() - began
+    seconds = max(0.0, time.perf_counter() - began - (runtime.start_seconds - starting))
     return ToolOutcome(call.id, call.name, arguments, capped(content, RESULT_LIMIT), error, seconds, repaired)
 
 

@@ -345,3 +345,4 @@ async def test_starting_the_sandbox_is_no_working_time(chat: ScriptedChat, polic
         assert runtime.start_seconds > 0.5
     assert result.tool_errors == []
     assert result.timings.tools < runtime.start_seconds
+    assert sum(call.seconds for call in result.tool_calls) < runtime.start_seconds

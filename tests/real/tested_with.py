@@ -15,8 +15,8 @@ from pathlib import Path
 
 HEADER = """# Tested with
 
-What was played for real, by the tests in `tests/real`, which write this table
-(`HERMES_RL_TESTED_WITH=docs/tested-with.md pytest -m real`). A component that cannot be had fails its tests.
+These components ran in the tests of `tests/real`, which write this table
+(`HERMES_RL_TESTED_WITH=docs/tested-with.md pytest -m real`). If a component cannot be installed, its tests fail.
 
 | component | version | date | tests passed | run again |
 |---|---|---|---|---|
@@ -35,13 +35,15 @@ def rows_of(passed: Mapping[str, list[str]], versions: Mapping[str, Callable[[],
 
 
 def write(file: Path, rows: Mapping[str, str]) -> None:
-    """Put the rows into the file; those of components that were not played stay as they are."""
+    """Write the rows to the table of the file. Keep the rows of other components, and the sections after the table."""
     before = file.read_text("utf-8") if file.exists() else ""
+    _, section, more = before.partition("\n## ")
     kept = {
         match[1]: match[0] for match in re.finditer(r"^\| ([^|]+?) \| .*$", before, re.M) if match[1] != "component"
     }
     merged = {**kept, **rows}
-    file.write_text(HEADER + "\n".join(merged[name] for name in sorted(merged)) + "\n", "utf-8")
+    table = "\n".join(merged[name] for name in sorted(merged))
+    file.write_text(f"{HEADER}{table}\n{section}{more}", "utf-8")
 
 
 def write_row(file: Path, row: str) -> None:

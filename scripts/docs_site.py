@@ -52,7 +52,7 @@ def reference() -> str:
     lines += [
         "## Arguments of the shipped rewards",
         "",
-        "The [table of rewards](rewards.md#shipped) says when each is 1.",
+        "The [table of rewards](rewards.md#choose-a-shipped-reward) says when each is 1.",
         "",
     ]
     for name in sorted(sections):

@@ -1,1 +1,1 @@
-"""The agent: its loop, the simulated user, and the result."""
+"""Agents: the loop, the simulated user, agent programs and the result of a rollout."""

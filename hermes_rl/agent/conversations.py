@@ -1,13 +1,14 @@
-"""Which conversations an agent program has held: what each of its calls of the model continues, and what kind it is.
+"""Group the model calls of an agent program into conversations, and classify each call.
 
-A program works on its main line, and beside it asks for sub-agents, summaries and titles, or asks again for what it has
-thrown away. No request says so. It is found out by what later requests repeat: messages, the ids of calls, which only
-one answer of the rollout has, and texts. The tokens are placed by the transcript, which compares more strictly; here
-digests are kept, and the last request alone, since each has all that was said before it.
+A program has one main conversation. In addition, it may call the model for sub-agents, summaries and titles, or repeat
+a call whose reply it discarded. Requests do not state this. It is inferred from the content that later requests repeat:
+messages, texts, and tool-call ids, each of which belongs to one reply of the rollout. The transcript places the tokens
+and compares more strictly. This module keeps only digests and the last request, since each request contains the
+conversation before it.
 
-A policy can make requests of its own: a command that it calls may send any messages to the program's address. So which
-conversation is the main one is decided by what was asked before the policy could run anything, and of the messages of
-a request only those are the policy's that it has sampled in this rollout and that the program was given.
+The policy can send requests too: a command that it runs may send any messages to the program's endpoint. Therefore the
+main conversation is determined by the requests made before the policy could run anything, and a message of a request is
+attributed to the policy only if it was sampled in this rollout and delivered to the program.
 """
 
 from __future__ import annotations
@@ -25,78 +26,79 @@ from hermes_rl.tokens.transcript import canonical_calls
 from hermes_rl.values import write_message
 
 Kind = Literal["main", "subagents", "summaries", "side_calls", "rejected", "changed", "undelivered"]
-"""What a call was: of the main line, of another conversation with tools, a summary that came back as a text, one whose
-answer never came back, one that was thrown away and asked again, one whose tool calls came back changed, or one that
-the program did not wait for."""
+"""Kind of a call: in the main conversation, in another conversation with tools, a summary whose text was reused, a call
+whose reply was never reused, a call that was rejected and repeated, a call whose tool calls were changed, or a call
+that the program did not wait for.
+"""
 SHORTEST = 8
-"""Characters of a text from which on it is known again."""
+"""Minimum length in characters of a text that is searched for in later requests."""
 SHOWN = 120
-"""Characters of an answer that are written down."""
+"""Characters of a reply that are recorded as its preview."""
 OPEN = 16
-"""The last calls that nothing goes on from whose texts are looked for."""
+"""Number of most recent calls without continuation whose texts are searched for."""
 MOST_EARLY = 16
-"""Conversations of which one can be the main one: programs begin few before the policy can run anything."""
+"""Maximum number of candidates for the main conversation. Programs start few before the policy can run anything."""
 
 
 @dataclass
 class ProgramCall:
-    """One request of a program that the policy has answered."""
+    """One request of a program to which the policy replied."""
 
     root: bytes
-    """Names its conversation: the digest of the first request in it."""
+    """Identifies its conversation: the digest of the first request of the conversation."""
     asked: bytes
     """Digest of the whole request."""
     tools: bool
     answer: Message
-    """As the program was given it."""
+    """The reply as delivered to the program."""
     said: Sequence[str]
-    """What the tool calls of the answer say, in one form."""
+    """Tool calls of the reply in canonical form."""
     text: str
     continues: int | None
-    """The call whose answer it goes on from."""
+    """Index of the call whose reply this request continues."""
     before: int
-    """How many calls had been answered when it was made."""
+    """Number of calls with a reply at the time of this request."""
     delivered: float = math.inf
-    """When the program was given its answer, as `Conversations.tick` counts; infinite where it was not."""
+    """Time of delivery to the program, as counted by `Conversations.tick`; infinite if the reply was not delivered."""
     continued: bool = False
     quoted: bool = False
-    """Its text stands in a later request, elsewhere than as an answer of the model in its own conversation."""
+    """True if its text appears in a later request, other than as a model reply in its own conversation."""
     returned: bool = False
-    """Its text or one of its tool calls stands in a later request."""
+    """True if its text or one of its tool calls appears in a later request."""
     came_back: bool = False
-    """A later request has had the answer in its place as it was given."""
+    """True if a later request contained the reply unchanged at its position."""
     was_replaced: bool = False
-    """A later request has had other tool calls in the place of the answer's, or with their ids."""
+    """True if a later request contained other tool calls instead of the reply's, or with the same ids."""
 
     @property
     def begins(self) -> str:
-        """How its answer begins, for people: its text, or the tools that it calls."""
+        """Preview of the reply for display: its text, or the tools that it calls."""
         return " ".join((self.text or ", ".join(self.said))[: 2 * SHOWN].split())[:SHOWN]
 
     @property
     def is_changed(self) -> bool:
-        """Whether its tool calls came back changed, and never as they were given.
+        """True if the tool calls were changed in a later request and never came back unchanged.
 
-        Other requests beside those of the program may be the policy's own, which would take its answers out of the
-        training by them.
+        Requests may also come from the policy, which could otherwise exclude its own replies from training.
         """
         return self.was_replaced and not self.came_back
 
 
 @dataclass
 class _Conversation:
-    """The calls that go on from one first request."""
+    """The calls that continue one first request."""
 
     began: int
-    """When its first request came, as `Conversations.tick` counts."""
+    """Time of its first request, as counted by `Conversations.tick`."""
     latest: int
-    """When its last one did."""
+    """Time of its last request."""
     tools: bool
     after: bytes | None
-    """The conversation of which its first request holds an answer or a summary; `UNKNOWN` where a side call has made
-    that summary; None: it has begun anew."""
+    """Root of the conversation whose reply or summary its first request contains; `UNKNOWN` if a side call wrote the
+    summary; None if the conversation is new.
+    """
     delivered: float = math.inf
-    """When the program was first given one of its answers."""
+    """Time at which one of its replies was first delivered to the program."""
     is_continued: bool = False
 
 
@@ -104,32 +106,32 @@ UNKNOWN = b""
 
 
 class Conversations:
-    """The calls of one rollout, in the order in which they were answered."""
+    """The calls of one rollout, in the order of their replies."""
 
     def __init__(self) -> None:
         self.calls: list[ProgramCall] = []
         self.sampled: dict[int, int] = {}
-        """Places of the messages of the last request that are answers of the policy → the calls that gave them."""
+        """Index of each message in the last request that is a policy reply → the call that returned it."""
         self._after: dict[bytes, list[int]] = {}
-        """Digest of a conversation up to and with an answer → the calls that gave it."""
+        """Digest of a conversation including a reply → the calls that returned the reply."""
         self._asked: dict[bytes, list[int]] = {}
-        """Digest of a conversation up to an answer → the calls that were to give it."""
+        """Digest of a conversation before a reply → the calls that requested the reply."""
         self._conversations: dict[bytes, _Conversation] = {}
-        """By their roots."""
+        """Conversations by root."""
         self._successors: dict[bytes, list[bytes]] = {}
-        """Conversation → those whose first request holds an answer or a summary of it."""
+        """Conversation → conversations whose first request contains a reply or a summary of it."""
         self.early: list[bytes] = []
-        """Conversations that began before the policy could run anything, as far as was known when they began."""
+        """Conversations that started before the policy could run anything, as far as known at their start."""
         self._now = 0
         self._texts: dict[str, int] = {}
-        """Text of an answer without tool calls → the last call that gave it."""
+        """Text of a reply without tool calls → the last call that returned it."""
         self._minted: dict[str, tuple[int, str]] = {}
-        """Id of a tool call → the call of the model that made it, and what it says."""
+        """Id of a tool call → the model call that returned it, and its canonical form."""
         self._last: tuple[list[Message], list[list[str]], list[bytes]] = [], [], [b""]
-        """The messages of the last request, with what `_digested` returns of them."""
+        """Messages of the last request, with the result of `_digested` for them."""
 
     def tick(self) -> int:
-        """Return a number that is larger than any before: the time of a request, or of a delivery."""
+        """Return the next time stamp for a request or a delivery; larger than all earlier ones."""
         self._now += 1
         return self._now
 
@@ -141,11 +143,11 @@ class Conversations:
         before: int | None = None,
         came: int | None = None,
     ) -> ProgramCall:
-        """Add a request with the answer that the policy gave.
+        """Add a request and the policy's reply.
 
         Args:
-            before: how many calls had been answered when the request was made; None: all that are known.
-            came: when it came, as `tick` counts; None: now.
+            before: number of calls with a reply at the time of the request; None: all known calls.
+            came: time of the request, as counted by `tick`; None: now.
         """
         came = self.tick() if came is None else came
         calls, digests = self._digested(list(messages))
@@ -178,18 +180,18 @@ class Conversations:
         return call
 
     def deliver(self, call: ProgramCall) -> None:
-        """Note that the program was given the answer of a call."""
+        """Record the delivery of a call's reply to the program."""
         call.delivered = min(call.delivered, self.tick())
         conversation = self._conversations[call.root]
         conversation.delivered = min(conversation.delivered, call.delivered)
 
     def _enter(self, root: bytes, origin: int | None, came: int, *, tools: bool, is_continuing: bool) -> None:
-        """Count a request to its conversation, which may be a new one."""
+        """Assign a request to its conversation, creating the conversation if needed."""
         conversation = self._conversations.get(root)
         if conversation is None:
             after = None
             if origin is not None:
-                # Its beginning was rewritten, or a summary of the main line has taken its place.
+                # Its start was rewritten, or a summary of the main conversation replaced it.
                 after = self.calls[origin].root if self.calls[origin].tools or not tools else UNKNOWN
                 self._successors.setdefault(after, []).append(root)
             conversation = self._conversations[root] = _Conversation(came, came, tools, after)
@@ -200,18 +202,18 @@ class Conversations:
         conversation.is_continued |= is_continuing
 
     def _acted(self) -> float:
-        """Return when the policy was first able to run something.
+        """Return the time at which the policy was first able to run something.
 
-        That is when the program was given an answer of a conversation with tools, or of one that it has gone on with,
-        as there are programs that read commands in texts. Neither is so of a title.
+        This is the first delivery in a conversation with tools, or in one that the program continued, because some
+        programs read commands from texts. Neither applies to a title.
         """
         able = (each for each in map(self._conversations.__getitem__, self.early) if each.tools or each.is_continued)
         return min((each.delivered for each in able), default=math.inf)
 
     def _digested(self, messages: list[Message]) -> tuple[list[list[str]], list[bytes]]:
-        """Return what the calls of each message say, and the digests of the conversation up to each, from none on.
+        """Return the canonical tool calls of each message, and the digests of all prefixes of the conversation.
 
-        They are known for the messages with which the last request has begun too.
+        Results for the messages shared with the last request are reused.
         """
         known, calls, digests = self._last
         pairs = takewhile(lambda pair: pair[0] == pair[1], zip(messages, known, strict=False))
@@ -226,10 +228,11 @@ class Conversations:
     def _sampled(
         self, messages: Sequence[Message], calls: Sequence[list[str]], digests: Sequence[bytes]
     ) -> dict[int, int]:
-        """Return the places of messages that are answers of this rollout's policy, each with the call that gave it.
+        """Return the indexes of messages that are replies of this rollout's policy, each with the call that returned
+        it.
 
-        Such a message says what a call has answered: in the same conversation, or, where its beginning was rewritten,
-        with the ids of that answer's tool calls, or as the same text.
+        Such a message repeats a reply: in the same conversation or, if the start was rewritten, with the ids of the
+        reply's tool calls, or with the same text.
         """
         found: dict[int, int] = {}
         for place, message in enumerate(messages):
@@ -247,9 +250,9 @@ class Conversations:
         return found
 
     def _compare(self, messages: Sequence[Message], calls: Sequence[list[str]], digests: Sequence[bytes]) -> int | None:
-        """Note which answers stand in a request unchanged, and which have other tool calls in their place.
+        """Record the replies that a request contains unchanged, and those that it contains with other tool calls.
 
-        Returns the last of those that have.
+        Return the last changed reply.
         """
         replaced = None
         for place, message in enumerate(messages):
@@ -258,7 +261,7 @@ class Conversations:
             if (giver := self.sampled.get(place)) is not None:
                 self.calls[giver].came_back |= digests[place + 1] in self._after
                 continue
-            # Where it stands tells which answer it takes the place of: ids may have been dropped or rewritten.
+            # The position identifies the replaced reply: ids may have been dropped or rewritten.
             asked = [number for number in self._asked.get(digests[place], ()) if not self.calls[number].came_back]
             ids = [call["id"] for call in message.get("tool_calls") or ()]
             named = (number for number in asked if any(self._minted.get(each, (-1,))[0] == number for each in ids))
@@ -271,11 +274,11 @@ class Conversations:
     def _look_back(
         self, messages: Sequence[Message], calls: Sequence[list[str]], root: bytes | None, equipped: bool
     ) -> int | None:
-        """Note which answers a request holds; returns the last of them whose conversation it goes on with.
+        """Record the replies that a request contains; return the last one whose conversation it continues.
 
         Args:
-            root: its conversation, where it goes on with one.
-            equipped: whether it has tools.
+            root: conversation of the request, if it continues one.
+            equipped: True if the request has tools.
         """
         origin = None
         for message, texts in zip(messages, calls, strict=True):
@@ -293,18 +296,18 @@ class Conversations:
         for number, call in unfinished[-OPEN:]:
             roles = {each["role"] for each in messages if call.text in text_of(each.get("content"))}
             call.returned |= bool(roles)
-            # A summary may also come back as if it had been said in the conversation that takes the old one's place.
+            # A summary may also appear as a reply of the conversation that replaces the old one.
             moved = bool(roles) and equipped and not call.tools and call.root != root
             if moved or roles - {"assistant"}:
                 call.quoted, origin = True, number
         return origin
 
     def main_line(self) -> list[bytes]:
-        """Return the roots of the conversations that are graded, in their order; empty before the first delivery.
+        """Return the roots of the graded conversations in order; empty before the first delivery.
 
-        The first is that with tools, if any has them, which began first of those that began before the policy could run
-        anything. Behind it come those that took the place of the one before: with an answer or a summary of it in their
-        first request, behind which it was never gone on with.
+        The first one is the earliest conversation that started before the policy could run anything, with tools if any
+        of these has tools. Each following one replaces its predecessor: its first request contains a reply or a summary
+        of the predecessor, which was not continued afterwards.
         """
         acted, known = self._acted(), self._conversations
         early = [root for root in self.early if known[root].began < acted and known[root].delivered < math.inf]
@@ -323,7 +326,7 @@ class Conversations:
             line.append(min(following, key=lambda root: known[root].began))
 
     def kinds(self) -> list[Kind]:
-        """Return what each call was."""
+        """Return the kind of each call."""
         line = set(self.main_line())
         equipped = any(self._conversations[root].tools for root in line)
         kinds: list[Kind] = []
@@ -331,7 +334,7 @@ class Conversations:
         for number, call in enumerate(self.calls):
             places.setdefault((call.root, call.continues), []).append(number)
         for number, call in enumerate(self.calls):
-            # What was asked next in its place, once it was answered; what was asked beside it is no retry.
+            # The next call at the same position, made after this reply; a call made in parallel is not a retry.
             same = places[call.root, call.continues]
             later = (self.calls[same[at]] for at in range(bisect_right(same, number), len(same)))
             following = next((each for each in later if each.before > number), None)
@@ -353,7 +356,7 @@ class Conversations:
 
 
 def _digest(before: bytes, message: Mapping[str, Any], calls: Sequence[str]) -> bytes:
-    """Continue the digest of a conversation by what a message says; an answer without its reasoning says the same."""
+    """Extend the digest of a conversation by a message; reasoning is ignored."""
     content = message.get("content") or ""
     if message["role"] == "assistant":
         content = text_of(content).strip()

@@ -1,9 +1,9 @@
-"""The model as an agent program finds it: an address on the loopback of its own sandbox, which leads to the runner.
+"""Serve the model to an agent program at a loopback address of its sandbox, which leads to the runner.
 
-This module serves one rollout: it takes requests at a port that the sandbox's helper has opened, asks the policy
-through the rollout's recorder, several requests at a time, and answers in the program's dialect. No key is there:
-whoever reaches the port is in this sandbox. What a program may cost the runner is bounded: connections, requests and
-bytes. A program outside of the sandbox finds it at a port of this machine, under a path that nobody else can guess.
+This module serves one rollout: it accepts requests on a port that the sandbox helper opened, calls the policy through
+the rollout's recorder, several requests at a time, and replies in the program's dialect. No API key is needed, because
+only processes in this sandbox can reach the port. Connections, requests and bytes are bounded to limit the load on the
+runner. A program outside the sandbox uses a port of the host, under a path that cannot be guessed.
 """
 
 from __future__ import annotations
@@ -50,8 +50,10 @@ _http_log = logging.getLogger(f"{__name__}.http")
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether an error of the HTTP library is to be logged: a program that sends no HTTP, or is gone, could fill the
-    log."""
+    """Return True if an error of the HTTP library should be logged.
+
+    A program that does not send HTTP, or has disconnected, could fill the log.
+    """
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, ConnectionError | HttpProcessingError)
 
@@ -59,47 +61,47 @@ def _is_ours(record: logging.LogRecord) -> bool:
 _http_log.addFilter(_is_ours)
 
 POLICY = "policy"
-"""Name of a model that has none."""
+"""Name of a model without a name."""
 AT_ONCE = 8
-"""Requests of one program that the policy answers at the same time; further ones wait."""
+"""Maximum number of concurrent policy calls for one program; further requests wait."""
 CONNECTIONS = 64
-"""Open connections of one program."""
+"""Maximum number of open connections of one program."""
 MOST_REQUESTS = 10_000
-"""Requests of one program, those included that are refused; then nobody answers any more."""
+"""Maximum number of requests of one program, refused ones included; afterwards all requests are rejected."""
 LARGEST = 16 << 20
-"""Bytes of a request."""
+"""Maximum bytes of a request."""
 HELD = 2 * LARGEST
-"""Bytes of all requests of one program that are being read, or wait for their answer."""
+"""Maximum bytes of all requests of one program that are being read or wait for a reply."""
 IN_LOOP = 1 << 16
-"""Bytes of a request up to which it is read on the event loop."""
+"""Bytes of a request up to which it is parsed on the event loop."""
 LONGEST_REFUSAL = 500
-"""Characters that are kept of what is wrong with a request."""
+"""Characters of an error message about a refused request that are recorded."""
 ACCEPT_PAUSE = 0.1
 WRITE_SECONDS = 60.0
-"""Seconds in which a program has to read a streamed answer."""
+"""Seconds that a program may take to read a streamed reply."""
 MOST_TOO_LONG = 20
-"""Requests that do not fit the model's context, from which on the rollout is over."""
+"""Number of successive requests exceeding the model's context after which the rollout stops."""
 
 
 @dataclass(frozen=True)
 class EndpointCall:
-    """One request that the policy has answered."""
+    """One request to which the policy replied."""
 
     request: ProgramRequest
     answer: PolicyAnswer
     message: Message
-    """The answer as the program was given it."""
+    """The reply as delivered to the program."""
     sampled: Mapping[int, int] = field(default_factory=dict)
-    """Places of the request's messages that are answers of the policy → the calls that gave them."""
+    """Index of each message of the request that is a policy reply → the call that returned it."""
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """What the answer calls."""
+        """Tool calls of the reply."""
         return list(self.message.get("tool_calls") or ())
 
 
 class Endpoint:
-    """Serves one program; see above. Use it as ``async with``."""
+    """Serve one program; see the module. Use it as ``async with``."""
 
     def __init__(
         self, recorder: PolicyRecorder, rollout_id: str, secret: str = "", tools: ToolServer | None = None
@@ -107,38 +109,39 @@ class Endpoint:
         self._recorder = recorder
         self._rollout_id = rollout_id
         self.tools = tools
-        """What answers at the path of tools; None: the spec offers none."""
+        """Server for the tool path; None if the spec offers no tools."""
         self._prefix = f"/r/{secret}/" if secret else ""
-        """How the path of a request has to begin; empty where only this rollout can reach the port."""
+        """Required prefix of a request path; empty if only this rollout can reach the port."""
         self._model = POLICY
         self._addresses = frozenset(addresses_in(recorder.result.messages))
-        """Of the prompt's pictures, which a program may send on."""
+        """Image addresses of the prompt, which a program may send as well."""
         self.conversations = Conversations()
         self._last_calls: dict[bytes, EndpointCall] = {}
-        """The last call that was answered to the program of each conversation that may be graded, by its root. Other
-        requests are not kept: each has all that was said before."""
+        """Last delivered call of each conversation that may be graded, by root. Earlier requests are not kept: each
+        request contains the conversation before it.
+        """
         self.sampling: dict[str, Any] = {}
-        """What was asked for of sampling at last, by name."""
+        """Most recent sampling options requested by the program, by name."""
         self._held_bytes = 0
         self._prompt: list[Message] = []
         self.requests = 0
         self.refused = 0
-        """Requests that were told what is wrong with them."""
+        """Number of requests rejected with an error message."""
         self.refusal = ""
-        """What the last of these was told."""
+        """Error message of the last rejected request."""
         self.ending: Ending | None = None
-        """Why no request is answered any more; None as long as they are."""
+        """Stop reason that prevents further replies; None while requests are served."""
         self.answered = False
-        """Whether the last request for an answer was given one."""
+        """True if the last completion request received a reply."""
         self.failure: HermesRLError | None = None
-        """What failed on our side, which ends the rollout."""
+        """Infrastructure failure that stops the rollout."""
         self.ended = asyncio.Event()
         self.too_long = 0
-        """Requests that did not fit the model's context, since the last one that did."""
+        """Number of requests exceeding the model's context since the last one that fitted."""
         self._waited, self._waiting, self._since = 0.0, 0, 0.0
-        """Seconds in which there were requests without an answer; how many there are now, and since when."""
+        """Seconds with at least one pending request; number of requests pending now; start of the current wait."""
         self._asking = 0
-        """Requests that the policy is answering."""
+        """Number of requests that the policy is processing."""
         self._freed = asyncio.Event()
         self._noting = asyncio.Lock()
         self._notes = set[asyncio.Task[tuple[ProgramCall, EndpointCall]]]()
@@ -149,7 +152,7 @@ class Endpoint:
         self._server = web.Server(self._handle, auto_decompress=False, access_log=None, logger=_http_log)
 
     def serve(self, listener: socket.socket) -> None:
-        """Serve what comes in at a listening socket, which is ours to close from now on."""
+        """Serve connections of a listening socket and take ownership of it."""
         listener.setblocking(False)
         self._listener = listener
         self._accepting = asyncio.create_task(self._accept(listener))
@@ -163,7 +166,7 @@ class Endpoint:
         if self._listener is not None:
             self._listener.close()
         self._closed = True
-        for handler in self._handlers:  # the server would forget those whose connections are gone
+        for handler in self._handlers:  # the server would forget handlers whose connections are closed
             handler.cancel()
         await asyncio.gather(*self._handlers, return_exceptions=True)
         await self._server.shutdown(0)
@@ -171,9 +174,9 @@ class Endpoint:
 
     @property
     def waiting(self) -> float:
-        """Seconds for which the program has waited for answers, the present wait included.
+        """Seconds that the program has waited for replies, including the present wait.
 
-        Those in which it has waited for several count once.
+        Seconds during which it waits for several replies count once.
         """
         return self._waited + (time.monotonic() - self._since if self._waiting else 0.0)
 
@@ -187,7 +190,7 @@ class Endpoint:
                 connection, _ = await loop.sock_accept(listener)
                 await loop.connect_accepted_socket(self._server, connection)
             except OSError:
-                await asyncio.sleep(ACCEPT_PAUSE)  # no descriptors are left, or who asked is gone
+                await asyncio.sleep(ACCEPT_PAUSE)  # no descriptors are left, or the client disconnected
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         handler = asyncio.current_task()
@@ -208,7 +211,7 @@ class Endpoint:
         dialect = spoken or CHAT
         if self.requests > MOST_REQUESTS or self._closed:
             return _response(429, dialect.error("there were too many requests", "rollout_over"), close=True)
-        if request.method == "HEAD":  # whether anybody is there
+        if request.method == "HEAD":  # checks that the server is reachable
             return _response(200, b"")
         if request.method == "GET" and path.endswith("/models"):
             return _response(200, written_models(self._model))
@@ -237,15 +240,15 @@ class Endpoint:
             self.answered = answered
 
     def _missing(self, dialect: ProgramDialect, method: str, path: str) -> web.Response:
-        """Say that nothing is there; clients look around with other methods than that by which they ask the model."""
-        own = re.sub("^/r/[^/]*", "", path)[:200]  # without what is this rollout's alone
+        """Return an error for an unknown path; clients also probe with methods other than the one for model calls."""
+        own = re.sub("^/r/[^/]*", "", path)[:200]  # without the prefix that is unique to this rollout
         problem = f"there is no {method} {own} here, but POST {', '.join(PATHS)}"
         if method == "POST":
             return self._refused(dialect, problem, 404)
         return _response(404, dialect.error(problem, "not_found"))
 
     def _refused(self, dialect: ProgramDialect, problem: str, status: int = 400) -> web.Response:
-        """Tell a program what is wrong with its request, and take note of it for who reads the rollout."""
+        """Return an error to the program and record it for readers of the rollout."""
         self.refused, self.refusal = self.refused + 1, problem[:LONGEST_REFUSAL]
         kind = "not_found" if status == 404 else "invalid_request"
         return _response(status, dialect.error(problem, kind), close=True)
@@ -255,12 +258,12 @@ class Endpoint:
         if (refused := refused_part(query.messages, getattr(self._recorder.server, "parts", CHAT_PARTS))) is not None:
             raise RefusedRequestError(refused)
         if any(address not in self._addresses for address in addresses_in(query.messages)):
-            # The model's server would fetch it, which is a way out of a sandbox without network.
+            # The model server would fetch it, so a sandbox without network access could reach the network.
             raise RefusedRequestError("a picture must be in the request, as a `data:` URL, or one of the prompt's own")
         return query
 
     async def _serve_tools(self, request: web.BaseRequest, tools: ToolServer) -> web.Response:
-        if request.method != "POST":  # there are no streams, and no sessions that could be ended
+        if request.method != "POST":  # neither streams nor sessions are supported
             return _response(405, b"")
         if self.ending is not None or self.failure is not None:
             return _response(400, CHAT.error("the rollout is over", "rollout_over"), close=True)
@@ -279,7 +282,7 @@ class Endpoint:
         return _response(202, b"") if answer is None else _response(200, write_message(answer))
 
     async def _count(self, dialect: ProgramDialect, query: ProgramRequest, size: int) -> web.Response:
-        """Say how many tokens a request has; nothing of that is recorded."""
+        """Return the token count of a request; nothing is recorded."""
         try:
             count = await self._recorder.count(query.messages, query.tools, size)
         except AttemptFailed as error:
@@ -290,9 +293,9 @@ class Endpoint:
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
-        """Wait until a further request may be sent to the policy, and count it while it is.
+        """Wait until another request may be sent to the policy, and hold its slot until it finishes.
 
-        The last turns of the rollout are given away one by one, since requests that are under way may need them.
+        The last turns of the rollout are assigned one by one, since requests in flight may need them.
         """
         self._since = self._since if self._waiting else time.monotonic()
         self._waiting += 1
@@ -311,7 +314,7 @@ class Endpoint:
             self._since = time.monotonic()
 
     async def _body(self, request: web.BaseRequest) -> tuple[Any, int]:
-        """Return what was sent, and its bytes, which count until the request is answered."""
+        """Return the parsed body and its size, which counts towards the limit until the request is finished."""
         if request.headers.get("Content-Encoding", "identity") != "identity":
             raise RefusedRequestError("the body must not be compressed")
         data = bytearray()
@@ -337,7 +340,7 @@ class Endpoint:
             return _response(500, dialect.error("the model cannot be reached", "server_error"), close=True)
         if self.ending is None:
             try:
-                async with self._place():  # what it waits for behind this is its own reading
+                async with self._place():  # later waits are caused by the program's own reading
                     noted, call, answer = await self._ask(query, size, came)
                 return await self._send(request, dialect, noted, call, answer)
             except ContextLengthExceeded as error:
@@ -364,7 +367,7 @@ class Endpoint:
         call: EndpointCall,
         answer: ProgramAnswer,
     ) -> web.StreamResponse:
-        """Give the program an answer."""
+        """Send a reply to the program."""
         query = call.request
         if not query.stream:
             if request.transport is not None:
@@ -374,15 +377,15 @@ class Endpoint:
         try:
             async with asyncio.timeout(WRITE_SECONDS):
                 await stream.prepare(request)
-                await stream.write_eof(b"".join(dialect.events(answer, query)))  # all of it is there at once
-        except TimeoutError:  # nobody reads it
+                await stream.write_eof(b"".join(dialect.events(answer, query)))  # the whole reply is available at once
+        except TimeoutError:  # the program does not read it
             stream.force_close()
             return stream
         self._delivered(noted, call)
         return stream
 
     def _delivered(self, noted: ProgramCall, call: EndpointCall) -> None:
-        """Note that the program was given an answer, and keep the call where it may be graded."""
+        """Record a delivery, and keep the call if its conversation may be graded."""
         self.conversations.deliver(noted)
         may_be_graded = {*self.conversations.early, *self.conversations.main_line()[-1:]}
         self._last_calls[noted.root] = call
@@ -390,13 +393,13 @@ class Endpoint:
 
     @property
     def prompt(self) -> list[Message]:
-        """What the program had asked, before any answer, in the graded conversation before the policy could act."""
+        """Prompt of the graded conversation: the program's messages before any reply, when the policy could not act."""
         first = self._last_calls.get(next(iter(self.conversations.main_line()), b""))
         return [] if first is None else first.request.messages[: first_answer([*first.request.messages, first.message])]
 
     @property
     def main(self) -> EndpointCall | None:
-        """The last call of the conversation that is graded which the program was given the answer of."""
+        """Last delivered call of the graded conversation."""
         line = self.conversations.main_line()
         return self._last_calls.get(line[-1]) if line else None
 
@@ -404,8 +407,8 @@ class Endpoint:
         self, query: ProgramRequest, size: int, came: int
     ) -> tuple[ProgramCall, EndpointCall, ProgramAnswer]:
         recorder, before = self._recorder, self._recorder.result.turns_used
-        # What the server answered first tells whether it refuses this conversation alone, or everything. Where an agent
-        # may have changed what the program sends, that is the spec's own prompt.
+        # The server's response to the first request shows whether it refuses this conversation or every request. If an
+        # agent may have changed the program's messages, the spec's own prompt is used for the test.
         first = recorder.result.messages if recorder.by_agents else query.messages[: first_answer(query.messages)]
         prompt = self._prompt or first
         given = await recorder.ask(query.messages, query.tools, prompt=prompt, rollout_id=self._rollout_id, resent=size)
@@ -413,9 +416,9 @@ class Endpoint:
         message = kept_message(reply.message, turn)
         calls = message.get("tool_calls") or []
         for number, call in enumerate(calls):
-            call["id"] = f"c{turn:04d}{number:04d}"  # no other call of the rollout has it
+            call["id"] = f"c{turn:04d}{number:04d}"  # unique in the rollout
             call.pop("error", None)
-        # Whatever becomes of the request: an answer that was sampled is known, in the order in which answers come.
+        # Record a sampled reply even if the request is cancelled, in the order of the replies.
         note = asyncio.ensure_future(self._note(EndpointCall(query, given, message), size, before, came))
         self._notes.add(note)
         note.add_done_callback(self._notes.discard)
@@ -428,7 +431,7 @@ class Endpoint:
         return noted, kept, ProgramAnswer(name, int(time.time()), model, message, finish, prompted, written, thought)
 
     async def _note(self, call: EndpointCall, size: int, before: int, came: int) -> tuple[ProgramCall, EndpointCall]:
-        """Take a call into account, which came at that time, when so many had been answered."""
+        """Record a call that arrived at time `came`, when `before` calls had a reply."""
         self._model, self.too_long = call.answer.reply.model or POLICY, 0
         self.sampling |= call.request.sampling
         add = partial(self.conversations.add, call.request.messages, call.request.tools, call.message, before, came)
@@ -438,7 +441,7 @@ class Endpoint:
 
 
 def _too_long(error: ContextLengthExceeded) -> str:
-    """Say it in words by which programs know that they have to shorten the conversation."""
+    """Return a message that agent programs recognize as a request to shorten the conversation."""
     if error.size is None:
         return "prompt is too long: it exceeds the model's maximum context length. Please reduce the messages."
     return (

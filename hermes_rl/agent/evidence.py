@@ -1,9 +1,9 @@
-"""What rewards see of a rollout that an agent program has driven: what happened, and not what the program says.
+"""Build the messages and tool calls that rewards see of a rollout driven by an agent program.
 
-Whatever a program sends may be the policy's invention, as any command of the policy can send it too. So this module,
-and no other, makes the messages and tool calls of an `AgentResult` from the records of the endpoint and the tool
-server: of the messages, those that nobody can vouch for are marked as `context`, and a tool call is one that the policy
-has sampled, with who executed it.
+Any request may be forged by the policy, because a command of the policy can send requests like the program. Therefore
+only this module builds the messages and tool calls of an `AgentResult`, from the records of the endpoint and the tool
+server. Unverifiable messages are marked as `context`. A tool call is listed only if the policy sampled it, and names
+the component that executed it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def take_evidence(result: AgentResult, endpoint: Endpoint) -> None:
-    """Add what a run of a program has done to its result; all runs of a seat are one conversation.
+    """Add one run of a program to its result. All runs of a seat form one conversation.
 
     Args:
-        result: with what earlier runs have added.
-        endpoint: which the program has asked in this run.
+        result: result that contains the earlier runs.
+        endpoint: endpoint that the program called in this run.
     """
     tools, calls = endpoint.tools, endpoint.conversations.calls
     earlier = result.messages if any(_is_answer(each) for each in result.messages[result.prompt_length :]) else []
@@ -54,23 +54,23 @@ def marked(
     prompt: Sequence[Message],
     earlier: Sequence[Message] = (),
 ) -> list[Message]:
-    """Return a conversation with the policy's answers as they were sampled, and `context: True` in what is no evidence.
+    """Return a conversation with the policy's replies as sampled, and `context: True` on unverified messages.
 
-    Evidence are the program's prompt, the answers, and behind an answer one result for each of its tool calls. Results
-    belong to calls by their ids where these are those of the calls, else by their order, as there are programs that
-    send no ids or repeat them; they get the ids of the calls.
+    Verified are the program's prompt, the replies, and after a reply one result for each of its tool calls. Results are
+    matched to calls by id if the ids are those of the calls, otherwise by order, because some programs omit or repeat
+    ids. Each result gets the id of its call.
 
     Args:
-        messages: as the program has sent them, with the last answer.
-        answers: place of a message → the answer that stands there.
-        prompt: what the program had sent before the policy could run anything.
-        earlier: messages of earlier runs, whose answers may stand there too.
+        messages: messages as sent by the program, with the last reply.
+        answers: message index → the sampled reply at that index.
+        prompt: messages sent by the program before the policy could run anything.
+        earlier: messages of earlier runs, whose replies may appear again.
     """
     known = {_words(each) for each in earlier if _is_answer(each)}
     first = first_answer(list(messages))
     kept: list[Message] = [each if each in prompt else {**each, "context": True} for each in messages[:first]]
-    waiting: list[str] = []  # ids of calls of the last answer that have no result yet
-    sent: list[str] = []  # as the program has them
+    waiting: list[str] = []  # ids of tool calls of the last reply that have no result yet
+    sent: list[str] = []  # the same ids as the program sent them
     for place, message in enumerate(messages[first:], first):
         if message["role"] == "assistant" and (place in answers or _words(message) in known):
             message = answers.get(place, message)
@@ -94,17 +94,17 @@ def matched(
     delivered: Iterable[ProgramCall],
     offered: Sequence[str],
 ) -> list[ToolCall]:
-    """Return the tool calls that the policy has made: those of the graded conversation, then those of others.
+    """Return the tool calls of the policy: those of the graded conversation, then those of other conversations.
 
-    A call of one of the spec's tools is there if the tool server has executed it, with the server's result: what was
-    never executed is no call, whatever the program says, and neither is what no answer of the policy has asked for. A
-    call of a tool of the program's own is there if the program has sent a result. Calls of other conversations have
-    turn 0.
+    A call of a tool of the spec is included if the tool server executed it, with the server's result. A call that was
+    never executed is excluded, even if the program reports it, and so is a call that no policy reply contains. A call
+    of one of the program's own tools is included if the program sent a result. Calls of other conversations have turn
+    0.
 
     Args:
-        spoken: calls of the graded conversation, with whether there is a result.
-        executed: by the tool server, in their order.
-        delivered: the answers that the program was given, in all conversations.
+        spoken: calls of the graded conversation, each with True if it has a result.
+        executed: calls that the tool server executed, in order.
+        delivered: replies delivered to the program in all conversations.
         offered: names of the spec's tools.
     """
     calls: dict[int, ToolCall] = {}
@@ -137,7 +137,7 @@ def matched(
 
 
 def _spoken(messages: Sequence[Message]) -> Iterator[tuple[ToolCall, bool]]:
-    """Yield the tool calls of the policy's answers, each with whether it has a result."""
+    """Yield the tool calls of the policy's replies, each with True if it has a result."""
     turn, waiting = 0, dict[str, ToolCall]()
     for message in messages:
         if message["role"] == "tool" and not message.get("context"):
@@ -153,12 +153,12 @@ def _spoken(messages: Sequence[Message]) -> Iterator[tuple[ToolCall, bool]]:
 
 
 def _names(name: str, tool: str) -> bool:
-    """Return whether a program calls a tool by this name, which may be longer, as in `mcp__tools__add`."""
+    """Return True if `name` is the program's name of `tool`; it may be longer, as in `mcp__tools__add`."""
     return name == tool or (name.endswith(tool) and not name[-len(tool) - 1].isalnum())
 
 
 def _joined(earlier: Sequence[Message], messages: Sequence[Message]) -> list[Message]:
-    """Return what a program has said in earlier runs and in this one, which may have gone on with the conversation."""
+    """Return the messages of earlier runs and of this one, which may continue the conversation."""
     last = text_of(earlier[-1].get("content"))
     if any(each["role"] == "assistant" and text_of(each.get("content")) == last for each in messages[:-1]):
         return list(messages)
@@ -170,12 +170,12 @@ def _is_answer(message: Message) -> bool:
 
 
 def _words(message: Message) -> tuple[str, tuple[str, ...]]:
-    """Return what a message says, in the one form that messages of the same meaning have."""
+    """Return the text and the canonical tool calls of a message, for comparison by meaning."""
     return text_of(message.get("content")).strip(), tuple(canonical_calls(message))
 
 
 def _arguments(call: Mapping[str, Any]) -> Any:
-    """Return the arguments of a call; the text where they cannot be read."""
+    """Return the arguments of a call, or their text if they cannot be parsed."""
     text = call["function"]["arguments"]
     try:
         value = read_bounded(text)

@@ -1,9 +1,9 @@
-"""Assistant messages as the history keeps them and as a server gets them.
+"""Convert assistant messages for the history and for model servers.
 
-Every message of a model server that enters a history is read by `kept_message`, whichever role the model plays, so no
-other code meets values of unexpected types. The history keeps what the model wrote. But a server that parses the
-history refuses the whole conversation for one malformed call in it, so the messages that are sent have empty arguments
-in such a place; the answer to the call tells the model what was wrong.
+Every message of a model server that enters a history passes through `kept_message`, for every role of a model, so no
+other code meets values of unexpected types. The history keeps the model's original output. However, a server that
+parses the history rejects the whole conversation for one malformed call, so malformed arguments are sent as empty ones;
+the tool result tells the model about the error.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from hermes_rl.values import read_bounded
 
 
 def kept_message(message: Mapping[str, Any], turn: int) -> Message:
-    """Make the message for the history: everything that came, reasoning included, in the shape that servers take.
+    """Return the message for the history: all fields, reasoning included, in the form that servers accept.
 
-    Every call gets an id of its own, a type and arguments as text.
+    Every call gets a unique id, a type, and its arguments as text.
     """
     own = {key: value for key, value in message.items() if value is not None}
     own["role"] = "assistant"
@@ -35,7 +35,7 @@ def kept_message(message: Mapping[str, Any], turn: int) -> Message:
 
 
 def sendable(messages: list[Message]) -> list[Message]:
-    """Return the history with empty arguments in every call whose arguments cannot be read as a JSON object."""
+    """Return the history with empty arguments in every call whose arguments are not a JSON object."""
     return [
         {**message, "tool_calls": [_sendable_call(call) for call in message["tool_calls"]]}
         if message.get("tool_calls")
@@ -59,7 +59,7 @@ def _call(call: Mapping[str, Any], default_id: str, ids: set[str]) -> dict[str, 
     function = function if isinstance(function, dict) else {}
     arguments = function.get("arguments", "")
     given_id = str(call.get("id") or "")
-    # Our own parser adds this to a call that cannot be executed.
+    # hermes-rl's own parser adds this to a call that cannot be executed.
     problem = {"error": call["error"]} if isinstance(call.get("error"), str) else {}
     return {
         "id": default_id if not given_id or given_id in ids else given_id,

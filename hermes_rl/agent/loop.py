@@ -1,9 +1,9 @@
-"""The agent loop: it asks the model, runs the tools that the model calls, and tells it the results, until an ending.
+"""Run the agent loop: call the model, run its tool calls, and append their results, until a stop reason applies.
 
-This module owns the turns and the history of messages of a conversation; it is one driver of a rollout. It leaves
-asking the policy, budgets and what is written down to `recorder`, running tools to `hermes_rl.tools`, and scoring to
-`hermes_rl.scoring`. Nothing that the model writes makes the loop raise. Where infrastructure fails, the loop raises a
-`Failure` whose `result` holds the conversation so far.
+This module owns the turns and the message history of a conversation; it is one of the drivers of a rollout. `recorder`
+calls the policy, applies budgets and records replies, `hermes_rl.tools` runs tools, and `hermes_rl.scoring` scores. No
+model output makes the loop raise. If infrastructure fails, the loop raises a `Failure` whose `result` holds the
+conversation so far.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ UNREAD = (
     "the server left this call in its text, so that it was not executed: the model spoiled it, or the server's tool "
     "parser reads another format (vLLM: --tool-call-parser)"
 )
-"""The error of a call that a chat server has not read. Its turn is an answer, as the server says."""
+"""Error of a call that a chat server did not parse. Its turn counts as a final reply, as reported by the server."""
 
 
 class HermesAgentLoop:
-    """A multi-turn tool-calling conversation with one model, on one rollout's machine.
+    """A multi-turn tool-calling conversation with one model in the sandbox of one rollout.
 
     Args:
-        server: the policy: anything with `chat(ChatRequest)` or OpenAI-style `chat_completion(**kwargs)`.
-        tool_schemas: OpenAI tool schemas that the model sees; a `Toolkit`'s `schemas` carry their tools along.
+        server: the policy: an object with `chat(ChatRequest)` or OpenAI-style `chat_completion(**kwargs)`.
+        tool_schemas: OpenAI tool schemas shown to the model; the `schemas` of a `Toolkit` include their tools.
         valid_tool_names: names that may be called; None: all of `tool_schemas`.
-        task_id: names the rollout's machine (see `ToolContext`); one is made when it does not exist yet, and stays
-            until `ToolContext(task_id).cleanup()`. Without a name it is released at the end of `run`.
-        options: the remaining bounds; the arguments before it that are given win over it.
-        sandbox: of a machine that is made here; None: that of the `server`'s environment, else the default one.
-        user: who answers turns without tool calls; None: such a turn is the last.
-        budget_config: bounds on what tools answer, as the configuration of an environment builds it.
-        tokenizer: estimates the tokens of what a chat server has not counted yet; None: only its own count is known.
-        request_id: names its requests; default: as `task_id`.
+        task_id: id of the rollout's sandbox (see `ToolContext`). The sandbox is created if it does not exist, and stays
+            until `ToolContext(task_id).cleanup()`. Without an id, it is released at the end of `run`.
+        options: the remaining limits; explicit arguments before it take precedence.
+        sandbox: configuration of a sandbox created here; None: that of the `server`'s environment, else the default.
+        user: responds to turns without tool calls; None: such a turn is the last one.
+        budget_config: limits for tool results, as built by the configuration of an environment.
+        tokenizer: estimates the tokens that a chat server has not counted yet; None: only the server's count is used.
+        request_id: id of its requests; default: `task_id`.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class HermesAgentLoop:
         changed = {name: value for name, value in changes.items() if value is not None}
         self.options = replace(options or LoopOptions(), **changed) if changed else options or LoopOptions()
         self.server = as_chat_server(server)
-        of_server = getattr(server, "sandbox", None)  # of the environment that the server object belongs to
+        of_server = getattr(server, "sandbox", None)  # of the environment that owns the server object
         self.sandbox = sandbox or (of_server if isinstance(of_server, SandboxConfig) else None)
         self._failed: Callable[[HermesRLError], None] | None = getattr(server, "loop_failed", None)
         self.toolkit = toolkit_of(tool_schemas, valid_tool_names)
@@ -101,13 +101,16 @@ class HermesAgentLoop:
         self.user = user
         self.tokenizer = tokenizer
         self._offered = self.toolkit
-        """What the agent may call at present."""
+        """Tools that the agent may call at present."""
         self._answered_at = 0
-        """Turns that had been played when the user spoke last."""
+        """Number of turns before the user's last message."""
 
     async def run(self, messages: Sequence[Message]) -> AgentResult:
-        """Play the conversation that begins with `messages`; the list given is not changed. Raises `Failure` where a
-        model server, the sandbox or a tool's server failed; `.result` is the part played so far."""
+        """Run the conversation that starts with `messages`; the given list is not changed.
+
+        Raises:
+            Failure: a model server, the sandbox or a tool's server failed; `.result` is the part run so far.
+        """
         result = AgentResult(
             messages=[dict(message) for message in messages],
             prompt_length=len(messages),
@@ -124,7 +127,7 @@ class HermesAgentLoop:
             async with ToolRuntime(self.sandbox, toolkit=self.toolkit) as runtime:
                 return await recorder.play(partial(self._play, recorder, runtime), runtime)
         except HermesRLError as error:
-            # The caller's own code may take it for an answer of the policy: its environment is to know.
+            # Notify the environment, because the caller's code may mistake this error for a policy error.
             if self._failed is not None:
                 self._failed(error)
             raise
@@ -143,7 +146,7 @@ class HermesAgentLoop:
         return ending
 
     async def _turn(self, recorder: PolicyRecorder, runtime: ToolRuntime) -> Ending | None:
-        """Make one model call and the tool calls that it asks for; returns the ending, if this turn was the last."""
+        """Make one model call and run its tool calls; return the stop reason if this turn was the last."""
         result = recorder.result
         prompt, schemas = result.messages[: result.prompt_length], self._offered.schemas
         request_id = self.request_id or runtime.task_id
@@ -157,7 +160,7 @@ class HermesAgentLoop:
         return await self._brought_about(result, runtime)
 
     async def _hear(self, recorder: PolicyRecorder, words: str | None = None) -> Ending | None:
-        """Append the user's next words, which are no turn of the policy; returns the ending, if they are the last."""
+        """Append the user's next message, which is not a policy turn; return the stop reason if it is the last."""
         assert self.user is not None
         result, answer = recorder.result, await recorder.hear(self.user, words)
         recorder.by_agents |= answer.by_agents
@@ -173,7 +176,7 @@ class HermesAgentLoop:
         return answer.ending
 
     async def _brought_about(self, result: AgentResult, runtime: ToolRuntime) -> Ending | None:
-        """Return the ending that the calls of this turn have brought about; None where the agent goes on."""
+        """Return the stop reason caused by this turn's tool calls, or None if the agent continues."""
         options, errors = self.options, len(result.tool_errors)
         if runtime.killed_by_agent:
             return Ending.SANDBOX_KILLED
@@ -205,7 +208,7 @@ class HermesAgentLoop:
         return await one_at_a_time(sendable, result.messages)
 
     def _take(self, reply: ChatReply, result: AgentResult) -> list[dict[str, Any]]:
-        """Add the reply to the history; returns its tool calls."""
+        """Append the reply to the history and return its tool calls."""
         message = kept_message(reply.message, result.turns_used)
         result.messages.append(message)
         calls: list[dict[str, Any]] = message.get("tool_calls") or []
@@ -217,7 +220,7 @@ class HermesAgentLoop:
         return calls
 
     async def _act(self, calls: list[dict[str, Any]], result: AgentResult, runtime: ToolRuntime) -> None:
-        """Run the calls of one turn and append their answers in order."""
+        """Run the calls of one turn and append their results in order."""
         started, starting = time.perf_counter(), runtime.start_seconds
         runtime.phase = "tools"
         outcomes = await execute_calls(
@@ -231,7 +234,7 @@ class HermesAgentLoop:
         runtime.phase = "model"
         if self.options.results is not None:
             outcomes = self.options.results.apply(outcomes)
-        # The start of the sandbox on first use is not the agent's working time.
+        # The start of the sandbox on first use does not count as working time.
         result.timings.tools += time.perf_counter() - started - (runtime.start_seconds - starting)
         for outcome in outcomes:
             result.messages.append({"role": "tool", "tool_call_id": outcome.id, "content": outcome.content})
@@ -240,7 +243,7 @@ class HermesAgentLoop:
                 result.tool_errors.append(outcome.error)
 
     def _tool_timeout(self, result: AgentResult) -> float | None:
-        """Return how many seconds a call may take: the tool's bound or the rest of the agent's time, the smaller."""
+        """Return the time limit of a call in seconds: the tool's limit or the agent's remaining time if smaller."""
         bounds = [self.options.tool_timeout]
         if (bound := self.options.working_time) is not None:
             bounds.append(max(0.001, bound - result.timings.working))

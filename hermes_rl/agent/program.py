@@ -1,12 +1,13 @@
-"""An agent program as the driver of a rollout: it runs in the sandbox and asks the model at an address there.
+"""Run an agent program as the driver of a rollout; it runs in the sandbox and calls the model at an address there.
 
-Or it is a function of the spec's own, called in a process outside of the sandbox. This module starts the program,
-watches its time, and says how the rollout ended. Exit codes say little, as programs end with 0 behind an error and with
-1 behind success: what the endpoint has seen decides. Everything that a program does is the policy's doing; that it
-cannot be started is a mistake of the spec, unless an agent has written something that may be the cause.
+Alternatively, the program is a function of the spec, called in a process outside the sandbox. This module starts the
+program, enforces its time limit, and determines the stop reason. Exit codes are unreliable, as programs exit with 0
+after an error and with 1 after success: the requests that the endpoint received decide. The policy is held responsible
+for every action of a program. A program that cannot be started is a mistake in the spec, unless an agent wrote
+something that may be the cause.
 
-A program that has a seat among several agents is run once for each turn of the seat. Its sandbox stays, and all of its
-runs together are one conversation, within one set of budgets.
+In episodes of several agents, the program of a seat runs once for each turn of the seat. Its sandbox stays, and all of
+its runs form one conversation with one set of budgets.
 """
 
 from __future__ import annotations
@@ -49,49 +50,56 @@ if TYPE_CHECKING:
     from hermes_rl.agent.endpoint import Endpoint
 
 PORT = 8181
-"""Port of the endpoint in the sandbox; of several agents, each has the next one."""
+"""Port of the endpoint in the sandbox; with several agents, each uses the next port."""
 LONGEST = 3600.0
-"""Seconds that a program may work where the spec bounds nothing."""
+"""Maximum working time of a program in seconds if the spec sets no limit."""
 GLANCE = 0.5
-"""Seconds between two looks at the time."""
+"""Seconds between two checks of the time limit."""
 GRACE = 10.0
-"""Seconds that a program has to end, once it has been told that the rollout is over."""
+"""Seconds that a program may take to exit after the rollout has stopped."""
 OUTPUT = 1 << 20
 """Bytes of its output that are kept."""
 CANNOT_START = (126, 127)
-"""Exit codes of a command that is not there, or is no program."""
+"""Exit codes of a command that does not exist or is not executable."""
 RAISED = 1
-"""Exit code of a function that has raised."""
+"""Exit code of a function that raised an exception."""
 GIVEN = ("row", "messages", "prompt", "system", "endpoint", "token", "ctx")
-"""What a function may name as parameters."""
+"""Parameters that a function may request."""
 
 
 def endpoint_of(rollout_id: str, port: int = PORT) -> str:
-    """Return the address that a program finds the model at, without ``/v1``."""
+    """Return the address at which a program reaches the model, without ``/v1``."""
     return f"http://127.0.0.1:{port}/r/{safe_name(rollout_id)}"
 
 
 CONTEXT = 131_072
-"""Tokens of the longest conversation where neither the spec nor the server tells them."""
+"""Maximum tokens of a conversation if neither the spec nor the server sets a limit."""
 
 
 async def context_of(server: Any, options: LoopOptions) -> int:
-    """Return the tokens of the longest conversation that a program may hold: the server's, or the spec's if smaller."""
+    """Return the maximum tokens of a program's conversation: the server's limit, or the spec's if smaller."""
     of_server = await server.context_length() if isinstance(server, TellsContext) else None
     return min((size for size in (of_server, options.max_trajectory_tokens) if size is not None), default=CONTEXT)
 
 
 @dataclass(frozen=True)
 class AgentFunction:
-    """A function that is called as a program, and which of `GIVEN` it takes."""
+    """A function that is called as a program, and the parameters of `GIVEN` that it takes."""
 
     code: Code
     takes: tuple[str, ...]
 
     @classmethod
     def of(cls, reference: str, offered: tuple[str, ...] = GIVEN, where: str = "agent.program.python") -> AgentFunction:
-        """Load a function by its absolute reference; `offered` are the parameters that it may name. Raises `UserError`
-        where it cannot be loaded, or wants what is not there; the message begins with `where` it is named."""
+        """Load a function by its absolute reference.
+
+        Args:
+            offered: parameters that it may name.
+            where: key of the spec, with which error messages start.
+
+        Raises:
+            UserError: the function cannot be loaded, or has a required parameter that is not offered.
+        """
         function = load_object(reference)
         if not callable(function):
             raise UserError(f"{where}: {reference} is no function")
@@ -108,37 +116,37 @@ class AgentFunction:
 
 @dataclass(frozen=True)
 class AgentProgram:
-    """How a program is started for one rollout, and which kinds of its calls are trained on."""
+    """Command or function of a program for one rollout, and the kinds of its calls that are trained on."""
 
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     files: tuple[SandboxFile, ...] = ()
-    """Laid down before it starts."""
+    """Written before it starts."""
     train: tuple[Kind, ...] = ("main", "subagents")
     tools: bool = False
-    """Whether it is offered the spec's tools."""
+    """True if the spec's tools are offered to it."""
     function: AgentFunction | None = None
-    """What is called instead of the command, with those of `given` that it takes."""
+    """Function called instead of the command, with the values of `given` that it takes."""
     given: Mapping[str, Any] = field(default_factory=dict)
     place: str = "agent.program"
-    """Where it stands in the spec, for errors."""
+    """Key of the spec, for error messages."""
 
 
 ProgramOf = Callable[[Sequence[Message]], Awaitable[AgentProgram]]
-"""Says how a program is started for a conversation, whose last message is what it is to answer."""
+"""Returns the program for a conversation whose last message it must respond to."""
 
 
 class ProgramDriver:
-    """Plays one rollout by a program, or one seat of an episode.
+    """Run one rollout, or one seat of an episode, with a program.
 
     Args:
-        server: the policy: anything with `chat(ChatRequest)`.
-        program: how it is started.
-        runtime: the rollout's machine.
-        user: what the seat hears, and who hears what it says; None: the program is run once, for the prompt.
-        toolkit: the tools that it may be offered; default: those of the machine.
-        request_id: names its requests; default: the machine's task.
-        port: of the sandbox, where it finds the model; those who share a sandbox have different ones.
+        server: the policy: an object with `chat(ChatRequest)`.
+        program: returns the program to start.
+        runtime: the rollout's sandbox.
+        user: sends messages to the seat and receives its replies; None: the program runs once, for the prompt.
+        toolkit: tools that it may be offered; default: those of the sandbox.
+        request_id: id of its requests; default: the task id of the sandbox.
+        port: port in the sandbox at which it reaches the model; programs that share a sandbox use different ports.
     """
 
     def __init__(
@@ -160,12 +168,18 @@ class ProgramDriver:
         self._request_id = request_id or runtime.task_id
         self._tools = ToolServer(runtime, options, toolkit)
         self._listener: socket.socket | None = None
-        """The sandbox's port, open from the first run to the end."""
+        """Listener in the sandbox, open from the first run to the end."""
 
     async def run(self, messages: Sequence[Message]) -> AgentResult:
-        """Play the rollout; `messages` are the spec's prompt, which the program's command holds in its own way. Raises
-        `Failure` where a model server or the sandbox failed; `.result` is the part played so far. Raises `UserError`
-        where the program cannot be started."""
+        """Run the rollout.
+
+        Args:
+            messages: the spec's prompt, which the program's command contains in its own form.
+
+        Raises:
+            Failure: a model server or the sandbox failed; `.result` is the part run so far.
+            UserError: the program cannot be started.
+        """
         result = AgentResult(
             messages=[dict(message) for message in messages],
             prompt_length=len(messages),
@@ -182,8 +196,7 @@ class ProgramDriver:
                 self._listener.close()
 
     async def _turns(self, recorder: PolicyRecorder) -> Ending:
-        """Run the program for each turn of its seat; returns the ending of the run, or of the episode, that is its
-        last."""
+        """Run the program for each turn of its seat; return the stop reason of the last run or of the episode."""
         assert self._user is not None
         result, last_answer = recorder.result, None
         conversation = list(result.messages)
@@ -201,7 +214,7 @@ class ProgramDriver:
             except TemplateError as error:
                 if answer.message is None and not result.turns_used:
                     raise
-                # Over what another seat has said, so it ends the seat's part and not the run.
+                # Caused by the message of another seat, so it stops this seat only.
                 result.tool_errors.append(ToolError(result.turns_used, "user", "", str(error), ""))
                 return Ending.WORLD_FAILED
             if ending is not Ending.FINISHED:
@@ -212,16 +225,16 @@ class ProgramDriver:
     async def _play(
         self, recorder: PolicyRecorder, conversation: Sequence[Message], *, by_others: bool = False
     ) -> Ending:
-        """Run the program once; `by_others`: other agents have written what it is to answer."""
+        """Run the program once. `by_others` is True if other agents wrote the message that it responds to."""
         touched = self.runtime.started or recorder.result.turns_used > 0
-        recorder.by_agents |= touched  # what runs there may be what an agent has made of the program
+        recorder.by_agents |= touched  # an agent may have changed the program in the sandbox
         program = await self._program(conversation)
         try:
             return await self._run(recorder, program)
         except _NotBegunError as error:
             run = recorder.result.program
-            # Words may be what a function fails at, or longer than a command line can be; a program that is not there
-            # (127) is missing whatever they are.
+            # A message may make a function fail, or may exceed the length of a command line; a missing program (127) is
+            # missing whatever the message is.
             of_words = by_others and run is not None and run.exit_code in (RAISED, CANNOT_START[0])
             if not touched and not of_words:
                 raise UserError(str(error)) from error
@@ -229,10 +242,10 @@ class ProgramDriver:
             return Ending.GAVE_UP
 
     async def _run(self, recorder: PolicyRecorder, program: AgentProgram) -> Ending:
-        from hermes_rl.agent.endpoint import Endpoint  # it loads an HTTP server, which other rollouts do not need
+        from hermes_rl.agent.endpoint import Endpoint  # loads an HTTP server, which other rollouts do not need
 
         secret = secrets.token_urlsafe(24) if program.function is not None else ""
-        if secret:  # a port of this machine, where who knows the path may ask
+        if secret:  # on a port of the host, protected by the secret path
             listener = socket.create_server(("127.0.0.1", 0))
             run = self._called(program, f"http://127.0.0.1:{listener.getsockname()[1]}/r/{secret}", secret)
         else:
@@ -242,12 +255,12 @@ class ProgramDriver:
             async with endpoint:
                 endpoint.serve(listener)
                 ended, in_time = await self._watched(run, endpoint, recorder)
-        finally:  # from here on no answer comes any more
+        finally:  # no policy reply arrives after this point
             write_down(endpoint, recorder.result, program.train)
         return self._ending(program, endpoint, recorder, ended, in_time=in_time)
 
     async def _inside(self, program: AgentProgram) -> tuple[socket.socket, Coroutine[Any, Any, CommandResult]]:
-        """Open the sandbox's port; returns it with the program's run."""
+        """Open the port in the sandbox; return it with the program's run."""
         sandbox = await self.runtime.sandbox_for_agent()
         self.runtime.acts += 1
         if not isinstance(sandbox, HelperSandbox):
@@ -264,14 +277,14 @@ class ProgramDriver:
                     raise _NotBegunError(problem) from error
             try:
                 self._listener = await sandbox.listen(self._port)
-            except OSError as error:  # the sandbox's setup, or an agent, has begun something there
+            except OSError as error:  # the sandbox's setup, or an agent, uses the port
                 problem = f"{program.place}: port {self._port} of the sandbox cannot be opened: {error}"
                 raise _NotBegunError(problem) from error
         run = sandbox.run(program.command, env=program.env, timeout=10 * LONGEST, output_limit=OUTPUT)
         return self._listener.dup(), run
 
     async def _called(self, program: AgentProgram, endpoint: str, token: str) -> CommandResult:
-        """Call the function in a process of its own; returns how it ended, as if it were a command."""
+        """Call the function in a separate process; return its outcome as the result of a command."""
         function, runtime = program.function, self.runtime
         assert function is not None
         known = {**program.given, "endpoint": endpoint, "token": token, "ctx": ToolContext(runtime.task_id)}
@@ -280,19 +293,19 @@ class ProgramDriver:
             arguments = {name: known[name] for name in function.takes}
             returned = await process.call(function.code, arguments, "builtins:repr", 10 * LONGEST, require_text)
             return CommandResult(0, b"" if returned == "None" else returned[-OUTPUT:].encode())
-        except (ForeignError, AgentFault, UserError) as error:  # it may have run the text of the policy
+        except (ForeignError, AgentFault, UserError) as error:  # it may have executed text of the policy
             return CommandResult(RAISED, str(error).encode())
         except EndedError as error:
             return CommandResult(KILLED_EXIT_CODE, f"its process {error}".encode())
         finally:
             await process.close()
             if not runtime.staging.empty and not runtime.killed_by_agent:
-                await runtime.staging.keep(await runtime.sandbox())  # what it has written is the agent's
+                await runtime.staging.keep(await runtime.sandbox())  # the files that it wrote are the agent's
 
     async def _watched(
         self, run: Coroutine[Any, Any, CommandResult], endpoint: Endpoint, recorder: PolicyRecorder
     ) -> tuple[CommandResult | None, bool]:
-        """Run the program to its end; returns how it ended, None where it was ended, and whether that was in time."""
+        """Run the program; return its result, or None if it was killed, and True if it kept its time limit."""
         bound, began = self.options.working_time or LONGEST, clock()
         timings = recorder.result.timings
         before = timings.tools
@@ -314,7 +327,7 @@ class ProgramDriver:
                 await end_tasks([running])
 
     def _overtime(self, program: AgentProgram, endpoint: Endpoint, recorder: PolicyRecorder) -> Ending:
-        """Return the ending of a program whose time was up, which is no doing of a policy that it never asked."""
+        """Return the stop reason of a program that exceeded its time; raise if it never called the policy."""
         if endpoint.requests or recorder.by_agents:
             return Ending.TIMEOUT
         seconds = f"{self.options.working_time or LONGEST:g} s"
@@ -342,7 +355,7 @@ class ProgramDriver:
         if not in_time:
             return self._overtime(program, endpoint, recorder)
         if endpoint.too_long:
-            return Ending.TOKEN_BUDGET  # it could not make the conversation shorter
+            return Ending.TOKEN_BUDGET  # it could not shorten the conversation
         if endpoint.main is None:
             if program.function is not None and run.exit_code == RAISED and not endpoint.requests:
                 raise _NotBegunError(f"{program.place}.python raised before it asked the model: {run.output.strip()}")
@@ -353,19 +366,19 @@ class ProgramDriver:
             return Ending.GAVE_UP
         ending = recorder.ended_by(endpoint.main.answer, endpoint.main.calls)
         if ending is None and run.exit_code == 0 and endpoint.answered:
-            return Ending.FINISHED  # it takes a call, or what the call does, as the end of its work
+            return Ending.FINISHED  # the program finishes with a tool call, or with the effect of the call
         return ending or Ending.GAVE_UP
 
 
 class _NotBegunError(Exception):
-    """A program cannot be started, or ends before it has asked for anything."""
+    """A program could not be started, or exited before its first request."""
 
 
 def hearing(conversation: Sequence[Message], message: Message | None) -> list[Message]:
-    """Return a conversation with what its seat hears; what its prompt ends with and the first words are one message.
+    """Return a conversation with the next message to its seat; the end of its prompt and the first message are merged.
 
-    A program is told the last message alone, so that it is empty where the seat hears nothing between two turns. Null
-    bytes and halves of characters are replaced, as no command line can hold them.
+    A program receives the last message only, so this message is empty if the seat gets none between two turns. Null
+    bytes and unpaired surrogates are replaced, because a command line cannot contain them.
     """
     words = "" if message is None else whole_text(message["content"]).replace("\0", "\ufffd")
     last = conversation[-1] if conversation else None
@@ -379,7 +392,7 @@ def hearing(conversation: Sequence[Message], message: Message | None) -> list[Me
 
 
 async def _first(running: asyncio.Task[Any], event: Awaitable[Any] | None, seconds: float) -> None:
-    """Wait until the program has ended or the event is there, at most so many seconds."""
+    """Wait until the program has exited or the event is set, for at most `seconds`."""
     waiting = None if event is None else asyncio.ensure_future(event)
     both = {running} if waiting is None else {running, waiting}
     try:
@@ -390,7 +403,7 @@ async def _first(running: asyncio.Task[Any], event: Awaitable[Any] | None, secon
 
 
 def write_down(endpoint: Endpoint, result: AgentResult, train: Sequence[Kind]) -> None:
-    """Add what a run of the program has asked to the result: the evidence, the calls of the model, the counts."""
+    """Add the requests of one run of the program to the result: evidence, model calls and counts."""
     run = result.program
     assert run is not None
     run.requests, run.refused = run.requests + endpoint.requests, run.refused + endpoint.refused

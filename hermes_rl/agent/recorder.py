@@ -1,9 +1,8 @@
-"""Asking the policy for one rollout, and writing down what it answered, whoever drives the rollout.
+"""Call the policy for one rollout and record its replies, for every driver.
 
-A driver decides what is asked and what is done with an answer: `loop` is one, `program` another. The recorder imposes
-the spec's sampling and its budgets, and is the only one that writes answers, usage and times into the result; below it
-a token-level server writes the tokens into the transcript. So no driver can change what was sampled, or in which
-context.
+A driver (`loop`, `program`) decides the content of a request and the handling of a reply. The recorder applies the
+spec's sampling and budgets, and only the recorder writes replies, usage and times into the result; a token-level server
+below it writes the tokens into the transcript. Therefore no driver can change the sampled tokens or their context.
 """
 
 from __future__ import annotations
@@ -43,19 +42,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ResultBudget:
-    """Characters of tool results that the model is told; of a longer result, head and tail are kept."""
+    """Limits in characters for tool results shown to the model; of a longer result, head and tail are kept."""
 
     default_result_size: int
-    """The most of one result."""
+    """Maximum for one result."""
     turn_budget: int
-    """The most of all results of a turn together; the longest ones are cut first."""
+    """Maximum for all results of a turn together; the longest ones are cut first."""
     preview_size: int
-    """What is kept of a result that is cut."""
+    """Characters kept of a result that is cut."""
     tool_overrides: Mapping[str, int] = field(default_factory=dict)
-    """The most of one result, by the name of its tool."""
+    """Maximum for one result, by tool name."""
 
     def apply(self, outcomes: Sequence[ToolOutcome]) -> list[ToolOutcome]:
-        """Cut what is too long. What a model reads of a file on purpose is only cut for the whole turn's sake."""
+        """Cut results that are too long. A file that the model reads is cut only to meet the limit of the turn."""
         cut = [
             self._cut(outcome) if len(outcome.content) > self._limit(outcome.name) else outcome for outcome in outcomes
         ]
@@ -74,50 +73,53 @@ class ResultBudget:
 
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
-    """The bounds and the sampling of one rollout. Times are in seconds, sizes in tokens; None is no bound."""
+    """Limits and sampling options of one rollout. Times are in seconds, sizes in tokens; None means no limit."""
 
     max_turns: int = 30
     timeout: float | None = None
     task_timeout: float | None = None
-    """Of the agent's work and of the commands of its rewards together."""
+    """Limit for the agent's work and the commands of its rewards together."""
     deadline: float | None = None
-    """Of the clock, from which nothing but the turns of other seats is subtracted; None: see `most_seconds`."""
+    """Wall-clock limit, excluding the turns of other seats; None: see `most_seconds`."""
     tool_timeout: float | None = None
     max_tool_errors: int | None = None
     max_turns_per_answer: int | None = None
-    """Model calls until the agent has to answer its user."""
+    """Maximum number of model calls until the agent must reply to its user."""
     ending_tools: frozenset[str] = frozenset()
-    """Tools whose first call without an error is the end."""
+    """Tools whose first call without an error ends the rollout."""
     repair_arguments: bool = False
-    """Whether arguments of another type than the tool's schema says are converted where they can be."""
+    """True if arguments whose type differs from the tool's schema are converted when possible."""
     max_tokens: int | None = None
-    """Of one turn; None leaves it to the server."""
+    """Limit for one turn; None leaves it to the server."""
     max_trajectory_tokens: int | None = None
-    """Of prompt, turns and results together: no turn begins beyond it. A token-level server counts exactly and gives a
-    turn no more than the rest of it; of a chat server the usage is known, and what is new since then is estimated."""
+    """Limit for prompt, turns and results together: no turn starts beyond it. A token-level server counts exactly and
+    limits a turn to the remaining tokens. For a chat server, the reported usage is used and newer messages are
+    estimated.
+    """
     temperature: float | None = 1.0
     top_p: float | None = None
     seed: int | None = None
-    """Of the rollout: each model call of the policy and of a simulated user gets a seed drawn from it. None: calls have
-    no seed."""
+    """Seed of the rollout, from which the seed of each call of the policy and of a simulated user is drawn. None: calls
+    have no seed.
+    """
     min_trained_share: float = 0.0
-    """A rollout of which less of the sampled tokens is trained on ends as `untrained`."""
+    """If a smaller fraction of the sampled tokens is trained on, the rollout gets the stop reason `untrained`."""
     seeded: bool = True
-    """False: rollouts with these options get no seed."""
+    """If False, rollouts with these options get no seed."""
     reasoning: ReasoningOptions | None = None
     extra_body: Mapping[str, Any] | None = None
     logprobs: bool = False
     results: ResultBudget | None = None
-    """Of what tools answer, beside the bounds of the tools themselves."""
+    """Limits for tool results, in addition to the limits of the tools themselves."""
 
     @property
     def working_time(self) -> float | None:
-        """The most seconds that the agent itself may work."""
+        """Maximum working time of the agent in seconds."""
         return min((seconds for seconds in (self.timeout, self.task_timeout) if seconds is not None), default=None)
 
     @property
     def most_seconds(self) -> float:
-        """The seconds of the clock after which the rollout is stopped."""
+        """Wall-clock seconds after which the rollout is stopped."""
         if self.deadline is not None:
             return self.deadline
         return LONGEST_DEADLINE if self.timeout is None else max(SHORTEST_DEADLINE, 4 * self.timeout)
@@ -127,11 +129,11 @@ SHORTEST_DEADLINE, LONGEST_DEADLINE = 3600.0, 24 * 3600.0
 
 
 ROUNDS = 3
-"""How often a conversation, and its prompt alone, are asked again to find out which of them a server fails over."""
+"""How often a conversation and its prompt alone are sent again, to find out which of them the server fails on."""
 
 
 class OverError(Exception):
-    """A budget of the rollout leaves no room for another call, or the server refuses the conversation: it is over."""
+    """Raised when a budget leaves no room for another call, or the server refuses the conversation."""
 
     def __init__(self, ending: Ending) -> None:
         super().__init__(f"the rollout is over: {ending}")
@@ -140,17 +142,17 @@ class OverError(Exception):
 
 @dataclass(frozen=True)
 class PolicyAnswer:
-    """One answer of the policy."""
+    """One reply of the policy."""
 
     number: int
-    """Which of the rollout's answers it is, from 0: the turn of the transcript."""
+    """Index of the reply in the rollout, from 0: the turn of the transcript."""
     reply: ChatReply
     limit: int | None
-    """Tokens that it was given."""
+    """Maximum number of tokens for the reply."""
 
 
 class Stretches:
-    """Stretches of time some of which overlap: each second counts once."""
+    """Time intervals that may overlap: each second counts once."""
 
     __slots__ = ("_apart",)
 
@@ -158,7 +160,7 @@ class Stretches:
         self._apart: Sequence[tuple[float, float]] = ()
 
     def add(self, end: float, seconds: float) -> float:
-        """Add the stretch of so many seconds up to a time; returns how many of them no other one has counted."""
+        """Add the interval of `seconds` that ends at `end`; return its seconds that no other interval has counted."""
         begin = end - seconds
         touching = [each for each in self._apart if each[0] <= end and begin <= each[1]]
         if not touching:
@@ -170,12 +172,12 @@ class Stretches:
 
 
 class PolicyRecorder:
-    """Asks one policy for one rollout. Several calls may be under way at a time.
+    """Call one policy for one rollout. Several calls may run concurrently.
 
     Args:
-        result: what is played is written into it.
+        result: the result that is filled in.
         server: the policy.
-        tokenizer: estimates the tokens of what a chat server has not counted yet; None: only its own count is known.
+        tokenizer: estimates the tokens that a chat server has not counted yet; None: only the server's count is used.
     """
 
     def __init__(
@@ -186,19 +188,22 @@ class PolicyRecorder:
         self.options = options
         self.tokenizer = tokenizer
         self.by_agents = False
-        """Whether agents have had a hand in the first request already, so that its failing may be their doing."""
+        """True if agents have influenced the first request, so that they may have caused its failure."""
         self._deadline: asyncio.Timeout | None = None
         self._silent: str | None = None
-        """Who had not answered when the deadline was over."""
+        """The component that had not responded when the deadline passed."""
         self._begun = 0
-        """Calls so far, those included that failed."""
+        """Number of calls so far, including failed ones."""
         self._under_way = 0
         self._generating, self._queueing = Stretches(), Stretches()
-        """Of the calls since the last moment in which none was under way."""
+        """Times of the calls since the last moment without a call in flight."""
 
     async def play(self, drive: Callable[[], Awaitable[Ending]], runtime: ToolRuntime) -> AgentResult:
-        """Let a driver play the rollout, and return the result with its ending. Raises `Failure` where a model server,
-        the sandbox or a tool's server failed; `.result` is the part played so far."""
+        """Run a driver to its end and return the result with its stop reason.
+
+        Raises:
+            Failure: a model server, the sandbox or a tool's server failed; `.result` is the part run so far.
+        """
         result, bound = self.result, self.options.task_timeout
         runtime.time_left = None if bound is None else TimeLeft(bound)
         try:
@@ -209,7 +214,7 @@ class PolicyRecorder:
                 failure.ending = Ending.SANDBOX_KILLED
             result.ending = failure.ending
             failure.result = result
-            # Where the agent's own commands killed the sandbox, the policy did it: the rollout is scored.
+            # If the agent's own commands killed the sandbox, the policy caused it: the rollout is scored.
             if not failure.ending.graded:
                 raise
         if result.trained_share is not None and result.trained_share < self.options.min_trained_share:
@@ -224,7 +229,7 @@ class PolicyRecorder:
         return result
 
     async def _in_time(self, drive: Callable[[], Awaitable[Ending]]) -> Ending:
-        """Let a driver play until the deadline; what it waits for then tells whose doing it is that it has no end."""
+        """Run a driver until the deadline; the component it then waits for decides who caused the timeout."""
         seconds = self.options.most_seconds
         try:
             async with asyncio.timeout(seconds) as deadline:
@@ -239,7 +244,7 @@ class PolicyRecorder:
 
     @contextmanager
     def _awaits(self, whom: str) -> Iterator[None]:
-        """Note whom the rollout waits for in the block, where the deadline ends the wait."""
+        """Record the component that the rollout waits for, if the deadline ends the wait."""
         try:
             yield
         except asyncio.CancelledError:
@@ -248,9 +253,9 @@ class PolicyRecorder:
             raise
 
     async def hear(self, user: AnswersAgent, words: str | None = None) -> UserAnswer:
-        """Return what the user, or another agent, says next.
+        """Return the next message of the user or of another agent.
 
-        The clock stands still during the turns of other agents. Each has its own deadline and uses up no other one.
+        The deadline is suspended during the turns of other agents. Each agent has its own deadline.
         """
         deadline = self._deadline if getattr(user, "waits_for_seats", False) else None
         ends, began = None if deadline is None else deadline.when(), time.monotonic()
@@ -271,17 +276,17 @@ class PolicyRecorder:
         rollout_id: str,
         resent: int = 0,
     ) -> PolicyAnswer:
-        """Make one call of the policy and write its answer down, in the order in which answers come.
+        """Make one policy call and record its reply; replies are recorded in the order of their arrival.
 
         Args:
-            prompt: the part of the conversation that neither the policy nor its tools have written.
-            resent: bytes of the request in which a program has sent all of this; 0: the messages are our own.
+            prompt: the part of the conversation that neither the policy nor its tools wrote.
+            resent: bytes of the program's request that contains the whole conversation; 0: the loop wrote the messages.
 
         Raises:
             OverError: there is no room for this call.
             ContextLengthExceeded: a program's request does not fit the model's context; a shorter one may.
             ServerFailure: the server failed.
-            RowFailure: the first request, in which no agent has had a hand, does not fit or is refused.
+            RowFailure: the first request, which no agent influenced, does not fit or is refused.
         """
         result = self.result
         if (ending := self._spent()) is not None:
@@ -299,7 +304,7 @@ class PolicyRecorder:
                 self._require_room(tokens_of(reply.usage, "prompt_tokens"))
         except ContextLengthExceeded as error:
             if first and not self.by_agents:
-                # The policy has not written anything yet: the prompt, or the limit that we asked for, is too large.
+                # The policy has not written anything yet: the prompt or the requested limit is too large.
                 raise RowFailure(
                     f"the first request does not fit ({error}): the prompt or agent.max_tokens is too large"
                 ) from error
@@ -308,12 +313,12 @@ class PolicyRecorder:
             raise OverError(Ending.TOKEN_BUDGET) from error
         finally:
             self._under_way -= 1
-        # Between here and the transcript's own turn nothing waits: both count the answers in one order.
+        # No await between here and the transcript's turn: both must count replies in the same order.
         result.turns_used += 1
         result.replies.append(reply)
         result.usage.add(reply.usage)
         result.reasoning_per_turn.append(reasoning_of(reply.message))
-        # The seconds of a call that it has shared with others count once.
+        # Seconds that a call shares with other calls count once.
         timings, timing, now = result.timings, reply.timing, time.monotonic()
         timings.generation += self._generating.add(now, timing.generating)
         queued = timing.queued + timing.retrying + timing.paused
@@ -324,14 +329,17 @@ class PolicyRecorder:
 
     @property
     def turns_left(self) -> int:
-        """How many more answers `max_turns` allows."""
+        """Number of further replies that `max_turns` allows."""
         return self.options.max_turns - self.result.turns_used
 
     async def count(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, resent: int
     ) -> int | None:
-        """Return how many tokens a program's conversation has as a prompt; None where there is no tokenizer. Raises
-        `AttemptFailed` where the template refuses it."""
+        """Return the token count of a program's conversation as a prompt, or None if there is no tokenizer.
+
+        Raises:
+            AttemptFailed: the chat template refuses the conversation.
+        """
         if isinstance(self.server, CountsTokens):
             transcript = self.result.transcript
             count = await self.server.count(ChatRequest(messages, tools or None, resent=resent, transcript=transcript))
@@ -340,7 +348,7 @@ class PolicyRecorder:
         return None if self.tokenizer is None else await self._prompt_tokens(messages, tools, resent)
 
     def ended_by(self, answer: PolicyAnswer, calls: Sequence[Any]) -> Ending | None:
-        """Return the ending that the last answer brings by itself; None where its tool calls go on."""
+        """Return the stop reason of the last reply itself, or None if it has tool calls to run."""
         ending = _ending_of(answer.reply, calls)
         if ending is None:
             return None
@@ -349,7 +357,7 @@ class PolicyRecorder:
         return Ending.TOKEN_BUDGET if used > bound or (cut and ending is Ending.LENGTH) else ending
 
     def _spent(self) -> Ending | None:
-        """Return the ending by the first budget that leaves no room for another call."""
+        """Return the stop reason of the first exhausted budget, or None."""
         if self.turns_left <= 0:
             return Ending.MAX_TURNS
         if (bound := self.options.working_time) is not None and self.result.timings.working >= bound:
@@ -369,7 +377,7 @@ class PolicyRecorder:
         if bound is not None and not getattr(self.server, "exact", False):
             size = await self._prompt_tokens(messages, tools, resent)
             self._require_room(size, "about ")
-            # Without a `max_tokens` the rest is not sent: servers refuse a limit that does not fit their context.
+            # Without a `max_tokens` no limit is sent: servers refuse a limit that exceeds their context.
             limit = None if limit is None else min(limit, bound - size)
         return ChatRequest(
             messages=messages,
@@ -390,10 +398,11 @@ class PolicyRecorder:
     async def _asked_again(
         self, failure: ServerFailure, request: ChatRequest, prompt: Sequence[Message] | None
     ) -> ChatReply:
-        """Return the reply to a request that failed, where it does not fail again; raises what made it fail.
+        """Retry a failed request and return its reply; raise the cause if it fails again.
 
-        Servers answer what they cannot process with any status, and one that was down for a while, or fails now and
-        then, answers again: the policy's doing is what fails `ROUNDS` times while the prompt is answered each time.
+        Servers report an unprocessable request with any status code, and a server that fails temporarily recovers.
+        Therefore the policy is the cause only if the request fails `ROUNDS` times while the prompt alone succeeds each
+        time.
         """
         asked = 0
         while failure.refused or (prompt is not None and failure.about_the_call):
@@ -417,9 +426,9 @@ class PolicyRecorder:
     async def _find_out(
         self, failure: ServerFailure, request: ChatRequest, prompt: Sequence[Message] | None
     ) -> OverError | RowFailure | None:
-        """Return an error that says what made the server refuse a request; None where it answers no other one.
+        """Return an error with the cause of a refused request, or None if the server refuses every request.
 
-        `prompt` is what the row gave of a conversation to which agents have added; None where they have added nothing.
+        `prompt` is the row's part of a conversation to which agents have added; None if they have added nothing.
         """
         if prompt is None:
             if not request.resent and await self._answers(replace(request, messages=[])):
@@ -429,13 +438,15 @@ class PolicyRecorder:
         return None
 
     async def _answers(self, request: ChatRequest) -> bool:
-        """Return True if the server, which refused a conversation, answers this one.
+        """Return True if the server, which refused a conversation, replies to this one.
 
-        Else it refuses everything, such as a key that is no longer valid, which neither the policy nor a row caused.
+        Otherwise it refuses everything, for example because of an expired key, which neither the policy nor a row
+        caused.
         """
         messages = list(request.messages)
         if not any(message["role"] == "user" for message in messages):
-            messages.append({"role": "user", "content": "Hello."})  # some templates take no conversation without one
+            # some templates reject a conversation without a user message
+            messages.append({"role": "user", "content": "Hello."})
         try:
             await self.server.chat(replace(request, messages=messages, max_tokens=1, transcript=None))
         except (ServerFailure, ContextLengthExceeded):
@@ -445,9 +456,9 @@ class PolicyRecorder:
     async def _prompt_tokens(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, resent: int
     ) -> int:
-        """Return the tokens of the next prompt: those that the server has counted, and an estimate of what is new.
+        """Return the token count of the next prompt: the server's count plus an estimate for newer messages.
 
-        Of what a program has sent all is estimated: it may go on with any of its conversations.
+        For a program's request everything is estimated, because it may continue any of its conversations.
         """
         used = _counted(self.result.replies[-1]) if self.result.replies and not resent else 0
         if self.tokenizer is None:
@@ -463,22 +474,22 @@ class PolicyRecorder:
         try:
             return used + len(await read_aside(partial(self.tokenizer.encode, text), len(text)))
         except TemplateRefused:
-            return used  # the server counts what our tokenizer fails at
+            return used  # the server counts text that the local tokenizer fails on
 
     def _require_room(self, size: int, about: str = "") -> None:
-        """Raise `TrajectoryFull` where a prompt of so many tokens leaves no room for a turn."""
+        """Raise `TrajectoryFull` if a prompt of `size` tokens leaves no room for a turn."""
         bound = self.options.max_trajectory_tokens
         if bound is not None and size >= bound:
             raise TrajectoryFull(f"{about}{size}", bound)
 
 
 def _counted(reply: ChatReply) -> int:
-    """Return the tokens of a turn and its prompt as the server counted them; 0 where it did not."""
+    """Return the tokens of a turn and its prompt as counted by the server; 0 if not counted."""
     return tokens_of(reply.usage, "prompt_tokens") + tokens_of(reply.usage, "completion_tokens")
 
 
 def _ending_of(reply: ChatReply, calls: Sequence[Any]) -> Ending | None:
-    """Return the ending that a reply brings by itself; None where its tool calls go on."""
+    """Return the stop reason of a reply itself, or None if it has tool calls to run."""
     if reply.finish_reason == "length":
         return Ending.LENGTH
     if reply.finish_reason == "content_filter" or reply.message.get("refusal"):

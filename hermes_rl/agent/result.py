@@ -1,9 +1,9 @@
-"""What the loop gives back.
+"""Result of one conversation, as returned by the agent loop.
 
 `AgentResult` keeps the fields that rewards of the reference design read (messages, managed_state, turns_used,
-finished_naturally, reasoning_per_turn, tool_errors) and adds the ending by name, the calls, usage and timings. Tokens
-have the form that hand-written environments read, `managed_state["nodes"]`. How a result is stored on disk is decided
-in `hermes_rl.runs`. Each process of rewards imports this module, so it imports little.
+finished_naturally, reasoning_per_turn, tool_errors) and adds the stop reason, the tool calls, usage and timings. Tokens
+have the form that hand-written environments read, `managed_state["nodes"]`. `hermes_rl.runs` owns the storage of
+results. This module has few imports, because each process of rewards imports it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 """A message of the OpenAI chat format; it always has `role` and `content`.
 
-In the conversation of an agent program `context` is True in a message that the program has made up: it is no answer of
-the policy, no result of one of its calls, and not what the program was to do at first.
+In the conversation of an agent program, `context` is True for a message that the program invented: neither a policy
+reply, nor a result of a policy's tool call, nor part of the initial task.
 """
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call that the model made: its arguments, its result, and its error, if it failed.
+    """One tool call of the model: its arguments, its result, and its error if it failed.
 
-    `turn` counts from 1; `seconds` is wall time; `arguments` are as executed, or the raw text where unreadable.
+    `turn` counts from 1; `seconds` is wall time; `arguments` are as executed, or the raw text if unreadable.
     """
 
     turn: int
@@ -45,19 +45,19 @@ class ToolCall:
     error: str | None = None
     seconds: float = 0.0
     repaired: int = 0
-    """Values of its arguments that were converted to the type that the tool's schema asks for."""
+    """Number of argument values converted to the type that the tool's schema requires."""
     executed_by: Literal["hermes_rl", "program"] = "hermes_rl"
-    """`program`: a tool of an agent program's own; its arguments and result are as the program has sent them back."""
+    """`program`: one of the agent program's own tools; arguments and result are as sent back by the program."""
 
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens as the server counted them, summed over the turns; 0 where it counted none."""
+    """Token counts of the server, summed over the turns; 0 if not counted."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float | None = None
-    """US dollars, where the server reports them (`usage.cost`)."""
+    """US dollars, if the server reports them (`usage.cost`)."""
 
     def add(self, usage: Mapping[str, Any] | None) -> None:
         cost = (usage or {}).get("cost")
@@ -76,7 +76,7 @@ class Usage:
 
 @dataclass(slots=True)
 class Timings:
-    """Seconds. `generation` and `tools` are working time; `queue`, which includes retries, is not."""
+    """Times in seconds. `generation` and `tools` are working time; `queue`, which includes retries, is not."""
 
     generation: float = 0.0
     tools: float = 0.0
@@ -92,50 +92,51 @@ class Timings:
 
 @dataclass
 class ProgramRun:
-    """What is known of the agent program that drove a rollout, beside its conversation."""
+    """Facts about the agent program that drove a rollout, in addition to its conversation."""
 
     KEPT: ClassVar[int] = 4_000
-    """Characters of its output that are kept, the last ones."""
+    """Number of characters kept from the end of its output."""
     exit_code: int | None = None
-    """None where it was ended by us."""
+    """None if hermes-rl stopped it."""
     output: str = ""
     requests: int = 0
     refused: int = 0
-    """Requests that no answer could be given to, because of their form or their path."""
+    """Number of requests rejected because of their form or path."""
     calls: list[dict[str, Any]] = field(default_factory=list)
-    """One for each answer of the model, in the order in which they came: its `kind`, the number of the call that it
-    `continues`, None for none, its sampled `tokens`, whether they are `trained` on, and how the answer `begins`."""
+    """One record per model reply, in order of arrival: its `kind`, the index of the call that it `continues` or None,
+    its sampled `tokens`, True for `trained` if they are trained on, and a preview of the reply (`begins`).
+    """
     left_out: dict[str, int] = field(default_factory=dict)
-    """Sampled tokens that are not trained on, by the kind of their calls."""
+    """Sampled tokens that are not trained on, by kind of call."""
     sampling: dict[str, Any] = field(default_factory=dict)
-    """What it asked for of sampling, by name, at last; the spec's was sent."""
+    """Most recent sampling options that it requested, by name; the spec's options were used instead."""
     refusal: str = ""
-    """What was wrong with the last request that was refused."""
+    """Error message of the last rejected request."""
 
     @property
     def untrained(self) -> list[int]:
-        """The numbers of the answers that are not trained on."""
+        """Indexes of the replies that are not trained on."""
         return [number for number, call in enumerate(self.calls) if not call["trained"]]
 
 
 @dataclass(frozen=True)
 class GradedStep:
-    """A step of a rollout that the rewards have looked at while it was played."""
+    """A step of a rollout that the rewards graded while the rollout was running."""
 
     turns: int
-    """Model calls from the rollout's beginning to the step's end."""
+    """Model calls from the start of the rollout to the end of the step."""
     rewards: Mapping[str, Mapping[str, Any]]
-    """By the name of each reward that looks at steps what a rollout's line has of it: value, reason, metrics."""
+    """By reward name, the fields stored in the rollout's record: value, reason, metrics."""
 
 
 @dataclass
 class AgentResult:
-    """One conversation from the prompt to its ending.
+    """One conversation from the prompt to its stop reason.
 
     `turns_used` counts completed model calls. `reasoning_per_turn` has one entry per turn, None without reasoning.
-    `replies` are the server's answers as they came; `transcript` holds the tokens that a token-level server sampled.
-    The first `prompt_length` messages are the prompt; `tool_schemas` describe the tools that the model may call; no
-    sequence of it has more than `max_trajectory_tokens`.
+    `replies` are the server's original replies; `transcript` holds the tokens that a token-level server sampled. The
+    first `prompt_length` messages are the prompt; `tool_schemas` describe the tools that the model may call; no
+    sequence has more than `max_trajectory_tokens`.
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -154,29 +155,31 @@ class AgentResult:
     max_trajectory_tokens: int | None = None
     tool_schemas: list[dict[str, Any]] = field(default_factory=list, repr=False)
     world_rewards: list[tuple[int, float]] = field(default_factory=list)
-    """What a user by code gave for turns: the turn that it answered, from 1, and how much."""
+    """Rewards given by a user implemented in code: the turn that it responded to, from 1, and the amount."""
     steps: list[GradedStep] = field(default_factory=list)
-    """The steps behind which the user has gone on, or ended the rollout; the last one of others is not among them."""
+    """Steps after which the user continued, or ended the rollout; the last step of other rollouts is not included."""
     program: ProgramRun | None = None
-    """Set where an agent program has driven the rollout."""
+    """Set if an agent program drove the rollout."""
     seat: str = ""
-    """Whose conversation it is, where an episode has several seats."""
+    """Seat that held the conversation, if an episode has several seats."""
     outcome: Any = None
-    """What the schedule of such an episode has returned, as plain values."""
+    """Return value of the episode's schedule, as plain values."""
 
     @property
     def trained_share(self) -> float | None:
-        """Fraction of the sampled tokens that is trained on; None if tokens are not known, or none was sampled."""
+        """Fraction of the sampled tokens that is trained on; None if tokens are unknown or none was sampled."""
         sampled = sum(reply.sampled.count for reply in self.replies if reply.sampled is not None)
         left_out = sum(self.program.left_out.values()) if self.program is not None else 0
         return 1 - left_out / sampled if sampled else None
 
     def for_rewards(self) -> AgentResult:
-        """Return the result without what no reward sees: raw answers, the transcript, and the tools themselves."""
+        """Return the result without the fields that no reward sees: raw replies, the transcript, and the tools
+        themselves.
+        """
         return replace(self, replies=[], transcript=None, tool_schemas=list(self.tool_schemas))
 
     def copied(self) -> AgentResult:
-        """Copy the result for code that may change it; what is recorded and trained on stays as it is."""
+        """Copy the result for code that may change it; the recorded and trained data stays unchanged."""
         return replace(
             self.for_rewards(),
             messages=own_copy(self.messages),
@@ -190,7 +193,7 @@ class AgentResult:
         )
 
     def answering(self, text: str) -> AgentResult:
-        """Copy the result with one answer to its prompt instead of what the agent did, at the same step."""
+        """Copy the result with one reply to its prompt in place of the agent's conversation, at the same step."""
         return AgentResult(
             messages=[*own_copy(self.messages[: self.prompt_length]), {"role": "assistant", "content": text}],
             turns_used=1,
@@ -204,23 +207,23 @@ class AgentResult:
 
     @property
     def texts(self) -> list[str]:
-        """The text of each turn of the policy, without the assistant messages of the prompt and of a program."""
+        """Text of each policy turn, excluding the assistant messages of the prompt and of a program."""
         own = (message for message in self.messages[self.prompt_length :] if not message.get("context"))
         return [text_of(message.get("content")) for message in own if message.get("role") == "assistant"]
 
     @property
     def final_response(self) -> str:
-        """The text of the policy's last turn; empty if it had none."""
+        """Text of the policy's last turn; empty if it had none."""
         return next(reversed(self.texts), "")
 
 
 def first_answer(messages: list[Message]) -> int:
-    """Return how many messages stand before the first one of the model."""
+    """Return the number of messages before the first message of the model."""
     return next((place for place, each in enumerate(messages) if each["role"] == "assistant"), len(messages))
 
 
 def text_of(content: object) -> str:
-    """Return the text of a content, which may be None, a string, or a list of parts."""
+    """Return the text of a message content, which may be None, a string, or a list of parts."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
@@ -229,12 +232,12 @@ def text_of(content: object) -> str:
 
 
 def tokens_of(usage: Mapping[str, Any] | None, name: str) -> int:
-    """Return a count of the server's usage; 0 where it is none."""
+    """Return a count from the server's usage; 0 if it is missing or invalid."""
     return count_of((usage or {}).get(name))
 
 
 def reasoning_of(message: Mapping[str, Any]) -> str | None:
-    """Return the reasoning of an assistant message from whichever of three fields the server put it in."""
+    """Return the reasoning of an assistant message from any of the three fields that servers use."""
     for key in ("reasoning_content", "reasoning"):
         if isinstance(message.get(key), str) and message[key]:
             return str(message[key])
@@ -246,7 +249,7 @@ def reasoning_of(message: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class Node:
-    """One sequence with the fields of Atropos' SequenceNode, in lists of one length.
+    """One sequence with the fields of Atropos' SequenceNode, as lists of equal length.
 
     A mask is -100 or the token; the log-probability at a masked position is 1.0.
     """
@@ -259,16 +262,16 @@ class Node:
 
 @lives_in_runner("hermes_rl.agent.result:fetched_state")
 class ManagedState(Mapping[str, list[Node]]):
-    """``{"nodes": […]}``: every sequence of the rollout, not only the last.
+    """``{"nodes": […]}``: all sequences of the rollout.
 
-    It makes the nodes when they are asked for: as lists of Python numbers they take several times the memory.
+    Nodes are built on access: as lists of Python numbers they take several times the memory.
     """
 
     def __init__(self, sequences: Callable[[], Iterable[TokenSequence]]) -> None:
         self.sequences = sequences
 
     def stand_in_fields(self) -> dict[str, Any]:
-        """Return nothing: the tokens are fetched by the few who look at them."""
+        """Return no fields: only code that reads the tokens fetches them."""
         return {}
 
     def fetch(self) -> list[TokenSequence]:
@@ -298,5 +301,5 @@ class ManagedState(Mapping[str, list[Node]]):
 
 
 def fetched_state(number: int) -> ManagedState:
-    """Stand for the `ManagedState` of this number in a process of foreign code."""
+    """Return the proxy of `ManagedState` object `number` in a worker process for user code."""
     return ManagedState(lambda: current_runner().ask(number, "fetch").result())

@@ -1,11 +1,11 @@
-"""Several agents in one episode: each seat has a conversation of its own, and a schedule says who speaks when.
+"""Run episodes of several agents: each seat has its own conversation, and a schedule decides the order of speakers.
 
-A seat is played as a single agent is. By the loop: what the schedule tells it, it hears as the words of its user, and
-its answer without tool calls is what it says. Or by a program, which is run for each of its turns: its last answer is
-what the seat says. So no schedule can touch what was sampled: seats record below it. The schedules are `alternate`,
-`simultaneous`, `call` (the other seats are tools of the first), a method of the state, or a function of the spec's own
-in a process of its own. Whoever decides that it is over ends all seats that are still in; a seat that its own doing has
-ended is out.
+A seat (one agent of an episode) runs like a single agent. In the loop, the schedule's messages arrive as the messages
+of its user, and its reply without tool calls is the message that it sends. An agent program runs once for each turn,
+and its last reply is the seat's message. Seats record their samples below the schedule, so no schedule can change them.
+The schedules are `alternate`, `simultaneous`, `call` (the other seats are tools of the first), a method of the state,
+or a function of the spec in a separate process. The component that ends the episode stops all active seats; a seat that
+stopped by its own action has left the episode.
 """
 
 from __future__ import annotations
@@ -35,32 +35,34 @@ from hermes_rl.tools.rollout_process import answer_in_json
 from hermes_rl.values import read_bounded
 
 LONGEST = 36_000.0
-"""Seconds that a schedule may last, the seats' turns included; `Table.patience` bounds what it takes itself."""
+"""Maximum duration of a schedule in seconds, including the seats' turns; `Table.patience` limits the schedule's own
+time.
+"""
 GLANCE = 0.5
-"""Seconds between two looks at a schedule that nobody speaks for."""
+"""Seconds between two checks of a schedule while no seat is speaking."""
 
 
 class ScheduleError(Exception):
-    """The schedule has raised, takes too long, or asks for what no seat can do; the text says which."""
+    """The schedule raised, took too long, or made an invalid request to a seat; the text names the cause."""
 
 
 @lives_in_runner("hermes_rl.foreign.stand_ins:SeatStandIn")
 class SeatPlayer:
-    """Plays one seat; it is the user of its own loop.
+    """Run one seat; it acts as the user of its own loop.
 
     Args:
-        name: of the seat.
-        server: who plays it.
+        name: name of the seat.
+        server: model server of the seat.
         messages: the prompt.
-        options: its bounds and sampling.
-        toolkit: the tools that it has.
-        runtime: the machine that they act on, which several seats may share.
-        request_id: names its requests, so that a server that plays several seats keeps them apart.
-        tokenizer: estimates the tokens of what a chat server has not counted yet.
-        user: whom it talks to, from when the schedule lets it begin until that ends the conversation, instead of to
-            the others; these may be its tools.
-        program: what plays it instead of the loop.
-        port: of the sandbox, where such a program finds the model.
+        options: limits and sampling options.
+        toolkit: tools of the seat.
+        runtime: sandbox of the seat, which several seats may share.
+        request_id: id of its requests, so that a server of several seats can distinguish them.
+        tokenizer: estimates the tokens that a chat server has not counted yet.
+        user: talks to the seat instead of the other seats, from its first turn until this user ends the conversation;
+            the other seats may be its tools.
+        program: program that runs instead of the loop.
+        port: port in the sandbox at which such a program reaches the model.
     """
 
     opens = True
@@ -96,18 +98,18 @@ class SeatPlayer:
     # ------------------------------------------------------------------ as its loop sees it (`AnswersAgent`)
 
     def begin(self, result: AgentResult, seed: int | None = None) -> None:
-        """Let the user take over the conversation; what the other seats say comes later."""
+        """Give the conversation to the user; messages of the other seats arrive later."""
         self._played = result
         if self._user is not None:
             self._user.begin(result, seed)
 
     @property
     def waits_for_seats(self) -> bool:
-        """Whether it is other seats that it waits for, and not its user."""
+        """True if it waits for other seats and not for its user."""
         return self._user is None
 
     async def speak(self, words: str | None = None) -> UserAnswer:
-        """Hand on what the seat has said, and wait for what it hears next."""
+        """Deliver the seat's message, and wait for the next message to it."""
         if words is not None and self._user is not None:
             return await self._user.speak(words)
         if words is None and self._user is not None and self._user.opens:
@@ -118,7 +120,7 @@ class SeatPlayer:
         return await self._heard.get()
 
     async def _end_processes(self) -> None:
-        """End what the seat has left running in a sandbox that it shares, unless another one is at work there."""
+        """Stop the processes that the seat left in a shared sandbox, unless another seat is active there."""
         others = [seat for seat in self.beside.values() if seat is not self and seat.runtime is self.runtime]
         if others and not any(seat.speaking for seat in others):
             await self.runtime.settle(over=False)
@@ -127,19 +129,19 @@ class SeatPlayer:
 
     @property
     def out(self) -> Ending | None:
-        """The ending by which the seat has left the episode; None while it is in."""
+        """Stop reason of the seat, or None while it is active."""
         if self._playing is None or not self._playing.done():
             return None
         return self._playing.result().ending
 
     @property
     def has_spoken(self) -> bool:
-        """Whether its policy has answered yet."""
+        """True if its policy has replied at least once."""
         return self._played is not None and self._played.turns_used > 0
 
     @property
     def failure(self) -> Failure | UserError | None:
-        """What of infrastructure, or of the spec, has ended its conversation; None where nothing has."""
+        """Infrastructure failure or spec error that stopped its conversation, or None."""
         if self._refused is not None:
             return self._refused
         playing = self._playing
@@ -148,7 +150,7 @@ class SeatPlayer:
 
     @property
     def result(self) -> AgentResult | None:
-        """What it has played; before its first turn the prompt alone. None where it was ended in the middle."""
+        """Result of the seat; before its first turn the prompt alone. None if it was cancelled during a turn."""
         if self._playing is None:
             return AgentResult(
                 messages=[dict(message) for message in self._messages],
@@ -163,18 +165,18 @@ class SeatPlayer:
         return self._playing.result()
 
     async def say(self, words: str | None = None) -> str | None:
-        """Let the seat hear words and return what it says to them; one call after the other.
+        """Send a message to the seat and return its reply; calls are processed one after the other.
 
         Args:
-            words: None lets it speak to its prompt as it is.
+            words: the message; None lets it respond to its prompt alone.
 
         Returns:
-            its text; None where this turn was its last, as it ran out of turns, was cut, or ended the episode.
+            its text; None if this turn was its last, because it reached a limit, was cut, or ended the episode.
 
         Raises:
-            ScheduleError: it is out already.
+            ScheduleError: it has already left the episode.
             Failure: infrastructure failed.
-            UserError: a program that plays it cannot be started, or it would be asked without a user message.
+            UserError: its program cannot be started, or the request would contain no user message.
         """
         await self._turn.acquire()
         try:
@@ -188,7 +190,7 @@ class SeatPlayer:
                     "user message: give its prompt a `user`, or let the schedule say something to it"
                 )
                 raise self._refused
-        except BaseException:  # nobody is to answer, so that nobody else would give the turn back
+        except BaseException:  # no reply follows, so no callback would release the turn
             self._turn.release()
             raise
         self._answer = asyncio.get_running_loop().create_future()
@@ -199,28 +201,28 @@ class SeatPlayer:
         if self._playing is None:
             self._playing = asyncio.create_task(self._play())
             self._playing.add_done_callback(self._ended)
-        # Who is cancelled while it speaks, as a tool call whose time is up, does not take its answer for the next one.
+        # If the caller is cancelled, for example by a tool timeout, the next call must not receive this reply.
         return await asyncio.shield(self._answer)
 
     @property
     def _has_question(self) -> bool:
-        """Whether it can be asked before it has heard anything; chat templates refuse prompts without a user."""
+        """True if it can be called before its first message; chat templates reject prompts without a user message."""
         answers = self._user is not None or self._program is not None
         return answers or any(message["role"] != "system" for message in self._messages)
 
     @property
     def speaking(self) -> bool:
-        """Whether it has heard words that it has not answered yet."""
+        """True if it has received a message to which it has not replied yet."""
         return self._turn.locked()
 
     def _spoken(self, answer: asyncio.Future[str | None]) -> None:
         self.spoke_last = time.monotonic()
         self._turn.release()
         if not answer.cancelled():
-            answer.exception()  # who had asked may not wait for it any more
+            answer.exception()  # the caller may have stopped waiting
 
     def _ended(self, playing: asyncio.Task[AgentResult]) -> None:
-        """Let whoever waits for its words know that none will come."""
+        """Notify the caller that waits for a reply that none will arrive."""
         if self._answer is None or self._answer.done():
             return
         if playing.cancelled():
@@ -231,14 +233,14 @@ class SeatPlayer:
             self._answer.set_result(None)
 
     async def said(self, words: str | None = None) -> dict[str, Any]:
-        """Answer for `SeatStandIn.say`: the `text`, or the `problem` with asking."""
+        """Return the `text` or the `problem` for `SeatStandIn.say`."""
         try:
             return {"text": await self.say(words)}
         except (ScheduleError, Failure, UserError) as error:
             return {"problem": str(error)}
 
     def stand_in_fields(self) -> dict[str, Any]:
-        """Return what a stand-in knows without asking."""
+        """Return the fields that a proxy knows without a request."""
         return {"name": self.name}
 
     async def _play(self) -> AgentResult:
@@ -269,7 +271,7 @@ class SeatPlayer:
         return result
 
     async def leave(self, *, problem: str | None = None, now: bool = False) -> None:
-        """End its conversation; `problem`: the schedule has failed, `now`: in the middle of a turn."""
+        """End its conversation. `problem`: the schedule failed with this error; `now`: cancel the current turn."""
         playing = self._playing
         if playing is not None and not playing.done():
             if now:
@@ -285,8 +287,8 @@ class Table:
     """The seats of one episode.
 
     Args:
-        seats: who plays, in the order of the spec.
-        hears: what a seat hears where another one has said something: (listener, speaker, text) → words.
+        seats: the seats in the order of the spec.
+        hears: returns the message for a seat after another seat has spoken: (listener, speaker, text) → message.
         patience: seconds that a schedule may take between two turns.
     """
 
@@ -297,9 +299,12 @@ class Table:
             seat.beside = self.seats
 
     async def play(self, schedule: Schedule) -> Any:
-        """Let the seats speak as the schedule says, until it is over; returns what the schedule returns. Raises
-        `Failure` where infrastructure failed, or the schedule before any seat had said anything, which no policy
-        caused; what was played so far is the seats' `result`."""
+        """Run the seats by the schedule until it ends; return its return value.
+
+        Raises:
+            Failure: infrastructure failed, or the schedule failed before any seat had spoken, which no policy caused.
+                The seats' `result` holds the part run so far.
+        """
         work = asyncio.ensure_future(schedule(self))
         outcome = problem = None
         whole = False
@@ -311,7 +316,7 @@ class Table:
         finally:
             for seat in self.seats.values():
                 await seat.leave(problem=problem, now=not whole or self._failure is not None)
-            # Behind the seats: what asks them from another process waits for them.
+            # After the seats, because requests from another process wait for them.
             await end_tasks([work])
             if self._failure is not None:
                 raise self._failure
@@ -320,7 +325,7 @@ class Table:
         return outcome
 
     async def _until_over(self, work: asyncio.Future[Any]) -> None:
-        """Wait until the schedule has ended; raises `ScheduleError` where nobody has spoken for too long."""
+        """Wait until the schedule has ended; raise `ScheduleError` if no seat has spoken for too long."""
         began = time.monotonic()
         while not work.done():
             await asyncio.wait({work}, timeout=GLANCE)
@@ -332,18 +337,18 @@ class Table:
 
     @property
     def _failure(self) -> Failure | UserError | None:
-        """What of infrastructure, or of the spec, has failed one of the seats."""
+        """Infrastructure failure or spec error of one of the seats, or None."""
         return next((seat.failure for seat in self.seats.values() if seat.failure is not None), None)
 
 
 Schedule = Callable[[Table], Awaitable[Any]]
-"""Says who speaks when; returns what the episode came to, None where nobody says."""
+"""Decides the order of speakers; returns the outcome of the episode, or None."""
 
 
 def in_turns(rounds: int | None) -> Schedule:
-    """Return the schedule in which the seats speak one after the other, so many rounds; None: until one is out.
+    """Return the schedule in which seats speak one after the other for `rounds` rounds; None: until one has left.
 
-    Each hears what the others have said since it spoke last.
+    Each seat receives the messages that the others sent since its last turn.
     """
 
     async def alternate(table: Table) -> None:
@@ -361,7 +366,7 @@ def in_turns(rounds: int | None) -> Schedule:
 
 
 def at_once(rounds: int | None) -> Schedule:
-    """Return the schedule in which all seats speak at the same time, and then hear what the others have said."""
+    """Return the schedule in which all seats speak concurrently and then receive the messages of the others."""
 
     async def simultaneous(table: Table) -> None:
         words: dict[str, str | None] = dict.fromkeys(table.seats)
@@ -377,7 +382,7 @@ def at_once(rounds: int | None) -> Schedule:
 
 
 def calling() -> Schedule:
-    """Return the schedule in which the first seat alone is asked; the others are its tools (`SeatTool`)."""
+    """Return the schedule that calls only the first seat; the other seats are its tools (`SeatTool`)."""
 
     async def call(table: Table) -> None:
         await next(iter(table.seats.values())).say()
@@ -388,8 +393,9 @@ def calling() -> Schedule:
 def by_state(ask: Callable[[Mapping[str, str | None] | None], Awaitable[Any]]) -> Schedule:
     """Return the schedule of a method of the state.
 
-    It gets what those have said that it has let speak, by seat, with None for one that is out now; and None at first.
-    It returns what those hear who speak next, by seat (None: nothing); null or {} where it is over.
+    The method gets the replies of the seats that it called, by seat, with None for a seat that has left; None in the
+    first call. It returns the messages for the next seats, by seat (None: no message), or null or {} if the episode is
+    over.
     """
 
     async def stepped(table: Table) -> None:
@@ -406,10 +412,10 @@ def by_state(ask: Callable[[Mapping[str, str | None] | None], Awaitable[Any]]) -
 
 
 def by_function(function: AgentFunction, row: Mapping[str, Any], state: Any) -> Schedule:
-    """Return the schedule of a function of the spec, which takes those of `SCHEDULE_TAKES` that it names.
+    """Return the schedule of a function of the spec, which gets the arguments of `SCHEDULE_TAKES` that it names.
 
-    `seats` are by name, each with `name` and `await say(words)`, which returns None where that turn was its last. The
-    function runs in a process of its own; where it names `state`, which lives here, in a thread.
+    `seats` are by name, each with `name` and `await say(words)`, which returns None if that turn was its last. The
+    function runs in a separate process, or in a thread if it names `state`, which exists in this process.
     """
 
     async def scheduled(table: Table) -> Any:
@@ -434,11 +440,11 @@ def by_function(function: AgentFunction, row: Mapping[str, Any], state: Any) -> 
 
 
 SCHEDULE_TAKES = ("seats", "row", "state")
-"""What a function that is a schedule may name as parameters."""
+"""Parameters that a schedule function may name."""
 
 
 class _SeatHere(SeatStandIn):
-    """A seat, for a schedule in a thread of the runner."""
+    """A seat for a schedule that runs in a thread of the runner."""
 
     def __init__(self, seat: SeatPlayer) -> None:
         super().__init__(0, seat.name)
@@ -450,24 +456,24 @@ class _SeatHere(SeatStandIn):
 
 
 def _run(function: AgentFunction, arguments: Mapping[str, Any]) -> Any:
-    """Run a schedule in this thread; returns what it returns as plain values."""
+    """Run a schedule in this thread; return its result as plain values."""
     scheduled = function.code.load()
     try:
         return read_bounded(answer_in_json(asyncio.run(scheduled(**arguments))))
     except (AgentFault, ValueError) as error:
         raise ScheduleError(str(error)) from error
-    except BaseException as error:  # the spec's own code, in a thread, where no Ctrl-C arrives
+    except BaseException as error:  # code of the spec, in a thread, where no Ctrl-C arrives
         raise ScheduleError(f"raised {place_of(error, scheduled)}") from error
 
 
 async def together(table: Table, words: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Let several seats speak at the same time; returns what each has said. The first failure is raised."""
+    """Let several seats speak concurrently and return their replies; raise the first failure."""
     texts = await asyncio.gather(*(table.seats[name].say(heard) for name, heard in words.items()))
     return dict(zip(words, texts, strict=True))
 
 
 class SeatTool(DescribedTool):
-    """Another seat as a tool of the first: its conversation goes on with each call, one after the other."""
+    """Another seat as a tool of the first; each call continues its conversation, one after the other."""
 
     def __init__(self, name: str, description: str, seat: Callable[[], SeatPlayer]) -> None:
         task = typed("string", "What it is to do: all that it needs to know, since it hears nothing else.")

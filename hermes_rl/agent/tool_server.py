@@ -1,7 +1,7 @@
-"""The spec's tools as a program finds them: a tool server of the Model Context Protocol beside the model's address.
+"""Serve the spec's tools to an agent program with the Model Context Protocol, at the same address as the model.
 
-It speaks the part of the protocol that tools need, one JSON answer to each request over HTTP, without sessions and
-streams. Its calls are run and bounded as those of the loop are, and are written down, so that rewards see them.
+The server implements the part of the protocol that tools need: one JSON response to each request over HTTP, without
+sessions and streams. Calls run with the same limits as those of the loop, and are recorded so that rewards see them.
 Source: the protocol's specification of 18 June 2025.
 """
 
@@ -21,41 +21,44 @@ from hermes_rl.tools.execute import execute_calls
 from hermes_rl.version import __version__
 
 PATH = "/mcp"
-"""How the path of a request ends."""
+"""Suffix of the request path."""
 KNOWN = ("2025-06-18", "2025-03-26", "2024-11-05")
-"""Versions of the protocol, the newest first."""
+"""Protocol versions, newest first."""
 MOST_KEPT = 32 << 20
-"""Characters of all calls of a rollout, arguments and results together, from which on no further one is run."""
+"""Total characters of arguments and results in one rollout after which no further call is run."""
 NO_REQUEST, NO_METHOD, WRONG = -32600, -32601, -32602
-"""Codes of errors, as JSON-RPC has them."""
+"""JSON-RPC error codes."""
 
 
 class ToolServer:
-    """Serves the tools of one rollout.
+    """Serve the tools of one rollout.
 
     Args:
-        runtime: the rollout's machine.
-        options: bounds of calls and of their results.
-        toolkit: what is offered; default: the machine's.
+        runtime: the rollout's sandbox.
+        options: limits for calls and results.
+        toolkit: the offered tools; default: those of the sandbox.
     """
 
     def __init__(self, runtime: ToolRuntime, options: LoopOptions, toolkit: Toolkit | None = None) -> None:
         self._runtime, self._options = runtime, options
         self._toolkit = runtime.toolkit if toolkit is None else toolkit
         self.calls: list[ToolCall] = []
-        """Those that have been run, in the order in which they ended."""
+        """Completed calls, in the order of completion."""
         self.errors: list[ToolError] = []
         self._kept_bytes = 0
         self._alone = asyncio.Lock()
 
     @property
     def names(self) -> list[str]:
-        """Names of the tools that are offered."""
+        """Names of the offered tools."""
         return [schema["function"]["name"] for schema in self._toolkit.schemas]
 
     async def answer(self, message: Any) -> dict[str, Any] | None:
-        """Answer a message; None where it wants no answer. Raises `Failure` where what a tool needs has failed, which
-        is not the program's doing."""
+        """Return the response to a message, or None if it needs none.
+
+        Raises:
+            Failure: a tool failed because of infrastructure, which the program did not cause.
+        """
         if not isinstance(message, dict) or not isinstance(message.get("method"), str):
             return None if isinstance(message, dict) and "result" in message else _error(None, NO_REQUEST, "no request")
         if "id" not in message:

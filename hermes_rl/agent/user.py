@@ -1,9 +1,11 @@
-"""Who answers the agent: another model, with wishes and tools of its own; code of the spec; or fixed words of the row.
+"""Respond to the agent as its user: a model with its own goals and tools, code of the spec, or fixed messages of the
+row.
 
-Owns the user's side of the conversation: its history with the roles swapped, its tool calls, which the agent never
-sees, and the end that it sets. Its words are user messages, so none of them is trained on. When the user fails, the
-infrastructure has failed: it raises a `ServerFailure`, never a score. But a user that speaks where plain words stand in
-the place of the agent's was silenced by these: then the conversation is over, and graded.
+This module owns the user's side of the conversation: its history with swapped roles, its tool calls, which the agent
+never sees, and the stop reason that it sets. Its messages are user messages, so none of them is trained on. If the user
+fails, infrastructure has failed, which raises a `ServerFailure` and never gives a score. However, if the user replies
+once the agent's messages are replaced by neutral ones, the agent's messages silenced it: then the conversation is over
+and graded.
 """
 
 from __future__ import annotations
@@ -23,30 +25,30 @@ from hermes_rl.tools.execute import execute_calls
 from hermes_rl.values import is_number
 
 GREETING = "Hi! How can I help you today?"
-"""Stands as the agent's first words in the history of a user that speaks first."""
+"""The agent's first message in the history of a user that speaks first."""
 ATTEMPTS = 3
-"""Empty answers after which a user has failed."""
+"""Number of empty replies after which a user has failed."""
 MOST_ROUNDS = 10
-"""Rounds of tool calls before a user has to speak."""
+"""Maximum rounds of tool calls before a user must speak."""
 LEAST = 1000
-"""Characters of each of the agent's messages that have to fit into the user's context."""
+"""Minimum characters of each agent message that must fit into the user's context."""
 PLAIN = "Can you tell me more?"
-"""Stands in the place of the agent's words, to see whether the user would speak to somebody else."""
+"""Replaces the agent's messages to test if the user would reply to a different agent."""
 
 
 def user_id(rollout: str) -> str:
-    """Return the id of a rollout's user, so that a server that plays agent and user keeps them apart."""
+    """Return the id of a rollout's user, so that a server for agent and user can distinguish them."""
     return f"{rollout}-user"
 
 
 class _SpeechlessError(Exception):
-    """The user has no words.
+    """The simulated user returned an empty reply.
 
     Args:
-        detail: why.
-        ours: for a reason that has nothing to do with what it was asked.
-        by_server: its server failed.
-        too_long: the conversation does not fit its context.
+        detail: the cause.
+        ours: True if the cause is independent of the conversation.
+        by_server: True if its server failed.
+        too_long: True if the conversation does not fit its context.
     """
 
     def __init__(self, detail: str, *, ours: bool = False, by_server: bool = False, too_long: bool = False) -> None:
@@ -56,48 +58,48 @@ class _SpeechlessError(Exception):
 
 @dataclass(frozen=True)
 class UserAnswer:
-    """What the agent hears from its user, and what comes with it."""
+    """Message of the user to the agent, with its effects."""
 
     message: Message | None
-    """For the agent's history; None where the user says nothing more."""
+    """Message for the agent's history, or None if the user sends no further message."""
     ending: Ending | None = None
-    """Set where these are the last words."""
+    """Stop reason if this message is the last."""
     tools: Collection[str] | None = None
-    """Names of the tools that the agent may call from now on; None: those of before."""
+    """Names of the tools that the agent may call from now on; None: unchanged."""
     reward: float | None = None
-    """What the world gives for the turn that is answered."""
+    """Reward of the environment for the turn that the user responds to."""
     error: str | None = None
-    """What the user's code raised."""
+    """Error raised by the user's code."""
     by_agents: bool = False
-    """Whether other agents, which are trained or may be hostile, have had a hand in these words."""
+    """True if other agents, which are trained or may be hostile, influenced this message."""
 
 
 class AnswersAgent(Protocol):
-    """Who answers the agent's turns without tool calls, for one rollout."""
+    """Respond to the agent's turns without tool calls in one rollout."""
 
     @property
     def opens(self) -> bool:
-        """Whether it speaks first."""
+        """True if it speaks first."""
 
     def begin(self, result: AgentResult, seed: int | None = None) -> None:
-        """Take over the conversation so far, which is written into `result` as it goes on; `seed` is the rollout's."""
+        """Take over the conversation so far. `result` is updated as it continues; `seed` is the rollout's seed."""
 
     async def speak(self, words: str | None = None) -> UserAnswer:
-        """Answer the agent's words, or open the conversation where there are none yet. Raises Failure."""
+        """Return the reply to the agent's message, or the opening message if there is none yet. Raises Failure."""
 
 
 class SimulatedUser:
-    """A user that a model plays.
+    """A user simulated by a model.
 
     Args:
-        server: who plays it.
-        system: who it is and what it wants.
-        runtime: the rollout's machine; the user's tools act on the same state as the agent's.
-        toolkit: its own tools.
-        stop: phrases that end the conversation when it says one.
-        max_turns: how often it speaks at most.
-        opens: it speaks first.
-        edit: puts its words to code of the spec, whose answer the agent hears; raises `ToolFailedError`.
+        server: model server of the user.
+        system: description of the user and its goal.
+        runtime: the rollout's sandbox; the user's tools act on the same state as the agent's.
+        toolkit: tools of the user.
+        stop: phrases that end the conversation when the user sends one.
+        max_turns: maximum number of messages.
+        opens: True if it speaks first.
+        edit: passes its message to code of the spec, whose result the agent receives; raises `ToolFailedError`.
     """
 
     def __init__(
@@ -124,13 +126,13 @@ class SimulatedUser:
         self._seed: int | None = None
         self._calls = 0
         self._heard = False
-        """The agent has said something, and not only the prompt for it."""
+        """True if the agent has sent a message, in addition to the prompt."""
         self._history: list[Message] = [] if system is None else [{"role": "system", "content": system}]
 
     def begin(self, result: AgentResult, seed: int | None = None) -> None:
-        """Take over the conversation so far; its user messages count as this user's own words.
+        """Take over the conversation so far; its user messages count as messages of this user.
 
-        `seed` is the rollout's; each call of the user gets a seed drawn from it.
+        `seed` is the rollout's seed, from which each call of the user gets a seed.
         """
         self._seed = seed
         spoken = [message for message in result.messages if message["role"] in ("user", "assistant")]
@@ -141,7 +143,7 @@ class SimulatedUser:
             self._history.append({"role": role, "content": text_of(message.get("content"))})
 
     async def speak(self, words: str | None = None) -> UserAnswer:
-        """Answer the agent's words, or open the conversation where there are none yet. Raises Failure."""
+        """Return the reply to the agent's message, or the opening message if there is none yet. Raises Failure."""
         if words is not None:
             self._history.append({"role": "user", "content": words})
             self._heard = True
@@ -154,14 +156,18 @@ class SimulatedUser:
             return UserAnswer({"role": "user", "content": text}, ending)
         try:
             answer = user_answer(await self._edit(text), self._runtime.toolkit.names)
-        except ToolFailedError as error:  # what it fails at was said to the agent, and may be what the agent asked for
+        except ToolFailedError as error:  # its input was sent to the agent, and may be what the agent asked for
             return UserAnswer(None, Ending.WORLD_FAILED, error=f"user.edit: {error.detail}")
-        if answer.message is not None:  # it has said what the agent hears
+        if answer.message is not None:  # the user has said what the agent receives
             self._history[-1] = {"role": "assistant", "content": text_of(answer.message["content"])}
         return replace(answer, ending=answer.ending or ending)
 
     async def _words_or_whose_doing(self) -> str:
-        """Return the words. Raises a `Failure`; its ending is the policy's where that left the user without any."""
+        """Return the user's message.
+
+        Raises:
+            Failure: the user has no message; the stop reason tells if the policy caused it.
+        """
         before = len(self._history)
         try:
             return await self._words()
@@ -170,10 +176,10 @@ class SimulatedUser:
         del self._history[before:]
         innocent = not self._heard or problem.ours or not await self._speaks_otherwise()
         if self._heard and problem.too_long and (not innocent or self.turns > 1):
-            # With the turns that the agent draws out the user's own words may become too long, too.
+            # The user's own messages may become too long, too, if the agent prolongs the conversation.
             raise Failure(str(problem), ending=Ending.TOKEN_BUDGET) from problem
         if not innocent:
-            if problem.by_server:  # which may have been down for a while
+            if problem.by_server:  # the server may have been down temporarily
                 try:
                     return await self._words()
                 except _SpeechlessError as again:
@@ -183,7 +189,7 @@ class SimulatedUser:
         raise ServerFailure(str(problem)) from problem
 
     async def _speaks_otherwise(self) -> bool:
-        """Ask the user, which may not act, what it would say if the agent's words were plain ones."""
+        """Return True if the user, without tools, would reply to neutral agent messages."""
         plain = [{**message, "content": PLAIN} if message["role"] == "user" else message for message in self._history]
         try:
             reply = await self._answer(plain, tools=None)
@@ -209,7 +215,7 @@ class SimulatedUser:
         raise _SpeechlessError(f"the simulated user calls tools {MOST_ROUNDS} times in a row and says nothing")
 
     async def _ask(self) -> ChatReply:
-        """Ask for the next words or calls; what the agent said is cut, with a mark, until all of it fits."""
+        """Return the user's next reply or calls; agent messages are cut, with a mark, until all of them fit."""
         texts = [text_of(message.get("content")) for message in self._history if message["role"] == "user"]
         limit = max(LEAST, *map(len, texts)) if texts else LEAST
         while True:
@@ -250,11 +256,11 @@ class SimulatedUser:
 
 
 class WithHook:
-    """A user before whose answers code of the spec is called, once the agent has said something.
+    """A user that calls code of the spec before its replies, once the agent has sent a message.
 
     Args:
-        user: who answers.
-        hook: calls the code; raises `ToolFailedError`, which ends the rollout and is the agent's doing.
+        user: the wrapped user.
+        hook: calls the code; raises `ToolFailedError`, which stops the rollout and counts as caused by the agent.
     """
 
     def __init__(self, user: AnswersAgent, hook: Callable[[], Awaitable[Any]]) -> None:
@@ -264,7 +270,7 @@ class WithHook:
         self._user.begin(result, seed)
 
     async def speak(self, words: str | None = None) -> UserAnswer:
-        """Call the hook, and let the user answer."""
+        """Call the hook, then return the user's reply."""
         if words is not None:
             try:
                 await self._hook()
@@ -277,17 +283,17 @@ class WithHook:
 
 
 class UserOfCode:
-    """A user that is code of the spec, such as the world of a game: what it is told it answers by rules.
+    """A user implemented in code of the spec, such as a game environment, which replies by rules.
 
-    Its answer is a text; None, where it has nothing more to say; or a mapping with any of `say`, `over` (true: these
-    are the last words), `tools` (names of those that the agent may call from now on) and `reward` (for this turn).
+    Its reply is a text; None if it has nothing more to say; or a mapping with any of `say`, `over` (true: this message
+    is the last), `tools` (names of the tools that the agent may call from now on) and `reward` (for this turn).
 
     Args:
-        ask: puts the agent's words to the code, None for the opening; raises `ToolFailedError`.
-        where: names the code in messages.
+        ask: passes the agent's message to the code, None for the opening; raises `ToolFailedError`.
+        where: name of the code in error messages.
         tools: names of all tools that the agent can have.
-        max_turns: how often it speaks at most.
-        opens: it speaks first.
+        max_turns: maximum number of messages.
+        opens: True if it speaks first.
     """
 
     def __init__(
@@ -304,13 +310,15 @@ class UserOfCode:
         self._turns_left = max_turns
 
     def begin(self, result: AgentResult, seed: int | None = None) -> None:
-        """Do nothing: the code knows its row, and hears what the agent says."""
+        """Do nothing: the code knows its row, and receives the agent's messages."""
 
     async def speak(self, words: str | None = None) -> UserAnswer:
-        """Answer the agent's words, or open the conversation.
+        """Return the reply to the agent's message, or the opening message.
 
-        Where the code raises at what the agent has said, that is the end, and the agent's doing. Raises `UserError`
-        where it raised before the agent had said anything.
+        If the code raises on a message of the agent, the conversation ends, caused by the agent.
+
+        Raises:
+            UserError: the code raised before the agent had sent a message.
         """
         self._turns_left -= 1
         try:
@@ -326,8 +334,14 @@ class UserOfCode:
 
 
 def user_answer(value: Any, tools: Collection[str]) -> UserAnswer:
-    """Read what a user by code answers; `tools` are the names that there are. See `UserOfCode`. Raises
-    `ToolFailedError` where it is nothing of that form; the detail is a predicate."""
+    """Parse the reply of a user implemented in code; see `UserOfCode`.
+
+    Args:
+        tools: names of the existing tools.
+
+    Raises:
+        ToolFailedError: the reply has another form; the detail is a predicate.
+    """
     if value is None or isinstance(value, str):
         value = {"say": value, "over": value is None}
     if not isinstance(value, Mapping) or not value.keys() <= {"say", "over", "tools", "reward"}:
@@ -350,15 +364,15 @@ def _malformed(needed: str, value: Any) -> ToolFailedError:
 
 
 class FixedWords:
-    """A user whose words the row has, one after the other; what the agent answers to the last ones is the end.
+    """A user whose messages are fixed in the row; the agent's reply to the last one ends the conversation.
 
     Args:
-        words: mappings as `UserOfCode` answers them.
-        where: names the words in messages.
+        words: mappings in the form of `UserOfCode` replies.
+        where: name of the messages in errors.
         tools: names of all tools that the agent can have.
-        before: what happens before the words of a number are said, such as laying down files for them; it returns an
-            ending where they are not to be said, and raises `ToolFailedError` where the agent is in its way.
-        opens: the first words come before the agent's.
+        before: called with the index of a message before it is sent, for example to write its files. Returns a stop
+            reason if the message must not be sent; raises `ToolFailedError` if the agent prevents the call.
+        opens: True if the first message comes before the agent's.
     """
 
     def __init__(
@@ -379,12 +393,16 @@ class FixedWords:
             raise UserError(f"{where} {error.detail}") from error
 
     def begin(self, result: AgentResult, seed: int | None = None) -> None:
-        """Remember where the conversation is written: the words are there already."""
+        """Store the result that holds the conversation; the messages are fixed."""
         self._result = result
 
     async def speak(self, words: str | None = None) -> UserAnswer:
-        """Answer with the next words, or open the conversation with the first. Raises `UserError` where what comes with
-        the first words cannot be laid down, `Failure` where a reward failed that looks at the step before."""
+        """Return the next message, or the first one as the opening.
+
+        Raises:
+            UserError: the files of the first message cannot be written.
+            Failure: a reward of the step before failed.
+        """
         number, self._spoken = self._spoken, self._spoken + 1
         if number >= len(self._answers):
             return UserAnswer(None, Ending.FINISHED)

@@ -1,9 +1,9 @@
-"""How many rollouts are open at a time: as many as the server, the cores and the memory carry, each of them measured.
+"""Limit the number of concurrent rollouts by measuring the model server, the cores and the memory.
 
-Nothing has to be tuned: another rollout begins while no call waits for a place at the policy's server, a part of the
-cores is idle, and memory is left. Where others keep the cores busy, no more than a few per core are open. A number on
-request is kept to exactly, as long as this process may open the descriptors for it and the memory that all sandboxes
-may have together is not nearly used up.
+No tuning is needed: another rollout starts if no call waits for a slot at the policy's server, part of the cores is
+idle, and memory is available. If other programs keep the cores busy, at most a few rollouts per core are open. An
+explicit number is applied exactly, provided that this process may open enough file descriptors and the memory limit of
+all sandboxes together is not nearly reached.
 """
 
 from __future__ import annotations
@@ -21,48 +21,49 @@ from hermes_rl.errors import UserError
 from hermes_rl.sandbox.cgroup import SandboxMemory, free_share, together
 
 FIRST = 8
-"""Rollouts per core that may be open before anything is known: with too many the first commands could time out."""
+"""Rollouts per core that may be open before the first measurement: with too many, the first commands could time out."""
 BUSY = 0.9
-"""Share of the cores from which this program and its sandboxes are the bottleneck."""
+"""Fraction of busy cores from which this program and its sandboxes are the bottleneck."""
 RESERVE = 0.1
-"""Share of the memory that stays free."""
+"""Fraction of the memory that stays free."""
 LOOK = 0.25
 """Seconds between two measurements."""
 GROWTH = 1.5
-"""Factor by which the open rollouts may grow from one measurement to the next, so that what it costs is seen."""
+"""Maximum growth factor of open rollouts between two measurements, so that their cost is measured."""
 
 
 DESCRIPTORS = 16
-"""File descriptors that a rollout takes: 5 for its sandbox with a waiting shell, one for its call to the policy, and
-those that exist for a moment while a sandbox or a command starts."""
+"""File descriptors of a rollout: 5 for its sandbox with a waiting shell, one for its policy call, and temporary ones
+during the start of a sandbox or a command.
+"""
 
 
 CONTROL_GROUP = Path("/sys/fs/cgroup")
-"""Where a process finds the bounds of its container."""
+"""Directory with the limits of the process's container."""
 
 
 UNLIMITED = 1 << 20
-"""Descriptors to count with where the system sets no limit."""
+"""Assumed number of descriptors if the system sets no limit."""
 
 
 @runtime_checkable
 class Calls(Protocol):
-    """What is asked of the policy: `servers.client.ModelClient` answers it."""
+    """Interface of the policy for admission, implemented by `servers.client.ModelClient`."""
 
     def fix(self) -> None:
-        """Give the servers as many calls at a time as they may have, whatever they say."""
+        """Allow the servers their maximum number of concurrent calls, regardless of their feedback."""
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for a place at a server."""
+        """Number of calls that wait for a slot at a server."""
 
 
 class DescriptorShare:
-    """Whether the file descriptors that this process may open carry another rollout.
+    """Check that the file descriptors of this process suffice for another rollout.
 
     Args:
-        limit: how many it may have.
-        used: how many it has.
+        limit: maximum number of descriptors.
+        used: returns the number of open descriptors.
     """
 
     def __init__(
@@ -74,11 +75,11 @@ class DescriptorShare:
         self._limit = limit if limit is not None else descriptor_limit()
         self._used, self._clock = used or open_descriptors, clock
         self._surely = (self._limit - self._used()) // DESCRIPTORS
-        """Rollouts that are carried even if each takes all that it may take."""
+        """Number of rollouts that are possible even if each uses the maximum."""
         self._looked, self._room, self._open = -LOOK, 0, 0
 
     def carry(self, open_rollouts: int) -> bool:
-        """More than surely can be are carried as long as half of all descriptors are free: then they take fewer."""
+        """Return True if a rollout may start: above the guaranteed number, half of all descriptors must stay free."""
         if open_rollouts < max(1, self._surely):
             return True
         if self._clock() - self._looked >= LOOK:
@@ -88,14 +89,14 @@ class DescriptorShare:
 
 
 NEARLY = 0.7
-"""Share of the memory of all sandboxes from which another begins only where all that it may take is left."""
+"""Fraction of the memory of all sandboxes above which a rollout starts only if its full limit is available."""
 
 
 class MemoryShare:
-    """Whether the memory that all sandboxes may have together carries another rollout.
+    """Check that the common memory limit of all sandboxes allows another rollout.
 
-    As long as there is plenty, they may be promised more than there is: few use what they may. Where it was used up all
-    the same, what begins for a while, such as what is played anew because of it, has what it was promised.
+    While memory is plentiful, it may be overcommitted, because few sandboxes use their full limit. If it runs out
+    nevertheless, rollouts that start for a while, such as retries, get their full limit reserved.
     """
 
     def __init__(
@@ -108,7 +109,9 @@ class MemoryShare:
         self._seen: SandboxMemory | None = None
 
     def carry(self, open_rollouts: int) -> bool:
-        """Carry the first in any case: where nothing runs, nothing would give memory back."""
+        """Return True if another rollout may start; always for the first one, because nothing else would release
+        memory.
+        """
         if self._clock() - self._looked >= LOOK:
             self._looked, self._open, self._seen = self._clock(), open_rollouts, self._sandboxes()
         seen = self._seen
@@ -123,13 +126,13 @@ class MemoryShare:
 
 
 class Carries(Protocol):
-    """Whether the descriptors, or the memory, that there are carry another rollout."""
+    """Check that descriptors or memory suffice for another rollout."""
 
     def carry(self, open_rollouts: int) -> bool: ...
 
 
 class Fixed:
-    """As many rollouts as were asked for."""
+    """Admit a fixed number of concurrent rollouts."""
 
     def __init__(self, concurrency: int, descriptors: Carries | None = None, memory: Carries | None = None) -> None:
         self.concurrency = concurrency
@@ -143,23 +146,23 @@ class Fixed:
 
 
 class Used(NamedTuple):
-    """Seconds that some cores have been at work, so far."""
+    """CPU seconds used so far, on a number of cores."""
 
     seconds: float
     cores: float
 
 
 class Adaptive:
-    """As many as are carried.
+    """Admit as many rollouts as the measured resources allow.
 
     Args:
-        calls: the policy's server; None where it does not tell.
-        used: seconds of processor time that this program and its ended children have used.
-        free: share of the memory that is free.
-        cores: how many there are; machines may come and go.
-        machine: what all programs together have used, this one included.
-        descriptors: that this process may open.
-        memory: that all sandboxes may have together.
+        calls: the policy's server, or None if it reports no waiting calls.
+        used: returns the CPU seconds of this program and its ended children.
+        free: returns the fraction of free memory.
+        cores: returns the number of cores, which may change as hosts join and leave.
+        machine: returns the use of all programs together, including this one.
+        descriptors: descriptors that this process may open.
+        memory: common memory of all sandboxes.
     """
 
     def __init__(
@@ -182,21 +185,21 @@ class Adaptive:
         self._looked = clock()
         self._before = self._measured()
         self._busy, self._taken = 0.0, 1.0
-        """The part of the cores that this program uses, and the part that anybody uses: all, until it is measured."""
+        """Fraction of the cores used by this program, and by all programs: assumed full until measured."""
         self._memory = self._free()
         self._ceiling = 0
 
     def admits(self, open_rollouts: int, beside: int = 0) -> bool:
-        """Whether another rollout may begin; `beside` so many are open in other runs of this process."""
+        """Return True if another rollout may start; `beside` rollouts are open in other runs of this process."""
         self._look(open_rollouts)
         together = open_rollouts + beside
         if not (self.descriptors.carry(together) and self.memory.carry(together)):
             return False
         if together < self._cores():
-            return True  # less would leave cores idle, whatever was measured
+            return True  # fewer would leave cores idle, whatever was measured
         waiting = self._calls.waiting if self._calls is not None else 0
         first = FIRST * self._cores()
-        # Others would give us a part of the cores that they keep busy, so what is surely carried begins all the same.
+        # Other programs share the cores that they keep busy, so the guaranteed number starts anyway.
         carried = self._busy < BUSY and self._memory > RESERVE and (self._taken < BUSY or together < first)
         return waiting == 0 and carried and open_rollouts < max(first - beside, self._ceiling)
 
@@ -232,10 +235,10 @@ def admission(
     machine: Callable[[], Sequence[Used]] | None = None,
     descriptors: Carries | None = None,
 ) -> Admission:
-    """Return a number of rollouts where one is asked for, else as many as are carried; the policy is told which.
+    """Return a fixed admission if `concurrency` is set, otherwise an adaptive one; the policy is configured
+    accordingly.
 
-    `used`, `free`, `cores`, `machine` and `descriptors` are those of other processes that play, where this one does
-    not.
+    `used`, `free`, `cores`, `machine` and `descriptors` measure other processes if these run the rollouts.
     """
     if concurrency is None:
         calls = policy if isinstance(policy, Calls) else None
@@ -246,14 +249,14 @@ def admission(
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process open as many descriptors as it may: sandboxes need some each, and the usual limit is 1024."""
+    """Raise the limit of open descriptors to the maximum: each sandbox needs some, and the usual limit is 1024."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with suppress(OSError, ValueError):  # a system that counts otherwise: admission keeps to what there is
+    with suppress(OSError, ValueError):  # on other systems, admission respects the current limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 LEAST_DESCRIPTORS = 128
-"""Open files that a run needs: a rollout in a sandbox, and what the process itself has open."""
+"""Minimum number of open files for a run: one rollout in a sandbox, and the process itself."""
 
 
 def require_descriptors() -> None:
@@ -268,34 +271,34 @@ def require_descriptors() -> None:
 
 
 def descriptor_limit() -> int:
-    """How many descriptors this process may have open."""
+    """Return the maximum number of open descriptors of this process."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return UNLIMITED if soft == resource.RLIM_INFINITY else soft
 
 
 def open_descriptors() -> int:
-    """How many this process has open."""
+    """Return the number of open descriptors of this process."""
     try:
         return sum(1 for _ in Path("/proc/self/fd").iterdir())
     except OSError:
-        return descriptor_limit()  # none is left to look with
+        return descriptor_limit()  # no descriptor is left for reading the directory
 
 
 def processor_seconds() -> float:
-    """Of this program, and of its children that have ended: sandboxes among them."""
+    """Return the CPU seconds of this program and its ended children, sandboxes included."""
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
 def usable_cores() -> int:
-    """How many cores this process may use, also where its control group has a part of them alone."""
+    """Return the number of cores that this process may use, within the quota of its control group."""
     cores = len(os.sched_getaffinity(0))
     quota = core_quota(_text(CONTROL_GROUP / "cpu.max"))
     return cores if quota is None else max(1, min(cores, round(quota)))
 
 
 def whole_machine() -> list[Used]:
-    """Return what all programs have used of the cores that this one may use, and its control group of its part."""
+    """Return the CPU use of all programs on this process's cores, and of its control group if it has a quota."""
     cores = os.sched_getaffinity(0)
     cores_used = [Used(seconds, len(cores)) for seconds in busy_seconds(_text(Path("/proc/stat")), cores)]
     quota = core_quota(_text(CONTROL_GROUP / "cpu.max"))
@@ -304,28 +307,28 @@ def whole_machine() -> list[Used]:
 
 
 def busy_seconds(stat: str, cores: Collection[int]) -> list[float]:
-    """Return the seconds that these cores have not been idle, from the text of /proc/stat; nothing where it is not one.
+    """Return the busy seconds of these cores from the text of /proc/stat; empty if the text has another form.
 
-    What a hypervisor gave to others counts as busy, and what waited for a disk as idle.
+    Time given to other virtual machines counts as busy, and waiting for a disk as idle.
     """
     lines = [fields for fields in map(str.split, stat.splitlines()) if len(fields) > 8]
     ticks = {name: [int(field) for field in fields] for name, *fields in lines if re.fullmatch(r"cpu\d+", name)}
     mine = [ticks[f"cpu{core}"] for core in cores if f"cpu{core}" in ticks]
-    # user, nice, system, idle, iowait, irq, softirq, steal; what follows is a part of these
+    # user, nice, system, idle, iowait, irq, softirq, steal; later fields are included in these
     return [sum(sum(one[:3]) + sum(one[5:8]) for one in mine) / os.sysconf("SC_CLK_TCK")] if mine else []
 
 
 def core_quota(text: str) -> float | None:
-    """Return how many cores' worth of time a control group gets, from the text of its cpu.max; None: no bound."""
+    """Return the number of cores allowed by the text of a control group's cpu.max, or None if unlimited."""
     quota, _, period = text.partition(" ")
     try:
         return int(quota) / int(period)
     except (ValueError, ZeroDivisionError):
-        return None  # "max", or no such file
+        return None  # "max", or the file does not exist
 
 
 def _text(path: Path) -> str:
-    """Return what a file of the system says; nothing where there is none."""
+    """Return the text of a system file; empty if it does not exist."""
     try:
         return path.read_text(encoding="ascii")
     except (OSError, ValueError):
@@ -333,7 +336,7 @@ def _text(path: Path) -> str:
 
 
 def free_memory() -> float:
-    """Share of the memory that is left: of the machine, of a control group around this process, or of its sandboxes."""
+    """Return the smallest fraction of free memory: of the host, of a surrounding control group, or of the sandboxes."""
     return min(_machine(), free_share(CONTROL_GROUP))
 
 
@@ -343,4 +346,4 @@ def _machine() -> float:
         sizes = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
         return sizes["MemAvailable"] / sizes["MemTotal"]
     except (OSError, KeyError, ValueError):
-        return 1.0  # not Linux: the system itself has to say no
+        return 1.0  # not Linux: the system itself must refuse

@@ -1,7 +1,8 @@
-"""A spec as an environment that the core can play.
+"""Compile a spec into an environment that the core can run.
 
-Compiling loads the code that the spec names and makes its roles; it starts nothing. What each rollout needs
-(tools, sandbox, prompt, script) is made per key, so that rollouts share nothing that changes."""
+Compiling loads the code that the spec names and creates its roles; it starts nothing. The parts of each rollout (tools,
+sandbox, prompt, script) are created per key, so rollouts share no mutable objects.
+"""
 
 from __future__ import annotations
 
@@ -109,12 +110,12 @@ from hermes_rl.values import own_copy
 
 log = logging.getLogger(__name__)
 
-# ---------------- A spec's `solution` as scripts: what a scripted policy plays, and what a scripted user answers
-# Owns the rendering over a row and which members of a group go wrong.
+# --------------- A spec's `solution` as scripts: the turns of a scripted policy, and the replies of a scripted user
+# This section owns rendering the solution for a row, and selecting the members of a group that deviate.
 
 
 def policy_script(spec: Spec, server: ServerConfig, key: RolloutKey, prior: int, seat: str = "") -> Script:
-    """Return what a scripted policy plays in a key, at this seat where there are several.
+    """Return the turns of a scripted policy for a key, for this seat if there are several.
 
     `prior` is the number of assistant messages in the prompt.
     """
@@ -125,13 +126,16 @@ def policy_script(spec: Spec, server: ServerConfig, key: RolloutKey, prior: int,
 
 
 def has_solution(spec: Spec) -> bool:
-    """Whether the spec says what a perfect agent would do."""
+    """Return True if the spec describes the actions of a perfect agent."""
     return spec.solution is not None and (spec.solution.turns is not None or spec.solution.patch is not None)
 
 
 def gold_turns(spec: Spec, row: Row, seat: str = "") -> tuple[ScriptedTurn, ...]:
-    """Return the policy's turns of the solution for a row, those of this seat where there are several (default: the
-    first); none where the spec has no solution."""
+    """Return the policy's turns of the solution for a row; empty if the spec has no solution.
+
+    Args:
+        seat: the seat whose turns are returned if there are several; default: the first.
+    """
     first = next(iter(spec.agents), "")
     return tuple(
         ScriptedTurn.of(turn)
@@ -141,14 +145,13 @@ def gold_turns(spec: Spec, row: Row, seat: str = "") -> tuple[ScriptedTurn, ...]
 
 
 def seats_of(spec: Spec) -> tuple[Seat, ...]:
-    """Return the seats of a spec's episodes in its order; none where one agent plays."""
+    """Return the seats of a spec's episodes in its order; empty for a single agent."""
     trained = set(spec.trained_seats)
     return tuple(Seat(name, own.server, name in trained, own.baseline) for name, own in spec.agents.items())
 
 
 def user_script(spec: Spec, row: Row, prior: int) -> Script:
-    """Return what a scripted user does: `user_tools` and `user` of each of the solution's turns, then the first stop
-    phrase."""
+    """Return the script of a scripted user: `user_tools` and `user` of each turn, then the first stop phrase."""
     stop = [{"user": phrase} for phrase in spec.user.stop[:1]] if spec.user is not None else []
     script: list[dict[str, Any]] = []
     for turn in (*_turns(spec, row), *stop):
@@ -162,7 +165,7 @@ def _turns(spec: Spec, row: Row) -> list[dict[str, Any]]:
     if solution is None or not has_solution(spec):
         return []
     turns: Any = solution.turns
-    if turns is None:  # a patch, which is applied in the terminal
+    if turns is None:  # a patch is applied in the terminal
         patch = render_text(str(solution.patch), row.columns, where="solution.patch", key=row.key)
         command = f"git apply - <<'END_OF_PATCH'\n{patch}\nEND_OF_PATCH"
         return [{"tools": [{"name": "terminal", "args": {"command": command}}]}, {"say": "The patch is applied."}]
@@ -175,7 +178,7 @@ def _turns(spec: Spec, row: Row) -> list[dict[str, Any]]:
 
 
 def last_words(turns: tuple[ScriptedTurn, ...]) -> str:
-    """Return what a solution says last."""
+    """Return the last message of a solution."""
     return next((turn.say for turn in reversed(turns) if turn.say), "")
 
 
@@ -183,11 +186,11 @@ def _row_of(item: Mapping[str, Any]) -> Row:
     return Row("trial", item, 0, "")
 
 
-# ---------------------------------------------- From a spec and a row to the messages that a rollout begins with
+# --------------------------------------------------- From a spec and a row to the initial messages of a rollout
 
 
 def with_thinking(messages: list[Message], thinking: str | None) -> list[Message]:
-    """Return the messages with Atropos' `custom_thinking_prompt` in front of the system message."""
+    """Return the messages with Atropos' `custom_thinking_prompt` before the system message."""
     if not thinking:
         return messages
     first = messages[0] if messages and messages[0]["role"] == "system" else None
@@ -210,15 +213,15 @@ def program_of(
     """Return the agent program, rendered for the row and a conversation.
 
     Args:
-        messages: the conversation, the last of which it is to answer.
-        context: tokens of the longest conversation.
-        function: what is called for `python`.
-        place: where it stands in the spec, for errors.
-        port: of the sandbox, where it finds the model.
+        messages: the conversation, whose last message it must respond to.
+        context: maximum tokens of a conversation.
+        function: function called for `python`.
+        place: key of the spec, for errors.
+        port: port in the sandbox at which it reaches the model.
 
     Raises:
         TemplateError: a template does not work for this row.
-        UserError: one of its files cannot be read, lies outside of the spec's folder, or is laid down twice.
+        UserError: one of its files cannot be read, is outside the spec's directory, or has the target of another file.
     """
     system = next((text_of(message["content"]) for message in messages if message["role"] == "system"), "")
     prompt = text_of(messages[-1]["content"]) if messages else ""
@@ -252,22 +255,22 @@ def program_of(
 
 POLICY = "policy"
 LEAST_CHANCE = 0.02
-"""Weight of a rival that always wins or loses, of 0.25 of one that wins half of the time: it is met now and then."""
+"""Minimum weight of an opponent that always wins or loses, relative to 0.25 for one that wins half of the time."""
 
 
 class CompiledSpec:
-    """Answers the core from a spec.
+    """Environment of a spec, as used by the core.
 
     Args:
-        spec: what to play.
-        environ: where the keys of servers are looked up; default: the process's environment.
+        spec: the spec to run.
+        environ: variables that hold the API keys of servers; default: the process's environment.
 
     Raises:
         UserError: code that the spec names cannot be loaded, or a key is missing.
     """
 
     gradings = 1
-    """How often an end state is graded; its sandbox stays until the last time."""
+    """How often a final state is graded; its sandbox stays until the last time."""
 
     def __init__(self, spec: Spec, environ: Mapping[str, str] | None = None) -> None:
         require_isolation(spec)
@@ -289,22 +292,22 @@ class CompiledSpec:
         self.seats = seats_of(spec)
         self._schedule_function = _schedule_function(spec)
         self.won: dict[str, tuple[float, int]] = {}
-        """What the first seat has scored against each rival, as far as this process knows, and in how many episodes."""
+        """Sum of the first seat's scores against each opponent, and the number of episodes, in this process."""
         self.grader = _grader(spec, self.roles, self.trial)
         require_grading(spec, [each.name for each in self.grader.rewards if each.function.uses_context])
         self.pool = Pool()
-        """Sandboxes that wait for the next rollout, or the next fresh one of a reward."""
+        """Sandboxes that are ready for the next rollout, or the next fresh one of a reward."""
         self.keep: Keep | None = None
-        """Keeps the artifacts of a rollout, by its id, and describes them; None where a run keeps none."""
+        """Stores the artifacts of a rollout by its id and describes them; None if a run stores none."""
         self.images: dict[str, set[str]] = {}
-        """Digests of the images that graded rollouts were played in, by the name that the spec has for each."""
+        """Digests of the images of graded rollouts, by image name in the spec."""
         self._folder = spec.folder
         self._environ = environ
         self._opened = False
         self._questions: dict[str, Tool] = {}
-        """What the run asks states, by the name of the method or attribute."""
+        """Questions of the run to states, by method or attribute name."""
         self.sandbox: SandboxConfig | None = None
-        """That of every row, where no template makes them differ; known once it is first needed."""
+        """Sandbox configuration of all rows if no template makes them differ; set on first use."""
 
     @property
     def has_group_rewards(self) -> bool:
@@ -312,32 +315,36 @@ class CompiledSpec:
 
     @property
     def uses_context(self) -> bool:
-        """Whether a reward may touch the sandbox."""
+        """True if a reward may use the sandbox."""
         return any(reward.function.uses_context for reward in self.grader.rewards)
 
     @property
     def policy(self) -> ModelClient:
-        """The model that acts. Raises `UserError` where the spec names none."""
+        """The acting model. Raises `UserError` if the spec names none."""
         if POLICY not in self.roles:
             raise UserError("servers.policy is missing: name the model that acts")
         return self.roles[POLICY]
 
     @property
     def teacher(self) -> Teacher | None:
-        """Who is asked about the tokens of rollouts that are trained on; None where nobody is."""
+        """Teacher that scores the tokens of training rollouts, or None."""
         distill = self.spec.distill
         return None if distill is None else Teacher(self.roles[distill.server], distill.top_k)
 
     def played_by(self, policy: ModelClient) -> CompiledSpec:
-        """Return the same environment with another policy, which shares tools, sandboxes and rewards with this."""
+        """Return this environment with another policy; tools, sandboxes and rewards are shared."""
         other = copy.copy(self)
         other.roles = {**self.roles, POLICY: policy}
         other.grader = replace(self.grader, trial=other.trial)
         return other
 
     async def open(self, row: Row) -> None:
-        """Start what the tools of all rollouts need; `row` stands for any. A rollout does it where nobody did. Raises
-        `RunError` or `UserError` where they cannot be had; see `Tooling.open`."""
+        """Start the services that the tools of all rollouts need; `row` may be any row. A rollout does this if needed.
+
+        Raises:
+            RunError: a service cannot be started; see `Tooling.open`.
+            UserError: a service lacks the requested tools; see `Tooling.open`.
+        """
         await self._open(self._sandbox_of(row))
 
     async def _open(self, config: SandboxConfig) -> None:
@@ -367,16 +374,23 @@ class CompiledSpec:
         await self.close()
 
     def options(self, split: str, sampling: Mapping[str, Any] | None = None) -> LoopOptions:
-        """Return the bounds of one rollout; `sampling` are settings of `agent` that take the place of the spec's.
-        Raises `UserError` where `agent` has no such setting, or its value is wrong."""
+        """Return the limits of one rollout.
+
+        Args:
+            sampling: settings of `agent` that replace the spec's.
+
+        Raises:
+            UserError: `agent` has no such setting, or its value is invalid.
+        """
         agent = self.spec.agent_for("evaluate" if split == "eval" else "process")
         if sampling:
             agent = _changed(agent, sampling)
-        # A scripted policy plays with certainty and says so; chat servers in general may refuse to be asked.
+        # A scripted policy is deterministic and reports log-probabilities; other chat servers may refuse the request
+        # for them.
         return replace(loop_options(agent, self.spec), logprobs=self.policy.scripted)
 
     def prompt(self, row: Row, seat: str = "") -> list[Message]:
-        """Return the messages that a rollout begins with; of several seats those of this one (default: the first)."""
+        """Return the initial messages of a rollout, for this seat if there are several (default: the first)."""
         seat = seat or next(iter(self.spec.agents), "")
         own = self.spec.agents.get(seat)
         prompt, place = self.spec.prompt, "prompt"
@@ -387,9 +401,9 @@ class CompiledSpec:
         return with_thinking(messages, self.spec.env.get("custom_thinking_prompt"))
 
     async def toolkit(self, row: Row, group: str) -> Toolkit:
-        """Return the tools that a rollout of this row has in this group; those of tool servers once they are open.
+        """Return the tools of a rollout of this row in this group; tools of tool servers only once they are open.
 
-        A state is made for it where tools are those of the state: where the states of rollouts are.
+        If tools come from the state, a state is created in the process where the states of rollouts are.
         """
         if not self._has_state_tools:
             return await self._toolkit(self.tooling, group, None, row)
@@ -413,7 +427,7 @@ class CompiledSpec:
         try:
             state = process if self.spec.state_apart else self._state(key.row)
             toolkit = await self._toolkit(self.tooling, key.group, state, key.row)
-        except BaseException:  # nobody else knows of this process yet
+        except BaseException:  # no other code knows this process yet
             if process is not None:
                 await process.close()
             raise
@@ -429,7 +443,7 @@ class CompiledSpec:
             if self.spec.state is not None and self.spec.state.over is not None:
                 new.is_over = self._asks(self.spec.state.over, new)
             seats = [seat for seat, own in self.spec.agents.items() if own.sandbox == "own"]
-            entered: Any = AsyncExitStack() if seats else nullcontext()  # few need it, and it takes a kilobyte
+            entered: Any = AsyncExitStack() if seats else nullcontext()  # few rollouts need it, and it takes a kilobyte
             async with new as runtime, entered as stack:
                 for seat in seats:
                     apart = ToolRuntime(
@@ -449,11 +463,11 @@ class CompiledSpec:
 
     @asynccontextmanager
     async def trial(self, item: Mapping[str, Any], solved: bool) -> AsyncIterator[tuple[ToolContext, Any]]:
-        """Open a sandbox and a state of a row in which no agent has been, for rewards that failed.
+        """Open a sandbox and a state of a row that no agent has used, for rewards that failed.
 
         Args:
             item: columns of the row.
-            solved: make the solution's calls of tools that act on the state or the sandbox, and on nothing else.
+            solved: run the solution's tool calls that act on the state or the sandbox, and no others.
         """
         key = RolloutKey(_row_of(item), "trial", 0, 1)
         async with self.runtime(key) as runtime:
@@ -469,7 +483,7 @@ class CompiledSpec:
             yield ToolContext(runtime.task_id), runtime.state
 
     async def _close_state(self, runtime: ToolRuntime) -> None:
-        """Let the state give back what it holds; what it raises is told, and ends nothing."""
+        """Let the state release its resources; errors are logged and do not stop the run."""
         if self.spec.state is None or self.spec.state.close is None:
             return
         try:
@@ -478,12 +492,12 @@ class CompiledSpec:
             log.warning("state.close: %s %s", self.spec.state.close, error.detail)
 
     async def _toolkit(self, tooling: Tooling, group: str, state: Any, row: Row) -> Toolkit:
-        """Return the tools of a rollout; an error names its row."""
+        """Return the tools of a rollout; errors name its row."""
         with locating(self.spec, row.key, ("tools",)):
             return await tooling.toolkit(group, state, row)
 
     def _require_tools(self, toolkit: Toolkit) -> None:
-        """Raise `UserError` where a tool that ends rollouts, or that a seat has, is none of these."""
+        """Raise `UserError` if a tool that ends rollouts, or a tool of a seat, does not exist."""
         for name in sorted(ending_tools(self.spec) - toolkit.names):
             raise UserError(f"tools: `ends` names {name!r}, and there is no such tool{choices(name, toolkit.names)}")
         for seat, own in self.spec.agents.items():
@@ -491,7 +505,7 @@ class CompiledSpec:
                 raise UserError(f"agents.{seat}.tools: there is no tool {name!r}{choices(name, toolkit.names)}")
 
     async def _process(self, row: Row) -> RolloutProcess | None:
-        """Begin the process of a rollout's own, where the spec wants one."""
+        """Start the process of a rollout if the spec needs one."""
         state = self.spec.state if self.spec.state_apart else None
         tools = (*self.spec.tools, *(self.spec.user.tools if self.spec.user else ()))
         if state is None and not any(tool.isolate == "process" for tool in tools):
@@ -508,7 +522,7 @@ class CompiledSpec:
         return [(function, function.code) for function in functions if function.code is not None]
 
     def _codes_of_process(self) -> tuple[Code, ...]:
-        """Return all code of the spec that the process of a rollout may load: a sandbox shows nothing else."""
+        """Return all code of the spec that the process of a rollout may load: a sandbox contains no other code."""
         assert self.spec.state is not None
         tools = (*self.spec.tools, *(self.spec.user.tools if self.spec.user else ()))
         functions = [Code.of(tool.python) for tool in tools if tool.python is not None and tool.isolate == "process"]
@@ -524,7 +538,7 @@ class CompiledSpec:
 
     @property
     def _has_state_tools(self) -> bool:
-        """Whether the agent or its user has tools of the state; else nobody makes one just to look at it."""
+        """True if the agent or its user has tools of the state; otherwise no state is created to list tools."""
         tools = (*self.spec.tools, *(self.spec.user.tools if self.spec.user else ()))
         return any(tool.state is not None for tool in tools)
 
@@ -539,12 +553,12 @@ class CompiledSpec:
         return config
 
     def _state(self, row: Row) -> Any:
-        """Return the rollout's own state object, where the spec has one."""
+        """Return the state object of the rollout, or None if the spec has no state."""
         if self._state_class is None:
             return None
         try:
             return self._state_class(own_copy(dict(row.columns)))
-        except (Exception, SystemExit) as error:  # the spec's own code: whatever it raises is the spec's mistake
+        except (Exception, SystemExit) as error:  # any exception of the spec's code is a mistake in the spec
             where = place_of(error, self._state_class.__init__)
             raise UserError(
                 f"state: {self.spec.state and self.spec.state.python} raised {where} (row {row.key})"
@@ -573,10 +587,11 @@ class CompiledSpec:
         await self.grader.grade_seats(item, graded, runtime.state)
 
     async def _kept(self, rollout: Rollout, runtime: ToolRuntime, seats: Sequence[str] = ("",)) -> RewardSandboxes:
-        """Take the artifacts of a machine, which these seats share; returns the sandboxes that rewards look into."""
+        """Take the artifacts of a sandbox that these seats share; return the sandboxes for the rewards."""
         calls = [each for each in self.grader.ordered for seat in seats if each.is_called_for(seat)]
         sandboxes = RewardSandboxes(runtime, calls * self.gradings, self._only_kept())
-        requests = [] if rollout.artifacts else self._artifacts(rollout.key.row)  # taken when it was graded before
+        # already taken when it was graded before
+        requests = [] if rollout.artifacts else self._artifacts(rollout.key.row)
         artifacts = await sandboxes.take(requests, self.spec.command_timeout)
         if self.keep is not None and requests and artifacts:
             rollout.artifacts = await asyncio.to_thread(self.keep, rollout.id, artifacts)
@@ -588,12 +603,12 @@ class CompiledSpec:
     def artifact_sandboxes(
         self, name: str, group: str, row: Row, artifacts: Callable[[], Mapping[str, TakenArtifact]]
     ) -> ArtifactSandboxes:
-        """Sandboxes for the rewards of a rollout of an earlier run; tools of tool servers are not there."""
+        """Return sandboxes for the rewards of a rollout of an earlier run; tools of tool servers are not available."""
         config, toolkit = sandbox_config(self.spec, row, self._environ), self.tooling.shared(group)
         return ArtifactSandboxes(name, config, toolkit, artifacts, self.pool.create, self._only_kept())
 
     def _artifacts(self, row: Row) -> list[ArtifactRequest]:
-        """Return the artifacts that the spec asks for, rendered for a row."""
+        """Return the artifacts that the spec requests, rendered for a row."""
         rendered = {
             name: render_section(artifact, row.columns, where=f"artifacts.{name}", key=row.key)
             for name, artifact in self.spec.artifacts.items()
@@ -604,7 +619,7 @@ class CompiledSpec:
         return [ArtifactRequest(name, artifact.path, artifact.command) for name, artifact in rendered.items()]
 
     def _only_kept(self) -> frozenset[str]:
-        """Artifacts that no fresh sandbox gets."""
+        """Return the names of artifacts that are not copied into fresh sandboxes."""
         return frozenset(name for name, artifact in self.spec.artifacts.items() if not artifact.lay)
 
     async def grade_group(self, rollouts: list[Rollout]) -> None:
@@ -643,7 +658,7 @@ class CompiledSpec:
         )
 
     def _asks(self, member: str, runtime: ToolRuntime) -> Callable[..., Awaitable[Any]]:
-        """Return what asks a method of a rollout's state; see `ask_state`."""
+        """Return a function that calls a method of a rollout's state; see `ask_state`."""
         question = self._questions.get(member)
         if question is None:
             question = self._questions[member] = state_question(member, apart=self.spec.state_apart)
@@ -680,7 +695,7 @@ class CompiledSpec:
         return [replace(seat, role=self._role_of(seat, key)) for seat in self.seats]
 
     def _role_of(self, seat: Seat, key: RolloutKey) -> str:
-        """Return the role that plays a seat in an episode."""
+        """Return the role that acts for a seat in an episode."""
         own = self.spec.agents[seat.name]
         if not own.rivals:
             return own.server
@@ -710,11 +725,11 @@ class CompiledSpec:
             played_by = policy if seat.role == POLICY else self.roles[seat.role]
             bounds = replace(_bounds_of_seat(options, own.agent, self.spec), seed=seeds[name])
             if players:
-                bounds = replace(bounds, max_turns_per_answer=None)  # the first one alone answers the user
+                bounds = replace(bounds, max_turns_per_answer=None)  # only the first seat responds to the user
             identity, port = seat_id(runtime.task_id, name), PORT + len(players)
             toolkit = runtime.toolkit.only(own.tools)
             if order == "call" and not players:
-                others = [  # which ask `players` by the time that they are called
+                others = [  # `players` is filled by the time of the call
                     SeatTool(other, described.description or f"Asks {other}.", partial(players.__getitem__, place))
                     for place, (other, described) in enumerate(self.spec.agents.items())
                     if place
@@ -740,14 +755,15 @@ class CompiledSpec:
 
     def _hears(self, row: Row, listener: str, speaker: str, text: str) -> str:
         template, where = self.spec.agents[listener].hears, f"agents.{listener}.hears"
-        if len(self.spec.agents) > 2:  # it may hear several at once: no line of one may look like the words of another
+        # it may receive several messages at once: no line of one may look like a message of another
+        if len(self.spec.agents) > 2:
             template = template if "seat" in columns_used(template) else f"{{{{ seat }}}}: {template}"
             text = "\n    ".join(text.splitlines())
         try:
             values = {**row.columns, "seat": speaker, "text": text}
             return render_text(template, values, where=where, key=row.key)
-        except TemplateError as error:  # over what another seat has said, so it ends the episode and not the run
-            with locating(self.spec, row.key):  # unless it fails for any words
+        except TemplateError as error:  # caused by another seat's message, so it stops the episode and not the run
+            with locating(self.spec, row.key):  # unless it fails for any message
                 render_text(template, {**row.columns, "seat": speaker, "text": "words"}, where=where, key=row.key)
             raise ScheduleError(str(error)) from error
 
@@ -763,7 +779,7 @@ class CompiledSpec:
         return at_once(play.rounds) if play.order == "simultaneous" else in_turns(play.rounds)
 
     def _words(self, row: Row) -> Sequence[UserWords]:
-        """Return the fixed words of the user, rendered for a row; none where it is another kind of user."""
+        """Return the user's fixed messages, rendered for a row; empty for other kinds of user."""
         user = self.spec.user
         if user is None or user.says is None:
             return ()
@@ -781,7 +797,7 @@ class CompiledSpec:
     def _program_of(
         self, seat: Seat, key: RolloutKey, rollout_id: str, port: int, context: Callable[[], Awaitable[int]]
     ) -> ProgramOf | None:
-        """Return how the program of a seat is started; None where the loop plays it."""
+        """Return the function that prepares the program of a seat, or None if the loop runs the seat."""
         path = ("agents", seat.name, "agent", "program") if seat.name else ("agent", "program")
         program, function = self._programs.get(path), self._agent_functions.get(path)
         if program is None:
@@ -796,13 +812,16 @@ class CompiledSpec:
         return started
 
     def _script_from(self, key: RolloutKey, seat: Seat, messages: Sequence[Message]) -> Script:
-        """Return what a scripted policy plays when the program of a seat is run again: what comes behind its answers
-        so far. The run may begin a conversation anew, or go on with one."""
+        """Return the script of a scripted policy for another run of a seat's program: the turns after its replies so
+        far.
+
+        The run may start a new conversation or continue one.
+        """
         prior = _answers(self.prompt(key.row, seat.name))
         script, answered = self.script(key, prior, seat), _answers(messages) - prior
         begins = [0, *(number for number, turn in enumerate(script.turns, 1) if not turn.tools)]
         remaining = script.turns[begins[answered] :] if answered < len(begins) else ()
-        # No turns at all would be a script that was never written.
+        # An empty script would count as missing.
         return Script(remaining or (script.turns and (ScriptedTurn(FINISHED),)), prior=None)
 
     def _register_scripts(self, key: RolloutKey, name: str) -> None:
@@ -821,7 +840,7 @@ class CompiledSpec:
             self.roles[user.server].register(user_id(name), user_script(self.spec, key.row, roles["user"]))
 
     def script(self, key: RolloutKey, prior: int, seat: Seat = ALONE) -> Script:
-        """Return what a scripted policy plays in a key; `prior` assistant messages are in the prompt."""
+        """Return the script of a scripted policy for a key; the prompt has `prior` assistant messages."""
         return policy_script(self.spec, self.roles[seat.role].configs[0], key, prior, seat.name)
 
     def _forget(self, name: str) -> None:
@@ -834,7 +853,7 @@ class CompiledSpec:
 
     @property
     def _simulated(self) -> User | None:
-        """The user of the spec, where a model plays it."""
+        """The user of the spec if a model simulates it, or None."""
         user = self.spec.user
         return user if user is not None and user.simulated else None
 
@@ -844,7 +863,7 @@ def _answers(messages: Sequence[Message]) -> int:
 
 
 def _played(rollout: Rollout) -> AgentResult:
-    """Return the result of a rollout that is graded, which has one."""
+    """Return the result of a graded rollout, which always has one."""
     assert rollout.result is not None
     return rollout.result
 
@@ -863,19 +882,20 @@ def _changed(agent: Agent, sampling: Mapping[str, Any]) -> Agent:
 
 
 def seat_id(rollout: str, seat: str) -> str:
-    """Return the id of a seat's requests and machine."""
+    """Return the id of a seat's requests and sandbox."""
     return f"{rollout}@{seat}"
 
 
 def _bounds_of_seat(options: LoopOptions, own: Agent, spec: Spec) -> LoopOptions:
-    """Return the options of an episode with what a seat's `agent` says instead."""
-    bounds = replace(loop_options(own, spec), tool_timeout=own.tool_timeout)  # else it is that of the spec's own agent
+    """Return the options of an episode with the settings of a seat's `agent`."""
+    # otherwise the timeout of the spec's agent applies
+    bounds = replace(loop_options(own, spec), tool_timeout=own.tool_timeout)
     changed = {"seeded" if name == "seed" else name for name in own.model_fields_set - {"program"}}
     return replace(options, **{name: getattr(bounds, name) for name in changed})
 
 
 def _schedule_function(spec: Spec) -> AgentFunction | None:
-    """Load the function that says who speaks when, where the spec has one."""
+    """Load the function that decides the order of speakers, if the spec has one."""
     if spec.play is None or spec.play.fn is None:
         return None
     function = AgentFunction.of(spec.play.fn, SCHEDULE_TAKES, "play.fn")
@@ -888,7 +908,7 @@ def _schedule_function(spec: Spec) -> AgentFunction | None:
 
 
 def loop_options(agent: Agent, spec: Spec) -> LoopOptions:
-    """Return the bounds of a rollout from the agent's settings."""
+    """Return the limits of a rollout from the agent's settings."""
     thinking = agent.reasoning
     return LoopOptions(
         max_turns=agent.max_turns,
@@ -942,8 +962,11 @@ def _function(spec: Spec, name: str, reward: Reward) -> RewardFunction:
 
 
 def _arguments(spec: Spec, reward: Reward) -> Mapping[str, Any]:
-    """Return the arguments of a reward. The `reference` of `tests_pass` may be the spec's own solution, and
-    `state_matches` replays it by the spec's tools of the state."""
+    """Return the arguments of a reward.
+
+    The `reference` of `tests_pass` may be the spec's own solution, and `state_matches` replays it with the spec's tools
+    of the state.
+    """
     solution = {} if spec.solution is None else thaw(spec.solution.model_dump(exclude_none=True))
     if reward.fn == "tests_pass" and reward.args.get("reference") == "solution" and solution:
         return {**reward.args, "reference": solution.get("turns") or solution.get("patch")}

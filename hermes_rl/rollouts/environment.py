@@ -1,4 +1,6 @@
-"""What the core asks of an environment. A compiled spec and a hand-written environment both answer it."""
+"""Define the interface between the core and an environment, implemented by compiled specs and hand-written
+environments.
+"""
 
 from __future__ import annotations
 
@@ -20,47 +22,47 @@ from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.base import ToolRuntime
 
 EndingPolicy = Literal["grade", "mask", "drop"] | float
-"""What is done with a rollout by its ending: graded; graded but not trained on; not graded; a fixed score."""
+"""Handling of a rollout by its stop reason: graded; graded but not trained on; not graded; a fixed score."""
 
 
 class Environment(Protocol):
-    """One task with its tools and rewards, ready to be played."""
+    """One task with its tools and rewards, ready to run."""
 
     name: str
     seed: int
 
     @property
     def has_group_rewards(self) -> bool:
-        """True where some reward compares the members of a group."""
+        """True if a reward compares the members of a group."""
 
     @property
     def policy(self) -> ChatServer:
-        """The model that acts."""
+        """The acting model."""
 
     @property
     def teacher(self) -> Teacher | None:
-        """Who is asked about the tokens of rollouts that are trained on; None where nobody is."""
+        """Teacher that scores the tokens of training rollouts, or None."""
 
     def options(self, split: str) -> LoopOptions:
-        """Return the bounds of one rollout in training (`train`) or evaluation (`eval`)."""
+        """Return the limits of one rollout in training (`train`) or evaluation (`eval`)."""
 
     def prompt(self, row: Row) -> list[Message]:
-        """Return the messages that a rollout begins with."""
+        """Return the initial messages of a rollout."""
 
     def runtime(self, key: RolloutKey) -> AbstractAsyncContextManager[ToolRuntime]:
-        """Return what the rollout's tools act on, released at the end, also on cancellation."""
+        """Return the runtime that the rollout's tools act on; it is released at the end, also on cancellation."""
 
     async def user(self, key: RolloutKey, runtime: ToolRuntime) -> AnswersAgent | None:
-        """Who answers the agent's turns without tool calls; None where nobody does."""
+        """Return the user that responds to turns without tool calls, or None."""
 
     def program(self, key: RolloutKey, runtime: ToolRuntime, context: Callable[[], Awaitable[int]]) -> ProgramOf | None:
-        """Return how the agent program that plays is started; None where the loop plays.
+        """Return the function that prepares the agent program, or None if the loop runs the rollout.
 
-        `context` returns the tokens of the longest conversation that it may hold.
+        `context` returns the maximum tokens of a conversation.
         """
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
-        """Fill `rollout.rewards` while its machine is alive. Raises Failure."""
+        """Fill `rollout.rewards` while its sandbox exists. Raises Failure."""
 
     async def grade_group(self, rollouts: list[Rollout]) -> None:
         """Add the rewards that need the whole group. Raises Failure."""
@@ -69,10 +71,10 @@ class Environment(Protocol):
         """Return the score from `rollout.rewards`. Raises Failure."""
 
     def credit(self, rollout: Rollout) -> tuple[float, ...] | None:
-        """Return what the rewards give to each turn; None where none does."""
+        """Return the credit of each turn from the rewards, or None if no reward assigns credit."""
 
     def ending_policy(self, ending: Ending) -> EndingPolicy:
-        """Return what the environment does with an ending of the policy's doing."""
+        """Return the handling of rollouts with a stop reason that the policy caused."""
 
 
 @runtime_checkable
@@ -81,10 +83,10 @@ class PlaysSeats(Protocol):
 
     seed: int
     seats: Sequence[Seat]
-    """In the order of the spec; none where one agent plays."""
+    """Seats in the order of the spec; empty for a single agent."""
 
     def seated(self, key: RolloutKey) -> Sequence[Seat]:
-        """Return the seats of an episode, with the role that plays each."""
+        """Return the seats of an episode, with the role that acts for each."""
 
     def table(
         self,
@@ -97,7 +99,7 @@ class PlaysSeats(Protocol):
         tokenizer: Tokenizer | None,
         user: AnswersAgent | None,
     ) -> Table:
-        """Return the seats of an episode, ready to be played; `seeds` are by seat, the first one talks to the user."""
+        """Return the seats of an episode, ready to run; `seeds` are by seat, and the first seat talks to the user."""
 
     def schedule(self, key: RolloutKey, runtime: ToolRuntime) -> Schedule:
-        """Return who speaks when."""
+        """Return the schedule, which decides the order of speakers."""

@@ -1,6 +1,6 @@
-"""The model of a role as a reward sees it.
+"""Give a reward access to the model of a role.
 
-Owns the narrow interface that code of users gets. Leaves the calls to `servers.client`.
+This module owns the narrow interface for user code; `servers.client` makes the calls.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from hermes_rl.servers.client import ModelClient
 
 @lives_in_runner("hermes_rl.foreign.stand_ins:RoleStandIn")
 class ModelHandle:
-    """Lets a reward ask the model of a role.
+    """Call the model of a role from a reward.
 
     Attributes:
-        verdicts: the verdicts of the model, by the hash of their question; see `hermes_rl.scoring.judge`.
+        verdicts: verdicts of the model, by the hash of the question; see `hermes_rl.scoring.judge`.
     """
 
     def __init__(self, client: ModelClient) -> None:
@@ -29,17 +29,17 @@ class ModelHandle:
         self._client = client
 
     def stand_in_fields(self) -> dict[str, Any]:
-        """Return what stands for it in a process of foreign code is told at once."""
+        """Return the fields that its proxy in a process of user code gets immediately."""
         return {"name": self.name, "scripted": self.scripted}
 
     async def chat(self, messages: list[dict[str, Any]], schema: Mapping[str, Any] | None = None) -> str:
-        """Return the text of the answer; a JSON Schema is sent as `response_format`. Raises ServerFailure."""
+        """Return the text of the reply; a JSON Schema is sent as `response_format`. Raises ServerFailure."""
         return await self._client.chat_text(messages, schema)
 
     async def answer(
         self, messages: Sequence[dict[str, Any]], schema: Mapping[str, Any], temperature: float
     ) -> tuple[str, Mapping[str, float]]:
-        """Return the text, and its usage: prompt_tokens, completion_tokens, and the cost where the server tells it."""
+        """Return the text and its usage: prompt_tokens, completion_tokens, and the cost if the server reports it."""
         text, reply = await self._client.answer(messages, schema, temperature=temperature)
         usage = Usage()
         usage.add(reply.usage)

@@ -1,7 +1,8 @@
-"""A rollout and a group: what was played, how it ended, what it scored.
+"""Define rollouts and groups: their results, stop reasons and scores.
 
-These are the core's data. How they look in files is `hermes_rl.runs.store`, how a trainer gets them is up to
-its door."""
+These are the core's data types. `hermes_rl.runs.store` owns their form in files; each trainer adapter owns its own
+form.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +31,11 @@ from hermes_rl.tokens.transcript import SampledSpan, TokenLogprobs, TokenSequenc
 from hermes_rl.visible import counted
 
 NEVER_ASKED = "the policy was never asked, so nothing was sampled"
-"""Why a rollout has nothing to train on, such as one whose agent program ended before it asked."""
+"""Error of a rollout without training data, such as one whose agent program exited before its first request."""
 
 
 def never_asked(program: ProgramRun) -> str:
-    """Say that nothing was sampled, and what a program did instead: the policy has no hand in that."""
+    """Return a message that nothing was sampled, with the program's actions, which the policy did not influence."""
     ended = "was ended" if program.exit_code is None else f"ended with status {program.exit_code}"
     last_line = program.output.strip().rpartition("\n")[2][:200]
     refused = f"{program.refused} refused{program.refusal and f', the last: {program.refusal}'}"
@@ -42,17 +43,17 @@ def never_asked(program: ProgramRun) -> str:
     return f"{NEVER_ASKED}: its program {requests} and {ended}{last_line and f': {last_line}'}"
 
 
-# The proof that a group may be trained on: what is trained is what the server sampled, in the context it saw. The two
-# sides are independent: the servers' answers say what was sampled (`servers.base.LedgerEntry`), the sequences are
-# what a trainer gets. A certificate compares them, and names what does not fit.
+# Token provenance: the proof that a group may be trained on. The trained tokens must be the tokens that the server
+# sampled, in the context that it saw. Both sides are independent: the servers' replies give the sampled tokens
+# (`servers.base.LedgerEntry`), and a trainer gets the sequences. A `Certificate` compares them and names each mismatch.
 
 
 CERTIFIED_HERE = 4_096
-"""Tokens of a group that are compared on the event loop; more take milliseconds, and a thread."""
+"""Number of tokens up to which a group is compared on the event loop; more take milliseconds and use a thread."""
 
 
 async def certified(group: Group) -> Certificate:
-    """As `certify`, in a thread where the group is large."""
+    """Return the result of `certify`, computed in a thread if the group is large."""
     sequences = (sequence for rollout in group.rollouts for sequence in rollout.sequences or ())
     if sum(map(len, sequences)) <= CERTIFIED_HERE:
         return certify(group)
@@ -60,7 +61,7 @@ async def certified(group: Group) -> Certificate:
 
 
 def certify(group: Group) -> Certificate:
-    """Compare the tokens of a group with what its servers sampled. Takes milliseconds: call it in a thread."""
+    """Compare the tokens of a group with the tokens sampled by its servers. Takes milliseconds: call it in a thread."""
     members = [rollout for rollout in group.rollouts if rollout.state is not RolloutState.LOST and rollout.seat.trained]
     ledger = [generation for rollout in members for generation in rollout.ledger]
     sequences = [sequence for rollout in members for sequence in rollout.sequences or ()]
@@ -90,7 +91,7 @@ def _problems(rollout: Rollout) -> Iterator[str]:
     if any(reply.sampled is None for reply in result.replies) or not result.replies:
         yield "a chat server does not say which tokens it sampled"
         return
-    if result.program is None:  # what a program says of the policy is its own, and context
+    if result.program is None:  # a program's account of the policy's replies is its own, and context
         yield from _provenance(rollout)
     turns = [(sequence, span) for sequence in rollout.sequences for span in sequence.spans]
     ledger = rollout.ledger
@@ -106,7 +107,7 @@ def _problems(rollout: Rollout) -> Iterator[str]:
 
 
 def _provenance(rollout: Rollout) -> Iterator[str]:
-    """Every assistant message behind the prompt is an answer of a server, in order."""
+    """Yield a problem unless the assistant messages after the prompt are the servers' replies, in order."""
     assert rollout.result is not None
     result = rollout.result
     answers = [message for message in result.messages[result.prompt_length :] if message.get("role") == "assistant"]
@@ -138,15 +139,15 @@ def _logprobs(sequence: TokenSequence, span: SampledSpan) -> array[float]:
 
 # ---------------------------------------------------------------- From credit per turn to an advantage per token
 # A token's advantage is that of its rollout in the group, in units of the group's standard deviation, as in GRPO (Shao
-# et al., 2024), and on top what its turn did better or worse than the turns of this rollout on average. The unit of the
-# second part is the standard deviation of these differences over the group, or that of the scores where it is larger:
-# so it is never larger than the root of the number of turns, however close the scores are. Summed over the turns of a
-# rollout it is zero: credit moves weight within a rollout and never between rollouts. Gates and the clamp act on scores
-# and not on credit.
+# et al., 2024), plus the difference between its turn's credit and the mean credit of the turns of its rollout. The unit
+# of this second part is the standard deviation of these differences over the group, or that of the scores if it is
+# larger: so it never exceeds the square root of the number of turns, however close the scores are. Its sum over the
+# turns of a rollout is zero: credit moves weight within a rollout and never between rollouts. Gates and the clamp act
+# on scores and not on credit.
 
 
 def turn_advantages(group: Group) -> list[list[float]] | None:
-    """One advantage per turn of each rollout; None where no reward gives credit to turns."""
+    """Return one advantage per turn of each rollout, or None if no reward assigns credit to turns."""
     if not any(rollout.credit for rollout in group.rollouts):
         return None
     credit_of = [rollout.credit or (0.0,) * rollout.turns for rollout in group.rollouts]
@@ -160,12 +161,12 @@ def turn_advantages(group: Group) -> list[list[float]] | None:
 
 
 def _spread(values: Sequence[float]) -> float:
-    """Return the standard deviation of a population; exactly 0 where all values are equal."""
+    """Return the population standard deviation; exactly 0 if all values are equal."""
     return pstdev(values) if values and min(values) < max(values) else 0.0
 
 
 def _standardised(scores: Sequence[float], unit: float | None = None) -> list[float]:
-    """Return the scores less their mean, in a unit, by default their standard deviation; 0 where all are equal."""
+    """Return the scores minus their mean, in a unit, by default their standard deviation; 0 if all are equal."""
     if not _spread(scores):
         return [0.0] * len(scores)
     mean, unit = fmean(scores), unit or _spread(scores)
@@ -173,37 +174,37 @@ def _standardised(scores: Sequence[float], unit: float | None = None) -> list[fl
 
 
 def of_turns(spans: Iterable[SampledSpan], per_turn: Sequence[float], length: int) -> list[float]:
-    """Return one value for each of so many tokens: that of the turn which sampled it, 0.0 for all others."""
+    """Return one value for each of `length` tokens: the value of the turn that sampled it, 0.0 for all others."""
     values = [0.0] * length
     for span in spans:
         values[span.start : span.stop] = [per_turn[span.turn]] * (span.stop - span.start)
     return values
 
 
-# ---------------------------------------------- Examples: a rollout as the lists that nearly every trainer takes
-# A sequence becomes a prompt (all that came before the first sampled token) and a response, with a mask of 0 and 1 over
-# the response. How groups look for Atropos is `hermes_rl.runs.groups`.
+# --------------------------------------------- Examples: a rollout in the list format that nearly every trainer accepts
+# A sequence becomes a prompt (all tokens before the first sampled token) and a response, with a mask of 0 and 1 over
+# the response. `hermes_rl.runs.groups` owns the format for Atropos.
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One sequence of a rollout. `response_ids`, `mask` and `logprobs` have one length."""
+    """One sequence of a rollout. `response_ids`, `mask` and `logprobs` have equal length."""
 
     prompt_ids: list[int]
-    """What the model saw before it sampled for the first time."""
+    """Tokens that the model saw before its first sampled token."""
     response_ids: list[int]
-    """What it sampled, and what tools and users said in between."""
+    """Sampled tokens, and the tokens of tools and users between them."""
     mask: list[int]
-    """1 where a token was sampled and is trained on; all 0 for a rollout that the spec masks."""
+    """1 if a token was sampled and is trained on; all 0 for a rollout that the spec masks."""
     logprobs: list[float] | None
-    """As they were sampled, 0.0 where the mask is 0; None where the server gave none."""
+    """Log-probabilities at sampling, 0.0 where the mask is 0; None if the server gave none."""
     weights: tuple[int | None, int | None]
-    """The oldest and the newest version of the weights that sampled it; None where it is not known."""
+    """Oldest and newest version of the sampling weights; None if unknown."""
     spans: tuple[SampledSpan, ...] = ()
-    """Which tokens of the response each model call of the rollout sampled; turns count from 0."""
+    """Tokens of the response sampled in each model call of the rollout; turns count from 0."""
 
     def of_turns(self, per_turn: Sequence[float]) -> list[float]:
-        """Return one value for each token of the response: that of its turn, 0.0 where the mask is 0."""
+        """Return one value for each token of the response: the value of its turn, 0.0 where the mask is 0."""
         values = of_turns(self.spans, per_turn, len(self.response_ids))
         return [value if trained else 0.0 for value, trained in zip(values, self.mask, strict=True)]
 
@@ -213,8 +214,8 @@ def example_of(sequence: TokenSequence, ledger: Sequence[LedgerEntry], *, masked
 
     Args:
         sequence: its tokens.
-        ledger: what was sampled in each call of its rollout.
-        masked: nothing of it is trained on.
+        ledger: samples of each call of its rollout.
+        masked: True if nothing of it is trained on.
     """
     first = sequence.spans[0].start if sequence.spans else len(sequence)
     mask, logprobs = [0] * len(sequence), None
@@ -235,7 +236,7 @@ def example_of(sequence: TokenSequence, ledger: Sequence[LedgerEntry], *, masked
 
 
 def _weights(sequence: TokenSequence, ledger: Sequence[LedgerEntry]) -> tuple[int | None, int | None]:
-    """Of the turns in this sequence; not known as soon as it is not known of one."""
+    """Return the oldest and newest weights of the turns in this sequence; None if unknown for any turn."""
     turns = [ledger[span.turn].weights for span in sequence.spans if span.turn < len(ledger)]
     before = [weights.before for weights in turns if weights.before is not None]
     after = [weights.after for weights in turns if weights.after is not None]
@@ -247,50 +248,51 @@ def _weights(sequence: TokenSequence, ledger: Sequence[LedgerEntry]) -> tuple[in
 # -------------------------------------------------------------------------------- rollout
 
 Normalise = Literal["std", "mean", "none"]
-"""How scores become advantages."""
+"""Normalization of scores into advantages."""
 
 
 class RolloutState(StrEnum):
-    """What is left to be done for a rollout; the value is the `state` of its record."""
+    """Processing state of a rollout; the value is the `state` of its record."""
 
     WAITING = "waiting"
-    """It was played, and gets its score together with the other members of its group."""
+    """It has run, and gets its score together with the other members of its group."""
     SCORED = "scored"
     LEFT_OUT = "left_out"
-    """The spec's `endings` drop how it ended, so it has no score and never gets one."""
+    """The spec's `endings` drop its stop reason, so it has no score and never gets one."""
     FAILED = "failed"
-    """Infrastructure failed it; a later start of the run plays it again."""
+    """Infrastructure failed; a later start of the run runs it again."""
     LOST = "lost"
-    """Infrastructure failed it again and again; it has no score, stays in its group, and counts as the worst there."""
+    """Infrastructure failed in all retries; it has no score, stays in its group, and counts as the worst there."""
 
     @property
     def final(self) -> bool:
-        """True where it is never played or scored again."""
+        """True if it is never run or scored again."""
         return self in (RolloutState.SCORED, RolloutState.LEFT_OUT, RolloutState.LOST)
 
     @property
     def given_up(self) -> bool:
-        """True where infrastructure failed it for good."""
+        """True if its retries were exhausted by infrastructure failures."""
         return self in (RolloutState.FAILED, RolloutState.LOST)
 
 
 Baseline = Literal["seat", "row", "episode"]
-"""With which others a seat's rollout is compared: those of the same seat in the other episodes of the group; those of
-all seats that say so in all episodes of the group; or those of all seats that say so in its own episode."""
+"""Rollouts with which a seat's rollout is compared: those of the same seat in the other episodes of the group; those of
+all seats with this setting in all episodes of the group; or those of all seats with this setting in its own episode.
+"""
 
 
 @dataclass(frozen=True)
 class Seat:
-    """An agent's place in an episode of several agents: who plays there, and what its rollouts are for."""
+    """One agent of an episode of several agents: its role, and the use of its rollouts."""
 
     name: str = ""
     role: str = "policy"
-    """Of the servers that play it."""
+    """Name of the servers that act for it."""
     trained: bool = True
     baseline: Baseline = "seat"
 
     def part(self, index: int) -> str | None:
-        """Return what ends the name of the group in which its rollout of an episode is compared; None: in none."""
+        """Return the suffix of the group in which its rollout is compared, or None if it is not compared."""
         if not self.trained:
             return None
         return {"row": "@row", "episode": f"-{index}@episode"}.get(self.baseline, f"@{self.name}")
@@ -306,11 +308,11 @@ ALONE = Seat()
 
 @dataclass(frozen=True)
 class RolloutKey:
-    """Which rollout it is: the row, the group, the member of how many, and the attempt at it (from 0).
+    """Identity of a rollout: row, group, index and size of the group, and attempt (from 0).
 
-    `epoch` counts the passes over the rows from 0. `mark` tells two plays of one member apart, where the same group may
-    be played again, even at the same time; it is part of the id and of the seed. `seat` is the name of another seat
-    than the first of an episode.
+    `epoch` counts the passes over the rows from 0. `mark` distinguishes two runs of one member if the same group may
+    run again, even concurrently; it is part of the id and of the seed. `seat` is the name of a seat of an episode other
+    than the first.
     """
 
     row: Row
@@ -324,15 +326,15 @@ class RolloutKey:
 
     @property
     def id(self) -> str:
-        """A name that is the same after a restart; each attempt has its own."""
+        """Id that is stable across restarts; each attempt has its own id."""
         attempt = f"r{self.attempt}" if self.attempt else ""
         return f"{self.group}-{self.index}{attempt}{self.mark}{at_seat(self.seat)}"
 
     def seed(self, base: int) -> int:
-        """Return the seed from which the rollout's model calls have theirs, 31 bits.
+        """Return the seed for the seeds of the rollout's model calls, 31 bits.
 
-        It is a function of the spec's seed, the group and the member. Every attempt has the same one, so that where a
-        server samples by it a failure leaves no trace in the results.
+        It depends on the spec's seed, the group and the member. Every attempt has the same seed, so if a server honours
+        seeds, a retry gives the same result as an attempt without failure.
         """
         name = f"{self.group}-{self.index}{self.mark}{at_seat(self.seat)}"
         digest = hashlib.sha256(f"{base}:{name}".encode()).digest()
@@ -340,14 +342,14 @@ class RolloutKey:
 
 
 def at_seat(name: str) -> str:
-    """Return how the id of a rollout or group ends that is of another seat than the first."""
+    """Return the id suffix of a seat; empty for the first seat."""
     return f"@{name}" if name else ""
 
 
 def cost_of(usage: Mapping[str, Any], roles: Mapping[str, Mapping[str, float]]) -> float | None:
-    """Return the US dollars of all models that were asked for a rollout; None where those of the policy are not known.
+    """Return the cost in US dollars of all model calls of a rollout, or None if the policy's cost is unknown.
 
-    `usage` is the policy's, and `roles` what others were asked.
+    `usage` is the policy's, and `roles` the usage of other roles.
     """
     own: float | None = usage.get("cost")
     return None if own is None else own + sum(counts.get("cost", 0.0) for counts in roles.values())
@@ -355,10 +357,11 @@ def cost_of(usage: Mapping[str, Any], roles: Mapping[str, Mapping[str, float]]) 
 
 @dataclass
 class Rollout:
-    """One rollout. `score` is None exactly where it was not scored; `error` says why, unless it waits for its group.
+    """One rollout. `score` is None if and only if it was not scored; `error` gives the cause, unless it waits for its
+    group.
 
-    `timings` are seconds by part: sandbox, queue, generation, tools, rewards, total.
-    `masked`: it counts for its group's baseline and is not trained on.
+    `timings` are seconds by part: sandbox, queue, generation, tools, rewards, total. `masked`: it counts for its
+    group's baseline and is not trained on.
     """
 
     key: RolloutKey
@@ -372,35 +375,35 @@ class Rollout:
     masked: bool = False
     timings: dict[str, float] = field(default_factory=dict)
     roles: dict[str, dict[str, float]] = field(default_factory=dict)
-    """What models were asked beside the policy's own turns, by role: calls, tokens, and US dollars where known."""
+    """Model use in addition to the policy's own turns, by role: calls, tokens, and US dollars if known."""
     artifacts: dict[str, Any] = field(default_factory=dict)
-    """What was kept of its sandbox, and where, by the artifact's name."""
+    """Stored artifacts of its sandbox with their locations, by name."""
     image: str | None = None
-    """The digest of the image that its sandbox was made of, where it used one."""
+    """Digest of its sandbox's image, if it used one."""
     sequences: list[TokenSequence] | None = None
-    """Its tokens; several where the policy did not see all in one context. None where they are not known."""
+    """Its tokens; several sequences if the policy did not see all tokens in one context. None if unknown."""
     credit: tuple[float, ...] | None = None
-    """One value per turn, where a reward gives credit to turns."""
+    """One value per turn, if a reward assigns credit to turns."""
     teacher: list[TokenLogprobs] | None = None
-    """What a teacher says of each of its sequences; None where none was asked."""
+    """Teacher's log-probabilities for each of its sequences; None if there is no teacher."""
     line: Mapping[str, Any] | None = None
-    """Its record as the process has made it that played it for this one; None where this one did."""
+    """Its record as written by the process that ran it; None if it ran in this process."""
     worker_died: bool = False
-    """Whether it failed because the workers that played it died."""
+    """True if it failed because its worker processes died."""
     no_tokens: str | None = None
-    """Why an encoder could not give it any sequences; None where none has tried, or it could."""
+    """Error of an encoder that could not create sequences; None if none has tried or it succeeded."""
     seat: Seat = ALONE
     others: list[Rollout] = field(default_factory=list)
-    """What the other seats of its episode have played; empty where one agent plays, and for each of these."""
+    """Rollouts of the other seats of its episode; empty for a single agent, and for each of these."""
 
     @property
     def seats(self) -> list[Rollout]:
-        """What each seat of the episode has played, this one first."""
+        """Rollouts of all seats of the episode, this one first."""
         return [self, *self.others]
 
     @property
     def sequence(self) -> TokenSequence | None:
-        """The only sequence; None where there are none or several."""
+        """The only sequence; None if there are none or several."""
         return self.sequences[0] if self.sequences is not None and len(self.sequences) == 1 else None
 
     @property
@@ -408,7 +411,7 @@ class Rollout:
         return self.key.id
 
     def use(self, usage: Mapping[str, Mapping[str, float]], *, played: bool) -> None:
-        """Take into account what models were asked, by role; `played`: the policy's own turns are among it."""
+        """Add model usage by role; `played`: it includes the policy's own turns."""
         own: dict[str, dict[str, float]] = {}
         for seat in self.seats if played else ():
             known = own.setdefault(seat.seat.role, {})
@@ -422,29 +425,28 @@ class Rollout:
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation, the prompt included."""
+        """The conversation, including the prompt."""
         return self.result.messages if self.result is not None else []
 
     @property
     def turns(self) -> int:
-        """Model calls of the policy."""
+        """Number of model calls of the policy."""
         return self.result.turns_used if self.result is not None else 0
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """What its rewards tell the trainer about it; a later reward's word counts."""
+        """Values that its rewards set for the trainer; later rewards take precedence."""
         return {key: value for reward in self.rewards.values() for key, value in reward.overrides.items()}
 
     def examples(self, *, one: bool = False, exact: bool = False) -> list[Example]:
-        """Return what a trainer gets of it: an example for each of its sequences, none where its tokens are not known.
+        """Return its training examples: one for each of its sequences, none if its tokens are unknown.
 
         Args:
-            one: it has to be exactly one, for a trainer that takes no more.
-            exact: its tokens have to be proven to be those that were sampled. That takes milliseconds: call it in a
-                thread.
+            one: require exactly one example, for a trainer that accepts no more.
+            exact: require token provenance. That takes milliseconds: call it in a thread.
 
         Raises:
-            UserError: one is asked for, and there is none, or there are several; or the tokens are not proven.
+            UserError: `one` is set and there are none or several, or `exact` is set and the tokens are not token-exact.
         """
         sequences = self.sequences or []
         if exact and sequences and (problems := certify(Group(self.key.group, self.key.row, [self])).problems):
@@ -470,7 +472,7 @@ class Rollout:
 
     @property
     def one_context(self) -> str:
-        """How rollouts of several sequences may become rollouts of one, in words."""
+        """Advice for getting one sequence per rollout instead of several."""
         if self.result is not None and self.result.program is not None:
             return (
                 "keep its program to one conversation: switch sub-agents and summaries off, or leave them out "
@@ -480,24 +482,24 @@ class Rollout:
 
     @property
     def ledger(self) -> list[LedgerEntry]:
-        """What the servers said that they sampled, call by call."""
+        """Samples reported by the servers, call by call."""
         replies = self.result.replies if self.result is not None else []
         return [reply.sampled for reply in replies if reply.sampled is not None]
 
     @property
     def left_out(self) -> dict[str, int]:
-        """How many sampled tokens are not trained on, by the reason."""
+        """Number of sampled tokens that are not trained on, by reason."""
         return {} if self.result is None or self.result.program is None else self.result.program.left_out
 
     def scored(self, score: float) -> None:
-        """Give it its score."""
+        """Set its score."""
         self.score, self.state = score, RolloutState.SCORED
 
     @property
     def policy(self) -> dict[str, Any]:
-        """Which model played, as the server itself said, and how a token-level server was asked to sample.
+        """Model of the rollout as reported by the server, and the sampling options of a token-level server.
 
-        `sampling` is a list with an entry for each turn where not all turns were sampled alike.
+        `sampling` is a list with an entry for each turn if turns were sampled differently.
         """
         if self.result is None or not self.result.replies:
             return {}
@@ -510,11 +512,11 @@ class Rollout:
 
     @property
     def sampling(self) -> list[dict[str, Any]]:
-        """The parameters with which each turn was sampled; empty ones where a server does not say."""
+        """Sampling parameters of each turn; empty if a server does not report them."""
         return [dict(reply.sampling or {}) for reply in self.result.replies] if self.result is not None else []
 
     def fail(self, failure: Failure) -> None:
-        """Note that infrastructure failed: there is no score, and the cause and what was played so far are kept.
+        """Record an infrastructure failure: there is no score, and the cause and the partial result are kept.
 
         An episode of several seats fails as a whole.
         """
@@ -527,21 +529,21 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What `rollouts.certificate` found out about the tokens of a group; `exact` where there is no problem."""
+    """Result of comparing a group's tokens with the sampled ones; `exact` if there is no problem."""
 
     sampled: int
-    """Tokens that the servers sampled."""
+    """Number of tokens that the servers sampled."""
     trained: int
-    """Tokens that are trained on, before `endings` mask any."""
+    """Number of tokens that are trained on, before `endings` mask any."""
     turns: int
     sequences: int
     left_out: int = 0
-    """Sampled tokens that are not trained on, for the reasons that the lines of their rollouts name."""
+    """Number of sampled tokens that are not trained on, for the reasons in the records of their rollouts."""
     oldest: int | None = None
-    """Version of the oldest weights of any token; None where no server told it for every step."""
+    """Version of the oldest weights of any token; None if a server did not report it for some step."""
     newest: int | None = None
     sampling: tuple[dict[str, Any], ...] = ()
-    """Every set of parameters with which a turn was sampled, in the server's own terms."""
+    """All distinct sampling parameters of the turns, in the server's own terms."""
     problems: tuple[str, ...] = ()
 
     @property
@@ -549,21 +551,21 @@ class Certificate:
         return not self.problems
 
     def record(self) -> dict[str, Any]:
-        """Return the JSON form of a line in `groups.jsonl`."""
+        """Return the JSON form of a record in `groups.jsonl`."""
         return {"exact": self.exact, **asdict(self)}
 
 
 def baseline(members: Sequence[tuple[float | None, RolloutState]]) -> list[float | None]:
-    """Return what each member counts as in the comparison of its group, from its score and its state.
+    """Return the value of each member in the comparison of its group, from its score and its state.
 
-    One that was lost counts as the worst of those that have a score: it never gets one itself.
+    A member whose retries were exhausted counts as the worst scored member: it never gets a score itself.
     """
     worst = min((score for score, _ in members if score is not None), default=None)
     return [worst if state is RolloutState.LOST else score for score, state in members]
 
 
 def are_uniform(parts: Sequence[Sequence[float]]) -> bool:
-    """Return True where comparing the scores of a group, in the parts in which they are compared, teaches nothing."""
+    """Return True if all scores are equal within each part of a group, so that comparing them teaches nothing."""
     return bool(parts) and all(len(part) > 1 and len(set(part)) == 1 for part in parts)
 
 
@@ -571,7 +573,7 @@ def are_uniform(parts: Sequence[Sequence[float]]) -> bool:
 class Group:
     """All rollouts of one row that are compared with each other.
 
-    `dropped` names the ending that made the group incomplete; then it may not reach a trainer.
+    `dropped` is the stop reason that made the group incomplete; such a group must not reach a trainer.
     """
 
     id: str
@@ -581,15 +583,14 @@ class Group:
     dropped: Ending | None = None
     detail: str | None = None
     certificate: Certificate | None = None
-    """Made with its tokens."""
+    """Created together with the tokens."""
     parts: list[dict[str, Any]] | None = None
-    """Its lines, where an environment's own code has made them instead of rollouts."""
+    """Its records, if the environment's own code created them instead of rollouts."""
 
     def compared(self) -> list[Group]:
-        """Return the groups in which scores are compared and trained on: this one, or several where agents share it.
+        """Return the groups in which scores are compared and trained on: this one, or several if it has several agents.
 
-        Of an episode's seats those that are trained belong to one each, as their `baseline` says. None of them is in
-        another one.
+        Each trained seat of an episode belongs to exactly one group, determined by its `baseline`.
         """
         if not any(other.seat.trained for rollout in self.rollouts for other in rollout.others):
             return [self]
@@ -607,27 +608,26 @@ class Group:
 
     @property
     def scores(self) -> list[float]:
-        """One score per rollout that is compared, in order: its own, or that of the worst for one that was lost."""
+        """One score per compared rollout, in order: its own, or the worst if its retries were exhausted."""
         return [score for score in self.baseline if score is not None]
 
     @property
     def baseline(self) -> list[float | None]:
-        """What each rollout counts as where scores are compared, in order; None for one that does not count."""
+        """Value of each rollout in the comparison, in order; None if it does not count."""
         return baseline([(rollout.score, rollout.state) for rollout in self.rollouts])
 
     def advantages(self, normalise: Normalise = "std") -> list[float | None]:
-        """One advantage per rollout, in order; None for one without a score, which is not trained on.
+        """Return one advantage per rollout, in order; None for one without a score, which is not trained on.
 
-        Where a reward gives credit to turns, `turn_advantages` has it.
-
-        Only one that was lost (`endings.lost: worst`) is part of the comparison without a score, as the worst.
+        If a reward assigns credit to turns, use `turn_advantages`. A rollout without a score is part of the comparison
+        only if its retries were exhausted (`endings.lost: worst`); it counts as the worst.
 
         Args:
-            normalise: "std": the score less the group's mean, in units of its standard deviation; "mean": less the
-                mean; "none": the score itself. Where all scores are equal, "std" and "mean" give 0.
+            normalise: "std": the score minus the group's mean, in units of its standard deviation; "mean": minus the
+                mean; "none": the score itself. If all scores are equal, "std" and "mean" give 0.
 
         Raises:
-            UserError: there is no such way to normalise.
+            UserError: there is no such normalization.
         """
         if normalise not in get_args(Normalise):
             raise UserError(f"normalise is {', '.join(get_args(Normalise))}, not {normalise!r}")
@@ -638,31 +638,32 @@ class Group:
         return [None if rollout.score is None else value for rollout, value in zip(self.rollouts, own, strict=True)]
 
     def turn_advantages(self) -> list[list[float]] | None:
-        """One advantage per turn of each rollout, as Atropos gets them; None where no reward gives credit to turns.
+        """Return one advantage per turn of each rollout, as sent to Atropos, or None if no reward assigns credit to
+        turns.
 
-        `Example.of_turns` puts those of a rollout at its tokens.
+        `Example.of_turns` assigns those of a rollout to its tokens.
         """
         return turn_advantages(self)
 
     @property
     def uniform(self) -> bool:
-        """True where all of several scores are equal, so that comparing them teaches nothing."""
+        """True if there are several scores and all are equal, so that comparing them teaches nothing."""
         return are_uniform([each.scores for each in self.compared()])
 
 
-# Tokens of finished rollouts: those that a token-level server sampled, else those of the rendered messages
-# Where a chat server's tokenizer cannot be had, or its template does not allow exact sequences, a rollout keeps its
-# messages and has no tokens; the reasons are counted, for the user to hear.
+# Tokens of finished rollouts: sampled by a token-level server, otherwise encoded from the rendered messages. If a chat
+# server's tokenizer is not available, or its template does not allow token-exact sequences, a rollout keeps its
+# messages and has no tokens; the reasons are counted and reported to the user.
 
 
 def and_won(before: tuple[float, int] | None, score: float) -> tuple[float, int]:
-    """Return what was won against a rival, and in how many episodes, with one more: its score, from 0 to 1."""
+    """Return the sum of scores against an opponent and the number of episodes, with one more score from 0 to 1."""
     won, games = before or (0.0, 0)
     return won + min(max(score, 0.0), 1.0), games + 1
 
 
 class Encoder:
-    """Encodes rollouts with one tokenizer; `missing` says why there is none."""
+    """Encode rollouts with one tokenizer; `missing` is the reason if there is none."""
 
     def __init__(self, tokenizer: Tokenizer | None, missing: str | None = None) -> None:
         self.tokenizer = tokenizer
@@ -671,14 +672,16 @@ class Encoder:
 
     @classmethod
     def load(cls, name: str | None) -> Encoder:
-        """With the tokenizer of a hub name or folder (None: the small one); slow, call it in a thread."""
+        """Return an encoder with the tokenizer of a hub name or directory (None: the small one). Slow: call it in a
+        thread.
+        """
         try:
             return cls(load_tokenizer(name))
         except TokenizerUnavailable as error:
             return cls(None, str(error))
 
     def missing_tokens(self) -> Counter[str]:
-        """How many rollouts have no tokens, by the reason."""
+        """Return the number of rollouts without tokens, by reason."""
         return Counter(self._missing.values())
 
     async def encode(self, rollout: Rollout) -> None:
@@ -693,7 +696,7 @@ class Encoder:
         if result.transcript is not None and result.transcript.turns:
             rollout.sequences = result.transcript.sequences()
         elif not result.turns_used and (rollout.seat.name or result.program is not None):
-            rollout.sequences = []  # its turn never came, or its program never asked
+            rollout.sequences = []  # the seat had no turn, or its program made no request
             rollout.no_tokens = None if rollout.seat.name or result.program is None else never_asked(result.program)
         elif rollout.seat.role != ALONE.role:
             rollout.no_tokens = f"the servers of {rollout.seat.role!r} do not say which tokens they sampled"
@@ -707,7 +710,7 @@ class Encoder:
             self._missing[rollout.id] = rollout.no_tokens
 
     async def encode_group(self, group: Group) -> None:
-        """Give every member its sequences, and the group its certificate."""
+        """Set the sequences of every member, and the group's token provenance."""
         for rollout in group.rollouts:
             await self.encode(rollout)
         if group.certificate is None:

@@ -1,10 +1,10 @@
-"""`RolloutRunner`: plays rollouts and groups of an environment.
+"""Run rollouts and groups of an environment.
 
-A rollout that infrastructure failed is played again in a fresh sandbox; when that is in vain its group is dropped.
-A rollout always becomes a `Rollout`, never an exception; only cancellation travels, and what is equal for every
-rollout: a `RunError`, and a `UserError` that several rows had (`refusals`) while none was graded. Once one was,
-the user's input is right for that one, so that a `UserError` is about another rollout alone, whose row or agent brought
-it about.
+A rollout with an infrastructure failure is retried in a fresh sandbox; if its retries are exhausted, its group is
+dropped. A rollout always becomes a `Rollout`, never an exception. Only cancellation and errors common to all rollouts
+are raised: a `RunError`, and a `UserError` that several rows had (`refusals`) while no rollout was graded. Once a
+rollout was graded, the user's input works for it, so a later `UserError` belongs to one rollout and is caused by its
+row or agent.
 """
 
 from __future__ import annotations
@@ -38,51 +38,51 @@ from hermes_rl.tools.base import ToolRuntime
 log = logging.getLogger(__name__)
 
 COMPARED = 2
-"""Members with a score that a group needs, so that one that was lost can count as the worst of it."""
+"""Scored members that a group needs so that one with exhausted retries can count as its worst."""
 REPLAYS = 2
-"""How often a rollout that infrastructure failed is played again."""
+"""Number of retries of a rollout after infrastructure failures."""
 
 
 class Recorded(Protocol):
-    """The record of a run's rollouts, as the runner uses it; `hermes_rl.runs.store.RolloutStore` is one on disk."""
+    """Storage of a run's rollouts as used by the runner; `hermes_rl.runs.store.RolloutStore` stores them on disk."""
 
     async def recall(self, key: RolloutKey) -> Rollout | None:
-        """Return the recorded rollout of this place, so that it is not played again; it may wait for its group."""
+        """Return the recorded rollout of this key, so that it does not run again; it may wait for its group."""
 
     def attempts(self, key: RolloutKey) -> int:
-        """How many attempts at this place are recorded, so that no id is given twice."""
+        """Return the number of recorded attempts of this key, so that no id is used twice."""
 
     def record(self, *rollouts: Rollout) -> None:
-        """Write rollouts down together. A rollout that waits for its group is written again once it has a score."""
+        """Write records of rollouts together. A rollout that waits for its group is written again with its score."""
 
 
 class Elsewhere(Protocol):
-    """Other processes that play, here or elsewhere; `hermes_rl.runs.workers.Workers` has some."""
+    """Executor that runs rollouts in other processes or on other machines, such as `hermes_rl.runs.workers.Workers`."""
 
     async def play(self, key: RolloutKey, split: str) -> Rollout:
-        """Play one attempt, with its tokens and the teacher's word; raises what ends the run."""
+        """Run one attempt, including its tokens and the teacher's scores; raise errors that stop the run."""
 
     async def compare(self, rollouts: list[Rollout]) -> None:
         """Add the rewards that need the whole group. Raises Failure."""
 
 
 class GivesTokens(Protocol):
-    """What gives rollouts their tokens; `hermes_rl.rollouts.rollout.Encoder` is one."""
+    """Encoder that sets the tokens of rollouts, such as `hermes_rl.rollouts.rollout.Encoder`."""
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of messages; None where it is not known."""
+        """The tokenizer of messages, or None if unknown."""
 
     async def encode(self, rollout: Rollout) -> None:
         """Set the sequences of a rollout that has none."""
 
 
 class DiedElsewhere(RunError):
-    """Those who play elsewhere died again and again over one and the same rollout."""
+    """Worker processes died repeatedly while running the same rollout."""
 
 
 class Unrecorded:
-    """The record of a run that keeps none."""
+    """Storage that keeps no rollouts."""
 
     async def recall(self, key: RolloutKey) -> Rollout | None:
         return None
@@ -91,30 +91,30 @@ class Unrecorded:
         return 0
 
     def record(self, *rollouts: Rollout) -> None:
-        """Nothing outlives the process."""
+        """Do nothing: no record outlives the process."""
 
 
 def _ignore(_: object) -> None:
-    """Nobody wants to know."""
+    """Do nothing, as the default callback."""
 
 
 class RolloutRunner:
-    """Plays an environment's rollouts, in training or in evaluation.
+    """Run an environment's rollouts, in training or in evaluation.
 
     Args:
-        split: "train" or "eval", handed to the environment.
-        concurrency: rollouts in flight; None: no bound of its own.
-        policy: another policy than the environment's own.
-        options: what bounds and steers a rollout; default: what the environment says for the split.
-        store: the record of rollouts.
-        encoder: gives a graded rollout its tokens before it is recorded.
-        prepare: what an ended group goes through before it is handed on, while other groups are played.
-        on_played: told of every rollout that was played, failed attempts included, before another begins in its place.
-        replays: how often a rollout that infrastructure failed is played again.
-        mark: tells its rollouts from others of the same groups; see `RolloutKey`.
-        exclusive: held while a group of that id is played, so that the same group asked for again meanwhile waits, and
-            is taken from the record.
-        elsewhere: plays in the place of this process, which then decides and records only.
+        split: "train" or "eval", passed to the environment.
+        concurrency: maximum rollouts in flight; None: no limit.
+        policy: policy that replaces the environment's own.
+        options: limits and sampling of a rollout; default: the environment's options for the split.
+        store: storage of rollouts.
+        encoder: sets the tokens of a graded rollout before it is recorded.
+        prepare: processes a finished group before it is returned, while other groups run.
+        on_played: called after every rollout, including failed attempts, before another starts.
+        replays: number of retries after infrastructure failures.
+        mark: distinguishes its rollouts from others of the same groups; see `RolloutKey`.
+        exclusive: held while a group with that id runs, so that a concurrent request for the same group waits and uses
+            its records.
+        elsewhere: runs rollouts instead of this process, which then only decides and records.
     """
 
     def __init__(
@@ -142,30 +142,30 @@ class RolloutRunner:
         self.encoder, self.prepare, self.on_played = encoder, prepare, on_played
         self.replays, self.mark, self.exclusive = replays, mark, exclusive
         self.teacher = environment.teacher if split == "train" else None
-        # Asked once: to look through a protocol takes longer than all that a seat adds to a rollout.
+        # Checked once: checking a protocol takes longer than the overhead of a seat.
         seated = isinstance(environment, PlaysSeats) and bool(environment.seats)
         self._seated: PlaysSeats | None = environment if seated else None  # type: ignore[assignment]
         self.open = 0
-        """Members of started groups that have not ended."""
+        """Number of members of started groups that have not ended."""
         self.replayed = 0
-        """Rollouts that were played again, as infrastructure failed them."""
+        """Number of retried rollouts after infrastructure failures."""
         self.refusals = 1
-        """Groups that have to be refused by a `UserError` while none was graded, until it is raised."""
+        """Number of groups that must fail with a `UserError`, while none was graded, before it is raised."""
         self.same_refusals = 1
-        """The same, of groups that are refused in the same words."""
+        """The same, for groups with identical error messages."""
         self._refused: dict[str, set[str]] = {}
-        """Words of an error, but for the row's key → the groups that were refused by it."""
+        """Error message without the row's key → groups that failed with it."""
         self._graded = False
-        """Whether any rollout was graded, so that the user's input is right for one at least."""
+        """True if any rollout was graded, so that the user's input works for at least one."""
         self._compared = False
-        """Whether the members of any group were compared."""
+        """True if the members of any group were compared."""
         self._playing: set[ToolRuntime] = set()
         self._unexpected: set[str] = set()
         """Unexpected errors whose traceback was logged."""
 
     @property
     def phases(self) -> Counter[str]:
-        """What the rollouts that this process is playing are at; one whose machine is being made is not among them."""
+        """Phases of the rollouts that this process is running, except those whose sandbox is being created."""
         return Counter(runtime.phase for runtime in self._playing)
 
     def start(
@@ -179,11 +179,11 @@ class RolloutRunner:
         keep_lost: bool = False,
         on_change: Callable[[], None] | None = None,
     ) -> asyncio.Task[Group]:
-        """Begin a group; every member that ends calls `on_change`.
+        """Start a group; `on_change` is called after every member.
 
-        With `whole` the first member that fails for good ends the others and the group is dropped; without, every
-        member is played to its end and the failed ones stay without a score. With `keep_lost` those that fail for good
-        are lost, and count as the worst of a group in which two others have a score.
+        With `whole`, the first member whose retries are exhausted stops the others and the group is dropped. Without
+        it, every member runs to its end and failed ones stay without a score. With `keep_lost`, failed members get the
+        state `lost` and count as the worst of a group in which two others have a score.
         """
         leaving = [_OpenMember(self, on_change).leave for _ in range(size)]
         playing = asyncio.create_task(
@@ -230,10 +230,10 @@ class RolloutRunner:
     async def member(
         self, key: RolloutKey, played: Callable[[], None] = lambda: None, *, hold: bool = False
     ) -> Rollout:
-        """Play one member of a group, again where infrastructure failed, until it is graded or given up.
+        """Run one member of a group, with retries, until it is graded or its retries are exhausted.
 
-        `played` is called when nothing is left but to write the rollout down: then another one may begin. With `hold`
-        one that is given up is not written down: what becomes of it is known when its group has ended.
+        `played` is called as soon as only recording is left, so that another member may start. With `hold`, a member
+        with exhausted retries is not recorded: its state is decided when its group has ended.
         """
         recalled = await self.store.recall(key)
         if recalled is not None:
@@ -256,7 +256,7 @@ class RolloutRunner:
                 log.info("rollout %s is played again (%s): %s", rollout.id, rollout.ending, rollout.error)
             if last:
                 played()
-                # The next one begins first, so that its model works while this one is written down.
+                # Let the next one start first, so that its model works while this one is recorded.
                 await asyncio.sleep(0)
             if rollout.error is None and self.encoder is not None:
                 await self.encoder.encode(rollout)
@@ -267,20 +267,20 @@ class RolloutRunner:
         return rollout
 
     def _record(self, *rollouts: Rollout) -> None:
-        """Write rollouts down; their lines are needed again only where they wait for their group."""
+        """Record rollouts; their JSON records are kept only while they wait for their group."""
         self.store.record(*rollouts)
         for rollout in rollouts:
             if rollout.state is not RolloutState.WAITING:
                 rollout.line = None
 
     async def alone(self, key: RolloutKey) -> Rollout:
-        """Play one rollout without mates; a reward that compares the members of a group gets it as a group of one."""
+        """Run one rollout without a group; a reward that compares group members gets it as a group of one."""
         if not self.environment.has_group_rewards:
             return await self.member(key)
         return (await self.start(key.row, key.group, 1)).rollouts[0]
 
     async def attempt(self, key: RolloutKey) -> Rollout:
-        """Play one attempt for a runner in another process: with its tokens, and not recorded."""
+        """Run one attempt for a runner in another process: with its tokens, and not recorded."""
         rollout = await self._attempted(key)
         if rollout.error is None and self.encoder is not None:
             await self.encoder.encode(rollout)
@@ -297,7 +297,7 @@ class RolloutRunner:
             take_up(self.environment, rollout)
             versions = [each.weights.after for each in rollout.ledger if each.weights.after is not None]
             if versions and isinstance(self.policy, HearsVersions):
-                self.policy.hear(max(versions))  # a server may tell its version in answers alone
+                self.policy.hear(max(versions))  # a server may report its version only in replies
             return rollout
         rollout = await self.play(key)
         self._graded = self._graded or rollout.error is None
@@ -313,7 +313,7 @@ class RolloutRunner:
         return rollout
 
     async def play(self, key: RolloutKey) -> Rollout:
-        """Play one rollout to its ending and grade it."""
+        """Run one rollout to its stop reason and grade it."""
         rollout = Rollout(key, key.seed(self.environment.seed))
         started = time.perf_counter()
         with Meter() as meter:
@@ -333,7 +333,7 @@ class RolloutRunner:
                 if rollout.state is RolloutState.FAILED:
                     rollout.fail(failure)
                 else:
-                    # What was graded stays graded: else an agent whose processes do not end would choose not to be.
+                    # A graded rollout stays graded: otherwise an agent whose processes do not stop could avoid grading.
                     log.error(
                         "rollout %s keeps its grade, but its machine was not released: %s", rollout.id, failure.detail
                     )
@@ -349,7 +349,9 @@ class RolloutRunner:
         return rollout
 
     def _fail_alone(self, rollout: Rollout, error: UserError | DiedElsewhere) -> None:
-        """Let the error be this rollout's, where another one was graded or few groups have it; else raise it again."""
+        """Assign the error to this rollout if another was graded or few groups have the error; otherwise raise it
+        again.
+        """
         if not self._graded:
             alike = self._refused.setdefault(str(error).replace(rollout.key.row.key, ""), set())
             alike.add(rollout.key.group)
@@ -362,11 +364,11 @@ class RolloutRunner:
         rollout.fail(Failure(str(error), ending=begun if rollout.result is None else Ending.REWARD_FAILURE))
 
     def _fail_unexpectedly(self, rollout: Rollout, error: BaseException) -> None:
-        """Let an error that nobody expected be this rollout's alone; its traceback is logged once."""
+        """Assign an unexpected error to this rollout; log its traceback once."""
         detail = f"unexpected {type(error).__name__}: {error}"
         log.error("rollout %s: %s", rollout.id, detail, exc_info=None if detail in self._unexpected else error)
         self._unexpected.add(detail)
-        if rollout.state is RolloutState.FAILED:  # else it was graded, and keeps its grade
+        if rollout.state is RolloutState.FAILED:  # otherwise it was graded, and keeps its grade
             ending = Ending.SANDBOX_FAILURE if rollout.result is None else Ending.REWARD_FAILURE
             rollout.fail(Failure(detail, ending=ending))
 
@@ -400,7 +402,7 @@ class RolloutRunner:
         options: LoopOptions,
         tokenizer: Tokenizer | None,
     ) -> None:
-        """Play an episode of several agents: the rollout is that of the first seat that is trained."""
+        """Run an episode of several agents; `rollout` belongs to the first trained seat."""
         seats = environment.seated(rollout.key)
         rollout.seat, *others = sorted(seats, key=lambda seat: not seat.trained)
         keys = [replace(rollout.key, seat=seat.name) for seat in others]
@@ -452,14 +454,14 @@ class RolloutRunner:
         take_up(self.environment, rollout)
 
     async def _score_together(self, group: Group) -> None:
-        """Call the rewards that compare the members; only then are the scores of the members known."""
+        """Call the rewards that compare the members, after which the members are scored."""
         waiting = [rollout for rollout in group.rollouts if rollout.state is RolloutState.WAITING]
         if not waiting:
             return
         if group.dropped is not None:
             never = any(rollout.state is RolloutState.LEFT_OUT for rollout in group.rollouts)
             for rollout in waiting:
-                # The record of one that failed still waits: a later start plays the missing member and compares both.
+                # The record of a failed one still waits: a later start runs the missing member and compares both.
                 what = "is left out" if never else "failed"
                 for seat in rollout.seats:
                     seat.state = RolloutState.LEFT_OUT if never else RolloutState.FAILED
@@ -473,7 +475,7 @@ class RolloutRunner:
         try:
             with Meter() as meter:
                 await (self.elsewhere.compare if self.elsewhere is not None else self.environment.grade_group)(members)
-            members[0].use(meter.roles, played=False)  # it is nobody's more than another's
+            members[0].use(meter.roles, played=False)  # shared by all members, so any of them may hold it
             for rollout in members:
                 self._score(rollout)
             self._compared = True
@@ -487,7 +489,7 @@ class RolloutRunner:
 
 
 def take_up(environment: Environment, rollout: Rollout) -> None:
-    """Set what follows from the environment, and so has no place in a record: seed, mask and credit per turn."""
+    """Restore the fields that are not recorded: seed, mask, per-turn credit."""
     for seat in rollout.seats:
         policy = environment.ending_policy(seat.ending)
         seat.seed = seat.key.seed(environment.seed)
@@ -497,7 +499,7 @@ def take_up(environment: Environment, rollout: Rollout) -> None:
 
 
 class _OpenMember:
-    """A member among those that are open; it is left once, also by a task that never began."""
+    """A member that counts as open; it is removed exactly once, even if its task never started."""
 
     __slots__ = ("_on_change", "_runner")
 

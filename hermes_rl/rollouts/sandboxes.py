@@ -1,4 +1,4 @@
-"""From a spec and a row to the configuration of the rollout's sandbox."""
+"""Build the sandbox configuration, the tools and the reward sandboxes of a rollout from a spec and a row."""
 
 from __future__ import annotations
 
@@ -49,22 +49,25 @@ from hermes_rl.tools.recording import Recorder, Replay, canned_tools
 from hermes_rl.tools.rollout_process import PoolTool, RolloutProcess, RolloutTool, SandboxedTool
 from hermes_rl.values import safe_name
 
-# ----------------------------------- Artifacts on the host: a folder per rollout, with a file or a folder per artifact
-# No name that the agent chose becomes a name on this machine, where it could be too long or lead elsewhere: an artifact
-# that is a folder is kept as one archive. Nothing of it is executed.
+# ------------------------------- Artifacts on the host: a directory per rollout, with a file or directory per artifact
+# The agent's file names never become names on the host, where they could be too long or point outside: an artifact that
+# is a directory is stored as one archive. None of its files is executed.
 
 
 Keep = Callable[[str, Mapping[str, TakenArtifact]], dict[str, Any]]
-"""Keeps the artifacts of a rollout, whose id it is given, and returns what its record says of them; blocks."""
+"""Stores the artifacts of a rollout, given its id, and returns their descriptions for its record; blocks."""
 ARCHIVE = "files.tar"
-"""The archive of an artifact that is a folder, in the folder of its name."""
+"""Name of the archive of an artifact that is a directory, inside the directory named after the artifact."""
 _EXECUTABLE = 0o111
 
 
 def keep_artifacts(folder: Path, rollout: str, artifacts: Mapping[str, TakenArtifact]) -> dict[str, Any]:
-    """Write a rollout's artifacts below `folder` and describe them, as its record does; blocks.
+    """Write a rollout's artifacts below `folder` and return their descriptions for its record; blocks.
 
-    An attempt of an earlier run under the same id is replaced. Raises RunError where they cannot be written.
+    An attempt of an earlier run with the same id is replaced.
+
+    Raises:
+        RunError: the artifacts cannot be written.
     """
     own = folder / safe_name(rollout)
     shutil.rmtree(own, ignore_errors=True)
@@ -76,8 +79,14 @@ def keep_artifacts(folder: Path, rollout: str, artifacts: Mapping[str, TakenArti
 
 
 def kept_artifacts(run: Path, record: Mapping[str, Any], names: Iterable[str]) -> dict[str, TakenArtifact]:
-    """Return the artifacts of a rollout from what its record says of them; `run` is the run directory. Blocks. Raises
-    `UserError` where one was not taken, or is no longer there as it was taken."""
+    """Return the stored artifacts of a rollout from their descriptions in its record; blocks.
+
+    Args:
+        run: the run directory.
+
+    Raises:
+        UserError: an artifact was not taken, is missing, or was changed.
+    """
     missing = [name for name in names if name not in record]
     if missing:
         raise UserError(f"the artifact {missing[0]} was not taken when the rollouts were played; use --fresh")
@@ -111,7 +120,7 @@ def _keep(place: Path, artifact: TakenArtifact, top: Path) -> dict[str, Any]:
 
 
 _NAMES: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
-"""How names are written to archives: any bytes, as the agent chose them."""
+"""Encoding of names in archives: any bytes, as chosen by the agent."""
 
 
 def _kept(run: Path, name: str, record: Mapping[str, Any]) -> TakenArtifact:
@@ -122,7 +131,7 @@ def _kept(run: Path, name: str, record: Mapping[str, Any]) -> TakenArtifact:
         if "archive" in record:
             with tarfile.open(place / record["archive"], "r:", **_NAMES) as archive:
                 files = tuple(_archived(archive, entry) for entry in archive)
-        else:  # a file; of earlier versions, a folder as it was
+        else:  # a file; in earlier versions, possibly a plain directory
             inside = sorted(path for path in (place, *place.rglob("*")) if path.is_file())
             files = tuple(_read_artifact(path, place) for path in inside)
     except (OSError, tarfile.TarError) as error:
@@ -152,9 +161,15 @@ def _laid_mode(mode: int) -> int:
 
 
 def sandbox_config(spec: Spec, row: Row, environ: Mapping[str, str] | None = None) -> SandboxConfig:
-    """Return the sandbox for a row; `environ` has the addresses and keys of backends on other machines. Raises
-    `TemplateError` where a template does not work for this row; `UserError` where a file cannot be read, lies outside
-    of the spec's folder, or is laid down twice."""
+    """Return the sandbox configuration for a row.
+
+    Args:
+        environ: variables with the addresses and keys of remote backends.
+
+    Raises:
+        TemplateError: a template does not work for this row.
+        UserError: a file cannot be read, is outside the spec's directory, or has the target of another file.
+    """
     section = render_section(spec.sandbox, row.columns, where="sandbox", key=row.key)
     if section.backend == "none":
         require_in_home(section.workdir, [file.to for file in section.files])
@@ -197,20 +212,26 @@ def _service(name: str, service: ServiceSection, spec: Spec) -> SandboxService:
 
 
 def reward_args(folder: Path, args: Mapping[str, Any], columns: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments of a reward for a row; files to lay down `from` this machine are found in the spec's folder.
-    Raises `TemplateError` where a template does not work for this row, `UserError` where a file lies outside of that
-    folder."""
+    """Return the arguments of a reward for a row; files given by `from` are located in the spec's directory.
+
+    Raises:
+        TemplateError: a template does not work for this row.
+        UserError: a file is outside that directory.
+    """
     values: Mapping[str, Any] = render(args, columns, where="args")
     named = [name for name in LOCATED_ARGUMENTS if name in values]
     return {**values, **{name: located_files(values[name], folder, f"args.{name}") for name in named}}
 
 
 def _image(image: str | None, backend: str, spec: Spec) -> str | None:
-    """Return an image as the backend takes it.
+    """Return an image in the form that the backend takes.
 
-    For bubblewrap that is a path, which a template may have made a relative one; for Docker a name, or of `./folder`
-    the path of what is built; for others a name. Raises `UserError` where a folder that is built is none, or lies
-    outside of that of the spec, or of its tasks; `TemplateError` as `image_path` does.
+    For bubblewrap this is a path, which a template may have made relative; for Docker a name, or for `./folder` the
+    path of the directory to build; for other backends a name.
+
+    Raises:
+        UserError: the directory to build has no Dockerfile, or is outside the directory of the spec or of its tasks.
+        TemplateError: as in `image_path`.
     """
     if image is not None and backend == "bubblewrap":
         return str(image_path(image, str(spec.sandbox.image), spec.folder, "sandbox.image"))
@@ -224,7 +245,7 @@ def _image(image: str | None, backend: str, spec: Spec) -> str | None:
 
 
 def laid_files(files: tuple[File, ...], folder: Path, where: str = "sandbox.files") -> tuple[SandboxFile, ...]:
-    """Return the files that a spec lays down; raises `UserError` for one that cannot be had, or that is there twice."""
+    """Return the files that a spec writes; raise `UserError` if one is not available or two have the same target."""
     return tuple(_read_file(file, where) for file in placed_files(files, folder, where))
 
 
@@ -238,29 +259,30 @@ def _read_file(file: PlacedFile, where: str) -> SandboxFile:
         raise UserError(f"{where}: {file.data} cannot be read: {error.strerror}") from error
 
 
-# Which sandbox a reward looks into: the rollout's own, or a fresh one with the rollout's artifacts laid in
-# Owns when each lives, and that nothing of the agent runs in the rollout's own before a reward. Artifacts are taken
-# before the first reward; the rollout's own sandbox is given back as soon as no reward that is still to come looks into
-# it; a fresh one lives as long as its reward.
+# Sandboxes of rewards: the rollout's own, or a fresh one with a copy of the rollout's artifacts. This section owns
+# their lifetime, and ensures that no agent process runs in the rollout's sandbox before a reward. Artifacts are taken
+# before the first reward. The rollout's sandbox is released as soon as no remaining reward uses it; a fresh one lives
+# as long as its reward.
 
 log = logging.getLogger(__name__)
 
 SOURCES = 64
-"""Kinds of rows, by what they say of a state's tools, whose tools are kept."""
+"""Maximum number of cached tool lists of states, by their parameters in the row."""
 PER_CORE = 2
-"""Fresh sandboxes at once, for each core. What runs in them is mostly work, against a limit of time: one that is late
-because too many ran beside it would be a wrong 0."""
+"""Concurrent fresh sandboxes per core. They mostly run CPU-bound work with a time limit: exceeding it because too many
+run concurrently would give a wrong score of 0.
+"""
 
 _places = PerLoopSemaphore(PER_CORE * len(os.sched_getaffinity(0)))
 
 
 class RewardSandboxes:
-    """The sandboxes of one rollout's rewards; call it with a reward, for as long as that runs.
+    """The sandboxes of one rollout's rewards; calling it with a reward opens a sandbox while that reward runs.
 
     Args:
-        runtime: the rollout's own.
-        rewards: all that will ask, in order; one that asks for several seats so many times.
-        only_kept: names of artifacts that are not laid into fresh sandboxes.
+        runtime: the rollout's own sandbox.
+        rewards: all rewards that will use it, in order; once per seat.
+        only_kept: names of artifacts that are not copied into fresh sandboxes.
     """
 
     def __init__(self, runtime: ToolRuntime, rewards: Sequence[GradedReward], only_kept: Collection[str] = ()) -> None:
@@ -269,7 +291,7 @@ class RewardSandboxes:
         self._waiting = [reward.name for reward in rewards if _looks(reward) and not reward.fresh]
 
     async def take(self, requests: Sequence[ArtifactRequest], timeout: float) -> Mapping[str, TakenArtifact]:
-        """Take the artifacts from the rollout's sandbox. Raises `SandboxFailure` where that is gone by our doing."""
+        """Take the artifacts from the rollout's sandbox. Raises `SandboxFailure` if infrastructure failed."""
         if requests:
             sandbox = await self.runtime.sandbox()
             self.runtime.artifacts = await take(sandbox, requests, timeout)
@@ -281,7 +303,7 @@ class RewardSandboxes:
             await _released(self.runtime.release())
         if not reward.fresh or not _looks(reward):
             if _looks(reward):
-                await self.runtime.settle()  # what another reward has run may have left processes of the agent
+                await self.runtime.settle()  # another reward's commands may have left processes of the agent
             yield ToolContext(self.runtime.task_id)
             if reward.name in self._waiting:
                 self._waiting.remove(reward.name)
@@ -296,9 +318,9 @@ class RewardSandboxes:
 
 @asynccontextmanager
 async def copied(own: ToolRuntime, reward: GradedReward) -> AsyncIterator[ToolContext | None]:
-    """Open a copy of a rollout's sandbox for a reward, while the agent is still to go on in the sandbox itself.
+    """Open a copy of a rollout's sandbox for a reward, while the agent will continue in the sandbox itself.
 
-    So neither what the reward puts in place nor what it runs is ever where the agent acts afterwards.
+    Therefore the agent never sees files written or processes started by the reward.
     """
     if not _looks(reward):
         yield None
@@ -316,8 +338,8 @@ async def copied(own: ToolRuntime, reward: GradedReward) -> AsyncIterator[ToolCo
 
 
 async def _copy(own: ToolRuntime, runtime: ToolRuntime) -> None:
-    """Give a runtime a copy of another's sandbox; what the agent has left that cannot be copied is its `fault`."""
-    sandbox = own.factory(replace(own.config, files=(), setup=()))  # the copy has what these have made
+    """Copy another runtime's sandbox; if the agent's files cannot be copied, set the `fault`."""
+    sandbox = own.factory(replace(own.config, files=(), setup=()))  # the copy contains their effects
     try:
         await sandbox.start()
     except OSError as error:
@@ -329,7 +351,7 @@ async def _copy(own: ToolRuntime, runtime: ToolRuntime) -> None:
 
 @contextmanager
 def _fault_of(runtime: ToolRuntime, problem: str) -> Iterator[None]:
-    """Give a runtime the `fault` that what the agent has left cannot be brought into its sandbox."""
+    """Set the runtime's `fault` if the agent's files cannot be transferred into its sandbox."""
     try:
         yield
     except OSError as error:
@@ -342,7 +364,7 @@ def _fault_of(runtime: ToolRuntime, problem: str) -> Iterator[None]:
 
 
 def require_copies(config: SandboxConfig, rewards: Iterable[GradedReward]) -> None:
-    """Raise `UserError` where rewards that look at steps need copies of a sandbox that cannot be copied."""
+    """Raise `UserError` if rewards for steps need copies of a sandbox that cannot be copied."""
     name = next((reward.name for reward in rewards if _looks(reward)), None)
     problem = no_copies(config.backend, config.keep_processes, bool(config.services))
     if name is not None and problem is not None:
@@ -350,15 +372,15 @@ def require_copies(config: SandboxConfig, rewards: Iterable[GradedReward]) -> No
 
 
 class ArtifactSandboxes:
-    """Sandboxes for the rewards of a rollout that is over: fresh ones alone, as its own is gone.
+    """Sandboxes for the rewards of a finished rollout: always fresh ones, because its own no longer exists.
 
     Args:
-        name: of the rollout.
-        config: what its sandbox was made by.
-        toolkit: what a reward may call.
-        artifacts: reads those that were kept of it; blocks.
-        factory: where sandboxes come from.
-        only_kept: names of artifacts that are not laid into fresh sandboxes.
+        name: id of the rollout.
+        config: configuration of its sandbox.
+        toolkit: tools that a reward may call.
+        artifacts: reads its stored artifacts; blocks.
+        factory: creates sandboxes.
+        only_kept: names of artifacts that are not copied into fresh sandboxes.
     """
 
     def __init__(
@@ -390,9 +412,9 @@ class ArtifactSandboxes:
 async def _fresh(
     runtime: ToolRuntime, artifacts: Mapping[str, TakenArtifact], only_kept: Collection[str]
 ) -> AsyncIterator[ToolContext]:
-    """Lay artifacts into the new sandbox of a runtime, for as long as a reward looks into it.
+    """Copy artifacts into the new sandbox of a runtime and keep it open while a reward uses it.
 
-    Those that are `only_kept` are known to the reward, but their files are not in its sandbox.
+    The reward knows the `only_kept` artifacts, but their files are not in its sandbox.
     """
     async with _places.here():
         try:
@@ -406,7 +428,7 @@ async def _fresh(
 
 
 async def _released(releasing: Awaitable[None]) -> None:
-    """Release a sandbox. What lives on in it is said, and takes no value from a reward: the agent may wish that."""
+    """Release a sandbox. A failure is logged and changes no reward, because an agent could provoke it."""
     try:
         await releasing
     except SandboxFailure as failure:
@@ -417,17 +439,19 @@ def _looks(reward: GradedReward) -> bool:
     return reward.function.uses_context
 
 
-# The tools that a spec gives to its rollouts, from toolsets, functions, state objects and tool servers
-# Owns which tools a group has, and what has to be started once before any rollout can have them. Compiling
-# loads code and reads variables; `open` starts servers, lists their tools, and fails there rather than in the
-# first rollout.
+# The tools of a spec's rollouts, from toolsets, functions, state objects and tool servers. This section owns the tools
+# of each group, and the services that must be started once before any rollout. Compiling loads code and reads
+# variables; `open` starts servers and lists their tools, so that errors occur there and not in the first rollout.
 
 Place = tuple[str | int, ...]
 
 
 class Outside:
-    """The tools that reach outside, as the spec wants them: at work, recorded, or replayed. Raises `UserError` where
-    there is no recording to replay, or none can be made."""
+    """Tools with external effects, in the mode of the spec: called, recorded, or replayed.
+
+    Raises:
+        UserError: there is no recording to replay, or none can be created.
+    """
 
     def __init__(self, spec: Spec, environ: Mapping[str, str]) -> None:
         record, replay = spec.toolsets.record, spec.toolsets.replay
@@ -445,22 +469,23 @@ class Outside:
         return self.recorded(self.hermes.tools(source), source)
 
     def recorded(self, tools: tuple[Tool, ...], source: str) -> tuple[Tool, ...]:
-        """Tools that reach outside, kept where the spec says so."""
+        """Return tools with external effects, wrapped for recording if the spec enables it."""
         recorder = self._recorder
         return tools if recorder is None else tuple(recorder.wrap(tool, source) for tool in tools)
 
     async def close(self) -> None:
-        """End hermes-agent's process."""
+        """Stop hermes-agent's process."""
         await self.hermes.close()
 
 
 class Tooling:
-    """What the agent of a spec can do, or its simulated user.
+    """Tools of a spec's agent or of its simulated user.
 
     Args:
         spec: the spec.
-        environ: where the keys of tools and the variables that hold headers are looked up.
-        tools, toolsets: others than the agent's.
+        environ: variables that hold the keys of tools and the values of headers.
+        tools: entries that replace the agent's.
+        toolsets: toolsets that replace the agent's.
 
     Raises:
         UserError: a function cannot be loaded, or a variable is missing.
@@ -495,15 +520,18 @@ class Tooling:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """SHA-256 of what each tool server lists, by its name; those that have been asked."""
+        """SHA-256 of each contacted tool server's tool list, by server name."""
         return {name: digest for server in self._servers for name, digest in server.fingerprint.items()}
 
     async def open(self, sandbox: SandboxConfig) -> None:
-        """Start what has to be there before a rollout; does nothing the second time. Raises `RunError` where a tool
-        server cannot be started, in a sandbox like `sandbox` where it runs in one; `UserError` where it has not the
-        tools that the spec allows, or a toolset lacks a key or an extra."""
+        """Start the services that must exist before a rollout; does nothing the second time.
+
+        Raises:
+            RunError: a tool server cannot be started, in a sandbox like `sandbox` if it runs in one.
+            UserError: a server lacks the tools that the spec allows, or a toolset lacks a key or an extra.
+        """
         if self._listed is not None:
-            return  # every rollout asks: none waits for the others
+            return  # every rollout calls this: none must wait for the others
         async with self._opening:
             if self._listed is None:
                 taken_names = {tool.name for tool in (*self._functions, *await in_thread(self._every_toolset))}
@@ -513,7 +541,7 @@ class Tooling:
                 self._listed = tuple(listed)
 
     async def close(self) -> None:
-        """End the tool servers that rollouts share."""
+        """Stop the tool servers that rollouts share."""
         await self._outside.close()
         for server in self._servers:
             await server.close()
@@ -521,7 +549,8 @@ class Tooling:
     async def toolkit(self, group: str, state: Any, row: Row) -> Toolkit:
         """Return the tools of a rollout: those of its group, and those of its own state, an object or a process.
 
-        Raises `UserError` if the state, or the row, has not what an entry names.
+        Raises:
+            UserError: the state or the row lacks something that an entry names.
         """
         shared = self.shared(group)
         top = "tools" if self._entries is self.spec.tools else "user.tools"
@@ -534,9 +563,9 @@ class Tooling:
         return Toolkit([*shared.tools, *own]) if own else shared
 
     async def _tools_of(self, state: Any, source: dict[str, Any]) -> tuple[Tool, ...]:
-        """Return the tools of one entry; a process is asked once for all rows that ask alike.
+        """Return the tools of one entry; a process is queried once for all rows with equal parameters.
 
-        Schemas that the state itself has may be others in each row, methods are those of its class.
+        Schemas defined by the state may differ between rows; methods belong to its class.
         """
         if not isinstance(state, RolloutProcess):
             return tools_of_state(state, **source)
@@ -546,13 +575,13 @@ class Tooling:
         tools = self._of_processes.get(key)
         if tools is None:
             tools = await state.tools(source)
-            if len(self._of_processes) >= SOURCES:  # each row brings tools of its own
+            if len(self._of_processes) >= SOURCES:  # each row has different tools
                 self._of_processes.clear()
             self._of_processes[key] = tools
         return tools
 
     def shared(self, group: str) -> Toolkit:
-        """Return the tools that all rollouts of a group have; those of tool servers once they are open."""
+        """Return the tools that all rollouts of a group have; tools of tool servers only once they are open."""
         return Toolkit([*self._catalogue(group), *self._functions, *(self._listed or ())])
 
     def _catalogue(self, group: str) -> tuple[Tool, ...]:
@@ -565,7 +594,7 @@ class Tooling:
         return self._fixed
 
     def _every_toolset(self) -> tuple[Tool, ...]:
-        """Return the tools of all toolsets that a group may get, so that none is found missing later."""
+        """Return the tools of all toolsets that a group may get, so that missing ones are detected early."""
         if self._toolsets is not self.spec.toolsets:
             return ()
         needless = self._outside.replay is not None or self.spec.demo
@@ -576,12 +605,12 @@ class Tooling:
 
     @property
     def codes(self) -> list[Code]:
-        """Return the code of the functions that run in processes of the pool."""
+        """Code of the functions that run in processes of the pool."""
         return [tool.code for tool in self._functions if type(tool) is PoolTool]
 
     @property
     def sandboxed(self) -> list[tuple[Code, ...]]:
-        """Return the code of each function whose calls have sandboxed processes."""
+        """Code of each function whose calls run in sandboxed processes."""
         return [tool.codes for tool in self._functions if isinstance(tool, SandboxedTool)]
 
     def _function(self, entry: ToolSection, reference: str) -> Tool:
@@ -608,7 +637,7 @@ def state_source(entry: ToolSection) -> dict[str, Any]:
 
 
 def rendered_source(source: Mapping[str, Any], row: Row, where: str) -> dict[str, Any]:
-    """Return the arguments of `tools_of_state` for a row; raises `TemplateError` where a value is of another type."""
+    """Return the arguments of `tools_of_state` for a row; raise `TemplateError` if a value has another type."""
     rendered: dict[str, Any] = render(source, row.columns, where=where, key=row.key)
     for name, kind in (("names", list[str] | None), ("schemas", ToolSchemas)):
         if has_template(source[name]):
@@ -617,7 +646,7 @@ def rendered_source(source: Mapping[str, Any], row: Row, where: str) -> dict[str
 
 
 class _McpTools:
-    """The tools of one MCP server: its own, recorded, or replayed without it."""
+    """The tools of one MCP server: called, recorded, or replayed without the server."""
 
     def __init__(self, settings: McpSettings, outside: Outside) -> None:
         self._name = f"mcp {settings.name}"
@@ -642,7 +671,7 @@ class _McpTools:
 
 
 def named_toolsets(spec: Spec) -> list[tuple[Place, str]]:
-    """Every toolset that a rollout of the spec may have, with the place that names it; unknown names too."""
+    """Return every toolset that a rollout of the spec may have, with the key that names it; includes unknown names."""
     chances = spec.toolsets.distribution
     if chances is None:
         named: list[tuple[Place, str]] = [(("toolsets", "enabled", n), s) for n, s in enumerate(spec.toolsets.enabled)]
@@ -654,7 +683,7 @@ def named_toolsets(spec: Spec) -> list[tuple[Place, str]]:
 
 
 def toolset_problems(spec: Spec, hermes: HermesToolsets) -> list[Problem]:
-    """Return what the spec's toolsets lack on this machine; each of hermes-agent's takes a second."""
+    """Return the problems of the spec's toolsets on this host; each of hermes-agent's takes a second."""
     problems = [(place, hermes.problem(name)) for place, name in named_toolsets(spec) if name in NAMES]
     return [spec.problem(place, problem) for place, problem in problems if problem is not None]
 

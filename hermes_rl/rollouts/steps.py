@@ -1,8 +1,8 @@
-"""The steps of a rollout, which fixed words of its user begin: what comes before each, and what its rewards become.
+"""Grade the steps of a rollout, each of which starts with a fixed user message, and prepare the next step.
 
-A step ends when the agent answers. Before the next words the rewards that look at steps are called, the words'
-`min_reward` is compared with them, and what comes with the words is laid down. The step in which a rollout ends is
-graded with the rollout. Rewards of the steps before it look at a copy of the sandbox, since the agent goes on in it.
+A step ends when the agent replies without tool calls. Before the next message, the rewards for steps are called, the
+message's `min_reward` is compared with them, and the files of the message are written. The step in which a rollout
+stops is graded with the rollout. Rewards of earlier steps use a copy of the sandbox, because the agent continues in it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from hermes_rl.tools.base import ToolFailedError, ToolRuntime
 from hermes_rl.tools.staging import Staging
 
 SHOWN = 400
-"""Characters of a failed command's output that are told."""
+"""Characters of a failed command's output that are reported."""
 
 
 class BeforeWords:
-    """What happens before a user says the words of a number.
+    """Grade and prepare a step before a user message is sent.
 
     Args:
-        words: all of them, rendered for the row.
+        words: all messages, rendered for the row.
 
     Raises:
         UserError: a reward needs a copy of a sandbox that cannot be copied.
@@ -41,9 +41,12 @@ class BeforeWords:
             require_copies(runtime.config, grader.of_steps)
 
     async def __call__(self, result: AgentResult, number: int) -> Ending | None:
-        """Grade the step before and lay down what comes with the words; returns the ending where it was too bad. Raises
-        `ToolFailedError` where a file cannot be laid down, or a command fails; in the sandbox is what the agent has
-        left. Raises `Failure` where a reward, or the sandbox, failed."""
+        """Grade the previous step and write the files of the message; return the stop reason if the reward was too low.
+
+        Raises:
+            ToolFailedError: a file cannot be written or a command failed; the agent's files may be the cause.
+            Failure: a reward or the sandbox failed.
+        """
         words = self._words[number]
         if result.turns_used and self._grader.of_steps:
             values = await self._graded(result)
@@ -64,7 +67,7 @@ class BeforeWords:
             dict(self._row.columns), result.for_rewards(), partial(copied, runtime), runtime.state, values, names, step
         )
         runtime.phase = "model"
-        if remaining is not None:  # what the agent has worked is taken from it when the agent has ended
+        if remaining is not None:  # the agent's working time is subtracted when the agent has stopped
             remaining.seconds += worked
         return values
 
@@ -92,9 +95,12 @@ async def grade(
     state: Any,
     values: dict[str, RewardValue],
 ) -> None:
-    """Call the rewards of a rollout that has ended, and make one value of those that each has for the steps. Raises
-    `Failure` where a reward failed; `values` keeps those before it."""
-    over = result.ending is Ending.STEP_FAILED  # the last step was graded before its ending was known
+    """Call the rewards of a finished rollout, and combine the step values of each reward into one.
+
+    Raises:
+        Failure: a reward failed; `values` keeps the earlier ones.
+    """
+    over = result.ending is Ending.STEP_FAILED  # the last step was graded before its stop reason was known
     names = [each.name for each in grader.rewards if each.steps is None or not over]
     await grader.grade_rollout(item, result, machines, state, values, names, len(result.steps))
     for reward in grader.of_steps:

@@ -1,7 +1,7 @@
-"""A teacher: a model that says, of the tokens of a rollout, how probable each is and which it would have preferred.
+"""Get a teacher model's log-probabilities and preferred tokens for the tokens of a rollout.
 
-Owns what is asked of it, and what becomes of its failure: as with a reward's, the rollout failed, and is neither
-trained on without the teacher's word nor scored by it. Leaves asking, retries and bounds to the client of the role.
+This module owns the requests and the handling of failures: as with a failed reward, the rollout fails, and is neither
+trained on nor scored without the teacher. The client of the role owns calls, retries and limits.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ PROBE = "probe"
 
 
 class Teacher:
-    """Asks the servers of one role.
+    """Call the servers of one role.
 
     Args:
         role: token-level servers with the tokenizer of the policy.
-        top_k: how many of the most probable tokens are asked for at each place.
+        top_k: number of most probable tokens requested at each position.
     """
 
     def __init__(self, role: ModelClient, top_k: int) -> None:
         self.role, self.top_k = role, top_k
 
     async def probe(self) -> None:
-        """Ask about two tokens, before anything is played for a teacher that never answers what is asked. Raises
-        `RunError` where it gives no answer, because it allows fewer most probable tokens for example."""
+        """Request scores of two tokens before anything runs, to detect a teacher that cannot provide them.
+
+        Raises:
+            RunError: the request fails, for example because the server allows fewer most probable tokens.
+        """
         try:
             await self.role.scored(ids((0, 0)), self.top_k, PROBE)
         except Failure as failure:
@@ -41,9 +44,12 @@ class Teacher:
             self.role.forget(PROBE)
 
     async def ask(self, rollout: Rollout) -> None:
-        """Set `rollout.teacher`, where its tokens are known and nobody has asked yet. Raises `ServerFailure` where a
-        sequence got no answer after all retries; `Failure` where one is too long for the teacher. That is the policy's
-        doing, so the rollout is not played again."""
+        """Set `rollout.teacher` if the tokens are known and it is not set yet.
+
+        Raises:
+            ServerFailure: the retries for a sequence were exhausted.
+            Failure: a sequence is too long for the teacher. The policy caused this, so the rollout is not retried.
+        """
         if rollout.sequences is None or rollout.teacher is not None:
             return
         self.role.live_here()

@@ -1,7 +1,6 @@
-"""The environment variables that a spec names, directly or by a backend or a toolset: all that another process needs.
+"""Select the environment variables that a spec names, directly or through a backend or a toolset, for other processes.
 
-Nothing else of the runner's environment travels to workers. What user code in its own processes sees is decided by
-`foreign.environment`.
+No other variables of the runner are sent to workers. `foreign.environment` selects the variables for user code.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ def key_names(spec: Spec) -> set[str]:
 def named_variables(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of `environ` that the spec names.
 
-    These are keys and headers, what `user_code.env` lists, and what its sandbox backend and its toolsets of
-    hermes-agent are known to read.
+    These are keys and headers, those listed in `user_code.env`, and those that its sandbox backend and its toolsets of
+    hermes-agent read.
     """
     names = key_names(spec).union(spec.user_code.env, OF_BACKENDS.get(spec.sandbox.backend, ()))
     names = names.union(*(OF_TOOLSETS.get(toolset, ()) for _, toolset in named_toolsets(spec)))

@@ -1,9 +1,9 @@
-"""Carries many conversations over one input and output: programs of the tests here, processes of the code there.
+"""Multiplex conversations over one input and output, between test programs and processes of the code under test.
 
-In the sandbox of the tests it listens at a socket, and each program that connects is a conversation (`listen`). In the
-sandbox of the code it starts a process for each (`answer`). In between are the two outputs, which the runner forwards
-to each other without looking into them. A piece is the number of its conversation, its length, and bytes; a length of 0
-ends the conversation. What is no piece ends all of them.
+In the sandbox of the tests, the relay listens on a socket, and each program that connects is a conversation (`listen`).
+In the sandbox of the code, it starts a process for each conversation (`answer`). The runner forwards the two outputs to
+each other without parsing them. A packet consists of the number of its conversation, its length, and the bytes; a
+length of 0 closes the conversation. An invalid packet closes all of them.
 """
 
 # ruff: noqa: UP035  # Python 3.8, and no pathlib before the code runs
@@ -19,12 +19,12 @@ from typing import Any, Callable
 
 PIECE = 1 << 16
 MOST = 64
-"""Conversations at a time."""
+"""Maximum number of concurrent conversations."""
 _HEAD = struct.Struct("!II")
 
 
 class Relay:
-    """The pieces that come on descriptor 0 and go to 1; `opened` makes the end of what the other has begun."""
+    """Exchange packets on descriptors 0 and 1; `opened` creates the local end when the peer opens a conversation."""
 
     def __init__(self, opened: Callable[[int], Any]) -> None:
         self.opened = opened
@@ -38,7 +38,7 @@ class Relay:
                 key.data()
 
     def add(self, number: int, end: Any) -> None:
-        """Carry what comes from `end` from now on."""
+        """Forward data received from `end` from now on."""
         self.ends[number] = end
         self.selector.register(end, selectors.EVENT_READ, lambda: self.pass_on(number))
 
@@ -49,7 +49,7 @@ class Relay:
             end.close()
 
     def pass_on(self, number: int) -> None:
-        """Send a piece of what a conversation says."""
+        """Send one packet of data from a conversation."""
         try:
             data = self.ends[number].recv(PIECE)
         except OSError:
@@ -64,7 +64,7 @@ class Relay:
             view = view[os.write(1, view) :]
 
     def take(self) -> None:
-        """Hand on one piece of the other side."""
+        """Receive one packet from the peer."""
         number, length = _HEAD.unpack(self.exactly(_HEAD.size))
         if length > PIECE:
             os._exit(1)
@@ -92,7 +92,7 @@ class Relay:
 
 
 def listen(path: str) -> None:
-    """Carry what connects to a socket at `path`."""
+    """Relay connections of a socket at `path`."""
     relay = Relay(lambda _: None)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)

@@ -1,7 +1,7 @@
-"""The end of the code under test: it loads the agent's modules and does with them what the tests ask for.
+"""Load the agent's modules and execute the operations that the tests request.
 
-It runs in a sandbox that has nothing of the tests, in a process of its own for each process of tests. Nothing that it
-says is trusted by the other end, so nothing here has to hold against the code that it loads.
+The server runs in a sandbox without the tests, in a separate process for each test process. The peer does not trust its
+messages, so this module needs no protection against the code that it loads.
 """
 
 # ruff: noqa: PTH118  # Python 3.8, and no pathlib before the code runs
@@ -22,7 +22,7 @@ from hermes_rl.scoring.apart_wire import Peer
 
 
 class Answering(Peer):
-    """Does what it is asked, on behalf of the tests."""
+    """Execute operations on behalf of the tests."""
 
     def __init__(self, wire: Any, folder: str) -> None:
         super().__init__(wire, 2)
@@ -69,7 +69,7 @@ class Answering(Peer):
         before = self.before.pop((id(owner), name), self)
         if before is self:
             delattr(owner, name)
-        else:  # who has patched a class undoes it by this, as its stand-in's own dictionary lacks the name
+        else:  # code that patched a class restores it this way, because the proxy's own dictionary lacks the name
             setattr(owner, name, before)
 
     def do_method(self, this: Any, name: str, args: Any, more: Any) -> Any:
@@ -96,7 +96,7 @@ class Answering(Peer):
 
 
 class Printed(io.RawIOBase):
-    """Keeps what is printed for the next answer."""
+    """Store printed text for the next reply."""
 
     def __init__(self, name: str, printed: list[Any]) -> None:
         self._stream, self._printed = name, printed
@@ -110,17 +110,17 @@ class Printed(io.RawIOBase):
         return True
 
     def fileno(self) -> int:
-        return 2  # where nobody reads, for what writes past this
+        return 2  # output that bypasses this stream goes to descriptor 2, which is not read
 
 
 def stream(name: str, printed: list[Any]) -> Any:
-    """Return a standard stream whose texts and bytes are kept."""
+    """Return a standard stream that stores its text and bytes."""
     raw: Any = Printed(name, printed)
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
 
 
 def serve(wire: Any, folder: str) -> None:
-    """Serve one process of tests to its end."""
+    """Serve one test process until it ends."""
     os.chdir(folder)
     sys.path[0:0] = [folder]
     server = Answering(wire, folder)

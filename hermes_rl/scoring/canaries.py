@@ -1,13 +1,14 @@
-"""Changed copies of hidden tests, which a right solution must fail: they tell what no look at a report can.
+"""Create modified copies of hidden tests that a correct solution must fail (canary tests).
 
-A cheat that forges outcomes, replaces what tests assert with, returns objects equal to everything or reads what is
-expected from a frame passes a copy as it passes the test that it was made of. `plant` puts copies among the tests of a
-file, in the same process, so that nothing but the expected value tells them apart: either of the two has the test's
-own name, either comes first, and the text of both is the author's. Which copies count is the caller's matter: those
-that the reference solution fails.
+Canary tests detect cheating that a test report does not show: a cheat that forges outcomes, replaces assertion
+functions, returns objects equal to everything, or reads expected values from a frame passes the copy just as it passes
+the original. `plant` puts copies among the tests of a file, in the same process, so that only the expected value
+distinguishes them: either of the two has the test's own name, either comes first, and both contain the author's text.
+The caller decides which copies count: those that the reference solution fails.
 
-A copy must fail for *every* right solution, so only what an equation or a raised exception expects is changed, or an
-assertion as a whole; never what the code under test is given, nor a bound, nor what is not sure to be reached.
+A copy must fail for *every* correct solution. Therefore only the expected value of an equation, the expected exception,
+or an assertion as a whole is changed; never the input of the code under test, nor a bound, nor a statement that may not
+be reached.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from hermes_rl.scoring.test_names import Function, is_marked, last_name, parsed
 
 MOST, MOST_OF_A_TEST = 12, 3
-"""Copies for one grading, and of one test: each costs what its test costs."""
+"""Maximum number of copies for one grading, and for one test: each costs as much as its test."""
 EQUAL = frozenset(
     {"assertEqual", "assertEquals", "assertAlmostEqual", "assertListEqual", "assertDictEqual", "assertTupleEqual"}
     | {"assertSetEqual", "assertSequenceEqual", "assertMultiLineEqual", "assertCountEqual", "assertIs"}
@@ -42,30 +43,30 @@ OPPOSITES = {
 }
 RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex"})
 OTHER_ERROR = "BlockingIOError"
-"""What no solution raises in the place of what a test asks for."""
+"""Exception that no solution raises, which replaces the expected one."""
 WRAPPERS = frozenset(
     {"approx", "Decimal", "Fraction", "set", "frozenset", "list", "tuple", "dict", "sorted", "array", "float", "int"}
 )
-"""Calls whose arguments are what is expected, as in ``== approx(0.3)``."""
+"""Calls whose arguments are expected values, as in ``== approx(0.3)``."""
 VALUES_FIRST = 0.75
-"""How often a changed value is preferred to a changed assertion, where a test offers both."""
+"""Probability of changing a value rather than an assertion if a test offers both."""
 
 Edit = tuple[int, int, bytes]
-"""Where in a source a text begins and ends, and what comes there instead."""
+"""Start and end of a source range, and its replacement."""
 
 
 @dataclass(frozen=True)
 class Planted:
-    """Sources of tests with copies among them; tests are named as `test_names.collected` names them."""
+    """Test sources with planted copies; tests are named as in `test_names.collected`."""
 
     sources: dict[str, str]
     originals: dict[str, str] = field(default_factory=dict)
-    """Name in the sources → the test's own name, of those that were renamed."""
+    """Name in the sources → original name, for renamed tests."""
     copies: dict[str, str] = field(default_factory=dict)
-    """Name in the sources → the test's own name of which it is a changed copy."""
+    """Name in the sources → original name of the copied test."""
 
     def own_name(self, name: str) -> tuple[str, bool]:
-        """Return the test's own name for one that was reported, with its case if any, and whether it was a copy."""
+        """Return the original name of a reported test, with its case if any, and True if it was a copy."""
         plain, bracket, case = name.partition("[")
         path, _, inner = plain.partition("::")
         for planted, own in self._by_inner_name.get(inner, ()):
@@ -84,12 +85,12 @@ class Planted:
 
 
 def plant(sources: Mapping[str, str], tests: Iterable[str], seed: str) -> Planted | None:
-    """Return the sources with changed copies of some of these tests; None where none can be made.
+    """Return the sources with modified copies of some of these tests, or None if none can be created.
 
     Args:
         sources: texts by path.
-        tests: names as `collected` gives them.
-        seed: what the choice is drawn from, so that it is the same for the reference and for all who are graded.
+        tests: names as returned by `collected`.
+        seed: seed of the selection, so that it is equal for the reference and all graded solutions.
     """
     draw = random.Random(seed)
     files = {path: _File(path, source) for path, source in sources.items() if path.endswith(".py")}
@@ -125,13 +126,13 @@ class _Change:
     node: ast.expr
     text: str
     around: tuple[str, str] | None = None
-    """What is put before and behind the node, in the place of `text`."""
+    """Text before and after the node, instead of `text`."""
     whole: bool = False
-    """The text comes in the place of all of ``a.b.name``, and not of its last name."""
+    """If True, the text replaces all of ``a.b.name`` and not only its last name."""
 
 
 class _File:
-    """One file of tests, and where its copies come."""
+    """One file of tests that receives copies."""
 
     def __init__(self, path: str, source: str) -> None:
         self.path = path
@@ -145,7 +146,7 @@ class _File:
         self._tree = parsed(source)
         self._helpers = {node.name: node for node in self._tree.body if isinstance(node, Function)}
         self._counts = Counter(re.findall(r"\w+", source))
-        """How often each name stands in it."""
+        """Number of occurrences of each name in the file."""
 
     def tests(self, wanted: set[str]) -> Iterator[_Test]:
         for node in self._tree.body:
@@ -156,7 +157,7 @@ class _File:
                     yield _Test(prefix + each.name, each, prefix)
 
     def ways(self, test: _Test) -> tuple[list[_Change], list[_Change], Function | None] | None:
-        """Return what can be changed, values and assertions; where the test has neither, of a helper that it calls."""
+        """Return possible changes of values and assertions, or those of a called helper if the test itself has none."""
         if is_marked(test.function):
             return None
         called = sorted(_names_in(test.function) & self._helpers.keys())
@@ -168,7 +169,7 @@ class _File:
         return None
 
     def copy(self, test: _Test, change: _Change, helper: Function | None, draw: random.Random) -> None:
-        """Put a copy before or behind a test, changed itself or in a `helper`; one of both keeps its name."""
+        """Put a copy before or after a test, changed itself or in a `helper`; one of both keeps its name."""
         other = self._other_name(test.function.name, draw)
         first = test.name not in self.copies.values()
         rename = first and self._counts[test.function.name] == 1 and draw.random() < 0.5
@@ -199,7 +200,7 @@ class _File:
         return other
 
     def _beside(self, function: Function, edits: Sequence[Edit], draw: random.Random) -> None:
-        """Put a copy of a function with these changes before or behind it."""
+        """Put a changed copy of a function before or after it."""
         begin, end = self._span(function)
         block = _edited(self._source[begin:end], begin, edits)
         block = block if block.endswith(b"\n") else b"\n" + block + b"\n"
@@ -212,14 +213,14 @@ class _File:
         return self._starts[first - 1], self._starts[function.end_lineno]
 
     def _is_apart(self, function: Function) -> bool:
-        """Whether nothing else stands on the lines of a function."""
+        """Return True if a function shares its lines with no other code."""
         begin, end = self._span(function)
         head, tail = self._source[begin:end].splitlines()[0], self._source[: self._place(function)[1]]
         rest = self._source[len(tail) : end].split(b"#")[0]
         return head.lstrip()[:1] in (b"@", b"d", b"a") and not rest.strip()
 
     def _named(self, function: Function, name: str) -> Edit:
-        """Return the change of a function's own name."""
+        """Return the edit that renames a function."""
         begin = self._starts[function.lineno - 1] + function.col_offset
         match = re.compile(rb"(?:async\s+)?def\s+([^\s(\[]+)").match(self._source, begin)
         assert match is not None
@@ -243,7 +244,7 @@ class _File:
 
 
 def _edited(source: bytes, offset: int, edits: Iterable[Edit]) -> bytes:
-    """Apply changes whose places count from `offset` before the source's beginning."""
+    """Apply edits whose positions count from `offset` bytes before the start of the source."""
     parts, at = [], 0
     for begin, end, text in sorted(edits, key=lambda edit: edit[:2]):
         parts += [source[at : begin - offset], text]
@@ -255,11 +256,11 @@ def _names_in(function: Function) -> set[str]:
     return {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
 
 
-# ------------------------------------------------------------------ what is changed
+# ------------------------------------------------------------------ changes
 
 
 def _certain(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements that a right solution is sure to come to, but for the blocks of compound ones."""
+    """Yield the statements that a correct solution always reaches, except blocks of compound statements."""
     for statement in statements:
         yield statement
         if isinstance(statement, ast.With | ast.AsyncWith):
@@ -273,7 +274,7 @@ def _certain(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _asserted(function: Function) -> Iterator[ast.Assert | ast.Call]:
-    """Yield what a function is sure to assert: by statements, by calls that are statements, and by `with`."""
+    """Yield a function's unconditional assertions: statements, calls that are statements, and `with` items."""
     for statement in _certain(function.body):
         if isinstance(statement, ast.Assert):
             yield statement
@@ -284,7 +285,7 @@ def _asserted(function: Function) -> Iterator[ast.Assert | ast.Call]:
 
 
 def _values(function: Function) -> Iterator[_Change]:
-    """Yield what equations expect of the code under test: constants, and those of tables that come there by a name."""
+    """Yield changes of expected values in equations: constants, and constants of tables used by name."""
     sides = [side for node in _asserted(function) for side in _expected_sides(node)]
     for side in sides:
         yield from map(_other_value, _constants(side))
@@ -296,7 +297,7 @@ def _values(function: Function) -> Iterator[_Change]:
 
 
 def _expected_sides(node: ast.Assert | ast.Call) -> Iterator[ast.expr]:
-    """Yield the sides of an asserted equation that say what is expected: they call nothing, one alone has constants."""
+    """Yield the sides of an asserted equation with the expected value: no calls, and constants on one side only."""
     sides: list[ast.expr] = []
     if isinstance(node, ast.Assert):
         if isinstance(node.test, ast.Compare) and all(isinstance(each, ast.Eq | ast.Is) for each in node.test.ops):
@@ -310,7 +311,7 @@ def _expected_sides(node: ast.Assert | ast.Call) -> Iterator[ast.expr]:
 
 
 def _calls_nothing(node: ast.expr) -> bool:
-    """Whether a side only says a value: names and constants, also in containers."""
+    """Return True if a side is a plain value: names and constants, also in containers."""
     allowed = (
         ast.Constant, ast.Name, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.BinOp, ast.expr_context,
         ast.operator, ast.unaryop,
@@ -335,7 +336,7 @@ def _constants(node: ast.expr) -> list[ast.Constant]:
 
 
 def _of_tables(function: Function, names: set[str]) -> Iterator[ast.expr]:
-    """Yield the values that these names take in tables: the cases of `parametrize`, and what a loop goes through."""
+    """Yield the values of these names in tables: cases of `parametrize`, and the items of a loop."""
     for mark in function.decorator_list:
         if isinstance(mark, ast.Call) and last_name(mark.func) == "parametrize" and len(mark.args) > 1:
             yield from _column(_argument_names(mark.args[0]), mark.args[1], names)
@@ -365,7 +366,7 @@ def _column(columns: list[str], table: ast.expr, names: set[str]) -> Iterator[as
 
 
 def _other_value(node: ast.Constant) -> _Change:
-    """Return a value of the same type that is not equal, and not near."""
+    """Return a change to a value of the same type that is neither equal nor close."""
     value = node.value
     if isinstance(value, bool):
         text = repr(not value)
@@ -383,7 +384,7 @@ def _other_value(node: ast.Constant) -> _Change:
 
 
 def _turned(function: Function) -> Iterator[_Change]:
-    """Yield assertions as their opposites, and other exceptions than those that are to be raised."""
+    """Yield negated assertions, and expected exceptions replaced by others."""
     for node in _asserted(function):
         if isinstance(node, ast.Assert):
             if not isinstance(node.test, ast.Constant):

@@ -1,8 +1,8 @@
-"""Grading a rollout and then its group.
+"""Grade a rollout, and then its group.
 
 The grader owns the order (gates first, then the order of the file; rewards that compare a group once all its members
-have ended), what each reward is offered, and who caused a failure. A failure leaves as an exception; the caller keeps
-what was computed before it.
+have ended), the values offered to each reward, and the decision who caused a failure. A failure is raised as an
+exception; the caller keeps the values computed before it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from hermes_rl.spec.templates import TemplateError
 log = logging.getLogger(__name__)
 
 # ----------------------------------------------------------------------------- Who caused the failure of a reward
-# The type of an exception does not show who caused it: an answer may hold an address at which nobody listens. So the
-# same reward runs on other answers, in a sandbox, a state and a process that no agent has seen. If it works there and
-# still fails on the agent's, the policy caused the failure. If it fails there too, infrastructure did. One of the other
-# answers is an address at which somebody listens: rewards that fetch what an answer cites may fail on all others.
+# The type of an exception does not show who caused it: a reply may contain an address at which no server listens. So
+# the same reward runs on other replies, in a sandbox, a state and a process that no agent has used. If it works there
+# and still fails on the agent's reply, the policy caused the failure. If it fails there too, infrastructure did. One of
+# the other replies is the address of a running server: rewards that fetch cited addresses may fail on all others.
 
 ANSWERS = ("", "0", "yes", "{}")
-"""Answers that replace the agent's, after the solution's and texts of the row."""
+"""Replies that replace the agent's, after the solution's and texts of the row."""
 FROM_ROW = 6
-"""Texts of the row that are tried: the expected answer is often among them."""
+"""Number of texts of the row that are tried: the expected answer is often among them."""
 LONGEST_ANSWER, LONGEST_REQUEST = 200, 65_536
 MORE = " (further ones are in the run's log alone)"
 BLAMED = "{}; it works without what the agent has said and left, which caused this"
@@ -53,7 +53,7 @@ async def _page() -> AsyncIterator[str]:
 
 
 def plain_answers(item: Mapping[str, Any]) -> list[str]:
-    """Return answers to try instead of an agent's."""
+    """Return replies to try instead of an agent's."""
     texts = [str(value) for value in item.values() if isinstance(value, str | int | float)]
     return [*[text for text in texts if len(text) <= LONGEST_ANSWER][:FROM_ROW], *ANSWERS]
 
@@ -62,7 +62,7 @@ def plain_answers(item: Mapping[str, Any]) -> list[str]:
 
 
 class Restorable(Protocol):
-    """What the grader needs of a `ToolContext`: files that a reward writes are removed after it."""
+    """Interface of a `ToolContext` for the grader: files written by a reward are removed after it."""
 
     def restore(self) -> None: ...
 
@@ -75,22 +75,22 @@ class GradedReward:
     weighting: Weighting
     args: Mapping[str, Any] = field(default_factory=dict)
     fresh: bool = False
-    """It looks into a new sandbox with the artifacts laid in, not into the rollout's own."""
+    """If True, it uses a new sandbox with a copy of the artifacts instead of the rollout's own."""
     seats: tuple[str, ...] | None = None
-    """Names of the seats that it pays; None: all."""
+    """Names of the seats whose score it affects; None: all."""
     shares: Mapping[str, float] | None = None
-    """By seat, the factor of what it gives for the first of them; None: it is called for each seat that it pays."""
+    """Factor of its value by seat, called for the first of them; None: it is called for each seat that it affects."""
     steps: str | None = None
-    """How its values for the steps of a rollout become one; None where it looks at the whole rollout alone."""
+    """How its values for the steps of a rollout are combined; None if it grades only the whole rollout."""
     range: tuple[float, float] | None = None
-    """The lowest and the highest value; None: those that the function declares, else 0 and 1."""
+    """Minimum and maximum value; None: those that the function declares, else 0 and 1."""
 
     def pays(self, seat: str) -> bool:
-        """Whether it counts for the rollouts of a seat; each does where one agent plays."""
+        """Return True if it counts for the rollouts of a seat; always for a single agent."""
         return not seat or self.seats is None or seat in self.seats
 
     def is_called_for(self, seat: str) -> bool:
-        """Whether it is called with the result of a seat: of each that it pays, or of the first that has a factor."""
+        """Return True if it is called with the result of a seat: each that it affects, or the first with a factor."""
         return self.pays(seat) and (self.shares is None or seat == next(iter(self.shares)))
 
     @property
@@ -99,19 +99,19 @@ class GradedReward:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The lowest and the highest value."""
+        """Minimum and maximum value."""
         declared = (0.0, 1.0) if self.weighting.gate else getattr(self.function.function, "range", (0.0, 1.0))
         return self.range or declared
 
     @property
     def group_level(self) -> bool:
-        """True where all members of a group have to be there, so that it can judge them together."""
+        """True if it needs all members of a group to grade them together."""
         needed = self.function.group_for
         return self.function.group_level and (needed is None or self.args.get(needed) is not None)
 
     @property
     def place(self) -> str:
-        """Where the spec asks for it, or for that by which it becomes group-level."""
+        """Key of the spec that requests it, or the argument that makes it group-level."""
         needed = self.function.group_for
         return f"rewards.{self.name}" if needed is None else f"rewards.{self.name}.args.{needed}"
 
@@ -120,11 +120,11 @@ Render = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 """(arguments with templates, columns of the row) → arguments."""
 
 Machines = Callable[[GradedReward], AbstractAsyncContextManager[Restorable | None]]
-"""The sandbox that a reward looks into, there for as long as it runs; None for one that does not look."""
+"""Opens the sandbox that a reward uses, for the duration of its call; None for a reward without a sandbox."""
 
 
 Trial = Callable[[Mapping[str, Any], bool], AbstractAsyncContextManager[tuple[Restorable | None, Any]]]
-"""(row, solved) → a sandbox and a state in which no agent has been; `solved`: the solution's calls were made there."""
+"""(row, solved) → a sandbox and a state that no agent has used; `solved`: after the solution's calls."""
 
 
 @asynccontextmanager
@@ -133,7 +133,7 @@ async def _no_trial(item: Mapping[str, Any], solved: bool) -> AsyncIterator[tupl
 
 
 class GradedSeat(NamedTuple):
-    """What one seat of an episode has played, the sandboxes that its rewards look into, and where their values go."""
+    """Result of one seat of an episode, the sandboxes of its rewards, and the target of their values."""
 
     name: str
     result: Any
@@ -154,13 +154,13 @@ class Grader:
     roles: Mapping[str, Any] = field(default_factory=dict)
     trial: Trial = _no_trial
     solution: Callable[[Mapping[str, Any]], str] | None = None
-    """The last answer of a row's solution; None if the spec has no solution."""
+    """Returns the last message of a row's solution; None if the spec has no solution."""
     blames: bool = True
-    """Find out who caused the failure of a reward; False to report each failure."""
+    """If True, determine who caused the failure of a reward; if False, report each failure."""
     combine: str = "sum"
-    """What `score.combine` says."""
+    """Value of `score.combine`."""
     _told: set[str] = field(default_factory=set, compare=False, repr=False)
-    """Names of rewards of which a failure, or a value outside of the range, was reported."""
+    """Names of rewards for which a failure, or a value outside the range, was reported."""
 
     def __post_init__(self) -> None:
         for reward in self.rewards:
@@ -177,12 +177,12 @@ class Grader:
 
     @property
     def ordered(self) -> tuple[GradedReward, ...]:
-        """Gates first, otherwise in file order."""
+        """Rewards in call order: gates first, otherwise in file order."""
         return tuple(sorted(self.rewards, key=lambda reward: not reward.weighting.gate))
 
     @property
     def of_steps(self) -> tuple[GradedReward, ...]:
-        """Those that look at each step, in file order."""
+        """Rewards that grade each step, in file order."""
         return tuple(reward for reward in self.rewards if reward.steps is not None)
 
     @property
@@ -199,11 +199,15 @@ class Grader:
         only: Container[str] | None = None,
         step: int = 0,
     ) -> None:
-        """Call the per-rollout rewards in order, each value put into `values` as soon as it is known.
+        """Call the per-rollout rewards in order, storing each value in `values` immediately.
 
-        `machines` is None where the sandbox is gone and no reward that is called looks into it; `only` are their names,
-        None is all. Those that look at steps find the number of the present one, from 0, as `step` in their row. Raises
-        `Failure` where a reward failed; `values` keeps those before it.
+        Args:
+            machines: opens sandboxes; None if the sandbox no longer exists and no called reward uses it.
+            only: names of the rewards to call; None: all.
+            step: number of the present step, from 0, which rewards for steps find as `step` in their row.
+
+        Raises:
+            Failure: a reward failed; `values` keeps the earlier ones.
         """
         for reward in self.ordered:
             if reward.group_level or (only is not None and reward.name not in only):
@@ -213,10 +217,12 @@ class Grader:
                 values[reward.name] = await self._graded(reward, row, result, ctx, {"state": state})
 
     async def grade_seats(self, item: Mapping[str, Any], seats: Sequence[GradedSeat], state: Any) -> None:
-        """Call the per-rollout rewards in order, each for the seats that it pays.
+        """Call the per-rollout rewards in order, each for the seats that it affects.
 
-        They are offered `seats`, the results by seat, and `paid`, what earlier rewards have given: by seat, then by
-        name. Raises `Failure` where a reward failed; the seats' values keep those before it.
+        They are offered `seats`, the results by seat, and `paid`, the values of earlier rewards by seat and name.
+
+        Raises:
+            Failure: a reward failed; the seats' values keep the earlier ones.
         """
         results = {seat.name: seat.result for seat in seats}
         for reward in self.ordered:
@@ -241,7 +247,7 @@ class Grader:
         ctx: Restorable | None,
         offered: Mapping[str, Any],
     ) -> RewardValue:
-        """Call a reward for one rollout. What the policy makes fail is graded with the low end of the range."""
+        """Call a reward for one rollout. If the policy caused a failure, the value is the low end of the range."""
         call = partial(self._called, reward, item, also=offered)
         try:
             return await call(result, ctx)
@@ -257,7 +263,7 @@ class Grader:
         if not await self._works_elsewhere(reward, item, result, offered, problem):
             raise problem
         try:
-            if not overtime:  # which would take as long again
+            if not overtime:  # it would take as long again
                 return await call(result, ctx, fresh=True)
         except (AgentFault, Failure, UserError) as again:
             if not isinstance(again, AgentFault) and not self._to_be_tried(again):
@@ -265,9 +271,9 @@ class Grader:
         return self._lowest(reward, BLAMED.format(problem))
 
     def _to_be_tried(self, failure: Failure | UserError) -> bool:
-        """Return True if an experiment has to show who caused a failure.
+        """Return True if an experiment must show who caused a failure.
 
-        Sandboxes and judges of the runner have made theirs. Code of a reward that claims such a failure has not.
+        The runner's sandboxes and judges have already made theirs. Reward code that claims such a failure has not.
         """
         claimed = isinstance(failure.__cause__, ForeignError)
         return self.blames and (claimed or isinstance(failure, RewardFailure | ServerFailure | UserError))
@@ -280,7 +286,7 @@ class Grader:
         offered: Mapping[str, Any],
         failure: Failure | UserError,
     ) -> bool:
-        """Return True if a reward works on another answer, where no agent has been."""
+        """Return True if a reward works on another reply, where no agent has run."""
         parameters = reward.function.parameters.keys()
         looks, asks = not parameters.isdisjoint({"state", "ctx"}), not parameters.isdisjoint({"roles", *self.roles})
         answers = plain_answers(item)
@@ -292,7 +298,7 @@ class Grader:
         async with _page() as address:
             answers = [ANSWERS[1]] if isinstance(failure, ServerFailure) else [*answers, address]
             for solved in (False, True) if looks and self.solution is not None else (False,):
-                with suppress(Failure, UserError):  # there is no such place
+                with suppress(Failure, UserError):  # such an environment cannot be created
                     async with self.trial(item, solved) if looks else nullcontext((None, None)) as (ctx, state):
                         also = {**offered, "state": state}
                         for answer in answers:
@@ -304,18 +310,18 @@ class Grader:
         return False
 
     def _lowest(self, reward: GradedReward, reason: str) -> RewardValue:
-        """Return the value of a reward that the policy has made fail: the end of the range that lowers the score."""
+        """Return the value of a reward that the policy made fail: the end of the range that lowers the score."""
         self._tell(reward.name, reason)
         return RewardValue(reward.bounds[reward.weighting.weight < 0], reason=reason)
 
     def _tell(self, reward: str, message: str) -> None:
-        """Log a message; the first of a reward is for its author, who may not have thought of such an answer."""
+        """Log a message; the first one of a reward is a warning to its author, who may not expect such a reply."""
         first = reward not in self._told
         self._told.add(reward)
         log.log(logging.WARNING if first else logging.INFO, "%s%s", message, MORE if first else "")
 
     def _read(self, reward: GradedReward, returned: object, seconds: float, turns: int) -> RewardValue:
-        """Read what a reward returned for one rollout, brought into its range; an `AgentFault` is its low end."""
+        """Convert a reward's return value for one rollout, clamped to its range; an `AgentFault` gives the low end."""
         if isinstance(returned, AgentFault):
             return self._lowest(reward, str(returned))
         try:
@@ -345,15 +351,19 @@ class Grader:
         answer: str | None = None,
         fresh: bool = False,
     ) -> RewardValue:
-        """Call a reward, in a `fresh` process if asked. `also` is what else it may name; with an `answer` all seats
-        have said that instead."""
+        """Call a reward, in a `fresh` process if requested.
+
+        Args:
+            also: further values that it may name.
+            answer: reply that replaces those of all seats.
+        """
         own = reward.function.own(item)
         offered = {"item": own, "result": reward.function.own(result), "ctx": ctx, **also, **self._roles}
         if "seats" in reward.function.parameters and "seats" in also:
             seats = {name: seat if answer is None else seat.answering(answer) for name, seat in also["seats"].items()}
             offered["seats"] = {name: reward.function.own(seat) for name, seat in seats.items()}
         offered |= {"group": [offered["result"]]} if reward.function.group_level else {}
-        # What it laid down goes away in the same thread: ToolContext waits for this loop.
+        # Its files are removed in the same thread: ToolContext waits for this loop.
         restore = ctx.restore if reward.function.uses_context and ctx is not None else None
         with _naming(reward):
             arguments = self._arguments(reward, own, offered)
@@ -372,8 +382,11 @@ class Grader:
     ) -> None:
         """Call the group-level rewards (those named `only`); `values[i]` receives those of rollout *i*.
 
-        `seats` are the results of all seats by name, where the rollouts are one seat's of several. Raises `Failure`
-        where a reward failed, or did not return one value per rollout.
+        Args:
+            seats: results of all seats by name, if the rollouts belong to one of several seats.
+
+        Raises:
+            Failure: a reward failed, or did not return one value per rollout.
         """
         for reward in self.ordered:
             if not reward.group_level or (only is not None and reward.name not in only):
@@ -388,7 +401,7 @@ class Grader:
         results: Sequence[Any],
         seats: Mapping[str, Sequence[Any]] | None,
     ) -> list[RewardValue]:
-        """Call a reward that compares; a member whose agent makes it fail gets the lowest value."""
+        """Call a reward that compares a group; a member whose agent makes it fail gets the lowest value."""
         try:
             return await self._called_together(reward, item, results, seats)
         except (AgentFault, Failure, UserError) as failure:
@@ -409,7 +422,7 @@ class Grader:
                 await self._called_together(reward, item, mixed, seats)
             except (AgentFault, Failure, UserError) as failure:
                 blamed[index] = failure
-        # Some may fail together only. Then one that fails beside those before it is blamed, and no other.
+        # Some may fail only together. Then one that fails with those before it is blamed, and no other.
         fitting = [index for index in range(len(results)) if index not in blamed]
         others = list(plain)
         for part in (fitting, *([index] for index in fitting)):
@@ -446,12 +459,12 @@ class Grader:
         ]
 
     def score(self, values: Mapping[str, RewardValue], seat: str = "") -> float:
-        """Return the score of a rollout, of this seat if there are several, whose rewards are known; see `combine`."""
+        """Return the score of a rollout from its rewards, for this seat if there are several; see `combine`."""
         weightings = [reward.weighting for reward in self.rewards if reward.pays(seat)]
         return combine(weightings, values, self.clamp, self.combine)
 
     def credit(self, values: Mapping[str, RewardValue]) -> tuple[float, ...] | None:
-        """Return the weighted sum of what rewards give to each turn; None where none does, or the score is no sum."""
+        """Return the weighted sum of per-turn rewards, or None if there are none or the score is not a sum."""
         if self.combine != "sum":
             return None
         weighed = [
@@ -463,7 +476,7 @@ class Grader:
 
     @property
     def _roles(self) -> dict[str, Any]:
-        """Each role by its name, and all of them as `roles` for rewards that are told which to ask."""
+        """Each role by name, and all of them as `roles`, for rewards whose arguments name a role."""
         return {**self.roles, "roles": self.roles}
 
     def _arguments(self, reward: GradedReward, item: Mapping[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
@@ -477,7 +490,7 @@ class Grader:
 
 @contextmanager
 def _naming(reward: GradedReward) -> Iterator[None]:
-    """Let an error of the user's input name the reward."""
+    """Add the name of the reward to an error of the user's input."""
     place = f"rewards.{reward.name}"
     try:
         yield

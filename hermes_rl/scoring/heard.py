@@ -1,8 +1,8 @@
-"""What the processes of a command have said of their tests, as the host understands it; see `reporter`.
+"""Interpret the test messages of a command's processes on the host; see `reporter`.
 
-Each process that runs tests says so before anything else, announces its tests, says of each when it starts and how it
-ended, and says at its end that this was the end. What comes in another order, a process that ends otherwise, or a
-session that was interrupted makes all of it worthless: then something else than the runner of tests had a hand in it.
+Each process that runs tests first registers, announces its tests, reports the start and outcome of each, and finally
+reports its end. Messages in another order, a process that ends otherwise, or an interrupted session invalidate all of
+them: then code other than the test runner has interfered.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 ENDED = {"0", "1", "5"}
-"""Exit statuses of pytest that say: all passed, some failed, there were none."""
+"""Exit statuses of pytest: all passed, some failed, no tests."""
 INTERRUPTED = "the session of tests was interrupted"
 UNFINISHED = "a process that runs tests did not come to its end"
 DISORDER = "tests were reported in an order in which none runs"
@@ -22,14 +22,14 @@ TOO_MUCH = "more was reported than tests have to say"
 
 @dataclass
 class Reported:
-    """Of all processes that ran tests."""
+    """Results of all processes that ran tests."""
 
     spoke: bool = False
-    """One of them has begun."""
+    """True if at least one process has registered."""
     outcomes: list[tuple[str, str]] = field(default_factory=list)
-    """Tests, with the whole path of their file, and how each ended."""
+    """Tests, with the full path of their file, and the outcome of each."""
     problem: str | None = None
-    """Why none of it counts."""
+    """Reason for which none of it counts, or None."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class _Process:
     finished: bool = False
 
     def take(self, kind: str, fields: list[str]) -> str | None:
-        """Take one message; what is wrong with it."""
+        """Process one message; return the problem or None."""
         if kind == "interrupted" and not self.finished:
             return INTERRUPTED
         if self.finished or (self.status is not None and kind != "finish"):
@@ -54,7 +54,7 @@ class _Process:
         return DISORDER if self.running is not None else self._take_between(kind, fields)
 
     def _take_between(self, kind: str, fields: list[str]) -> str | None:
-        """Take a message while no test runs."""
+        """Process a message while no test runs."""
         if kind == "tests":
             self.names += fields
         elif kind == "start" and (number := self._next(fields)) is not None:
@@ -72,16 +72,16 @@ class _Process:
         return None
 
     def _next(self, fields: list[str]) -> int | None:
-        """Return which test starts, where it was announced and has not run."""
+        """Return the number of the starting test if it was announced and has not run, or None."""
         plain = len(fields) == 1 and fields[0].isascii() and fields[0].isdecimal() and len(fields[0]) < 10
         number = int(fields[0]) if plain else -1
         return number if 0 <= number < len(self.names) and number not in self.outcomes else None
 
 
 def understood(messages: Iterable[tuple[int, str]] | None) -> Reported:
-    """Return what was said; `messages` are (process id, text), None where there were too many.
+    """Return the combined report; `messages` are (process id, text), or None if there were too many.
 
-    What a process says that has not begun is nobody's: a copy of one that runs tests, for instance.
+    Messages of a process that has not registered are ignored: it may be a copy of one that runs tests.
     """
     if messages is None:
         return Reported(spoke=True, problem=TOO_MUCH)

@@ -1,7 +1,7 @@
-"""Comparing mathematical expressions, one of which a policy wrote.
+"""Compare mathematical expressions, one of which a policy wrote.
 
-An answer such as ``9^{9^{9^9}}`` can keep a computer algebra system busy for ever while it holds the interpreter's lock
-and takes all memory, so this is for processes of foreign code, which are ended when they take too long.
+A reply such as ``9^{9^{9^9}}`` can keep a computer algebra system busy forever while it holds the interpreter's lock
+and consumes all memory. Therefore this module is meant for worker processes for user code, which are killed on timeout.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from hermes_rl.errors import RewardFailure
 
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 _AFTER_HASHES = re.compile(r"####(?!#)[ \t]*+(?!\d+[.)][ \t]+[^\W\d])(?=[-+*$\\(.\d])([^\n]*\d[^\n]*)")
-"""A line with an answer as GSM8K writes it; neither a heading in words nor a numbered one (`#### 1. Check`)."""
+"""A line with an answer in the form of GSM8K; neither a textual heading nor a numbered one (`#### 1. Check`)."""
 _AT_BEGIN = re.compile(
     r"\$?[ \t]*([-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?:%|\\%)?(?=[.,;:!?*]|\s+(?!\\|[-+/^*])|$)"
 )
-"""A number, perhaps of money, that stands for itself: behind it the line ends, or words go on."""
+"""A number, possibly an amount of money, that stands alone: the line ends after it, or words follow."""
 _PERCENT = re.compile(r"(?<=\d)\s?\\?%")
-"""A percent sign of a number, which counts as it stands: 31% is 31. The library takes it for 31 and for 0.31."""
+"""The percent sign of a number, which counts without it: 31% is 31. The library accepts both 31 and 0.31."""
 _ANNOUNCED = re.compile(r"\banswer(?: is\b|:)", re.IGNORECASE)
 _HEDGED = re.compile(
     r"\d[^\w\n.]{0,8}(?:,\s|\bor\b|\band\b)[^\w\n]{0,8}(?:(?:maybe|perhaps|possibly|even|is)[^\w\n]{1,8})?\d"
@@ -30,10 +30,13 @@ _ESCAPED_DOLLAR = re.compile(r"\\\$(?=[ \t]*[-+]?\d)")
 
 
 def equal(answer: str, target: str) -> tuple[bool, str | None]:
-    """Whether the last expression of `answer` equals `target`, and the reason if not.
+    """Return True if the last expression of `answer` equals `target`, and otherwise the reason.
 
-    The last ``\\boxed{…}`` of the answer counts, else what stands behind its last ``####``, else its last expression.
-    An answer that is announced as two numbers equals neither. Raises `RewardFailure` where the target is no expression.
+    The last ``\\boxed{…}`` of the reply counts, else the text after its last ``####``, else its last expression. A
+    reply that announces two numbers equals neither.
+
+    Raises:
+        RewardFailure: the target is not an expression.
     """
     answer, target = _PERCENT.sub("", answer), _PERCENT.sub("", target)
     boxed = last_boxed(answer)
@@ -50,15 +53,15 @@ def equal(answer: str, target: str) -> tuple[bool, str | None]:
 
 
 def compile_patterns() -> None:
-    """Let math-verify compile its patterns, which takes it 60 ms at the first comparison."""
+    """Compile the patterns of math-verify, which takes 60 ms at the first comparison."""
     _verified("$1$", "1")
 
 
 def _verified(answer: str, target: str) -> bool:
     from math_verify import parse, verify
 
-    # The library's own timeouts use signals with a handler, which cannot run inside one long operation. It warns of
-    # each call without them.
+    # The library's own timeouts use signals with a handler, which cannot run inside one long operation. It logs a
+    # warning for each call without them.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     gold = parse(f"${target}$", parsing_timeout=None)
     if not gold:
@@ -67,7 +70,7 @@ def _verified(answer: str, target: str) -> bool:
 
 
 def _after_hashes(text: str) -> str | None:
-    """Return the answer of the last line ``#### …``, without the words that follow a number; None without one."""
+    """Return the answer in the last line ``#### …``, without the words after a number, or None if there is none."""
     lines = _AFTER_HASHES.findall(text)
     if not lines:
         return None
@@ -77,12 +80,12 @@ def _after_hashes(text: str) -> str | None:
 
 
 def _plain(text: str) -> str:
-    """Return a text without the ways of LaTeX to write a dollar and thousands, which are read in formulas alone."""
+    """Return a text without LaTeX forms of dollar signs and thousands separators, which are parsed only in formulas."""
     return _ESCAPED_DOLLAR.sub("", text.replace("{,}", ","))
 
 
 def last_boxed(text: str) -> str | None:
-    """Return what stands in the last ``\\boxed{…}``; None where there is none that ends."""
+    """Return the content of the last closed ``\\boxed{…}``, or None if there is none."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return None

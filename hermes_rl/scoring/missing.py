@@ -1,7 +1,7 @@
-"""Which programs a command did not find, from how it ended and what it printed.
+"""Determine the programs that a command did not find, from its exit status and output.
 
-Owns the forms in which shells, `env`, `make` and Python say it. Ask only about what a command has printed in a sandbox
-in which nothing of an agent is: elsewhere anybody can print anything. Every form is looked for line by line.
+This module owns the message forms of shells, `env`, `make` and Python. Use it only for output from a sandbox without
+files of an agent: elsewhere the output may be forged. Every form is searched line by line.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 NOT_EXECUTED, NOT_FOUND = 126, 127
-"""Exit statuses of a shell for what cannot be executed, and for what is not there."""
+"""Exit statuses of a shell for files that cannot be executed or do not exist."""
 ENDINGS = (": command not found", ": not found")
 REFUSED = (": Permission denied", ": cannot execute", ": Exec format error", ": bad interpreter")
 MODULES = frozenset({"pytest", "unittest", "nose2", "tox", "nox", "coverage", "xdist", "pytest_cov", "hypothesis"})
-"""Runners of tests: of other modules nobody can tell whether the image or the agent was to bring them."""
+"""Test runners: for other modules it is unknown if the image or the agent should provide them."""
 QUOTES = "'\"\u2018\u2019`"
 ASKING = ("env: ", "/usr/bin/env: ", "make: ", "gmake: ")
 NO_FILE = ": No such file or directory"
 ASSIGNMENT = re.compile(r"\w+=")
 OPERATOR = re.compile(r"[;&|()]+")
 SILENT = frozenset({"cd", "export", "set", "mkdir", "cp", "mv", "rm", "ln", "git", "echo"})
-"""Programs that run no tests, whatever they are told."""
+"""Programs that run no tests, for any arguments."""
 
 
 def missing(command: str, status: int, output: str, needs: Sequence[str] | None) -> str | None:
-    """Return the first program or module that was not there; None where nothing says so.
+    """Return the first program or module that was missing, or None if no message reports one.
 
-    With `needs` only those count. A path is no program that an image has to bring, but what was to be made; and what
-    others stand in for, behind ``||``, is not missed unless all of them are.
+    With `needs`, only its names count. A path is not a program of the image, but a file to be created. A program with
+    alternatives, after ``||``, is not missing unless all of them are.
     """
     lacking = [
         name
@@ -42,16 +42,16 @@ def missing(command: str, status: int, output: str, needs: Sequence[str] | None)
 
 
 def programs(command: str) -> list[list[str]]:
-    """Return the programs that a command calls by name, those together that stand in for each other.
+    """Return the programs that a command calls by name, grouped with their alternatives.
 
-    Among them is none that a path may stand in for, since that may be what was to be made.
+    Groups with a path are excluded, since the path may be a file to be created.
     """
     chains = [[_first(part) for part in chain] for chain in _chains(command)]
     return [chain for chain in chains if all(word and "/" not in word for word in chain)]
 
 
 def _stand_ins(command: str, name: str) -> set[str]:
-    """Return what else a command calls where something of that name cannot be called."""
+    """Return the alternatives that a command calls if a program of that name is missing."""
     for chain in _chains(command):
         for place, part in enumerate(chain):
             words = [word for word in part if name in word]
@@ -62,9 +62,9 @@ def _stand_ins(command: str, name: str) -> set[str]:
 
 
 def last_command(command: str) -> str | None:
-    """Return the last of commands that run one after the other; None where it may not be what decides over all.
+    """Return the last of several sequential commands, or None if it may not decide the exit status.
 
-    One before it that may run tests decides too: where they fail, nothing behind ``&&`` is run.
+    An earlier command that may run tests decides too: if it fails, commands after ``&&`` are not run.
     """
     chains = _chains(command.replace("\\\n", " ").replace("\n", "\n;"))
     parts = [part for chain in chains for part in chain if part]
@@ -75,13 +75,13 @@ def last_command(command: str) -> str | None:
 
 
 def _may_test(part: list[str]) -> bool:
-    """Whether a simple command looks as if it ran tests; installing a runner of tests does not run it."""
+    """Return True if a simple command seems to run tests; installing a test runner does not."""
     silent = part[0] in SILENT or "install" in part or all(map(ASSIGNMENT.match, part))
     return not silent and any(word in " ".join(part) for word in ("test", "tox", "nox"))
 
 
 def _complaints(status: int, output: str) -> Iterator[tuple[str, str]]:
-    """Yield what is said to be lacking, with its kind."""
+    """Yield each name reported as missing, with its kind."""
     for line in map(str.strip, output.splitlines()):
         for ending in ENDINGS:
             if line.endswith(ending):
@@ -102,7 +102,7 @@ def _last_word(line: str) -> str:
 
 
 def _chains(command: str) -> list[list[list[str]]]:
-    """Return the words of a command's simple commands, those together that ``||`` joins."""
+    """Return the words of a command's simple commands, grouped by ``||``."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     chains: list[list[list[str]]] = [[[]]]

@@ -1,4 +1,4 @@
-"""Reward functions: finding one by its name, and calling it in the runner, in a pool of processes, or in its own."""
+"""Find reward functions by name, and call them in the runner, in a pool of processes, or in a separate process."""
 
 from __future__ import annotations
 
@@ -33,14 +33,17 @@ from hermes_rl.values import own_copy
 
 
 def find_reward(name: str, fn: str | None, others: Collection[str] = ()) -> RewardFunction:
-    """Load the reward that the spec calls `name`; without `fn` the name itself is looked up.
+    """Load the reward that the spec calls `name`; without `fn`, the name itself is looked up.
 
-    `others` are names of the spec's other rewards, one of which an option may have meant. Raises `UserError` where
-    there is no such reward, or its code cannot be loaded.
+    Args:
+        others: names of the spec's other rewards, for suggestions.
+
+    Raises:
+        UserError: there is no such reward, or its code cannot be loaded.
     """
     reference = fn or name
     if reference.startswith("atropos:"):
-        registry = "hermes_rl.env.registry_rewards:named"  # by name: the core does not know Atropos
+        registry = "hermes_rl.env.registry_rewards:named"  # by name: the core does not depend on Atropos
         wanted = reference.removeprefix("atropos:")
         return RewardFunction.of(name, load_object(registry)(wanted), Code.of(registry)._replace(finds=wanted))
     if ":" in reference:
@@ -49,7 +52,7 @@ def find_reward(name: str, fn: str | None, others: Collection[str] = ()) -> Rewa
     if reference in shipped:
         reference = f"{shipped[reference]}:{reference}"
         function = RewardFunction.of(name, load_object(reference), Code.of(reference))
-        # One that names the state calls code of the spec, whose seconds nobody here knows.
+        # A reward that names the state calls code of the spec, whose duration is unknown.
         unbounded = function.asks or function.limit is not None or "state" in function.parameters
         return function if unbounded else replace(function, limit=SHIPPED_SECONDS)
     published = published_rewards()
@@ -77,24 +80,24 @@ def _load(points: list[EntryPoint]) -> Any:
 
 # ---------------------------------------------------------------------------------------------- Calling a reward
 # A reward names its parameters: `item`, `result`, `ctx`, `state`, `group`, any server role, and its own keyword
-# arguments. It runs in a process of its own (`hermes_rl.foreign`), so that neither what it does nor what the agent has
-# written can hold up other rollouts; `ctx` may be used without await, in async rewards too. Code that no other process
-# can find, and that of which the spec says `isolate: none`, runs in a thread with an event loop of its own.
+# arguments. It runs in a separate process (`hermes_rl.foreign`), so that neither its code nor the agent's text can
+# block other rollouts; `ctx` may be used without await, in async rewards too. Code that no other process can find, and
+# code with `isolate: none` in the spec, runs in a thread with a separate event loop.
 
 log = logging.getLogger(__name__)
 
 PURE_SECONDS = 300.0
-"""Seconds that a reward may take which looks at what was said alone; a spec's `timeout` takes its place."""
+"""Timeout in seconds of a reward that uses only messages; a spec's `timeout` replaces it."""
 SHIPPED_SECONDS = 1.5
-"""Seconds that a reward that comes along may take over what was said."""
+"""Timeout in seconds of a shipped reward that uses only messages."""
 CEILING = 3600.0
-"""Seconds that a reward may take which asks a sandbox or a model."""
+"""Timeout in seconds of a reward that uses a sandbox or a model."""
 
 HELD_AT_MOST = 300.0
-"""Seconds that a reward which is awaited on the run's own loop may hold it, while everybody else waits."""
+"""Maximum seconds for which a reward awaited on the run's own loop may block it."""
 
 AT_ONCE = 256
-"""Rewards that run at the same time; they mostly wait for the sandbox or a judge."""
+"""Maximum number of concurrent rewards; they mostly wait for the sandbox or a judge."""
 
 _places = PerLoopSemaphore(AT_ONCE)
 
@@ -103,28 +106,31 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RewardFunction:
-    """A loaded reward and what its signature says."""
+    """A loaded reward and the properties of its signature."""
 
     name: str
     function: Callable[..., Any]
     parameters: Mapping[str, inspect.Parameter]
     hints: Mapping[str, Any]
     code: Code | None = None
-    """Where another process finds it; None where it runs in the runner."""
+    """Location from which another process can load it; None if it runs in the runner."""
     timeout: float | None = None
-    """Seconds that it may take; None: by what it looks at."""
+    """Timeout in seconds; None: the default for its parameters."""
     limit: float | str | None = None
-    """What `takes_at_most` says of it; None where nobody does."""
+    """Limit declared with `takes_at_most`, or None."""
     pool: ProcessPool = field(default=POOL, compare=False, repr=False)
-    """Where its process comes from, unless it runs in that of a state."""
+    """Pool of its process, unless it runs in that of a state."""
     on_loop: bool = False
-    """Whether it is awaited on the loop that calls it, as what it uses was made there; one that is not async is not."""
+    """True if an async reward is awaited on the calling loop, because it uses objects created there."""
     turns: Turns = field(default_factory=Turns, compare=False, repr=False)
 
     @classmethod
     def of(cls, name: str, function: Callable[..., Any], code: Code | None = None) -> RewardFunction:
-        """Read the signature of `function`, which other processes find as `code`. Raises `UserError` where it is not
-        callable."""
+        """Read the signature of `function`, which other processes load as `code`.
+
+        Raises:
+            UserError: it is not callable.
+        """
         try:
             parameters = inspect.signature(function).parameters
         except (TypeError, ValueError) as error:
@@ -135,16 +141,16 @@ class RewardFunction:
 
     @property
     def group_for(self) -> str | None:
-        """The argument without which it judges each rollout of a group by itself; None where it always takes all."""
+        """Argument without which it grades each rollout of a group separately; None if it always takes the group."""
         return getattr(self.function, "group_for", None)
 
     @property
     def asks(self) -> bool:
-        """Whether it may look into a sandbox, or ask a model by its role."""
+        """True if it may use a sandbox, or call a model by its role."""
         return self.uses_context or "roles" in self.parameters
 
     def seconds(self, arguments: Mapping[str, Any]) -> float:
-        """Return how long a call with these arguments may take."""
+        """Return the timeout in seconds of a call with these arguments."""
         if self.timeout is not None:
             return self.timeout
         if isinstance(self.limit, str):
@@ -154,32 +160,34 @@ class RewardFunction:
 
     @property
     def group_level(self) -> bool:
-        """True where it takes the rollouts of a group and returns a list."""
+        """True if it takes the rollouts of a group and returns a list."""
         return "group" in self.parameters
 
     @property
     def uses_context(self) -> bool:
-        """True where it may touch the sandbox."""
+        """True if it may use the sandbox."""
         return "ctx" in self.parameters
 
     @property
     def open(self) -> bool:
-        """True where it takes any keyword argument."""
+        """True if it takes any keyword argument."""
         return any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
 
     @property
     def apart(self) -> bool:
-        """Whether it runs in a process of its own."""
+        """True if it runs in a separate process."""
         return self.code is not None
 
     def own(self, value: Any) -> Any:
-        """Return a row or a result that the reward may change, as it is carried or copied: nobody else's is changed."""
+        """Return a row or result that the reward may change: copied here or in transit, so the original stays
+        unchanged.
+        """
         if self.apart:
             return value
         return value.copied() if hasattr(value, "copied") else own_copy(value)
 
     def wanted(self, available: Mapping[str, Any]) -> dict[str, Any]:
-        """Of what the rollout offers (context, roles), that which the signature names."""
+        """Return the offered values (context, roles) that the signature names."""
         return {name: value for name, value in available.items() if name in self.parameters}
 
     @property
@@ -189,8 +197,11 @@ class RewardFunction:
         return [key for key, each in self.parameters.items() if each.default is each.empty and each.kind in kinds]
 
     def require_takes(self, written: Collection[str], roles: Collection[str]) -> None:
-        """Refuse, before anything is played or judged, arguments with which the function cannot be called. Raises
-        `UserError` where the function does not take an argument, or needs another one."""
+        """Check the argument names before anything is run or judged.
+
+        Raises:
+            UserError: the function does not take an argument, or needs another one.
+        """
         for key in written:
             if key in INJECTED or (key not in self.parameters and not self.open):
                 known = ", ".join(name for name in self.parameters if name not in INJECTED) or "none"
@@ -203,8 +214,11 @@ class RewardFunction:
                 )
 
     def arguments(self, written: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the spec's arguments, already rendered, coerced to the annotations. Raises `UserError` where a value
-        does not fit."""
+        """Return the spec's arguments, already rendered, coerced to the annotations.
+
+        Raises:
+            UserError: a value does not fit.
+        """
         from hermes_rl.spec.templates import coerce
 
         given = {
@@ -222,7 +236,7 @@ class RewardFunction:
 
 
 def _hints(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """Return the annotations that can be resolved; others that are imported for type checkers only are left out."""
+    """Return the annotations that can be resolved; those imported only for type checkers are omitted."""
     from hermes_rl.spec.argument_types import ARGUMENT_TYPES, BY_FUNCTION
 
     names = {**ARGUMENT_TYPES, **getattr(inspect.unwrap(function), "__globals__", {})}
@@ -242,14 +256,14 @@ async def call_reward(
     *,
     fresh: bool = False,
 ) -> tuple[object, float]:
-    """Run a reward, then `after`; returns its value and its wall time in seconds. `fresh`: in a new process.
+    """Run a reward, then `after`; return its value and its wall time in seconds. `fresh`: in a new process.
 
     Raises:
-        Failure: the reward raised. A `Failure` of its own (a judge, a sandbox) keeps its cause; anything else
-            becomes a `RewardFailure` that ends with the place in the reward's code, whose `__cause__` is what was
-            raised, or an `EndedError` where it took too long or ended its process.
-        AgentFault: the policy caused it (it killed its sandbox, or left what no reward can read).
-        UserError: the reward says that the user's input is wrong.
+        Failure: the reward raised. A `Failure` of its own (a judge, a sandbox) keeps its cause; anything else becomes a
+            `RewardFailure` that ends with the location in the reward's code. Its `__cause__` is the original exception,
+            or an `EndedError` if it took too long or ended its process.
+        AgentFault: the policy caused it (it killed its sandbox, or left data that no reward can read).
+        UserError: the reward reports that the user's input is invalid.
     """
     started, passed = time.perf_counter(), dict(arguments)
     seconds = reward.seconds(passed)
@@ -258,10 +272,10 @@ async def call_reward(
             returned = await _apart(reward, reward.code, passed, seconds, after, fresh=fresh)
             return returned, time.perf_counter() - started
         try:
-            # A thread that does not outlive the program: a reward that hangs must not hold up its end.
+            # A thread that does not outlive the program: a reward that hangs must not delay the exit.
             here = partial(_here, reward, passed, seconds, after)
             job = _on_loop(reward, passed, seconds) if reward.on_loop else reward.turns.call(here)
-            # Not `wait_for`, which can lose a cancellation that comes in the moment in which the reward returns.
+            # Not `wait_for`, which can lose a cancellation that arrives at the moment when the reward returns.
             async with asyncio.timeout(seconds):
                 returned = await job
         except TimeoutError as error:
@@ -302,12 +316,12 @@ async def _apart(
         raise RewardFailure(f"reward {reward.name!r} {error}") from None
     except (HermesRLError, ForeignError, EndedError) as error:
         _of_error(reward, error)
-    except OSError as error:  # on the way to the process: nobody's doing but ours, so no cause is named
+    except OSError as error:  # on the way to the process: caused by infrastructure, so no cause is named
         raise RewardFailure(f"reward {reward.name!r} could not be called: {error}") from None
 
 
 async def _on_loop(reward: RewardFunction, arguments: dict[str, Any], seconds: float) -> object:
-    """Await a reward on this loop; where it is not async, a thread runs it, and what it returns may be awaited."""
+    """Await a reward on this loop; one that is not async runs in a thread, and its result may be awaited."""
     function = reward.function
     try:
         if inspect.iscoroutinefunction(function):
@@ -315,7 +329,8 @@ async def _on_loop(reward: RewardFunction, arguments: dict[str, Any], seconds: f
         else:
             returned = await reward.turns.call(partial(function, **arguments))
         while inspect.isawaitable(returned):
-            debugged = asyncio.get_running_loop().get_debug()  # then a loop refuses threads that stand in for its own
+            # a loop in debug mode refuses threads that stand in for its own
+            debugged = asyncio.get_running_loop().get_debug()
             work = _awaited(returned)
             returned = await (work if debugged else in_steps(work, seconds, HELD_AT_MOST))
         return returned
@@ -350,13 +365,13 @@ def _here(
 
 
 def _of_error(reward: RewardFunction, error: BaseException) -> NoReturn:
-    """Raise what `call_reward` does for an error that a reward raised."""
+    """Raise the exception that `call_reward` documents for an error of a reward."""
     if isinstance(error, ForeignError) and error.claimed is not None:
         claimed, claimed.__cause__ = error.claimed, error
         error = claimed
     match error:
         case Failure() if error.ending.graded:
-            # The agent's own commands killed the sandbox: what it was to leave there is not there.
+            # The agent's own commands killed the sandbox, so the expected files are missing.
             raise AgentFault(error.detail) from error
         case AgentFault() | Failure() | UserError():
             raise error

@@ -1,7 +1,7 @@
-"""Which files of an agent would decide over tests instead of passing them, by where they lie and what they are called.
+"""Identify files of an agent that would steer the tests instead of passing them, by location and name.
 
-Owns the rules alone; `tests_pass` applies them to a sandbox's files and to a patch. Paths are relative to the working
-directory where they lie in it.
+This module owns only the rules; `tests_pass` applies them to a sandbox's files and to a patch. Paths inside the working
+directory are relative to it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STEERING = (
     *("sitecustomize", "sitecustomize.*", "usercustomize", "usercustomize.*", "site-packages", "dist-packages"),
     *("*.egg-info", "*.dist-info", "*.egg-link"),
 )
-"""Files and folders that steer how Python and pytest run, wherever they lie."""
+"""Files and directories that configure Python and pytest in any location."""
 MODULES = (
     *(*sys.stdlib_module_names, "pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py", "nose2"),
     *("attr", "attrs", "six", "more_itertools", "atomicwrites", "wcwidth", "toml", "tomli", "exceptiongroup"),
@@ -26,7 +26,8 @@ MODULES = (
     *("pkg_resources", "_distutils_hack", "pytest_*", "xdist", "execnet", "anyio", "hypothesis", "_hypothesis_*"),
     *("coverage", "mock"),
 )
-"""What Python, pytest of any version and its plug-ins import: something new of that name would come instead."""
+"""Modules imported by Python, by pytest of any version and by its plug-ins: a new file of that name would replace them.
+"""
 _ENDINGS = """
     py pyi pyx pxd ipynb c h cc cpp cxx hpp hh m cu rs go java kt scala rb php pl r jl lua swift hs ml ex exs erl
     js mjs cjs jsx ts tsx vue svelte css scss less html htm xml
@@ -37,17 +38,17 @@ _ENDINGS = """
     npy npz parquet bin gz bz2 xz ttf woff woff2 mp3 typed example
 """
 ADDED = frozenset(f".{ending}" for ending in _ENDINGS.split())
-"""Endings of what honest patches add: source, data, documents, tests of their own."""
+"""File extensions that legitimate patches add: source, data, documents, tests of their own."""
 ADDED_NAMES = re.compile(
     r"(README|LICEN[CS]E|COPYING|NOTICE|AUTHORS|CONTRIBUTORS|CHANGE(S|LOG)|HISTORY|NEWS|TODO|INSTALL|VERSION|MANIFEST)"
     r"|(GNU)?[Mm]akefile|Dockerfile|Jenkinsfile|Procfile|Gemfile|Rakefile|BUILD|WORKSPACE|CODEOWNERS|py\.typed"
     r"|\.(gitignore|gitattributes|gitkeep|keep|editorconfig|dockerignore|npmignore|eslintrc|prettierrc|flake8|pylintrc)"
 )
-"""Files without an ending, and those with a dot in front, that honest patches add."""
+"""Files without an extension, and dotfiles, that legitimate patches add."""
 PATHS = re.compile(r"[\w.@+~-]+(?:/[\w.@+~-]*)*|/[\w.@+~/-]*")
-"""Words of a command that may be folders: those of PYTHONPATH, of ``cd``, of options, in a program behind ``-c``."""
+"""Words of a command that may be directories: those of PYTHONPATH, of ``cd``, of options, in a program after ``-c``."""
 CONFIGURATIONS = ("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "pyproject.toml", "tox.ini", "setup.cfg")
-"""Where pytest may be told of folders for Python to look in; those of the image, as no other counts."""
+"""Configuration files in which pytest may find module directories; only those of the image count."""
 PYTHONPATH = re.compile(r"^[ \t]*pythonpath[ \t]*=[ \t]*(\[[^\]]*\]|.*(?:\n[ \t]+.*)*)", re.MULTILINE)
 RUN = re.compile(r"python[\d.]*(?:\s+-\w+)*\s+([\w./-]+\.py)")
 FOLDER_OF_TESTS = re.compile(r"(.*_)?(tests?|testing|hidden)(_.*)?", re.IGNORECASE)
@@ -55,19 +56,19 @@ INIT = "__init__.py"
 
 QUOTED = re.compile(rb"\\([0-3][0-7]{2}|.)")
 MEANT = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
-"""How git writes what is no plain character in a name."""
+"""Git's escapes for special characters in a name."""
 MOST_NAMES = 3
-"""New names of one header that are looked at beside the first; git takes the last one, and writes one."""
+"""Maximum number of further new names in one header that are checked; git uses the last one, and writes one."""
 
 _steering = re.compile("|".join(map(translate, STEERING)))
 _modules = re.compile("|".join(map(translate, MODULES)))
 
 
 class Steering:
-    """The rules for tests in `tests`, which are paths of files, and for what `command` names.
+    """The rules for tests in `tests`, which are file paths, and for paths named in `command`.
 
-    `trust` has patterns of what counts nevertheless. `packages` are folders above tests with an ``__init__.py``: Python
-    looks in what is above them, and what lies there may be called like any other module.
+    `trust` contains patterns of files that are allowed nevertheless. `packages` are directories above tests with an
+    ``__init__.py``: Python searches the directory above them, and files inside may have the name of any module.
     """
 
     def __init__(
@@ -76,9 +77,11 @@ class Steering:
         tests = [posixpath.normpath(path) for path in tests]
         self._trust, self._packages = trust, packages
         self._modules = {_module(path) for path in tests}
-        """The tests themselves: a package of the same name wins over a module."""
+        """The tests themselves: a package of the same name takes precedence over a module."""
         self._folders = {""}
-        """Where Python looks for modules: where the command runs, in what it names, and where tests are and above."""
+        """Directories in which Python searches modules: that of the command, those that it names, those of tests and
+        above.
+        """
         self._around = {folder for path in tests for folder in above(path)}
         self._folders |= self._around - set(packages)
         for named in _named(command, tests):
@@ -86,7 +89,7 @@ class Steering:
         self._around |= self._folders
 
     def may_add(self, path: str) -> bool:
-        """Whether a patch may add a file of this name: what is none of the kinds that honest ones add is left out."""
+        """Return True if a patch may add a file of this name, of a kind that legitimate patches add."""
         name = posixpath.basename(path)
         return (
             self._trusted(path)
@@ -95,7 +98,7 @@ class Steering:
         )
 
     def modules(self, paths: Iterable[str]) -> dict[str, list[str]]:
-        """Return the modules, by name, that these files are or lie in where Python looks for modules."""
+        """Return the modules, by name, that these files define in directories where Python searches modules."""
         modules: dict[str, list[str]] = {}
         for path in paths:
             parts = path.split("/")
@@ -108,7 +111,7 @@ class Steering:
         return modules
 
     def steers(self, path: str) -> bool:
-        """Whether this file is never taken from the agent."""
+        """Return True if this file is never accepted from the agent."""
         if self._trusted(path):
             return False
         folder, name = posixpath.split(path)
@@ -117,12 +120,12 @@ class Steering:
         return any(_steering.match(part) for part in path.split("/"))
 
     def holds(self, path: str) -> bool:
-        """Whether without this file a folder would be one where Python looks for modules."""
+        """Return True if, without this file, Python would search modules in its directory."""
         folder, name = posixpath.split(path)
         return name == INIT and folder in self._packages
 
     def shadows(self, path: str) -> str | None:
-        """Return the module that Python would find here, or in a folder above, instead of a test or its own."""
+        """Return the module that Python would find here, or in a parent directory, instead of a test or its own."""
         if self._trusted(path):
             return None
         parts = path.split("/")
@@ -131,13 +134,14 @@ class Steering:
             if folder in self._folders:
                 last = depth == len(parts) - 1
                 module = _module(posixpath.join(folder, part)) if last else posixpath.join(folder, part)
-                beside = last and module != path and module in self._folders  # tests.py wins over a folder `tests`
+                # tests.py takes precedence over a directory `tests`
+                beside = last and module != path and module in self._folders
                 if module in self._modules or beside or _modules.match(posixpath.basename(module)):
                     return module
         return None
 
     def packages(self, paths: Iterable[str]) -> list[str]:
-        """Those of `paths` that only make a folder of tests a package, as an empty file does."""
+        """Return those of `paths` that only make a directory of tests a package, as an empty file does."""
         return [path for path in paths if posixpath.basename(path) == INIT and self.steers(path)]
 
     def _trusted(self, path: str) -> bool:
@@ -145,7 +149,7 @@ class Steering:
 
 
 def above(path: str) -> list[str]:
-    """Return the folders above a path, the nearest first."""
+    """Return the directories above a path, the nearest first."""
     folders = []
     while path not in ("", "/"):
         path = posixpath.dirname(path)
@@ -154,9 +158,9 @@ def above(path: str) -> list[str]:
 
 
 def _named(command: str, tests: Collection[str]) -> set[str]:
-    """Return the folders that a command may name, also below those that it goes to before.
+    """Return the directories that a command may name, also below directories that it changes to before.
 
-    A file of the tests is none, unless Python runs it, which then looks where it lies.
+    A test file is not one, unless Python runs it, which then searches its directory.
     """
     words = [posixpath.normpath(word).removeprefix("~/") for word in PATHS.findall(command.replace("$PWD/", ""))]
     relative = [word for word in dict.fromkeys(words) if not word.startswith(("/", "..", "-")) and word != "."][:100]
@@ -169,12 +173,12 @@ def _named(command: str, tests: Collection[str]) -> set[str]:
 
 
 def created(patch: str) -> set[str]:
-    """Return the files that a patch makes, as `git diff` writes it; line by line, since an agent wrote it."""
+    """Return the files that a patch in `git diff` format creates; parsed line by line, since an agent wrote it."""
     paths: set[str] = set()
     header = ""
     for line in patch.split("\n"):
         if line.startswith("new file mode") and header:
-            half = (len(header) - 1) // 2  # both names are the same
+            half = (len(header) - 1) // 2  # both names are equal
             first, second = header[:half], header[half + 1 :]
             if first.startswith("a/") and second.startswith("b/") and first[2:] == second[2:]:
                 paths.add(first[2:])
@@ -183,7 +187,7 @@ def created(patch: str) -> set[str]:
 
 
 def renamed(patch: str) -> Iterator[tuple[str, str]]:
-    """Yield each file that a patch takes away by a new name, and that name; where a header has several, all of them."""
+    """Yield each file that a patch renames, with its new name; if a header has several, all of them."""
     sources, targets = list[str](), list[str]()
     for line in (*patch.split("\n"), "diff --git "):
         if line.startswith("diff --git "):
@@ -196,7 +200,7 @@ def renamed(patch: str) -> Iterator[tuple[str, str]]:
 
 
 def _unquoted(name: str) -> str:
-    """Return a name of a patch, which git quotes where it has other than plain characters."""
+    """Return a file name of a patch, without git's quoting of special characters."""
     if not (name.startswith('"') and name.endswith('"') and len(name) > 1):
         return name
     quoted = name[1:-1].encode("utf-8", "surrogatepass")
@@ -207,12 +211,12 @@ def _unquoted(name: str) -> str:
 
 
 def named_in_configuration(text: str) -> str:
-    """Return what lines of a configuration of pytest say of ``pythonpath``."""
+    """Return the ``pythonpath`` values of a pytest configuration."""
     return " ".join(PYTHONPATH.findall(text))
 
 
 def _module(path: str) -> str:
-    """``a/b.cpython-311.so`` → ``a/b``; what is no module stays as it is."""
+    """Return the module path, as in ``a/b.cpython-311.so`` → ``a/b``; other paths are returned unchanged."""
     folder, name = posixpath.split(path)
     stem, _, extension = name.partition(".")
     return posixpath.join(folder, stem) if extension.rpartition(".")[2] in ("py", "so", "pyc") else path

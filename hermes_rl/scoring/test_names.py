@@ -1,6 +1,6 @@
-"""Tests by their names: those that a file has, as its source says, and those that a report tells of.
+"""Find test names in the source of a file, and match them with the tests of a report.
 
-A name is ``test_x``, ``file.py::test_x`` or ``file.py::Class::test_x[case]``; less in front matches more.
+A name is ``test_x``, ``file.py::test_x`` or ``file.py::Class::test_x[case]``; a shorter prefix matches more tests.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 RUNNERS = re.compile(r"(?<![\w./-])(pytest|py\.test|unittest)(?![\w/-])")
 SELECTS = re.compile(r"(^|\s)(-k|-m(?!\s*(pytest|unittest))|--deselect|--ignore|--pattern|-p\s*\S*test)(?=[\s=]|$)|::")
-"""What makes a command run some of the tests only."""
+"""Arguments that make a command run only some of the tests."""
 PROGRAM = re.compile(r"python[\d.]*\s+-m\s+(?!pytest|unittest)")
 """Python's own ``-m``, which selects no tests."""
 SKIPS = frozenset({"skip", "skipif", "skipIf", "skipUnless", "xfail", "expectedFailure"})
@@ -22,9 +22,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def collected(command: str, sources: Mapping[str, str]) -> list[str] | None:
-    """Return the tests that a command has to run, from the sources of the files put in place for it, by path.
+    """Return the tests that a command must run, from the sources of its test files by path.
 
-    None where the command runs no test runner of Python by name; empty where it chooses among the tests by itself.
+    None if the command calls no Python test runner by name; empty if it selects tests by itself.
     """
     runner = RUNNERS.search(command)
     if runner is None:
@@ -45,7 +45,7 @@ def collected(command: str, sources: Mapping[str, str]) -> list[str] | None:
 
 
 def parsed(source: str) -> ast.Module:
-    """Return the tree of a file; an empty one where it is no Python."""
+    """Return the syntax tree of a file; an empty one if it is not Python."""
     try:
         return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
@@ -53,9 +53,9 @@ def parsed(source: str) -> ast.Module:
 
 
 def may_skip(sources: Mapping[str, str]) -> set[str]:
-    """Return those of `collected` that are marked, by a decorator or `pytestmark`, to be skipped or to fail.
+    """Return the names from `collected` that are marked, by a decorator or `pytestmark`, to be skipped or to fail.
 
-    What the code under test raises, or what a comment says, is no mark.
+    Exceptions raised by the code under test and comments are not marks.
     """
     marked: set[str] = set()
     for path, source in sources.items():
@@ -75,7 +75,7 @@ def may_skip(sources: Mapping[str, str]) -> set[str]:
 
 
 def _all_marked(body: Sequence[ast.stmt]) -> bool:
-    """Whether `pytestmark` marks all tests of a module or class."""
+    """Return True if `pytestmark` marks all tests of a module or class."""
     return any(
         isinstance(node, ast.Assign)
         and any(isinstance(target, ast.Name) and target.id == "pytestmark" for target in node.targets)
@@ -85,23 +85,23 @@ def _all_marked(body: Sequence[ast.stmt]) -> bool:
 
 
 def is_marked(node: Function | ast.ClassDef) -> bool:
-    """Whether a decorator marks a test, or all of a class, to be skipped."""
+    """Return True if a decorator marks a test, or all of a class, to be skipped."""
     return any(map(_is_mark, node.decorator_list))
 
 
 def _is_mark(node: ast.expr) -> bool:
-    """Whether a mark to skip stands in a decorator, also where it is one case's of `parametrize`."""
+    """Return True if a decorator contains a skip mark, also for a single case of `parametrize`."""
     return any(last_name(each) in SKIPS for each in ast.walk(node))
 
 
 def passed(name: str, outcomes: Iterable[tuple[str, str]], *, may_skip: bool = False) -> bool:
-    """Whether this test was run, and every case of it passed; with `may_skip` it may have been skipped instead."""
+    """Return True if this test ran and all its cases passed; with `may_skip` it may have been skipped instead."""
     outcomes_of_test = {outcome for test, outcome in outcomes if _is(name, test)}
     return bool(outcomes_of_test) and outcomes_of_test <= ({"passed", "skipped"} if may_skip else {"passed"})
 
 
 def _is(name: str, test: str) -> bool:
-    """Whether a test of a report, of which the whole path is known, is one of this name."""
+    """Return True if a reported test, with its full path, has this name."""
     plain, bracket, case = name.partition("[")
     reported, reported_bracket, reported_case = test.partition("[")
     if bracket and (reported_bracket, reported_case) != (bracket, case):
@@ -128,7 +128,7 @@ def _dotted(path: str) -> str:
 
 
 def _names(words: list[str], path: str) -> bool:
-    """Whether a command names a file, as a path, as a module, or by a folder above it."""
+    """Return True if a command names a file, as a path, as a module, or by a directory above it."""
     path = posixpath.normpath(path).removeprefix("~/")
     name = posixpath.basename(path)
     forms = {path, _dotted(path), name, name.removesuffix(".py")}
@@ -142,7 +142,7 @@ def _by_custom(name: str) -> bool:
 
 
 def _tests(tree: ast.Module, *, plain: bool) -> Iterable[str]:
-    """Names of functions and of methods of classes that stand at the top of a file; `plain`: as pytest finds them."""
+    """Yield the names of top-level test functions and of methods of test classes; `plain`: as pytest finds them."""
     cases: set[str] = set()
     for node in tree.body:
         if plain and _is_test(node):
@@ -155,7 +155,7 @@ def _tests(tree: ast.Module, *, plain: bool) -> Iterable[str]:
 
 
 def _collects(node: ast.ClassDef, *, plain: bool, case: bool) -> bool:
-    """Whether the tests of a class are run: those of a TestCase, and for pytest those of a Test without __init__."""
+    """Return True if the tests of a class are run: a TestCase, and for pytest a Test class without __init__."""
     names = {target.id for each in node.body if isinstance(each, ast.Assign) for target in each.targets
              if isinstance(target, ast.Name)}  # fmt: skip
     methods = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
@@ -165,7 +165,7 @@ def _collects(node: ast.ClassDef, *, plain: bool, case: bool) -> bool:
 
 
 def _is_test(node: ast.stmt) -> bool:
-    """Return a test function, but for one that a decorator may turn into something else altogether."""
+    """Return True for a test function, except one that a decorator may turn into something else."""
     if not isinstance(node, Function) or not node.name.startswith("test"):
         return False
     return not any(_base(each) in ("fixture", "property", "staticmethod") for each in node.decorator_list)

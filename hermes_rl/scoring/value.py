@@ -1,7 +1,7 @@
-"""What a reward says of itself, what it may return, what is recorded of it, and how all values become a score.
+"""Define declarations of rewards, their return values, their records, and the combination of all values into a score.
 
-`Score` is what reward authors write, `RewardValue` what records hold, `interpret` the way from one to the other, and
-`combine` the score of a rollout. Calling rewards is the job of `hermes_rl.scoring.grader`.
+Reward authors write `Score`, records hold `RewardValue`, `interpret` converts one to the other, and `combine` returns
+the score of a rollout. `hermes_rl.scoring.grader` calls the rewards.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from hermes_rl.errors import RewardFailure
 from hermes_rl.foreign.messages import DEEPEST, LONGEST_NAME, LONGEST_TEXT, require_score
 from hermes_rl.values import LARGEST_NUMBER, is_number
 
-# ------------------------------------------------------------------------------------- What a reward says of itself
+# ------------------------------------------------------------------------------------- Declarations of a reward
 
 Reward = TypeVar("Reward", bound=Callable[..., Any])
 
 
 def group_only_for(argument: str) -> Callable[[Reward], Reward]:
-    """Mark a reward that takes a group, but needs all of its members only where the spec gives this argument.
+    """Mark a reward that takes a group, but needs all of its members only if the spec gives this argument.
 
-    Without the argument it is called for each rollout by itself, as a group of one.
+    Without the argument it is called for each rollout separately, as a group of one.
     """
 
     def marked(function: Reward) -> Reward:
@@ -36,18 +36,18 @@ def group_only_for(argument: str) -> Callable[[Reward], Reward]:
 
 
 def in_runner(function: Reward) -> Reward:
-    """Mark a reward that never runs in a process of its own, since it shares what it learns with other rollouts."""
+    """Mark a reward that never runs in a separate process, because it shares data with other rollouts."""
     function.in_runner = True  # type: ignore[attr-defined]
     return function
 
 
 def value_range(low: float, high: float, *, written: bool = False) -> Callable[[Reward], Reward]:
-    """Declare the lowest and the highest value of a reward, instead of 0 and 1; `range` of a spec overrides it.
+    """Declare the minimum and maximum value of a reward, instead of 0 and 1; `range` of a spec overrides it.
 
     Args:
-        low: value of what the policy makes fail.
+        low: value if the policy makes the reward fail.
         high: the same if the weight is negative.
-        written: the value is a number that a command writes; one outside of the range is not a value.
+        written: the value is a number that a command writes; a number outside the range is invalid.
     """
 
     def marked(function: Reward) -> Reward:
@@ -58,11 +58,11 @@ def value_range(low: float, high: float, *, written: bool = False) -> Callable[[
 
 
 def requires(condition: str, problem: str) -> Callable[[Reward], Reward]:
-    """Declare what must be true of a reward's arguments: `validate` and a run refuse a row for which it is not.
+    """Declare a condition on a reward's arguments: `validate` and a run reject a row that violates it.
 
     Args:
         condition: an expression over the arguments, as in templates.
-        problem: what is wrong otherwise, which may be a template over the arguments.
+        problem: error message, which may be a template over the arguments.
     """
 
     def marked(function: Reward) -> Reward:
@@ -76,12 +76,12 @@ def requires(condition: str, problem: str) -> Callable[[Reward], Reward]:
 def takes_at_most(
     limit: float | str, imports: tuple[str, ...] = (), prepare: Callable[[], None] | None = None
 ) -> Callable[[Reward], Reward]:
-    """Mark a reward that needs no longer, whatever its row: an answer that takes it longer is worth nothing.
+    """Declare a reward's time limit for any row: a reply that takes it longer gets the lowest value.
 
     Args:
-        limit: seconds, or the name of the argument that has them.
-        imports: modules that it imports when it is called; its process has them before.
-        prepare: called once, before processes of this reward are made, which then have what it has made.
+        limit: seconds, or the name of the argument that contains them.
+        imports: modules that it imports when called; its process imports them in advance.
+        prepare: called once before processes of this reward are created, which inherit its effects.
     """
 
     def marked(function: Reward) -> Reward:
@@ -91,18 +91,18 @@ def takes_at_most(
     return marked
 
 
-# ------------------------------------------------------------------------------------------------ What it may return
+# ------------------------------------------------------------------------------------------------ Return values
 
 MOST_METRICS, LONGEST_METRIC = 100, 100
-"""Metrics of one value, and characters of a name; the metric `omitted` counts further and longer ones."""
+"""Maximum number of metrics of one value, and of characters in a name; the metric `omitted` counts excess ones."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A reward's value with the reason for it and further numbers worth keeping.
+    """A reward's value with its reason and additional metrics.
 
-    `value` None means "cannot tell": in a weighted reward that is a failure, in a metric it is left out.
-    `overrides` goes to the trainer with the rollout: what a ScoredDataGroup says of one member, such as
+    `value` None means "cannot tell": in a weighted reward that is a failure, in a metric the value is omitted.
+    `overrides` is sent to the trainer with the rollout: fields of a ScoredDataGroup for one member, such as
     `{"set_advantage_to_zero": True}`.
     """
 
@@ -114,10 +114,10 @@ class Score:
 
 @dataclass(frozen=True)
 class RewardValue:
-    """One reward of one rollout, as it is recorded.
+    """One reward of one rollout, as recorded.
 
-    `per_turn` has one value per turn where the reward gave per-turn credit; `value` is then their sum.
-    `seconds` is wall time.
+    `per_turn` has one value per turn if the reward gave per-turn credit; `value` is then their sum. `seconds` is wall
+    time.
     """
 
     value: float | None
@@ -128,22 +128,22 @@ class RewardValue:
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
     def times(self, factor: float, *, turns: bool) -> RewardValue:
-        """Return a share of it, for one who has these `turns` or for another."""
+        """Return the value multiplied by `factor`; per-turn credit is kept only if the seat has these `turns`."""
         value = None if self.value is None else self.value * factor
         per_turn = tuple(turn * factor for turn in self.per_turn) if turns and self.per_turn is not None else None
         return replace(self, value=value, per_turn=per_turn)
 
     def within(self, low: float, high: float) -> RewardValue:
-        """Return the value brought into the range, with the metric `clamped`; per-turn credit is scaled with it."""
+        """Return the value clamped to the range, with the metric `clamped`; per-turn credit is scaled with it."""
         if self.value is None or low <= self.value <= high:
             return self
         value = min(max(self.value, low), high)
-        turns = low <= 0 <= high  # else no factor keeps the signs
+        turns = low <= 0 <= high  # otherwise no factor keeps the signs
         scaled = self.times(value / self.value if turns else 0.0, turns=turns)
         return replace(scaled, value=value, metrics={**self.metrics, "clamped": 1.0})
 
     def record(self) -> dict[str, Any]:
-        """Return the JSON form of a line in `rollouts.jsonl`; what is empty is left out."""
+        """Return the JSON form for a record in `rollouts.jsonl`; empty fields are omitted."""
         record: dict[str, Any] = {"value": self.value}
         if self.reason is not None:
             record["reason"] = self.reason
@@ -157,7 +157,7 @@ class RewardValue:
 
 
 def reward_of(record: Mapping[str, Any]) -> RewardValue:
-    """Return a reward's value, as a line has it."""
+    """Return a reward's value from a record."""
     per_turn = record.get("per_turn")
     return RewardValue(
         record["value"],
@@ -169,9 +169,9 @@ def reward_of(record: Mapping[str, Any]) -> RewardValue:
 
 
 def plain(returned: object, depth: int = DEEPEST) -> Any:
-    """Return what a reward returned as plain values, which `of_plain` reads in the process that asked for it.
+    """Return a reward's return value as plain values, which `of_plain` reads in the calling process.
 
-    Below `depth` levels there is only the name of a value's type, as no reward returns so many.
+    Below `depth` levels only the type name of a value is kept, because no valid reward nests so deeply.
     """
     if isinstance(returned, Score) and depth:
         metrics = returned.metrics
@@ -193,8 +193,12 @@ def plain(returned: object, depth: int = DEEPEST) -> Any:
 
 
 def of_plain(name: str, value: Any) -> object:
-    """Return what the reward `name` returned, from what `plain` made of it; raises `RewardFailure` like `interpret`,
-    and `WireError` where `plain` makes no such value."""
+    """Return the return value of reward `name` from its plain form.
+
+    Raises:
+        RewardFailure: as in `interpret`.
+        WireError: `plain` creates no such value.
+    """
     require_score(value)
     return _of_plain(name, value)
 
@@ -213,8 +217,11 @@ def _of_plain(name: str, value: Any) -> object:
 
 
 def interpret(name: str, returned: object, seconds: float, turns: int | None = None) -> RewardValue:
-    """Read what the reward `name` returned for one rollout of `turns` model calls (None: not checked). Raises
-    `RewardFailure` where it is no number, not finite, or a list without one value per turn."""
+    """Convert the return value of reward `name` for one rollout of `turns` model calls (None: not checked).
+
+    Raises:
+        RewardFailure: it is not a number, not finite, or a list without one value per turn.
+    """
     if isinstance(returned, Score):
         return _of_score(name, returned, seconds)
     if returned is None:
@@ -228,7 +235,7 @@ def interpret(name: str, returned: object, seconds: float, turns: int | None = N
 
 
 def total(values: Iterable[float]) -> float:
-    """Return the sum, independent of the order; not a number where it lies beyond the range of floats."""
+    """Return the sum, independent of the order; NaN if it is beyond the range of floats."""
     try:
         return math.fsum(values)
     except (OverflowError, ValueError):
@@ -263,7 +270,7 @@ def _finite(name: str, value: object) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
-        # An array or tensor of more than one element, or an integer beyond all floats.
+        # An array or tensor with more than one element, or an integer beyond the range of floats.
         raise RewardFailure(f"reward {name!r} returned no single number: {error}") from error
     if not is_number(number):
         raise RewardFailure(f"reward {name!r} returned {number}, which is not finite, or beyond {LARGEST_NUMBER:g}")
@@ -281,13 +288,13 @@ def _no_value(name: str, kind: str) -> RewardFailure:
 
 
 def of_steps(how: str, values: Sequence[RewardValue]) -> RewardValue:
-    """Return the value of a reward that was called behind each step of a rollout.
+    """Return the value of a reward that was called after each step of a rollout.
 
     Its metrics are those of the steps, and `step_1`, `step_2`, … with the value of each.
 
     Args:
-        how: `mean` over the steps, in which a metric that a step lacks is 0; or `last`, the last step's.
-        values: one for each step that was played, in order; at least one.
+        how: `mean` over the steps, in which a missing metric of a step is 0; or `last`, the last step's.
+        values: one for each completed step, in order; at least one.
     """
     if len(values) == 1:
         return values[0]
@@ -308,14 +315,14 @@ def of_steps(how: str, values: Sequence[RewardValue]) -> RewardValue:
 
 
 def is_below(least: float | Mapping[str, float], values: Mapping[str, RewardValue]) -> bool:
-    """Whether the rewards of a step are less than what the words that follow it ask for.
+    """Return True if the rewards of a step are below the minimum of the following user message.
 
     Args:
-        least: for each reward; or by names of rewards or of their metrics. One that is not there is less.
+        least: minimum for each reward; or by names of rewards or of their metrics. A missing one counts as below.
         values: the step's rewards by name.
 
     Raises:
-        RewardFailure: a reward could not tell.
+        RewardFailure: a reward returned no value.
     """
     named = {name: known(Weighting(name), value) for name, value in values.items()}
     if not isinstance(least, Mapping):
@@ -326,9 +333,9 @@ def is_below(least: float | Mapping[str, float], values: Mapping[str, RewardValu
 
 
 # ------------------------------------------------------ From the values of all rewards to the score of a rollout
-# score = clamp( Σ weight × value  ×  Π gates ), or the product or the least of weight × value in the place of the sum.
-# A reward of weight 0 is a metric: it is kept and counts for
-# nothing. A gate multiplies, its value must lie in [0, 1]. With gates alone the sum is 1, with metrics alone 0.
+# score = clamp( Σ weight × value  ×  Π gates ), or the product or the minimum of weight × value instead of the sum. A
+# reward of weight 0 is a metric: it is recorded and does not count. A gate multiplies; its value must be in [0, 1].
+# With gates alone the sum is 1, with metrics alone 0.
 
 
 @dataclass(frozen=True)
@@ -350,8 +357,11 @@ def combine(
     clamp: tuple[float, float] | None = None,
     how: str = "sum",
 ) -> float:
-    """Return the score of a rollout; `how` is a key of `COMBINED`. Raises `RewardFailure` where a reward that counts
-    could not tell, a gate lies outside [0, 1], or the result is not finite."""
+    """Return the score of a rollout; `how` is a key of `COMBINED`.
+
+    Raises:
+        RewardFailure: a reward that counts returned no value, a gate is outside [0, 1], or the result is not finite.
+    """
     parts: list[float] = []
     gates = 1.0
     for weighting in weightings:
@@ -375,16 +385,16 @@ def combine(
 
 
 def rounded(score: float) -> float:
-    """Return a score to 12 significant digits: 0.1 + 0.2 and 0.3 are one score, wherever scores are compared."""
+    """Return a score rounded to 12 significant digits, so that 0.1 + 0.2 and 0.3 compare equal."""
     return float(f"{score:.12g}")
 
 
 COMBINED: Mapping[str, Callable[[Sequence[float]], float]] = {"sum": total, "product": math.prod, "minimum": min}
-"""What `score.combine` names."""
+"""Functions by value of `score.combine`."""
 
 
 def known(weighting: Weighting, reward: RewardValue) -> float:
-    """Return the value of a reward that counts; raises `RewardFailure` if there is none."""
+    """Return the value of a reward that counts; raise `RewardFailure` if there is none."""
     if reward.value is None:
         why = f": {reward.reason}" if reward.reason else ""
         raise RewardFailure(f"reward {weighting.name!r} could not tell (it returned None){why}")

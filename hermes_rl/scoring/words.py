@@ -1,4 +1,4 @@
-"""Where words begin and end in a text of any script, for rewards that look for words."""
+"""Find word boundaries in text of any script, for rewards that search for words."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ SPACELESS = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3041-\u3096\u309d-\u30fa\u30fc-\u30ff\u3400-\u9fff"
     "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
 )
-"""Characters of scripts that put no spaces between words (Thai, Lao, Burmese, Khmer, Japanese, Chinese), for a set of a
-regular expression."""
+"""Characters of scripts without spaces between words (Thai, Lao, Burmese, Khmer, Japanese, Chinese), for a set of a
+regular expression.
+"""
 LETTER = rf"[^\W{SPACELESS}]"
-"""A pattern for a letter, a digit or `_` of a script that puts spaces between words."""
+"""Pattern for a letter, a digit or `_` of a script with spaces between words."""
 _FIRST_SPACELESS, _LAST_SPACELESS = re.compile(f"[{SPACELESS}]"), re.compile(f"[{SPACELESS}]$")
 
 
@@ -23,7 +24,7 @@ def words_of(text: str) -> set[str]:
 
 
 def pattern_of(phrase: str) -> str:
-    """Return a pattern for a phrase that stands by itself, not within a word where its script has spaces."""
+    """Return a pattern for a phrase that stands alone, not inside a word if its script has spaces."""
     before = "" if _FIRST_SPACELESS.match(phrase) else r"(?<!\w)"
     behind = "" if _LAST_SPACELESS.search(phrase) else r"(?!\w)"
     return before + re.escape(phrase) + behind

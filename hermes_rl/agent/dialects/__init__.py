@@ -1,8 +1,8 @@
-"""The languages in which agent programs ask for a model.
+"""Model APIs used by agent programs.
 
-A dialect turns the body of a request into messages and tools as chat completions have them, and an answer of the policy
-into a body or the events of a stream. It decides what of a request is refused. Nothing behind it knows in which dialect
-a program has asked; whom the messages are sent to, `endpoint` decides.
+A dialect converts the body of a request into messages and tools in the form of chat completions, and a policy reply
+into a response body or the events of a stream. It decides which requests are refused. The code after it does not depend
+on the dialect; `endpoint` selects the model.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ GOOGLE = (Google("generateContent", stream=False), Google("streamGenerateContent
 DIALECTS: tuple[ProgramDialect, ...] = (Chat(), Responses(), Messages(), *GOOGLE)
 CHAT = DIALECTS[0]
 PATHS = [f"…{dialect.path}" for dialect in DIALECTS]
-"""Where a request is answered, for messages."""
+"""Request paths, for error messages."""
 COUNT_TOKENS = "/count_tokens"
-"""How a path ends, behind that of Anthropic's messages, at which a request is counted and not answered."""
+"""Path suffix after Anthropic's messages path for requests that count tokens and generate nothing."""
 
 
 def dialect_at(path: str) -> ProgramDialect | None:
-    """Return the dialect that is spoken at a path."""
+    """Return the dialect of a path, or None."""
     return next((dialect for dialect in DIALECTS if path.endswith(dialect.path)), None)
 
 
 def written_models(model: str) -> bytes:
-    """Write the list of models, in the form that OpenAI's clients read and in Anthropic's at once: there is one."""
+    """Return the list of models, in a form that both OpenAI's and Anthropic's clients read; it has one model."""
     ends = {"has_more": False, "first_id": model, "last_id": model}
     return write_message({"object": "list", "data": [_model(model)], **ends})
 
 
 def written_model(model: str) -> bytes:
-    """Write what is known of a model, which is there under any name."""
+    """Return the description of a model; any name is accepted."""
     return write_message(_model(model))
 
 
 def written_count(tokens: int) -> bytes:
-    """Write how many tokens a request has, as Anthropic's clients read it."""
+    """Return the number of tokens of a request in the form of Anthropic's API."""
     return write_message({"input_tokens": tokens})
 
 

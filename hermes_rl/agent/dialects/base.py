@@ -1,4 +1,4 @@
-"""What all dialects of agent programs share: a request, an answer, and what a dialect does with them."""
+"""Define the requests, replies and methods that all dialects of agent programs share."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from hermes_rl.values import read_bounded, write_message
 
 MOST_MESSAGES = 5_000
 UNREAD = "__unparsedToolInput"
-"""Where a dialect of objects has arguments that are no JSON object: Claude Code's own name, under which it sends such
-arguments back."""
+"""Key for arguments that are not a JSON object, in dialects that send objects: the name that Claude Code uses when it
+sends such arguments back.
+"""
 LONGEST_NOTE = 200
-"""Characters of what is written down of one field that a program asks for."""
+"""Characters of one requested field that are recorded."""
 
 
 class RefusedRequestError(Exception):
-    """A request cannot be answered as it is; the text is what the program is told."""
+    """A request cannot be processed; the text is sent to the program."""
 
 
 @dataclass(frozen=True)
 class ProgramRequest:
-    """One request of a program for an answer of the model, as chat completions have it whatever the dialect."""
+    """One model request of a program, in the form of chat completions for every dialect."""
 
     messages: list[Message]
     tools: list[dict[str, Any]]
     stream: bool
     sampling: Mapping[str, Any]
-    """What it asks for of sampling, by name; it is written down, and the spec's own is sent."""
+    """Requested sampling options by name. They are recorded; the spec's options are used instead."""
     usage_streamed: bool = True
     custom: frozenset[str] = frozenset()
     """Tools that take a text instead of arguments."""
@@ -38,38 +39,41 @@ class ProgramRequest:
 
 @dataclass(frozen=True)
 class ProgramAnswer:
-    """An answer of the policy."""
+    """One reply of the policy."""
 
     id: str
     created: int
     model: str
     message: Message
     finish: str
-    """As chat completions have it: stop, tool_calls, length or content_filter."""
+    """Finish reason as in chat completions: stop, tool_calls, length or content_filter."""
     prompt_tokens: int
     completion_tokens: int
     reasoning_tokens: int | None = None
-    """Those of the completion that are reasoning, where the engine counts them."""
+    """Reasoning tokens of the completion, if the engine counts them."""
 
 
 class ProgramDialect(Protocol):
-    """How programs ask for an answer, and how they get it."""
+    """Request and reply format of an API for agent programs."""
 
     path: str
-    """How the path of a request ends."""
+    """Suffix of the request path."""
 
     def read(self, body: Any) -> ProgramRequest:
-        """Read the body of a request. Raises `RefusedRequestError` where it has another form, or asks for what no
-        answer of ours can hold."""
+        """Parse the body of a request.
+
+        Raises:
+            RefusedRequestError: the body has another form, or requests a feature that hermes-rl does not support.
+        """
 
     def written(self, answer: ProgramAnswer, request: ProgramRequest) -> bytes:
-        """Write the body of an answer that is not streamed."""
+        """Return the body of a reply that is not streamed."""
 
     def events(self, answer: ProgramAnswer, request: ProgramRequest) -> Iterator[bytes]:
-        """Write the events of one that is."""
+        """Yield the events of a streamed reply."""
 
     def error(self, message: str, code: str) -> bytes:
-        """Write the body of an error; `code` is one of ours, such as ``rollout_over``."""
+        """Return the body of an error; `code` is one of hermes-rl's codes, such as ``rollout_over``."""
 
 
 def require_object(value: Any, what: str) -> dict[str, Any]:
@@ -92,7 +96,7 @@ def require_text(value: Any, what: str) -> str:
 
 
 def noted(body: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return what a request says under these names, to be written down: plain values as they are, others as text."""
+    """Return the named fields of a request for recording: plain values unchanged, others as text."""
     values = {name: body[name] for name in names if body.get(name) is not None}
     return {
         name: value if isinstance(value, int | float) else _note(value)
@@ -106,7 +110,7 @@ def _note(value: Any) -> str:
 
 
 def joined(parts: Any, kinds: frozenset[str], what: str) -> str | list[dict[str, Any]]:
-    """Return a text where the content is nothing but texts, since programs send one text in either form."""
+    """Return a text if the content consists only of texts, because programs send one text in either form."""
     if parts is None or isinstance(parts, str):
         return parts or ""
     parts = require_list(parts, what)
@@ -116,7 +120,7 @@ def joined(parts: Any, kinds: frozenset[str], what: str) -> str | list[dict[str,
 
 
 def addresses_in(messages: Sequence[Message]) -> Iterator[str]:
-    """Yield where pictures lie that are not in the messages themselves: a model's server fetches them."""
+    """Yield the addresses of images that are not embedded in the messages: a model server fetches these."""
     for message in messages:
         for part in message["content"] if isinstance(message["content"], list) else ():
             picture = part.get("image_url")
@@ -126,7 +130,9 @@ def addresses_in(messages: Sequence[Message]) -> Iterator[str]:
 
 
 def text_in(content: Any, kinds: frozenset[str], what: str) -> str:
-    """Return a text as `joined` does; raises `RefusedRequestError` where there is anything else, such as a picture."""
+    """Return a text as `joined` does; raise `RefusedRequestError` if the content includes other parts, such as an
+    image.
+    """
     text = joined(content, kinds, what)
     if not isinstance(text, str):
         raise RefusedRequestError(f"{what} must be text alone: nothing else can be shown to the policy")
@@ -134,16 +140,15 @@ def text_in(content: Any, kinds: frozenset[str], what: str) -> str:
 
 
 def add_text(message: Message, text: str, key: str = "content") -> None:
-    """Add a piece to a text of a message that is being read; `join_texts` puts the pieces together.
+    """Append a piece to a text of a message that is being parsed; `join_texts` joins the pieces.
 
-    Appending to a text copies all that is there already, so that many small pieces would take a time that grows with
-    the square of their number.
+    Appending to a string copies it, so many small pieces would take quadratic time.
     """
     message.setdefault(key, []).append(text)
 
 
 def join_texts(messages: list[Message]) -> list[Message]:
-    """Put together the texts to which `add_text` has added, and return the messages."""
+    """Join the pieces that `add_text` appended, and return the messages."""
     for message in messages:
         for key in ("content", "reasoning_content"):
             if isinstance(pieces := message.get(key), list):
@@ -157,7 +162,7 @@ def function_call(identity: Any, name: Any, arguments: str) -> dict[str, Any]:
 
 
 def arguments_of(arguments: Any) -> str:
-    """Write the object of a call as the arguments that the model has written, or such that mean the same."""
+    """Return the arguments of a call as the model wrote them, or an equivalent text."""
     if isinstance(arguments, dict) and set(arguments) == {UNREAD}:
         unread = arguments[UNREAD]
         text = unread.get("raw") if isinstance(unread, dict) else unread
@@ -167,7 +172,7 @@ def arguments_of(arguments: Any) -> str:
 
 
 def object_of(arguments: str) -> dict[str, Any]:
-    """Return the arguments that the model has written as an object, which `arguments_of` reads."""
+    """Return the model's arguments as an object that `arguments_of` can read."""
     try:
         value = read_bounded(arguments or "{}")
     except ValueError:
@@ -176,7 +181,7 @@ def object_of(arguments: str) -> dict[str, Any]:
 
 
 def function_tool(name: Any, description: Any, parameters: Any) -> dict[str, Any]:
-    """Return a tool as chat completions have it; raises `RefusedRequestError`."""
+    """Return a tool in the form of chat completions; raises `RefusedRequestError`."""
     function = {
         "name": require_text(name, "the name of a tool"),
         "description": require_text(description or "", "the description of a tool"),
@@ -186,12 +191,12 @@ def function_tool(name: Any, description: Any, parameters: Any) -> dict[str, Any
 
 
 def openai_error(message: str, code: str) -> bytes:
-    """Write the body of an error as chat completions and Responses have it."""
+    """Return the body of an error in the form of chat completions and Responses."""
     kind = "server_error" if code == "server_error" else "invalid_request_error"
     return write_message({"error": {"message": message, "type": kind, "param": None, "code": code}})
 
 
 def event(content: Mapping[str, Any], name: str = "") -> bytes:
-    """Write one server-sent event."""
+    """Return one encoded server-sent event."""
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + write_message(content) + b"\n\n"

@@ -1,5 +1,7 @@
-"""OpenAI's chat completions, as programs write and read them. Sources: OpenAI's API reference, and requests that
-programs were seen to send."""
+"""Parse and write OpenAI's chat completions for agent programs.
+
+Sources: OpenAI's API reference, and requests recorded from programs.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ TEXT = frozenset({"text"})
 
 
 class Chat:
-    """See `base.ProgramDialect`."""
+    """OpenAI's chat completions; see `base.ProgramDialect`."""
 
     path = "/chat/completions"
 
@@ -66,7 +68,7 @@ class Chat:
         return write_message({**_head(answer, "chat.completion"), "choices": [choice], "usage": _usage(answer)})
 
     def events(self, answer: ProgramAnswer, request: ProgramRequest) -> Iterator[bytes]:
-        """Write who speaks, the reasoning, the text, each call in two, and the end."""
+        """Yield the role, the reasoning, the text, two events per call, and the end."""
         head, message = _head(answer, "chat.completion.chunk"), answer.message
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
         deltas += [{name: message[name]} for name in ("reasoning_content", "content") if message.get(name)]
@@ -104,7 +106,7 @@ def _message(message: dict[str, Any]) -> Message:
 
 
 def _part(part: dict[str, Any]) -> dict[str, Any]:
-    """Read a part that may be no text; what else it says could have the model's server look elsewhere."""
+    """Parse a content part, which may not be text; other fields could make the model server fetch data."""
     kind = part.get("type")
     if kind not in CHAT_PARTS:
         known = ", ".join(sorted(CHAT_PARTS))

@@ -1,5 +1,7 @@
-"""Google's generateContent, as programs write and read it. Sources: Google's API reference, and requests that programs
-were seen to send."""
+"""Parse and write Google's generateContent for agent programs.
+
+Sources: Google's API reference, and requests recorded from programs.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +34,15 @@ SAMPLING = (
 )  # fmt: skip
 SCHEMAS = ("responseSchema", "responseJsonSchema", "_responseJsonSchema")
 TYPES = {"STRING", "NUMBER", "INTEGER", "BOOLEAN", "ARRAY", "OBJECT", "NULL"}
-"""Types as Google's own schemas name them; JSON Schema has the same in small letters."""
+"""Types in Google's schemas; JSON Schema uses the same names in lower case."""
 TOLD = ("output", "result", "error")
-"""Under which name the text of a tool's result stands, where there is nothing else."""
+"""Keys that hold the text of a tool result if there is no other key."""
 STOPS = {"length": "MAX_TOKENS", "content_filter": "SAFETY"}
 ERRORS = {"not_found": (404, "NOT_FOUND"), "server_error": (500, "INTERNAL")}
 
 
 class Google:
-    """See `base.ProgramDialect`; whether an answer is streamed, the path says."""
+    """Google's generateContent; see `base.ProgramDialect`. The path decides if a reply is streamed."""
 
     def __init__(self, method: str, *, stream: bool) -> None:
         self.path = f":{method}"
@@ -75,7 +77,7 @@ class Google:
         return write_message(_response(answer, _parts(answer.message), last=True))
 
     def events(self, answer: ProgramAnswer, request: ProgramRequest) -> Iterator[bytes]:
-        """Write each part in a response of its own, the last one with why it has stopped."""
+        """Yield a separate response for each part, the last one with the finish reason."""
         parts = _parts(answer.message)
         for number, part in enumerate(parts, 1):
             yield event(_response(answer, [part], last=number == len(parts)))
@@ -86,7 +88,7 @@ class Google:
 
 
 def _add(messages: list[Message], content: dict[str, Any]) -> None:
-    """Add what one content says; neighbours of the model make one message."""
+    """Add the parts of one content; adjacent contents of the model form one message."""
     role = content.get("role") or "user"
     if role not in ("user", "model", "function"):
         raise RefusedRequestError("each content must have a role, one of model, user")
@@ -124,7 +126,7 @@ def _text(part: dict[str, Any]) -> str:
 
 
 def _result(response: Any) -> str:
-    """Return the text of a tool's result; JSON where it is more than a text."""
+    """Return the text of a tool result; JSON if it holds more than a text."""
     response = require_object(response if response is not None else {}, "`response` of a tool")
     (name, value), *others = response.items() or [("", None)]
     return value if name in TOLD and isinstance(value, str) and not others else json.dumps(response, ensure_ascii=False)
@@ -140,7 +142,7 @@ def _functions(tool: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _schema(written: Any) -> Any:
-    """Return one of Google's schemas as JSON Schema names its types."""
+    """Return a Google schema with the type names of JSON Schema."""
     if isinstance(written, list):
         return [_schema(each) for each in written]
     if not isinstance(written, dict):

@@ -1,5 +1,7 @@
-"""Anthropic's messages, as programs write and read them. Sources: Anthropic's API reference, and requests that programs
-were seen to send."""
+"""Parse and write Anthropic's messages for agent programs.
+
+Sources: Anthropic's API reference, and requests recorded from programs.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,13 @@ SAMPLING = (
 NOT_THERE = ("mcp_servers", "container")
 TEXT = frozenset({"text"})
 BILLING = "x-anthropic-billing-header"
-"""How a block begins that is for the maker's accounts; it differs from request to request."""
+"""Prefix of a billing block for the vendor; it differs between requests."""
 STOPS = {"tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
 ERRORS = {"not_found": "not_found_error", "server_error": "api_error"}
 
 
 class Messages:
-    """See `base.ProgramDialect`."""
+    """Anthropic's messages; see `base.ProgramDialect`."""
 
     path = "/messages"
 
@@ -73,7 +75,7 @@ class Messages:
         return write_message({**_head(answer), "content": content, "stop_reason": _stop(answer), "usage": usage})
 
     def events(self, answer: ProgramAnswer, request: ProgramRequest) -> Iterator[bytes]:
-        """Write the message, empty; each block, empty, and what is in it; why it has stopped."""
+        """Yield the empty message, then each empty block with its content, then the stop reason."""
 
         def say(kind: str, **content: Any) -> bytes:
             return event({"type": kind, **content}, kind)
@@ -113,7 +115,7 @@ def _system(system: Any) -> str:
 
 
 def _messages(message: dict[str, Any]) -> list[Message]:
-    """Return what one message says: of a user's with results, a message for each of them."""
+    """Return the messages of one Anthropic message: for a user message with results, one message for each result."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise RefusedRequestError("each message must have a role, one of assistant, system, user")
@@ -134,7 +136,7 @@ def _assistant(blocks: list[dict[str, Any]]) -> Message:
         elif kind == "tool_use":
             call = function_call(block.get("id"), block.get("name"), arguments_of(block.get("input")))
             turn.setdefault("tool_calls", []).append(call)
-        elif kind != "redacted_thinking":  # which we never send: it is reasoning that was dropped
+        elif kind != "redacted_thinking":  # hermes-rl never sends it: its reasoning was dropped
             raise RefusedRequestError(f"a block of type {kind!r:.100} cannot be read in an answer of the model")
     return turn
 

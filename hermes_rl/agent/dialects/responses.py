@@ -1,7 +1,7 @@
-"""OpenAI's Responses, as programs write and read them, without anything that is stored between requests.
+"""Parse and write OpenAI's Responses for agent programs, without storage between requests.
 
-A turn of the model is several items: its reasoning, its text, each of its calls; here they are one message. Sources:
-OpenAI's API reference, and requests that programs were seen to send.
+A model turn consists of several items: its reasoning, its text and each of its calls. Here they form one message.
+Sources: OpenAI's API reference, and requests recorded from programs.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ SAMPLING = (
     "truncation", "service_tier", "context_management",
 )  # fmt: skip
 NOT_KEPT = ("previous_response_id", "conversation", "prompt", "background")
-"""What would need something that was stored before, or is stored for later."""
+"""Fields that need data stored before, or stored for later."""
 TEXT = frozenset({"input_text", "output_text", "text"})
 HANDLE = "hermes-rl:"
-"""How the opaque form of reasoning begins, which programs send back that do not send the reasoning itself."""
+"""Prefix of the opaque form of reasoning, which some programs send back instead of the reasoning itself."""
 CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 class Responses:
-    """See `base.ProgramDialect`."""
+    """OpenAI's Responses; see `base.ProgramDialect`."""
 
     path = "/responses"
 
@@ -86,7 +86,7 @@ class Responses:
         return write_message(_response(answer, _items(answer, request)))
 
     def events(self, answer: ProgramAnswer, request: ProgramRequest) -> Iterator[bytes]:
-        """Write the response, empty; each item, empty, what is in it, and whole; the response, whole."""
+        """Yield the empty response, then each item (empty, its content, complete), then the complete response."""
         number, items = count(), _items(answer, request)
 
         def say(kind: str, **content: Any) -> bytes:
@@ -122,7 +122,7 @@ class Responses:
 
 
 def _add(messages: list[Message], item: dict[str, Any]) -> None:
-    """Add an item to the messages; those of one turn of the model make one message."""
+    """Add an item to the messages; the items of one model turn form one message."""
     kind = item.get("type", "message")
     if kind == "message":
         role = item.get("role")
@@ -168,7 +168,7 @@ def _reasoning(item: dict[str, Any]) -> str:
         try:
             return base64.b64decode(handle.removeprefix(HANDLE), validate=True).decode("utf-8", "surrogatepass")
         except (binascii.Error, UnicodeDecodeError):
-            return ""  # somebody has changed it: then it is reasoning that was dropped
+            return ""  # the value was changed: treated as dropped reasoning
     return ""
 
 
@@ -217,7 +217,7 @@ def _items(answer: ProgramAnswer, request: ProgramRequest) -> list[dict[str, Any
 
 
 def _input(arguments: str) -> str | None:
-    """Return the text for a custom tool; None where the model has written other arguments."""
+    """Return the text for a custom tool, or None if the model wrote other arguments."""
     try:
         value = read_bounded(arguments)
     except ValueError:

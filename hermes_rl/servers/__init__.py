@@ -1,1 +1,1 @@
-"""Model servers: clients and their pools, transport, retry, dialects, and the scripted policy."""
+"""Model servers: clients and their pools, transport, retries, API formats, and the scripted policy."""

@@ -1,4 +1,4 @@
-"""`type: atropos`: the older ``/generate`` of Atropos' example server, which other servers also speak."""
+"""Implement `type: atropos`: the older ``/generate`` API of Atropos' example server, which other servers also offer."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hermes_rl.tokens.transcript import TokenLogprobs
 
 
 class LegacyGenerate:
-    """See `base.Dialect`."""
+    """The older ``/generate`` API; see `base.Dialect`."""
 
     path = "/generate"
     names: Mapping[str, str] = NAMES
-    # This server takes its parameters from the body alone, and none from the model's generation_config.json.
+    # This server takes its parameters only from the body, and none from the model's generation_config.json.
     neutral: Mapping[str, float] = {}
     paused_path: str | None = "/bridge/is_paused"
     weights_paths: Sequence[str] = ("/bridge/info",)
@@ -43,7 +43,7 @@ class LegacyGenerate:
         return {**body, "max_tokens": 1, "temperature": 1.0}
 
     def read_scores(self, data: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
-        """Read `prompt_logprobs`, [position] or [completion][position] of {id: logprob}, or of lists of such."""
+        """Parse `prompt_logprobs`, [position] or [completion][position] of {id: logprob}, or of lists of them."""
         places = data.get("prompt_logprobs") if isinstance(data, dict) else None
         if isinstance(places, list) and places and isinstance(places[0], list):
             places = places[0]
@@ -55,7 +55,7 @@ class LegacyGenerate:
         return scores_of_prompt(places, prompt, top_k)
 
     def read(self, data: Any) -> Sampled:
-        """Read `logprobs`, [completion][position][{id: logprob}]; without `token_ids` its keys are the ids."""
+        """Parse `logprobs`, [completion][position][{id: logprob}]; without `token_ids` its keys are the ids."""
         if not isinstance(data, dict):
             raise Malformed("the answer is not a JSON object")
         positions = _first(data.get("logprobs"), "logprobs")
@@ -76,7 +76,7 @@ def _first(value: Any, name: str) -> Any:
 
 
 def _entry(position: Any, token: int | None) -> tuple[str, Any]:
-    """Return id and log-probability at one position; the first there are, where the sampled token is not known."""
+    """Return id and log-probability at one position; the first ones if the sampled token is unknown."""
     entry = position[0] if isinstance(position, list) and position else position
     if not isinstance(entry, dict) or not entry:
         raise Malformed("a sampled token has no log-probability")

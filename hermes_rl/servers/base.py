@@ -1,5 +1,7 @@
-"""A model server as the rest of the program sees it: a request, a reply, two protocols, a configuration; and the JSON
-of both APIs. These types are dataclasses and not pydantic models because they are made for every model call."""
+"""Define the interface of a model server: request, reply, two protocols and a configuration, and the JSON of both APIs.
+
+The types are dataclasses and not pydantic models because one is created for every model call.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ from hermes_rl.values import LARGEST_COUNT, MOST_VALUES, is_number, read_bounded
 T = TypeVar("T")
 
 Message = Mapping[str, Any]
-"""One message as the chat-completions API has it."""
+"""One message in the form of the chat-completions API."""
 
 
 CALLABLE = "callable"
-"""The type of a function of the caller that answers as a server would."""
+"""Type of a function in the caller's process that acts as a server."""
 
 
 class Secret:
@@ -36,7 +38,7 @@ class Secret:
         self._value = value
 
     def reveal(self) -> str:
-        """Return the value itself; call it only where the value leaves for its server."""
+        """Return the value itself; call it only immediately before the value is sent to its server."""
         return self._value
 
     def __repr__(self) -> str:
@@ -53,129 +55,131 @@ class Secret:
 
 
 SESSION_HEADER = "X-Session-ID"
-"""Header with the rollout of a call, so that a router can send all calls of a rollout to one engine. It is a hint."""
+"""Header with the rollout of a call, so that a router can send all calls of a rollout to one engine. It is optional."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The configuration of one server, with its secrets resolved."""
+    """Configuration of one server, with its secrets resolved."""
 
     type: str
-    """As a spec names it (see `hermes_rl.server_types`), or `CALLABLE`."""
+    """Type as in a spec (see `hermes_rl.server_types`), or `CALLABLE`."""
     base_url: str | None = None
     """Address that `/chat/completions` is appended to; None for `scripted`."""
     model: str = ""
     api_key: Secret | None = None
-    """None sends no Authorization header."""
+    """API key; None sends no Authorization header."""
     headers: Mapping[str, Secret] = field(default_factory=dict)
     timeout: float = 1200.0
-    """Seconds for one attempt of a call, from sending to the last byte."""
+    """Timeout in seconds of one attempt of a call, from sending to the last byte."""
     max_concurrency: int = 512
-    """Requests in flight to this server."""
+    """Maximum number of requests in flight to this server."""
     tokenizer: str | None = None
     """Hub name or path; None is the model's own (the small one for `scripted`)."""
     renderer: Mapping[str, Any] | None = None
     """Settings of the renderer, for token-level types."""
     weights_path: str | None = None
-    """The path on which a token-level server tells the version of its weights; None: the usual one of its type."""
+    """Path at which a token-level server reports the version of its weights; None: the usual one of its type."""
     prices: Mapping[str, float] | None = None
-    """US dollars for a million `prompt` and `completion` tokens; None: nobody knows."""
+    """US dollars per million `prompt` and `completion` tokens; None: unknown."""
     session_header: bool = True
-    """Send `SESSION_HEADER` with each call of a rollout."""
+    """If True, send `SESSION_HEADER` with each call of a rollout."""
     deviate: float = 0.0
-    """Share of a group's rollouts that a `scripted` server plays wrong."""
+    """Fraction of a group's rollouts that a `scripted` server runs incorrectly."""
     seed: int = 0
     """Seed of the deviations."""
     naming: Callable[[], str] | None = None
-    """Returns the model's name for each request, where a trainer changes it with the weights."""
+    """Returns the model's name for each request, if a trainer changes it with the weights."""
     version: Callable[[], int | None] | None = None
-    """Returns the version of the weights, where a trainer tells it; None, or an answer of None: ask the server."""
+    """Returns the version of the weights, if a trainer sets it; if None, or if it returns None, the server is asked."""
 
     @property
     def kind(self) -> ServerType:
-        """What its type says about it; of a function, nothing."""
+        """Properties of its type; none for a function."""
         return ServerType(parts=CHAT_PARTS) if self.type == CALLABLE else server_type(self.type)
 
     def current(self) -> ServerConfig:
-        """Return the configuration with the model's name as it is now."""
+        """Return the configuration with the present name of the model."""
         return self if self.naming is None else replace(self, model=self.naming())
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningOptions:
-    """Thinking settings; how they travel depends on the server (see `wire`)."""
+    """Thinking settings; their form in a request depends on the server (see `_think`)."""
 
     effort: str | None = None
-    """none, minimal, low, medium, high or xhigh; wins over `max_tokens`, as only one may be sent."""
+    """none, minimal, low, medium, high or xhigh; overrides `max_tokens`, because only one may be sent."""
     max_tokens: int | None = None
-    """Tokens that the model may spend on thinking."""
+    """Maximum number of thinking tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One model call. A field that is None is not sent, so that the server's own default holds."""
+    """One model call. A field that is None is not sent, so that the server's own default applies."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None = None
-    """Tool schemas as the API has them: ``{"type": "function", "function": {...}}``."""
+    """Tool schemas in the form of the API: ``{"type": "function", "function": {...}}``."""
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
-    """Tokens of this one turn."""
+    """Maximum tokens of this turn."""
     max_trajectory_tokens: int | None = None
-    """Tokens of the prompt and this turn together. Token-level servers count the prompt, and alone hold to it."""
+    """Maximum tokens of the prompt and this turn together. Only token-level servers, which count the prompt, enforce
+    it.
+    """
     seed: int | None = None
-    """Seed of this one call; see `drawn_seed`."""
+    """Seed of this call; see `drawn_seed`."""
     stop: Sequence[str] | None = None
     extra_body: Mapping[str, Any] | None = None
-    """Merged into the top level of the JSON body, last, as the openai client does."""
+    """Fields merged into the top level of the JSON body, last, as in the openai client."""
     reasoning: ReasoningOptions | None = None
-    """None: no thinking field is sent. `ReasoningOptions()`: thinking is switched on, without a limit."""
+    """None: no thinking field is sent. `ReasoningOptions()`: thinking is enabled without a limit."""
     logprobs: bool = False
-    """Ask for the log-probability of each sampled token."""
+    """If True, request the log-probability of each sampled token."""
     rollout_id: str | None = None
-    """Calls with one id go to one server, because that server has the rollout's prefix in its cache."""
+    """Id of the rollout. All its calls go to one server, which has the rollout's prefix in its cache."""
     resent: int = 0
-    """Bytes of the request in which an agent program has sent the whole conversation; 0: it is our own."""
+    """Bytes of the agent program's request that contains the whole conversation; 0: the loop wrote the messages."""
     transcript: Transcript | None = None
-    """The tokens that the rollout has sampled so far; a token-level server extends them and adds its own."""
+    """Tokens of the rollout so far; a token-level server extends them and adds its samples."""
     prompt: str | Sequence[int] | None = None
-    """A text or token ids to continue as they are, instead of messages; only token-level servers can do that."""
+    """Text or token ids to continue unchanged, instead of messages; requires a token-level server."""
     scored: int | None = None
-    """Nothing is sampled: say how probable each id of `prompt` is, and which so many tokens are the most probable."""
+    """Sample nothing; return the log-probability of each id of `prompt`, and this number of most probable tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How one call spent its seconds. Only `generating` is working time of an agent."""
+    """Use of time in one call, in seconds. Only `generating` is working time of an agent."""
 
     queued: float = 0.0
-    """Waiting for a free place among `max_concurrency`."""
+    """Waiting for a slot among `max_concurrency`."""
     retrying: float = 0.0
     """Failed attempts and the pauses between them."""
     generating: float = 0.0
-    """The attempt that succeeded, from sending to the last byte, without pauses."""
+    """The successful attempt, from sending to the last byte, without pauses."""
     paused: float = 0.0
-    """The server had stopped to take new weights."""
+    """Time for which the server was paused to load new weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """A digest of the tokens that a token-level server sampled in one call, to be compared with what is trained on."""
+    """Digest of the tokens that a token-level server sampled in one call, for comparison with the trained tokens."""
 
     count: int
-    """Tokens."""
+    """Number of sampled tokens."""
     digest: bytes
     """Digest of their ids and log-probabilities."""
     prompt: int
-    """Tokens of the prompt that was sent."""
+    """Number of tokens of the prompt that was sent."""
     prompt_check: int
     """CRC-32 of the ids of that prompt."""
     weights: WeightVersions = field(default_factory=WeightVersions)
 
     @classmethod
     def of(cls, step: Step) -> LedgerEntry:
-        """Make the entry of a step."""
+        """Return the entry of a step."""
         digest = sampled_digest(step.completion, step.logprobs)
         return cls(len(step.completion), digest, len(step.prompt), zlib.crc32(step.prompt), step.weights)
 
@@ -184,16 +188,16 @@ _THINKING = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
 
 
 def without_thinking(text: str) -> str:
-    """Remove the thinking that some servers leave in front of an answer."""
+    """Remove the thinking that some servers leave at the start of a reply."""
     return _THINKING.sub("", text)
 
 
 def drawn_seed(seed: int | None, *place: str | int) -> int | None:
-    """Draw the sampling seed of one request, 31 bits, from a rollout's seed and the request's place in it.
+    """Return the sampling seed of one request, 31 bits, from a rollout's seed and the request's position in it.
 
-    An engine that makes one generator per request gives token *k* of two requests with one seed the same noise. Two
-    turns of a rollout would then not be drawn independently, and their trajectory not from the policy. The same
-    request, sent again after a failure, has the same place and keeps its seed. Without a seed there is none to draw.
+    An engine with one generator per request gives token *k* of two requests with the same seed the same noise. Two
+    turns of a rollout would then not be independent samples, and their trajectory not a sample of the policy. A retried
+    request has the same position and keeps its seed. Without a seed, None is returned.
     """
     if seed is None:
         return None
@@ -202,44 +206,44 @@ def drawn_seed(seed: int | None, *place: str | int) -> int | None:
 
 
 def sampled_digest(ids: array[int], logprobs: array[float]) -> bytes:
-    """Return 16 bytes that stand for sampled tokens and their log-probabilities."""
+    """Return a 16-byte digest of sampled tokens and their log-probabilities."""
     return hashlib.blake2b(ids.tobytes() + logprobs.tobytes(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """The server's answer; `message` is the assistant message exactly as the server sent it."""
+    """Reply of a server; `message` is the assistant message exactly as the server sent it."""
 
     message: dict[str, Any]
-    """Has everything that came: content, tool_calls, reasoning_content, reasoning, reasoning_details."""
+    """All received fields: content, tool_calls, reasoning_content, reasoning, reasoning_details."""
     finish_reason: str | None
     usage: dict[str, Any]
-    """Empty where the server counted nothing."""
+    """Token counts; empty if the server counted nothing."""
     model: str
-    """The name that the server gives, else the one in the request."""
+    """Name given by the server, else the one in the request."""
     server_type: str
     logprobs: list[float] | None = None
-    """One per sampled token, where they were asked for and sent."""
+    """One value per sampled token, if requested and sent."""
     tokens: list[str] | None = None
-    """The text of each sampled token, beside `logprobs`."""
+    """Text of each sampled token, parallel to `logprobs`."""
     sampled: LedgerEntry | None = None
-    """Only token-level servers give it."""
+    """Set only by token-level servers."""
     sampling: Mapping[str, Any] | None = None
-    """The parameters of sampling that a token-level server got, under its own names, without seed and limit."""
+    """Sampling parameters that a token-level server received, under its own names, without seed and limit."""
     scored: TokenLogprobs | None = None
-    """The answer to a request with `scored`."""
+    """Result of a request with `scored`."""
     prompt: Sequence[int] = ()
-    """The tokens that were scored; empty for an answer that was sampled."""
+    """The scored tokens; empty for a sampled reply."""
     numbers: Sequence[float] = ()
-    """The answer of a reward model, which says nothing else."""
+    """Result of a reward model, which returns nothing else."""
     attempts: int = 1
     timing: Timing = Timing()
 
 
 class ContextLengthExceeded(HermesRLError):
-    """The conversation no longer fits the model's context. That is the policy's doing and therefore no `Failure`.
+    """The conversation exceeds the model's context. The policy caused this, so it is not a `Failure`.
 
-    `size` is that of the prompt and `context` that of the model, in tokens, where they are known.
+    `size` is that of the prompt and `context` that of the model, in tokens, if known.
     """
 
     def __init__(self, message: str = "", size: int | None = None, context: int | None = None) -> None:
@@ -248,61 +252,61 @@ class ContextLengthExceeded(HermesRLError):
 
 
 class TrajectoryFull(ContextLengthExceeded):
-    """The prompt of a turn, of `size` tokens, leaves no room below the bound of the trajectory."""
+    """The prompt of a turn, of `size` tokens, leaves no room within the limit of the trajectory."""
 
     def __init__(self, size: int | str, bound: int) -> None:
         super().__init__(f"the prompt has {size} tokens, and agent.max_trajectory_tokens is {bound}")
 
 
 class ChatServer(Protocol):
-    """Answers chat requests and repeats failed attempts by itself; `client.ModelClient` is the implementation."""
+    """Serve chat requests and retry failed attempts; implemented by `client.ModelClient`."""
 
     async def chat(self, request: ChatRequest) -> ChatReply:
-        """Answer; raises `ServerFailure` when every attempt failed, or `ContextLengthExceeded`."""
+        """Return the reply. Raises `ServerFailure` if every attempt failed, or `ContextLengthExceeded`."""
 
     async def close(self) -> None:
-        """Release connections and whatever was started; may be called twice."""
+        """Release connections and other started resources; may be called twice."""
 
 
 @runtime_checkable
 class TellsContext(Protocol):
-    """A server, or a client of several, that may tell how long a conversation can be."""
+    """A server, or a client of several, that may know the maximum length of a conversation."""
 
     async def context_length(self) -> int | None:
-        """Return the tokens of the longest conversation; None where it is not known."""
+        """Return the maximum tokens of a conversation, or None if unknown."""
 
 
 class Backend(Protocol):
-    """One server behind a client. It tries once: the client alone decides whether a call is repeated."""
+    """One server of a client. It makes one attempt: only the client decides about retries."""
 
     @property
     def config(self) -> ServerConfig: ...
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
-        """Send once; raises `retry.AttemptFailed` or `ContextLengthExceeded`."""
+        """Send once. Raises `transport.AttemptFailed` or `ContextLengthExceeded`."""
 
     async def close(self) -> None:
-        """Release connections and whatever was started; may be called twice."""
+        """Release connections and other started resources; may be called twice."""
 
 
 # -------------------------------------------------------------------------- A chat request and its reply as JSON
 
 LARGEST_REPLY = 64 << 20
-"""Bytes of a reply, whatever was asked for."""
+"""Maximum bytes of a reply, for any request."""
 LARGEST_SCORES = 512 << 20
-"""The same of the log-probabilities of a prompt."""
+"""Maximum bytes of a reply with the log-probabilities of a prompt."""
 _OPTIONAL = ("temperature", "top_p", "max_tokens", "seed", "stop")
 _DEFAULT_EFFORT = "medium"
 _BROKEN_OFF = frozenset({"abort", "aborted", "cancelled", "canceled", "error", "timeout"})
-"""Finish reasons of an answer that the server ended, and not the model: half an answer is none."""
+"""Finish reasons of a reply that the server interrupted: a partial reply is discarded."""
 
 
 class Malformed(ValueError):
-    """A server answered with something that is not a chat completion."""
+    """A server's response is not a chat completion."""
 
 
 class ErrorBody(Malformed):
-    """An error inside an answer of status 200, as some gateways send it."""
+    """An error inside a response with status 200, as sent by some gateways."""
 
     def __init__(self, message: str, status: int | None) -> None:
         super().__init__(message)
@@ -310,7 +314,7 @@ class ErrorBody(Malformed):
 
 
 def require_parts(request: ChatRequest, parts: frozenset[str], server: str) -> None:
-    """Raise `ServerFailure` where a message has a part of another type: it would be left out without a word."""
+    """Raise `ServerFailure` if a message has a part of another type, which would be dropped silently."""
     if (refused := refused_part(request.messages, parts)) is not None:
         rollout = f" of the rollout {request.rollout_id}" if request.rollout_id else ""
         failure = ServerFailure(f"{server} cannot be sent the conversation{rollout}: {refused}")
@@ -319,7 +323,7 @@ def require_parts(request: ChatRequest, parts: frozenset[str], server: str) -> N
 
 
 def chat_body(request: ChatRequest, config: ServerConfig) -> dict[str, Any]:
-    """Make the JSON body: parameters, over them `extra_body`, over it the thinking fields."""
+    """Return the JSON body: parameters, overridden by `extra_body`, overridden by the thinking fields."""
     body: dict[str, Any] = {"model": config.model} if config.model else {}
     body["messages"] = request.messages
     if request.tools:
@@ -338,7 +342,7 @@ def chat_body(request: ChatRequest, config: ServerConfig) -> dict[str, Any]:
 
 
 def _think(body: dict[str, Any], reasoning: ReasoningOptions, base_url: str) -> None:
-    """Add the thinking fields as Atropos sends them; OpenAI's own API has another form than all others."""
+    """Add the thinking fields in the form that Atropos sends; OpenAI's own API has a different form."""
     if "api.openai.com" in base_url:
         body["reasoning_effort"] = reasoning.effort or _DEFAULT_EFFORT
         body["temperature"] = 1.0
@@ -354,25 +358,27 @@ def _think(body: dict[str, Any], reasoning: ReasoningOptions, base_url: str) -> 
 
 
 def encode(body: dict[str, Any]) -> bytes:
-    """Write the body as bytes; a lone surrogate in a message cannot fail here."""
+    """Return the encoded body; a lone surrogate in a message cannot fail here."""
     return write_message(body, default=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyBound:
-    """The largest reply that is read: what a server may need for what it was asked."""
+    """Limits of a reply that is read, derived from the request."""
 
     size: int = LARGEST_REPLY
-    """Bytes, after decompression."""
+    """Maximum bytes after decompression."""
     values: int = 10 * MOST_VALUES
-    """Values of its JSON; to read them takes much longer than their bytes tell."""
+    """Maximum number of JSON values; parsing them takes much longer than their bytes suggest."""
     tokens: int | None = None
-    """The tokens that were asked for; None: the server decides."""
+    """Number of requested tokens; None: the server decides."""
 
     @classmethod
     def of_chat(cls, body: Mapping[str, Any]) -> ReplyBound:
-        """Return the bound of the reply to a chat request. A policy may write the longest tokens of its vocabulary
-        alone, and a server may write each character as an escape."""
+        """Return the limits of the reply to a chat request.
+
+        A policy may write only the longest tokens of its vocabulary, and a server may escape each character.
+        """
         asked = [body.get(name) for name in ("max_completion_tokens", "max_tokens")]
         tokens = next((count for count in asked if type(count) is int and count > 0), None)
         if tokens is None:
@@ -382,13 +388,15 @@ class ReplyBound:
 
     @classmethod
     def of_tokens(cls, tokens: int, prompt: int = 0) -> ReplyBound:
-        """Return the bound of an answer with so many sampled tokens: an id, a log-probability and a text for each. The
-        ids of a prompt of `prompt` tokens may be in it too."""
+        """Return the limits of a reply with `tokens` sampled tokens: an id, a log-probability and a text for each.
+
+        It may contain the ids of a prompt of `prompt` tokens too.
+        """
         return cls._of(tokens, (1024, 32), LARGEST_REPLY, prompt)
 
     @classmethod
     def of_scores(cls, places: int, top_k: int) -> ReplyBound:
-        """Return the bound of an answer that scores a prompt; our own request says how long it is."""
+        """Return the limits of a reply that scores a prompt, from the length of the request."""
         return cls._of(places * (top_k + 2), (256, 16), LARGEST_SCORES)
 
     @classmethod
@@ -399,8 +407,11 @@ class ReplyBound:
 
 
 def read_reply(raw: bytes, config: ServerConfig, timing: Timing, bound: ReplyBound | None = None) -> ChatReply:
-    """Read the reply in an answer of status 200. Raises `Malformed` where it is none, or has more log-probabilities
-    than tokens were asked for."""
+    """Parse the reply in a response with status 200.
+
+    Raises:
+        Malformed: it is not a reply, or has more log-probabilities than requested tokens.
+    """
     bound = bound or ReplyBound()
     data = _object(raw, bound)
     choice = _choice(data)
@@ -419,11 +430,11 @@ def read_reply(raw: bytes, config: ServerConfig, timing: Timing, bound: ReplyBou
 
 
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
-"""What a value of another form than was expected raises, wherever it is used."""
+"""Exceptions raised by using a value with an unexpected form."""
 
 
 def read_answer(raw: bytes, read: Callable[[Any], T], bound: ReplyBound | None = None) -> T:
-    """Return what `read` makes of an answer's JSON; raises `Malformed` where it can make nothing of it."""
+    """Return the result of `read` for the JSON of a response; raise `Malformed` if it fails."""
     bound = bound or ReplyBound()
     try:
         return read(read_bounded(raw, bound.size, bound.values))
@@ -468,8 +479,13 @@ def _raise_error(data: dict[str, Any]) -> None:
 
 
 def _logprobs(logprobs: Any, asked: int | None) -> tuple[list[float] | None, list[str] | None]:
-    """Read log-probabilities and token texts; None unless every sampled token has both. Raises `Malformed` for those
-    that no model can have given; OpenAI writes the sentinel for a very unlikely token."""
+    """Return log-probabilities and token texts; None unless every sampled token has both.
+
+    OpenAI sends the sentinel for a very unlikely token.
+
+    Raises:
+        Malformed: a log-probability is impossible.
+    """
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     if not isinstance(content, list) or not content:
         return None, None
@@ -484,33 +500,34 @@ def _logprobs(logprobs: Any, asked: int | None) -> tuple[list[float] | None, lis
     return [_logprob(value) for value in logprobs], tokens
 
 
-# Token ids in, token ids and log-probabilities out: the common part of the dialects of token-level servers
-# A wrong answer is a failure: the call is repeated, and the answer is never trained on.
+# Token ids in, token ids and log-probabilities out: the common part of the APIs of token-level servers. An invalid
+# response is a failure: the call is retried, and the response is never trained on.
 
 LARGEST_ID = 2**31 - 1
-"""Of a token; sequences keep ids in 32 bits."""
+"""Maximum token id; sequences store ids in 32 bits."""
 SENTINEL = -9999.0
 """vLLM's log-probability of a token for which it has none."""
 ROUNDING = 1e-6
-"""A log-probability may be above 0 by this much, which some kernels' rounding makes of a certain token; it counts as
-0."""
+"""Maximum excess of a log-probability above 0, caused by the rounding of some kernels for a certain token; it is
+treated as 0.
+"""
 PROMPT = "@prompt ids@"
-"""Stands for the ids of the prompt in a body, until `Sampling.written` puts them in."""
+"""Placeholder for the ids of the prompt in a body, replaced by `Sampling.written`."""
 NAMES = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max_tokens": "max_tokens"}
-"""The names of the parameters of `Sampling` at most servers."""
+"""Parameter names of `Sampling` on most servers."""
 NEUTRAL: Mapping[str, float] = {
     "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }  # fmt: skip
-"""Parameters that leave a model's distribution as it is, as vLLM has them; see `Dialect.neutral`."""
+"""Parameter values that leave a model's distribution unchanged, as defined by vLLM; see `Dialect.neutral`."""
 ABORT = "abort"
-"""The server broke off to take new weights; the tokens sampled so far are good."""
+"""The server interrupted sampling to load new weights; the tokens sampled so far are valid."""
 _FINISH = {"stop": "stop", "eos": "stop", "length": "length", "abort": ABORT, "aborted": ABORT, "cancelled": ABORT}
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """One request: a prompt, and the parameters of sampling."""
+    """One sampling request: a prompt and the sampling parameters."""
 
     prompt: array[int]
     max_tokens: int
@@ -519,13 +536,13 @@ class Sampling:
     top_p: float | None = None
     seed: int | None = None
     further: Mapping[str, Any] = field(default_factory=dict)
-    """A request's `extra_body`, under the server's own names; only the parameters that the dialect knows are sent."""
+    """A request's `extra_body`, under the server's own names; only parameters of the dialect are sent."""
     text: Callable[[], tuple[bytes, ...]] | None = None
-    """Returns the prompt as parts of a JSON list without its brackets, where somebody keeps parts of it."""
+    """Returns the prompt as parts of a JSON list without its brackets, if the caller caches such parts."""
     rollout: str | None = None
-    """The id of the rollout that asks: all its calls begin alike, which an engine may have cached where it was."""
+    """Id of the rollout. All its calls share a prefix, which an engine may have cached."""
     largest: int = LARGEST_ID
-    """The largest id of the vocabulary, where that is known."""
+    """Largest id of the vocabulary, if known."""
 
     @classmethod
     def of(
@@ -541,8 +558,11 @@ class Sampling:
         return cls(prompt, max_tokens, stop_ids, *settings, text, request.rollout_id, largest)
 
     def checked(self, sampled: Sampled) -> Sampled:
-        """Return the answer to this request; every source of tokens passes here. Raises `Malformed` where it has more
-        tokens than were asked for, or a token that is not in the vocabulary."""
+        """Return the response to this request after validation; every source of tokens uses this method.
+
+        Raises:
+            Malformed: it has more tokens than requested, or a token outside the vocabulary.
+        """
         if len(sampled.ids) > self.max_tokens:
             raise Malformed(f"the answer has {len(sampled.ids)} tokens, and at most {self.max_tokens} were asked for")
         if (largest := max(sampled.ids, default=0)) > self.largest:
@@ -550,7 +570,7 @@ class Sampling:
         return sampled
 
     def after(self, ids: array[int]) -> Sampling:
-        """Make the request for the rest, when some tokens are there already; it has a seed of its own."""
+        """Return the request for the remaining tokens after `ids`; it has its own seed."""
         return replace(
             self,
             prompt=self.prompt + ids,
@@ -560,13 +580,13 @@ class Sampling:
         )
 
     def written(self, body: Mapping[str, Any]) -> bytes:
-        """Write a body as bytes. Most of it are the ids, which are not written anew for every turn of a rollout."""
+        """Return a body as bytes. Its largest part are the ids, whose text is reused between the turns of a rollout."""
         before, _, behind = write_message(body).partition(f'"{PROMPT}"'.encode("ascii"))
         ids = b", ".join(filter(None, (listed(self.prompt),) if self.text is None else self.text()))
         return b"".join((before, b"[", ids, b"]", behind))
 
     def parameters(self, dialect: Dialect) -> dict[str, Any]:
-        """Return the parameters under the server's own names: neutral values, and over them those that are set."""
+        """Return the parameters under the server's own names: neutral values, overridden by those that are set."""
         own = {theirs: value for ours, theirs in dialect.names.items() if (value := getattr(self, ours)) is not None}
         further = {name: value for name, value in self.further.items() if name in dialect.neutral}
         return {**dialect.neutral, **own, **further}
@@ -579,63 +599,66 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One answer; ids and log-probabilities have one length. A sampled token that ends the turn is the last id."""
+    """One sampling response; ids and log-probabilities have equal length. A sampled token that ends the turn is the
+    last id.
+    """
 
     ids: Sequence[int]
     logprobs: Sequence[float]
     finish: str = "stop"
-    """stop; length: at `Sampling.max_tokens`; abort: broken off to take new weights, another request gets the rest."""
+    """stop; length: at `Sampling.max_tokens`; abort: interrupted to load new weights, another request gets the rest."""
     version: int | None = None
-    """The version of the weights, where the answer tells it."""
+    """Version of the weights, if the response contains it."""
     model: str | None = None
     oldest: int | None = None
-    """The version that sampled its first token, where the weights have changed since; `version` is the last one's."""
+    """Version that sampled the first token, if the weights have changed since; `version` is that of the last token."""
 
 
 class Dialect(Protocol):
-    """The JSON of one type of server. A path that begins with ``/`` is below the root, any other below base_url."""
+    """JSON format of one type of server. A path that starts with ``/`` is below the root, others below base_url."""
 
     path: str
     names: Mapping[str, str]
     """The server's own names of temperature, top_p, seed and max_tokens."""
     neutral: Mapping[str, float]
-    """Values that leave the model's distribution as it is, sent for every parameter that is not set. Otherwise an
-    engine takes it from the model's generation_config.json, and samples from another distribution than the one of its
-    log-probabilities."""
+    """Values that leave the model's distribution unchanged, sent for every parameter that is not set. Otherwise an
+    engine takes it from the model's generation_config.json, and samples from a distribution that differs from its
+    log-probabilities.
+    """
     paused_path: str | None
-    """The path that tells whether generation is stopped; None where there is none."""
+    """Path that reports if generation is paused, or None."""
     weights_paths: Sequence[str]
-    """Paths that may tell the version of the weights; releases of a server differ in which of them they have."""
+    """Paths that may report the version of the weights; they differ between releases of a server."""
 
     def body(self, sampling: Sampling, config: ServerConfig) -> dict[str, Any]:
-        """Write the request's JSON."""
+        """Return the JSON of a request."""
 
     def read(self, data: Any) -> Sampled:
-        """Read the answer's JSON; raises `Malformed`."""
+        """Parse the JSON of a response; raises `Malformed`."""
 
 
 @runtime_checkable
 class ScoringDialect(Protocol):
-    """A dialect that can also ask how probable given tokens are, on the same path; a teacher needs one."""
+    """A dialect that can also request the log-probabilities of given tokens, on the same path; a teacher needs one."""
 
     def scoring_body(self, top_k: int, config: ServerConfig) -> dict[str, Any]:
-        """Write the request's JSON, with `PROMPT` for the ids."""
+        """Return the JSON of a request, with `PROMPT` for the ids."""
 
     def read_scores(self, data: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
-        """Read the answer's JSON; raises `Malformed`."""
+        """Parse the JSON of a response; raises `Malformed`."""
 
 
 def scores_of(places: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
-    """Check an answer and make `TokenLogprobs` of it.
+    """Validate a response and return its `TokenLogprobs`.
 
     Args:
-        places: for each token the log-probabilities by id at its place, those of `top_k` tokens or more and its own;
-            whatever stands at the first token is passed over.
+        places: for each token, log-probabilities by id at its position, those of at least `top_k` tokens and its own;
+            the entry of the first token is ignored.
         prompt: the tokens.
-        top_k: how many of the most probable tokens are kept.
+        top_k: number of most probable tokens that are kept.
 
     Raises:
-        Malformed: a place is missing, or lacks something, or a log-probability is none.
+        Malformed: a position is missing or incomplete, or a log-probability is invalid.
     """
     if not _is_list(places) or len(places) != len(prompt):
         count = len(places) if _is_list(places) else "no"
@@ -646,7 +669,7 @@ def scores_of(places: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
             raise Malformed(f"the answer has no log-probability of the token {token} at its place")
         if not is_number(place[token]):
             raise Malformed(f"the token {token} has the log-probability {place[token]!r} at its place")
-        # Minus infinity has no form in JSON: servers write null, or a number that no token can have.
+        # JSON cannot represent minus infinity: servers write null, or an impossible number.
         values = {
             candidate: max(value, SENTINEL) if is_number(value) else SENTINEL for candidate, value in place.items()
         }
@@ -665,8 +688,10 @@ def scores_of(places: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
 
 
 def scores_of_prompt(places: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
-    """Read `prompt_logprobs` as vLLM writes it: at each place {id: {logprob, …}}, or {id: logprob}; the first is null.
-    It raises as `scores_of`."""
+    """Parse `prompt_logprobs` in vLLM's form: {id: {logprob, …}} or {id: logprob} per position; the first is null.
+
+    Raises the errors of `scores_of`.
+    """
     if not _is_list(places):
         raise Malformed("the answer has no prompt_logprobs")
     by_id = [
@@ -679,16 +704,19 @@ def scores_of_prompt(places: Any, prompt: array[int], top_k: int) -> TokenLogpro
 
 
 def generated(ids: Any, logprobs: Any, finish: Any, version: Any = None, model: Any = None) -> Sampled:
-    """Check an answer and make a `Sampled` of it; `Sampling.checked` compares it with the request. Raises `Malformed`
-    where lengths differ, a value is no number, a log-probability is None, positive or a sentinel, or the server ended
-    the answer for a reason of its own."""
+    """Validate a response and return a `Sampled`; `Sampling.checked` compares it with the request.
+
+    Raises:
+        Malformed: lengths differ, a value is not a number, a log-probability is None, positive or a sentinel, or the
+            server interrupted the response for its own reasons.
+    """
     if not _is_list(ids) or not set(map(type, ids)) <= {int} or (ids and not 0 <= min(ids) <= max(ids) <= LARGEST_ID):
         raise Malformed("the answer has no list of token ids")
     if not _is_list(logprobs) or len(logprobs) != len(ids):
         count = len(logprobs) if _is_list(logprobs) else "no"
         raise Malformed(f"the answer has {len(ids)} tokens and {count} log-probabilities")
     values: list[Any] = list(logprobs)
-    # Looked at together first: one by one they would take as long as all else that an answer costs.
+    # Checked together first: one by one would take as long as the rest of the response.
     proper = set(map(type, values)) == {float} and min(values) > SENTINEL and max(values) <= 0
     if not proper or math.isnan(sum(values)):
         values = [_logprob(value) for value in values]
@@ -701,8 +729,10 @@ def generated(ids: Any, logprobs: Any, finish: Any, version: Any = None, model: 
 
 
 def version_of(value: Any) -> int | None:
-    """Return a version as a number; ``default``, the name of the weights that a server started with, is 0. None for
-    anything that is not a version."""
+    """Return a version as a number, or None if it is not a version.
+
+    ``default``, the name of the weights with which a server started, is 0.
+    """
     if isinstance(value, str):
         value = int(value) if value.isdecimal() and len(value) <= 16 else 0 if value == "default" else None
     known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_COUNT

@@ -1,7 +1,8 @@
-"""The client of a model: one name behind which one or more servers answer.
+"""Provide the client of a model: one name for one or more servers.
 
-It asks the pool for a server, repeats failed attempts, and accounts for the time. A call from another thread (a
-reward's) runs on the client's own event loop, so that connections and the bound on requests in flight exist once.
+The client gets a server from the pool, retries failed attempts, and accounts for the time. A call from another thread
+(such as a reward's) runs on the client's own event loop, so that connections and the limit of requests in flight exist
+once.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class PlaysScripts(Protocol):
-    """A backend that plays the script of a rollout instead of asking a model."""
+    """A backend that plays the script of a rollout instead of calling a model."""
 
     def register(self, rollout_id: str, script: Any) -> None: ...
 
@@ -65,43 +66,43 @@ class PlaysScripts(Protocol):
 
 @runtime_checkable
 class Versioned(Protocol):
-    """A backend that may know which weights its server has."""
+    """A backend that may know the version of its server's weights."""
 
     async def weights(self) -> int | None: ...
 
 
 @runtime_checkable
 class HearsVersions(Protocol):
-    """What takes note of versions of the weights that answers to other processes have told."""
+    """Receiver of weight versions that other processes got in responses."""
 
     def hear(self, version: int) -> None: ...
 
 
 @runtime_checkable
 class LoadsRenderer(Protocol):
-    """A backend that renders conversations itself, and can load what it needs for that before it is asked."""
+    """A backend that renders conversations itself, and can load its renderer in advance."""
 
     async def load(self) -> Any: ...
 
 
 @runtime_checkable
 class CountsTokens(Protocol):
-    """What may know how many tokens the prompt of a request has, without sampling anything."""
+    """A component that may count the prompt tokens of a request without sampling."""
 
     async def count(self, request: ChatRequest) -> int | None: ...
 
 
 class Meter:
-    """What the models of each role were asked: calls, tokens, and US dollars where they are known.
+    """Model usage of each role: calls, tokens, and US dollars if known.
 
-    Calls from within it count, also those by tasks and threads that begin there.
+    Calls made within it count, including those of tasks and threads started there.
     """
 
     __slots__ = ("_lock", "_token", "roles")
 
     def __init__(self) -> None:
         self.roles: dict[str, dict[str, float]] = {}
-        self._lock = threading.Lock()  # rewards ask from threads of their own
+        self._lock = threading.Lock()  # rewards call models from their own threads
 
     def __enter__(self) -> Self:
         self._token = _meter.set(self)
@@ -111,7 +112,7 @@ class Meter:
         _meter.reset(self._token)
 
     def count(self, role: str, usage: Mapping[str, Any]) -> None:
-        """Take an answered call into account."""
+        """Add a completed call."""
         with self._lock:
             counts = self.roles.setdefault(role, {})
             counts["calls"] = counts.get("calls", 0) + 1
@@ -124,7 +125,7 @@ _meter: ContextVar[Meter | None] = ContextVar("meter", default=None)
 
 
 def _priced(reply: ChatReply, prices: Mapping[str, float] | None) -> ChatReply:
-    """Return the reply with its cost, where the server has not told it and its prices are known."""
+    """Return the reply with its cost, if the server did not report it and its prices are known."""
     usage = reply.usage
     counts = [usage.get("prompt_tokens"), usage.get("completion_tokens")]
     if prices is None or is_number(usage.get("cost")) or not all(map(is_number, counts)):
@@ -135,7 +136,7 @@ def _priced(reply: ChatReply, prices: Mapping[str, float] | None) -> ChatReply:
 
 
 class ModelClient:
-    """The model behind one role of a run: `policy`, `judge`, `user`, or a name that the spec gives."""
+    """The model of one role of a run: `policy`, `judge`, `user`, or a name that the spec gives."""
 
     def __init__(self, name: str, backends: Sequence[Backend], retry: RetryPolicy | None = None) -> None:
         self.name = name
@@ -144,18 +145,18 @@ class ModelClient:
         self._retry = retry or RetryPolicy()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.retries = 0
-        """Attempts beyond the first, of all calls together."""
+        """Number of attempts beyond the first, of all calls together."""
         self._scripted = [backend for backend in backends if isinstance(backend, PlaysScripts)]
         self._context: int | None = None
 
     @property
     def configs(self) -> tuple[ServerConfig, ...]:
-        """The configuration of each server, in the order of the spec."""
+        """Configuration of each server, in the order of the spec."""
         return tuple(backend.config for backend in self._backends)
 
     @property
     def scripted(self) -> bool:
-        """Whether rollouts are played from a script that has to be registered."""
+        """True if rollouts run from a script that must be registered."""
         return bool(self._scripted)
 
     def register(self, rollout_id: str, script: Any) -> None:
@@ -164,13 +165,13 @@ class ModelClient:
             backend.register(rollout_id, script)
 
     def forget(self, rollout_id: str) -> None:
-        """Forget the script and the server of a rollout that is over."""
+        """Forget the script and the server of a finished rollout."""
         self._pool.forget(rollout_id)
         for backend in self._scripted:
             backend.forget(rollout_id)
 
     async def chat(self, request: ChatRequest) -> ChatReply:
-        """Answer a request from any event loop; raises `ServerFailure` or `ContextLengthExceeded`."""
+        """Return the reply to a request from any event loop. Raises `ServerFailure` or `ContextLengthExceeded`."""
         require_parts(request, self.parts, f"server {self.name!r}")
         reply = await self._on_own_loop(self._chat(request))
         if (meter := _meter.get()) is not None:
@@ -178,8 +179,11 @@ class ModelClient:
         return reply
 
     async def count(self, request: ChatRequest) -> int | None:
-        """Return the tokens of a request's prompt; None where no server renders conversations here. Raises
-        `AttemptFailed` where the template refuses the conversation."""
+        """Return the token count of a request's prompt, or None if no server renders conversations locally.
+
+        Raises:
+            AttemptFailed: the chat template refuses the conversation.
+        """
         counting = next((backend for backend in self._backends if isinstance(backend, CountsTokens)), None)
         return None if counting is None else await self._on_own_loop(counting.count(request))
 
@@ -191,7 +195,7 @@ class ModelClient:
         temperature: float | None = None,
         max_tokens: int | None = None,
     ) -> str:
-        """Return the text alone; see `answer`."""
+        """Return only the text; see `answer`."""
         return (await self.answer(messages, schema, temperature=temperature, max_tokens=max_tokens))[0]
 
     async def answer(
@@ -212,16 +216,20 @@ class ModelClient:
         return without_thinking(content) if isinstance(content, str) else "", reply
 
     async def rated(self, messages: Sequence[Message]) -> Sequence[float]:
-        """Return the numbers of a reward model for a conversation. Raises as `chat`, and UserError where a server is
-        none."""
+        """Return the numbers of a reward model for a conversation.
+
+        Raises the errors of `chat`, and `UserError` if a server is not a reward model.
+        """
         talking = [config.type for config in self.configs if not config.kind.rates]
         if talking:
             raise UserError(f"servers.{self.name}: a server of type {talking[0]} is no reward model")
         return (await self.chat(ChatRequest(messages))).numbers
 
     async def scored(self, tokens: array[int], top_k: int, rollout_id: str | None = None) -> TokenLogprobs:
-        """Say how probable each token is, and which `top_k` are the most probable at its place. Raises as `chat`, and
-        UserError where a server is not token-level, or its type cannot say that."""
+        """Return the log-probability of each token, and the `top_k` most probable tokens at its position.
+
+        Raises the errors of `chat`, and `UserError` if a server is not token-level, or its type does not support this.
+        """
         chatting = [config.type for config in self.configs if not config.kind.exact]
         if chatting:
             raise UserError(
@@ -232,7 +240,7 @@ class ModelClient:
         return reply.scored
 
     async def weights(self) -> int | None:
-        """Return the newest version of the weights that any server has; None where no server tells one."""
+        """Return the newest version of the weights of any server, or None if no server reports one."""
         telling = [backend for backend in self._backends if isinstance(backend, Versioned)]
 
         async def newest() -> int | None:
@@ -242,7 +250,7 @@ class ModelClient:
         return await self._on_own_loop(newest())
 
     async def context_length(self) -> int | None:
-        """Return the tokens of the longest conversation that every server takes; None where no server tells one."""
+        """Return the maximum tokens of a conversation for every server, or None if no server reports a limit."""
         telling = [backend for backend in self._backends if isinstance(backend, TellsContext)]
 
         async def shortest() -> int | None:
@@ -254,24 +262,24 @@ class ModelClient:
         return self._context
 
     def hear(self, version: int) -> None:
-        """Note a version of the weights that an answer has told in another process: the newest is at least that."""
+        """Record a version of the weights that another process got in a response: the newest is at least that."""
         for backend in self._backends:
             if isinstance(backend, HearsVersions):
                 backend.hear(version)
 
     @property
     def exact(self) -> bool:
-        """Whether every server says which tokens it sampled."""
+        """True if every server reports the tokens that it sampled."""
         return all(isinstance(backend, LoadsRenderer) or backend.config.kind.exact for backend in self._backends)
 
     @cached_property
     def parts(self) -> frozenset[str]:
-        """Types of content parts that every server carries."""
+        """Types of content parts that every server accepts."""
         kinds = [TEXT_PARTS if isinstance(each, LoadsRenderer) else each.config.kind.parts for each in self._backends]
         return frozenset.intersection(*kinds)
 
     async def prepare(self) -> None:
-        """Load what token-level servers need to render conversations; raises UserError where it cannot be had."""
+        """Load the renderers of token-level servers. Raises UserError if one is not available."""
         for backend in self._backends:
             if isinstance(backend, LoadsRenderer):
                 await backend.load()
@@ -282,7 +290,7 @@ class ModelClient:
         self._loop = None
 
     def live_here(self) -> None:
-        """Make the running event loop the client's own, so that a call from a reward's thread comes back to it."""
+        """Make the running event loop the client's own, so that calls from a reward's thread run on it."""
         self._own_loop()
 
     async def __aenter__(self) -> Self:
@@ -294,32 +302,32 @@ class ModelClient:
 
     @property
     def waiting(self) -> int:
-        """How many calls wait for a place at a server; while some do, further calls bring nothing."""
+        """Number of calls that wait for a slot at a server; while some do, further calls gain nothing."""
         return sum(server.limiter.waiting for server in self._pool)
 
     @property
     def places(self) -> int:
-        """How many calls the servers are given at a time."""
+        """Number of concurrent calls that the servers may get."""
         return sum(server.limiter.limit for server in self._pool)
 
     @property
     def last_failure(self) -> str:
-        """Why the last attempt that failed did; empty where none has."""
+        """Error of the last failed attempt; empty if none has failed."""
         return self._pool.last_failure
 
     def fix(self) -> None:
-        """Give the servers always as many calls at a time as the configuration allows; stop adapting."""
+        """Allow the servers the configured maximum of concurrent calls; stop adapting."""
         for server in self._pool:
             server.limiter.fix()
 
     def share(self, number: int, count: int) -> None:
-        """Use one of `count` equal parts of the calls that each server may get at a time; `number` is from 0."""
+        """Use one of `count` equal parts of each server's concurrent calls; `number` is its index, from 0."""
         for server in self._pool:
             most = server.backend.config.max_concurrency
             server.limiter.bound(most * (number + 1) // count - most * number // count)
 
     def tell(self, say: Callable[[str], None]) -> None:
-        """Send messages about servers that are down, or back, to `say`."""
+        """Send messages about servers that fail or recover to `say`."""
         self._pool.say = lambda message: say(f"{self.name}: {message}")
 
     async def _chat(self, request: ChatRequest) -> ChatReply:
@@ -352,7 +360,7 @@ class ModelClient:
             await backend.close()
 
     def _own_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the event loop that the client lives on: the first one that used it, while that one runs."""
+        """Return the event loop that the client lives on: the first one that used it, while it is running."""
         if self._loop is None or not self._loop.is_running():
             self._loop = asyncio.get_running_loop()
         return self._loop
@@ -365,31 +373,30 @@ class ModelClient:
 
 
 # ------------------------ Functions of the caller as model servers: token ids in and out, or messages in and out
-# Their answers are checked, and every exception is a failed attempt, as with a real server.
+# Their results are validated, and every exception is a failed attempt, as with a real server.
 
 SampleFunction = Callable[[list[int], Sampling], Awaitable[Sampled]]
-"""Samples what follows the ids of a prompt."""
+"""Samples the continuation of a prompt's ids."""
 ChatFunction = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], Awaitable[Mapping[str, Any] | str]]
-"""Answers messages, with the schemas of the tools that may be called."""
+"""Returns the reply to messages, with the schemas of the tools that may be called."""
 _MOST_ABORTS = 1000
 
 
 class SampledByFunction:
-    """Tokens that a function samples, a `TokenSource`; `version` returns that of the weights where answers do not tell
-    it."""
+    """A `TokenSource` that samples with a function; `version` returns the weight version if results lack it."""
 
     def __init__(self, function: SampleFunction, context: int | None, version: Callable[[], int | None]) -> None:
         self._function, self._context, self._version = function, context, version
         self._heard: int | None = None
-        """The newest version that an answer has told so far."""
+        """Newest version in a result so far."""
         self._ends = frozenset[int]()
 
     def know(self, ends: Iterable[int]) -> None:
-        """Take note of tokens that may end a turn beside those of a request."""
+        """Record tokens that may end a turn in addition to those of a request."""
         self._ends = frozenset(ends)
 
     async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:
-        """Call the function, and again where it broke off for new weights; raises `AttemptFailed`."""
+        """Call the function, and again if it stopped for new weights. Raises `AttemptFailed`."""
         generation = Generation(before=self._now())
         settings = {"temperature": sampling.temperature, "top_p": sampling.top_p, **sampling.further}
         generation.sampling = {name: value for name, value in settings.items() if value is not None}
@@ -400,22 +407,24 @@ class SampledByFunction:
         return await generation.completed(sampling, self._piece, note, "the policy's function")
 
     async def weights(self) -> int | None:
-        """Return the newest version that the trainer or an answer has told."""
+        """Return the newest version reported by the trainer or in a result."""
         return self._now()
 
     async def context_length(self) -> int | None:
-        """Return the length that the caller gave."""
+        """Return the length given by the caller."""
         return self._context
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     def _now(self) -> int | None:
         versions = [version for version in (self._version(), self._heard) if version is not None]
         return max(versions, default=None)
 
     def _note(self, version: int | None, oldest: int | None, generation: Generation) -> None:
-        """Note a version. Versions only rise: the known one is a lower bound, unless the answer tells a lower one."""
+        """Record a version. Versions only rise, so the known one is a lower bound unless the result reports a lower
+        one.
+        """
         if version is None:
             generation.after = self._now()
         else:
@@ -442,8 +451,10 @@ class SampledByFunction:
         return piece, Timing(generating=time.monotonic() - started)
 
     def _check(self, piece: Sampled, sampling: Sampling) -> None:
-        """Raise `Malformed` where the tokens do not end as a turn does, or their versions fall. A server may end a turn
-        by stop tokens of its own, which nothing here knows."""
+        """Raise `Malformed` if the tokens do not end as a turn does, or their versions decrease.
+
+        A server may end a turn with its own stop tokens, which are unknown here.
+        """
         if passed := set(sampling.stop_ids).intersection(piece.ids[:-1]):
             raise Malformed(f"the answer goes on after the token {min(passed)}, which ends a turn")
         if piece.finish == "stop" and sampling.stop_ids and not {*sampling.stop_ids, *self._ends} & {piece.ids[-1]}:
@@ -453,7 +464,7 @@ class SampledByFunction:
 
 
 class AnsweredByFunction:
-    """Messages that a function answers: a `Backend`."""
+    """A `Backend` that replies to messages with a function."""
 
     def __init__(self, config: ServerConfig, function: ChatFunction) -> None:
         self.config, self._function = config, function
@@ -473,11 +484,11 @@ class AnsweredByFunction:
         )
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 def assistant(answer: Mapping[str, Any] | str) -> dict[str, Any]:
-    """Make an assistant message from a message or from its text; raises UserError where it is given neither."""
+    """Return an assistant message from a message or a text. Raises UserError if it is neither."""
     if isinstance(answer, str):
         return {"role": "assistant", "content": answer}
     known = isinstance(answer, Mapping) and answer.get("role", "assistant") == "assistant"
@@ -490,10 +501,10 @@ def assistant(answer: Mapping[str, Any] | str) -> dict[str, Any]:
 
 
 async def _called(function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-    """Call a function; what it raises is a failed attempt, except for errors that say that the call was wrong.
+    """Call a function; an exception is a failed attempt, except for errors that mark the call as invalid.
 
-    It runs in a task of its own: one that swallows its cancellation holds nobody up for more than `LEAVING` seconds,
-    and one that was cancelled by its own trainer is not taken for a rollout that is to end.
+    It runs in a separate task: one that suppresses its cancellation delays its caller for at most `LEAVING` seconds,
+    and one that was cancelled by its own trainer is not mistaken for a cancelled rollout.
     """
     call: asyncio.Future[Any] | None = None
     try:
@@ -518,9 +529,9 @@ async def _called(function: Callable[..., Awaitable[Any]], *arguments: Any) -> A
 
 
 def numbers_of(values: Any) -> Any:
-    """Turn a list, an array or a tensor into a list; numbers of numpy and the like become Python's own.
+    """Return a list, an array or a tensor as a list with Python numbers.
 
-    Anything else is returned as it is, and is not what whoever checks the numbers takes.
+    Other values are returned unchanged and rejected by later validation.
     """
     listed: Any = values.tolist() if hasattr(values, "tolist") else values
     if not isinstance(listed, Sequence):
@@ -529,14 +540,14 @@ def numbers_of(values: Any) -> Any:
     return list(listed) if plain else [value.item() if hasattr(value, "item") else value for value in listed]
 
 
-# ----------------------------------------- One generation of a token-level server, in as many pieces as it takes
-# The versions of the weights around each piece are noted, pauses of the server are waited for, and what it aborts for
-# new weights goes on from the ids that are there.
+# ----------------------------------------- One generation of a token-level server, in one or more pieces
+# The versions of the weights around each piece are recorded, and pauses of the server are awaited. A piece that the
+# server aborts for new weights is continued from its last token.
 
 
 @dataclass(slots=True)
 class Generation:
-    """The tokens that were sampled for one call, perhaps in several pieces."""
+    """Tokens sampled for one call, possibly in several pieces."""
 
     ids: array[int] = field(default_factory=ids)
     logprobs: array[float] = field(default_factory=numbers)
@@ -546,7 +557,7 @@ class Generation:
     after: int | None = None
     timing: Timing = field(default_factory=Timing)
     sampling: dict[str, Any] = field(default_factory=dict)
-    """The parameters of sampling that the server got, under its own names."""
+    """Sampling parameters that the server received, under its own names."""
 
     def append(self, piece: Sampled, timing: Timing) -> None:
         self.ids.extend(piece.ids)
@@ -565,7 +576,7 @@ class Generation:
         note: Callable[[Sampled], Awaitable[None]],
         who: str,
     ) -> Self:
-        """Ask for pieces until the generation is complete, and tell of each; raises `AttemptFailed`."""
+        """Request pieces until the generation is complete, passing each one to `note`. Raises `AttemptFailed`."""
         for _ in range(_MOST_ABORTS):
             piece, timing = await ask(sampling.after(self.ids) if self.ids else sampling)
             self.append(piece, timing)
@@ -590,10 +601,10 @@ class TokenSource(Protocol):
         """Sample one generation; raises `AttemptFailed` or `ContextLengthExceeded`."""
 
     async def weights(self) -> int | None:
-        """Return the version of the weights now; None where it is not known."""
+        """Return the present version of the weights, or None if unknown."""
 
     async def context_length(self) -> int | None:
-        """Return the longest conversation in tokens; None where it is not known."""
+        """Return the maximum tokens of a conversation, or None if unknown."""
 
     async def close(self) -> None:
         """Release connections; may be called twice."""
@@ -601,14 +612,14 @@ class TokenSource(Protocol):
 
 @runtime_checkable
 class ScoresTokens(Protocol):
-    """A source that also says how probable given tokens are, as servers do and functions do not."""
+    """A source that also returns the log-probabilities of given tokens, as servers do and functions do not."""
 
     async def score(self, prompt: array[int], top_k: int, request: ChatRequest) -> tuple[TokenLogprobs, Timing]:
-        """Say it; raises `UserError` where this server never can, otherwise as `TokenSource.sample`."""
+        """Return the log-probabilities. Raises `UserError` if this server cannot, otherwise as `TokenSource.sample`."""
 
 
 class Asker:
-    """Asks one token-level server, a `TokenSource` and `ScoresTokens`; `dialects` are tried until it knows one."""
+    """Send requests to one token-level server, as `TokenSource` and `ScoresTokens`; `dialects` are tried in order."""
 
     def __init__(self, config: ServerConfig, dialects: Sequence[Dialect]) -> None:
         self._transport, self._config = Transport(config), config
@@ -616,15 +627,15 @@ class Asker:
         self._use(self._dialects[0])
 
     async def weights(self) -> int | None:
-        """Return the version of the server's weights now; None where it does not tell."""
+        """Return the present version of the server's weights, or None if it does not report it."""
         return await self._versions.after()
 
     def hear(self, version: int) -> None:
-        """Note a version that an answer has told in another process."""
+        """Record a version that another process got in a response."""
         self._versions.hear(version)
 
     async def context_length(self) -> int | None:
-        """Return the longest conversation, where the server tells it."""
+        """Return the maximum tokens of a conversation, if the server reports it."""
         return await self._transport.context_length()
 
     async def close(self) -> None:
@@ -661,7 +672,7 @@ class Asker:
         return await generation.completed(sampling, ask, note, "the server")
 
     async def score(self, prompt: array[int], top_k: int, request: ChatRequest) -> tuple[TokenLogprobs, Timing]:
-        """Ask how probable each token of the prompt is; raises `AttemptFailed`."""
+        """Request the log-probability of each token of the prompt; raises `AttemptFailed`."""
         sampling = Sampling(prompt, 1, ())
 
         def body(dialect: Dialect) -> bytes:
@@ -678,7 +689,7 @@ class Asker:
     async def _answer(
         self, body: Callable[[Dialect], bytes], request: ChatRequest, generation: Generation, bound: ReplyBound
     ) -> tuple[HttpAnswer, Timing]:
-        """Get one answer of the server. Waiting while the server is paused is no failure."""
+        """Return one response of the server. Waiting while the server is paused is not a failure."""
         while True:
             seen = self._pauses.seconds
             try:
@@ -702,7 +713,7 @@ class Asker:
         while True:
             dialect = self._dialect
             answer = await self._transport.post(dialect.path, body(dialect), request.rollout_id, bound.size)
-            # A server without the model answers 404 too, but with an error in JSON.
+            # A server without the model responds with 404 too, but with an error in JSON.
             if answer.status != 405 and (answer.status != 404 or b'"error"' in answer.raw):
                 return answer
             if dialect is self._dialect:

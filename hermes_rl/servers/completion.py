@@ -1,4 +1,4 @@
-"""Foreign servers: objects with an OpenAI-style `chat_completion(**kwargs)`, such as Atropos' ServerManager."""
+"""Adapt server objects with an OpenAI-style `chat_completion(**kwargs)`, such as Atropos' ServerManager."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ from hermes_rl.servers.transport import is_context_overflow
 
 
 def as_chat_server(server: Any) -> ChatServer:
-    """Return `server` itself if it has `chat(ChatRequest)`, else an adapter around its `chat_completion`; TypeError
-    where it has neither."""
+    """Return `server` itself if it has `chat(ChatRequest)`, else an adapter around its `chat_completion`.
+
+    Raises:
+        TypeError: it has neither method.
+    """
     if callable(getattr(server, "chat", None)):
         return cast(ChatServer, server)
     if callable(getattr(server, "chat_completion", None)):
@@ -32,13 +35,13 @@ def as_chat_server(server: Any) -> ChatServer:
 
 
 class CompletionAdapter:
-    """A foreign server object, such as Atropos' ServerManager or a stub in a test."""
+    """Adapter of a server object from other code, such as Atropos' ServerManager or a stub in a test."""
 
     def __init__(self, server: Any) -> None:
         self._server = server
 
     async def chat(self, request: ChatRequest) -> ChatReply:
-        """Ask the server; whatever it raises is its failure, except for a conversation that became too long."""
+        """Call the server; any exception is its failure, except for a conversation that is too long."""
         require_parts(request, self.parts, type(self._server).__name__)
         started = time.perf_counter()
         try:
@@ -67,11 +70,11 @@ class CompletionAdapter:
 
     @property
     def parts(self) -> frozenset[str]:
-        """Types of content parts that a request carries: one that becomes tokens is text alone."""
+        """Types of content parts that a request may contain: only text if it is converted to tokens."""
         return TEXT_PARTS if callable(getattr(self._server, "get_state", None)) else CHAT_PARTS
 
     def state(self) -> Mapping[str, Any] | None:
-        """Return the token state of a foreign server that tracks tokens; None where it tracks none."""
+        """Return the token state of a server that tracks tokens, or None."""
         get_state = getattr(self._server, "get_state", None)
         return get_state() if callable(get_state) else None
 
@@ -80,7 +83,7 @@ class CompletionAdapter:
 
 
 def arguments(request: ChatRequest) -> dict[str, Any]:
-    """Return the request as keyword arguments of an OpenAI client, without those that are not set."""
+    """Return the request as keyword arguments of an OpenAI client, omitting those that are not set."""
     names = ("tools", "temperature", "top_p", "max_tokens", "seed", "stop")
     fields = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
     if request.logprobs:
@@ -93,7 +96,7 @@ def arguments(request: ChatRequest) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Turn pydantic objects, mappings and simple namespaces into dicts and lists, however deep."""
+    """Return pydantic objects, mappings and simple namespaces as dicts and lists, recursively."""
     if hasattr(value, "model_dump"):
         return value.model_dump()
     if isinstance(value, Mapping):

@@ -1,5 +1,7 @@
-"""Whether a token-level server allows exact training: a few sampled tokens tell, and nothing is judged that they do not
-show."""
+"""Test with a few sampled tokens if a token-level server allows token-exact training.
+
+No conclusion goes beyond these tokens.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,15 @@ from hermes_rl.servers.transport import AttemptFailed, Transport, proxy_of, publ
 from hermes_rl.tokens.tokenizer import TemplateRefused
 
 PROBES = 16
-"""How many single tokens are sampled at each of two temperatures, so that one token occurs at both."""
+"""Number of single tokens sampled at each of two temperatures, so that one token occurs at both."""
 NOISE = 0.02
-"""A difference of two log-probabilities of one token up to this is noise of the machine."""
+"""Maximum difference of two log-probabilities of one token that counts as numerical noise."""
 _COLD = 0.5
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One result of the examination; `remedy` says what to do where it breaks exactness."""
+    """One result of the test; `remedy` is the recommended action if it breaks exactness."""
 
     ok: bool
     detail: str
@@ -32,7 +34,7 @@ class Finding:
 
 
 async def examine(server: TokenServer, temperature: float, top_p: float | None) -> list[Finding]:
-    """Examine the server; a server that does not answer is one finding."""
+    """Test the server; a server that does not respond gives one finding."""
     try:
         renderer = await server.renderer()
         prompt = renderer.first([{"role": "user", "content": "Name a colour."}], None)
@@ -42,7 +44,7 @@ async def examine(server: TokenServer, temperature: float, top_p: float | None) 
 
 
 def in_words(temperature: float, top_p: float | None) -> str:
-    """Return the settings with which another distribution than the model's own is sampled; empty where it is that."""
+    """Return the settings that change the model's own distribution; empty if there are none."""
     differing = {"temperature": temperature, "top_p": 1.0 if top_p is None else top_p}
     return ", ".join(f"{name} {value:g}" for name, value in differing.items() if value != 1)
 
@@ -65,7 +67,7 @@ async def _many(server: TokenServer, sampling: Sampling) -> list[Sampled]:
 
 
 def _noise(answers: Sequence[Sampled]) -> list[Finding]:
-    """Compare the log-probabilities of one token in one context; they differ only by the noise of the machine."""
+    """Compare the log-probabilities of one token in one context, which should differ only by numerical noise."""
     spread = max((max(values) - min(values) for values in _by_token(answers).values()), default=0.0)
     if spread <= NOISE:
         return [Finding(True, f"one token has one log-probability (to {spread:.1e})")]
@@ -79,7 +81,7 @@ def _noise(answers: Sequence[Sampled]) -> list[Finding]:
 
 
 def _raw(warm: Sequence[Sampled], cold: Sequence[Sampled], shaping: str) -> Finding:
-    """Find out whether log-probabilities are the model's own, which fit only sampling from it as it is."""
+    """Determine if log-probabilities are the model's own, which match only unmodified sampling."""
     at_one, at_less = _by_token(warm), _by_token(cold)
     both = [(at_one[token][0], at_less[token][0]) for token in at_one.keys() & at_less.keys()]
     differing = [pair for pair in both if abs(pair[0] - pair[1]) > NOISE]
@@ -104,20 +106,20 @@ def _by_token(answers: Sequence[Sampled]) -> dict[int, list[float]]:
     return logprobs
 
 
-# The questions that a run asks its servers before it begins: does anything listen, and which release is the engine
+# The checks of a run's servers before it starts: is a server listening, and which release is the engine.
 
 CONNECT_SECONDS = 10.0
-"""How long a connection may take."""
+"""Maximum seconds for a connection."""
 ANSWER_SECONDS = 5.0
-"""How long an engine may take to tell its version; a run's record is not worth a longer wait."""
+"""Maximum seconds for an engine to report its version; a run's record is not worth a longer wait."""
 _PATHS = ("/version", "/get_server_info")
-"""vLLM answers the first with ``{"version": …}``; SGLang's answer to the second has ``version`` among much else."""
+"""vLLM responds to the first with ``{"version": …}``; SGLang's response to the second contains ``version``."""
 
 
 async def require_reachable(role: str, configs: Sequence[ServerConfig]) -> None:
-    """Connect to each server once; one that answers is enough, and RunError is raised where none does.
+    """Connect to each server once; raise RunError if none responds.
 
-    Without this check a wrong address would show only after all retries of the first rollouts.
+    Without this check a wrong address would be detected only after all retries of the first rollouts.
     """
 
     listening = [config for config in configs if config.base_url is not None and proxy_of(config.base_url) is None]
@@ -133,9 +135,9 @@ async def require_reachable(role: str, configs: Sequence[ServerConfig]) -> None:
 
 
 async def require_address(role: str, configs: Sequence[ServerConfig]) -> None:
-    """Raise `UserError` if a chat server answers below `/v1` alone, and its base_url leaves that out.
+    """Raise `UserError` if a chat server responds only below `/v1`, and its base_url omits that.
 
-    A server that does not answer is not refused: a judge may have a fallback.
+    A server that does not respond is accepted: a judge may have a fallback.
     """
     elsewhere = await asyncio.gather(*map(_answers_elsewhere, configs))
     for config, other in zip(configs, elsewhere, strict=True):
@@ -148,7 +150,7 @@ async def require_address(role: str, configs: Sequence[ServerConfig]) -> None:
 
 
 async def _connect(base_url: str) -> str | None:
-    """Connect and return what went wrong; None where something listens. The text holds no credentials."""
+    """Connect and return the error, or None on success. The text contains no credentials."""
     parts = urlsplit(base_url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     place = f"{parts.hostname}:{port}"
@@ -166,7 +168,7 @@ async def _connect(base_url: str) -> str | None:
 
 
 async def _answers_elsewhere(config: ServerConfig) -> str | None:
-    """Return the address with `/v1` if a chat server answers there and not at its base_url."""
+    """Return the address with `/v1` if a chat server responds there and not at its base_url."""
     known = config.base_url is None or config.kind.token_level
     other = None if known else with_version(str(config.base_url))
     if other is None:
@@ -182,7 +184,7 @@ async def _answers_elsewhere(config: ServerConfig) -> str | None:
 
 
 async def engines(configs: Sequence[ServerConfig]) -> list[str | None]:
-    """Ask each server for its version, in order; None stands for a server that tells none, as hosted models do."""
+    """Return the version of each server in order; None for a server that reports none, such as hosted models."""
     return list(await asyncio.gather(*map(_engine, configs)))
 
 

@@ -1,4 +1,4 @@
-"""From the servers of a spec to the clients of its roles (`hermes_rl.server_types` has the table), with their keys."""
+"""Create the clients of a spec's roles with their keys; `hermes_rl.server_types` has the table of types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLAIN = frozenset(field.name for field in fields(ServerConfig)) - {"api_key", "
 
 
 def create_client(name: str, configs: Sequence[ServerConfig], retry: RetryPolicy | None = None) -> ModelClient:
-    """Make the client of a role; it connects and starts nothing before its first call."""
+    """Return the client of a role; it connects and starts nothing before its first call."""
     if not configs:
         raise UserError(f"the role {name!r} has no server")
     return ModelClient(name, [_backend(name, config) for config in configs], retry)
@@ -26,9 +26,9 @@ def create_client(name: str, configs: Sequence[ServerConfig], retry: RetryPolicy
 def config_from_spec(
     server: Any, environ: Mapping[str, str], *, api_key: str | None = None, seed: int = 0
 ) -> ServerConfig:
-    """Make the configuration of a server of the spec, with its keys taken from `environ`.
+    """Return the configuration of a server of the spec, with its keys taken from `environ`.
 
-    `api_key` comes from the command line and wins over `api_key_env`; `seed` is the spec's, for a server without its
+    `api_key` comes from the command line and overrides `api_key_env`; `seed` is the spec's, for a server without its
     own.
     """
     settings = {"seed": seed} | {name: value for name in _PLAIN if (value := getattr(server, name, None)) is not None}
@@ -44,7 +44,7 @@ def config_from_spec(
 
 
 def token_server(config: ServerConfig) -> TokenServer:
-    """Make a token-level server without a client; its type has to be one."""
+    """Return a token-level server without a client; its type must be token-level."""
     return TokenServer(config, Asker(config, [code_of(dialect)() for dialect in config.kind.dialects]))
 
 
@@ -62,12 +62,16 @@ def _backend(role: str, config: ServerConfig) -> Backend:
 
 
 class UnsetVariable(UserError):
-    """A variable that the spec names is not set on this machine."""
+    """A variable that the spec names is not set on this host."""
 
 
 def variable(environ: Mapping[str, str], name: str, key: str) -> str:
-    """Return the value of a variable that `key` of a server names. Raises `UnsetVariable` if it is not set, `UserError`
-    if it cannot be sent."""
+    """Return the value of a variable that `key` of a server names.
+
+    Raises:
+        UnsetVariable: it is not set.
+        UserError: it cannot be sent.
+    """
     value = environ.get(name, "").strip()
     if not value:
         raise UnsetVariable(f"the environment variable {name}, named by {key} of a server, is not set")

@@ -1,8 +1,8 @@
-"""Does a token-level server sample from the distribution that it was asked for? Thousands of draws of one token tell.
+"""Test if a token-level server samples from the requested distribution, with thousands of draws of one token.
 
-Every draw is a request as a rollout makes it, with the seed that a rollout would give it. So the draws of `hermes-rl
-doctor SPEC --sampling` show what the server's settings, the model's own `generation_config.json`, and the parameters of
-the request make of the distribution together.
+Every draw is a request as in a rollout, with the seed that a rollout would send. So the draws of `hermes-rl doctor SPEC
+--sampling` show the combined effect of the server's settings, the model's own `generation_config.json`, and the request
+parameters on the distribution.
 """
 
 from __future__ import annotations
@@ -22,42 +22,44 @@ from hermes_rl.servers.transport import AttemptFailed
 from hermes_rl.tokens.tokenizer import TemplateRefused
 
 DRAWS = 2000
-"""How many tokens are drawn in one context: half of them as first turns of a rollout, half as second ones."""
+"""Number of tokens drawn in one context: half of them as first turns of a rollout, half as second ones."""
 VARIATION = 0.02
-"""A total variation up to this is no fault, however certain it is."""
+"""Total variation up to which a significant difference is not an error."""
 SIGMAS = 4.0
-"""How far from what chance gives a count may be."""
+"""Maximum deviation of a count from its expected value, in standard deviations."""
 _AT_ONCE = 64
 _WALKS = 8
 _STEPS = 32
 _UNDECIDED = math.log(0.4)
-"""A token of this log-probability is one of several that are likely; draws in its place say most about the model's own
-distribution."""
+"""A token with this log-probability is one of several likely ones; draws at its position are most informative about the
+model's own distribution.
+"""
 _LIKELY = math.log(0.8)
-"""The same where other parameters shape the distribution: the chance of one of two equal tokens is a half at any
-temperature, and it is this one that temperature changes most."""
+"""The same if other parameters shape the distribution: the probability of one of two equally likely tokens is one half
+at any temperature, and temperature affects this one most.
+"""
 _COMMON = 5.0
-"""A token that is expected less often than this is counted together with the other rare ones."""
+"""Tokens with a smaller expected count are pooled with the other rare ones."""
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """What was drawn in one context, against the log-probabilities that the server gave with the draws."""
+    """Draws in one context, compared with the log-probabilities that the server returned with them."""
 
     draws: int
     variation: float
-    """The total variation between the two, tokens that are rare in both taken together."""
+    """Total variation between the two, with rare tokens pooled."""
     noise: float
-    """The total variation that as many draws from the distribution itself would show on average."""
+    """Mean total variation of the same number of draws from the distribution itself."""
     tokens: int
-    """How many different tokens were drawn."""
+    """Number of distinct tokens that were drawn."""
 
     @property
     def ok(self) -> bool:
         return self.variation <= max(VARIATION, 3 * self.noise)
 
     def finding(self, how: str) -> Finding:
-        """Return whether tokens were drawn as asked for, in words; `how` is what was asked."""
+        """Return the finding in words; `how` describes the requested sampling."""
         detail = (
             f"{self.draws} draws of one token with {how}: total variation {self.variation:.3f} from the "
             f"log-probabilities that came with them (chance alone: {self.noise:.3f}; {self.tokens} different tokens)"
@@ -71,7 +73,7 @@ class Distribution:
 
 
 async def measure(server: TokenServer, temperature: float, top_p: float | None, draws: int = DRAWS) -> list[Finding]:
-    """Measure the server's sampling; a server that does not answer is one finding."""
+    """Measure the server's sampling; a server that does not respond gives one finding."""
     if temperature == 0:
         return [Finding(True, "at temperature 0 nothing is drawn: the most probable token is taken")]
     try:
@@ -97,8 +99,10 @@ async def measure(server: TokenServer, temperature: float, top_p: float | None, 
 
 
 async def _telling(server: TokenServer, sampling: Sampling, wanted: float) -> tuple[array[int], Finding]:
-    """Sample a few answers; return the context in one of them whose token came nearest to a log-probability, and
-    whether an answer that stopped ends with a stop token."""
+    """Sample a few replies; return the context whose token came nearest to a log-probability, and a finding.
+
+    The finding reports if every reply that stopped ends with a stop token.
+    """
     walks = [await server.sample(replace(sampling, seed=drawn_seed(number, "walk"))) for number in range(_WALKS)]
     places = [(abs(value - wanted), walk.ids[:i]) for walk in walks for i, value in enumerate(walk.logprobs)]
     if not places:
@@ -128,7 +132,7 @@ async def _drawn(server: TokenServer, sampling: Sampling, pairs: int) -> tuple[l
 
 
 def distribution(answers: Sequence[Sampled]) -> Distribution:
-    """Compare how often each token was drawn with the log-probability that came with it."""
+    """Compare the frequency of each drawn token with its log-probability."""
     drawn = [(answer.ids[0], answer.logprobs[0]) for answer in answers if answer.ids]
     count = len(drawn)
     if not count:
@@ -144,7 +148,7 @@ def distribution(answers: Sequence[Sampled]) -> Distribution:
 
 
 def _independent(first: Sequence[Sampled], second: Sequence[Sampled]) -> list[Finding]:
-    """Compare how often two draws are equal with how often independent ones would be."""
+    """Compare the frequency of equal draws with that of independent draws."""
     turns = [(a.ids[0], b.ids[0]) for a, b in zip(first, second, strict=True) if a.ids and b.ids]
     members = [(a, b) for (a, _), (b, _) in zip(turns[::2], turns[1::2], strict=False)]
     shares = Counter(token for pair in turns for token in pair)
@@ -153,7 +157,7 @@ def _independent(first: Sequence[Sampled], second: Sequence[Sampled]) -> list[Fi
 
 
 def _by_chance(what: str, pairs: Sequence[tuple[int, int]], alike: float) -> Finding:
-    """Judge a count of equal pairs; `alike` is the chance that two independent draws are equal."""
+    """Return a finding about a count of equal pairs; `alike` is the probability of equal independent draws."""
     equal = sum(a == b for a, b in pairs)
     sigma = math.sqrt(len(pairs) * alike * (1 - alike))
     if sigma < 1:

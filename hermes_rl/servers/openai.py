@@ -1,4 +1,4 @@
-"""`type: openai`: one chat-completions server."""
+"""Implement `type: openai`: one chat-completions server."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class OpenAIServer:
         self._transport = Transport(config)
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
-        """Wait for a free place, send once, and read the answer."""
+        """Wait for a slot, send once, and parse the response."""
         body = chat_body(request, self.config.current())
         bound = ReplyBound.of_chat(body)
         call = self._transport.post(PATH, encode(body), request.rollout_id, bound.size)
-        del body  # thousands of calls may wait for their answers
+        del body  # thousands of calls may wait for their responses
         answer = await call
         if answer.status != 200:
             raise self._transport.refused(PATH, answer)
@@ -41,7 +41,7 @@ class OpenAIServer:
         )
 
     async def context_length(self) -> int | None:
-        """Return the longest conversation, where the server tells it."""
+        """Return the maximum tokens of a conversation, if the server reports it."""
         return await self._transport.context_length()
 
     async def close(self) -> None:

@@ -1,5 +1,4 @@
-"""`Policy`: the model that acts, named in Python instead of in a spec; a `ModelClient` answers for it like for any
-other."""
+"""Define `Policy`: the acting model, named in Python instead of in a spec, and called through a `ModelClient`."""
 
 from __future__ import annotations
 
@@ -25,11 +24,11 @@ from hermes_rl.tokens.rendering import Renderer, RendererSettings
 
 ROLE = "policy"
 PATIENCE = RetryPolicy(attempts=3, base=0.1, cap=2.0)
-"""A function in this process is no server that may come back, so the pauses are short."""
+"""Retries of a function in this process, which does not recover like a server, so the pauses are short."""
 AT_ENDPOINT = RetryPolicy(attempts=3, timeouts=1, outage=0.0)
-"""An endpoint lives as long as its rollout, so its outage is not waited for."""
+"""Retries of an endpoint, which lives as long as its rollout, so outages are not awaited."""
 _AT_ONCE = 1_000_000
-"""Calls of a function at a time: only the function itself knows how many are good for it."""
+"""Maximum concurrent calls of a function: only the function itself knows its best concurrency."""
 
 Version = int | Callable[[], int | None] | None
 """A version of the weights, or a function that returns it."""
@@ -37,21 +36,21 @@ Version = int | Callable[[], int | None] | None
 logger = logging.getLogger(__name__)
 
 ALARM = 0.1
-"""Mean difference of log-probabilities from which on it is warned of; rounding to 16 bits makes some hundredths."""
+"""Mean difference of log-probabilities that triggers a warning; rounding to 16 bits causes some hundredths."""
 
 _NUMBERS = count(1)
 _TOLD = frozenset({"naming", "version"})
-"""What of a server's configuration changes with the weights; `WeightsTold` has it."""
+"""Configuration fields that change with the weights; `WeightsTold` has them."""
 
 
 @dataclass(frozen=True)
 class WeightsTold:
-    """What a trainer has told of the weights, as it travels to the processes that play.
+    """Information of a trainer about the weights, as sent to the processes that run rollouts.
 
     Attributes:
-        order: rises with every change, so that a word that comes late is known to be old.
-        version: of the weights; None: the servers are asked.
-        models: the name of the model at each server.
+        order: increases with every change, so that a late message is known to be outdated.
+        version: version of the weights; None: the servers are asked.
+        models: name of the model at each server.
     """
 
     order: int = 0
@@ -61,12 +60,12 @@ class WeightsTold:
 
 @dataclass(frozen=True)
 class PolicyDescription:
-    """A policy as it travels to another process, which makes the same clients of it. It holds keys, and shows none.
+    """A policy as sent to another process, which creates the same clients from it. It contains keys, and shows none.
 
     Attributes:
-        number: tells it from the other policies of the process that it comes from.
-        servers: their configurations, without what changes with the weights.
-        captured: whether it is an `endpoint`.
+        number: distinguishes it from the other policies of its process of origin.
+        servers: server configurations, without the fields that change with the weights.
+        captured: True if it is an `endpoint`.
     """
 
     number: int
@@ -75,11 +74,11 @@ class PolicyDescription:
 
 
 class LogprobDifference:
-    """How far a trainer's log-probabilities of trained tokens are from those that were sampled, as it has told last.
+    """Difference between a trainer's log-probabilities of trained tokens and the sampled ones, as last reported.
 
     Attributes:
-        mean: of the absolute differences over a step's tokens, in nats; None before a trainer has told it.
-        largest: of them; None where it is not told.
+        mean: mean absolute difference over a step's tokens, in nats; None before the first report.
+        largest: maximum absolute difference; None if not reported.
     """
 
     def __init__(self) -> None:
@@ -87,9 +86,9 @@ class LogprobDifference:
         self.largest: float | None = None
 
     def tell(self, mean: float, largest: float | None = None) -> None:
-        """Take note of a step's difference. The first one above `ALARM` is warned of, also after some that were not."""
+        """Record a step's difference; log a warning when it rises above `ALARM`."""
         before, self.mean, self.largest = self.mean, mean, largest
-        if not mean <= ALARM and (before is None or before <= ALARM):  # a mean that is no number is an alarm too
+        if not mean <= ALARM and (before is None or before <= ALARM):  # NaN is an alarm too
             most = "" if largest is None else f", at most {largest:.3g}"
             logger.warning(
                 "the trainer's log-probabilities differ from the sampled ones by %.3g on average%s: it trains on other "
@@ -101,12 +100,12 @@ class LogprobDifference:
 
 
 class Policy:
-    """The model that acts. Make one with `Policy.sampling`, `.chat`, `.server`, `.of_spec` or `.endpoint`.
+    """The acting model. Create one with `Policy.sampling`, `.chat`, `.server`, `.of_spec` or `.endpoint`.
 
     Attributes:
-        role: the client that answers the calls.
-        captured: whether a trainer captures the tokens itself, so that rollouts get none here.
-        version: the version of the weights that a trainer has told; None where it has told none. Versions only rise.
+        role: the client that makes the calls.
+        captured: True if a trainer captures the tokens itself, so that rollouts get none here.
+        version: version of the weights set by a trainer, or None. Versions only rise.
     """
 
     def __init__(
@@ -114,11 +113,11 @@ class Policy:
     ) -> None:
         self.role, self._source, self.captured = role, source, captured
         self.tokenizer = tokenizer
-        """Gives tokens to the rollouts of a policy that answers messages; None where there is none."""
+        """Tokenizer for the rollouts of a policy that replies to messages, or None."""
         self.number = next(_NUMBERS)
-        """Tells it from the other policies of this process."""
+        """Distinguishes it from the other policies of this process."""
         self.logprob_difference = LogprobDifference()
-        """What the trainer has told of how far its log-probabilities are from the sampled ones."""
+        """Difference between the trainer's log-probabilities and the sampled ones, as reported by the trainer."""
         self._users = 0
         self._news = WeightsTold()
 
@@ -133,18 +132,18 @@ class Policy:
         response: int | None = None,
         version: Version = None,
     ) -> Policy:
-        """Make a policy of a function that samples token ids; they are trained on to the last bit.
+        """Return a policy that samples token ids with a function; these tokens are trained on exactly.
 
-        An exception of the function is a failed attempt; after three of them the rollout ends as `server_failure`.
+        An exception of the function is a failed attempt; after three of them the rollout stops with `server_failure`.
 
         Args:
             sample: `async sample(ids, sampling) -> Sampled(ids, logprobs, finish, version)`; see `Sampling`.
-            tokenizer: a hub name, a folder, a tokenizer object of `transformers`; None: the small built-in one.
-            renderer: as `renderer` of a server in a spec; its name is enough.
-            context: tokens of the longest conversation; None: no bound.
-            response: tokens of the longest response, which is all that follows the first prompt of a sequence. Where
-                either is used up, the rollout ends as `token_budget`, or as `length` in the middle of a turn.
-            version: of the weights; the version in an answer wins over it.
+            tokenizer: a hub name, a directory, a tokenizer object of `transformers`; None: the small built-in one.
+            renderer: same as `renderer` of a server in a spec; its name is enough.
+            context: maximum tokens of a conversation; None: no limit.
+            response: maximum tokens of a response, which is everything after the first prompt of a sequence. If either
+                limit is reached, the rollout stops with `token_budget`, or with `length` within a turn.
+            version: version of the weights; the version in a result overrides it.
         """
         source = VersionSource(version)
         settings = RendererSettings.of({"name": renderer} if isinstance(renderer, str) else renderer)
@@ -159,10 +158,10 @@ class Policy:
 
     @classmethod
     def chat(cls, chat: ChatFunction, *, tokenizer: Any = None, model: str = "") -> Policy:
-        """Make a policy of a function that answers messages: `async chat(messages, tools) -> message`, or its text.
+        """Return a policy that replies to messages with a function: `async chat(messages, tools) -> message`, or its
+        text.
 
-        Its rollouts have tokens only where there is a `tokenizer`, and these are never certified as exact.
-        """
+        Its rollouts have tokens only if there is a `tokenizer`, and these are never proven to be token-exact."""
         source = VersionSource(None)
         server = AnsweredByFunction(ServerConfig(CALLABLE, model=model, max_concurrency=_AT_ONCE), chat)
         return cls(_unbounded(ModelClient(ROLE, [server], PATIENCE)), source, tokenizer)
@@ -181,18 +180,18 @@ class Policy:
         weights_path: str | None = None,
         session_header: bool = True,
     ) -> Policy:
-        """Make a policy of a model server, by the types that a spec knows.
+        """Return a policy for a model server, of one of the types of a spec.
 
         Args:
             type: vllm, sglang, atropos, openai, scripted, or one of a package.
             base_url: its address.
-            model: its model, or a function that says the name for each request, such as that of the newest adapter.
-                None is the only one of a token-level server, whose `tokenizer` is then named.
+            model: its model, or a function that returns the name for each request, such as that of the newest adapter.
+                None is the only model of a token-level server, whose `tokenizer` must then be given.
             api_key: sent as a bearer token, and never shown.
-            tokenizer: a hub name or a folder; default: the model's own.
-            renderer: as `renderer` of a server in a spec, for token-level types; its name is enough.
-            version: of the weights; default: the server is asked, where its type tells it.
-            weights_path: path at the server that answers with the version; default: its type's own.
+            tokenizer: a hub name or a directory; default: the model's own.
+            renderer: same as `renderer` of a server in a spec, for token-level types; its name is enough.
+            version: version of the weights; default: the server is asked, if its type reports it.
+            weights_path: path at the server that returns the version; default: its type's own.
             session_header: send `X-Session-ID`, which names the rollout of a call, for routers.
 
         Raises:
@@ -228,13 +227,14 @@ class Policy:
         model: Callable[[], str | None] | None = None,
         version: Version = None,
     ) -> Policy:
-        """Make a policy of the servers that the spec names, so that a trainer can tell what changes with the weights.
+        """Return a policy for the servers that the spec names, so that a trainer can set the fields that change with
+        the weights.
 
         Args:
             spec: the spec.
-            environ: where keys are looked up; default: the process's environment.
-            model: returns the model's name for each request; the spec's own where it returns None.
-            version: of the weights; default: the server is asked, where its type tells it.
+            environ: variables that hold the keys; default: the process's environment.
+            model: returns the model's name for each request; the spec's own if it returns None.
+            version: version of the weights; default: the server is asked, if its type reports it.
 
         Raises:
             UserError: the spec names no policy, or the variable of a key is not set.
@@ -252,25 +252,28 @@ class Policy:
 
     @classmethod
     def endpoint(cls, base_url: str, model: str, *, api_key: str | None = None) -> Policy:
-        """Make a policy of a chat endpoint that a trainer opens for one rollout, and where it captures the tokens.
+        """Return a policy for a chat endpoint that a trainer opens for one rollout, and that captures the tokens.
 
-        Rollouts have no tokens here, so no tokenizer is loaded. A call is tried three times, and nobody waits for an
-        endpoint that is down: the trainer repeats what failed. Call `close` when the rollout has ended.
+        Rollouts have no tokens here, so no tokenizer is loaded. A call is tried three times, and outages are not
+        awaited: the trainer retries failures. Call `close` when the rollout has ended.
 
         Args:
             base_url: its address.
-            model: the name that it knows the model by.
+            model: name of the model at the endpoint.
             api_key: sent as a bearer token, and never shown.
         """
         key = Secret(api_key) if api_key is not None else None
         config = ServerConfig("openai", base_url=base_url, model=model, api_key=key)
         return cls(create_client(ROLE, [config], AT_ENDPOINT), VersionSource(None), captured=True)
 
-    # ------------------------------------------------------------------ the way to another process
+    # ------------------------------------------------------------------ transfer to another process
 
     def described(self) -> PolicyDescription:
-        """Return what another process makes the same policy of (`of_description`); UserError where a function here
-        answers."""
+        """Return the description from which another process creates the same policy (`of_description`).
+
+        Raises:
+            UserError: the policy is a function in this process.
+        """
         configs = self.role.configs
         if any(config.type == CALLABLE for config in configs):
             raise UserError(
@@ -280,7 +283,7 @@ class Policy:
         return PolicyDescription(self.number, tuple(map(_settings, configs)), self.captured)
 
     def told(self) -> WeightsTold:
-        """Return what a trainer has told of the weights by now; call it from one thread."""
+        """Return the trainer's present information about the weights; call it from one thread."""
         version, models = self.version, tuple(config.current().model for config in self.role.configs)
         if (version, models) != (self._news.version, self._news.models):
             self._news = WeightsTold(self._news.order + 1, version, models)
@@ -288,7 +291,7 @@ class Policy:
 
     @classmethod
     def of_description(cls, description: PolicyDescription) -> Policy:
-        """Make the policy that another process has described; `take` tells it of new weights."""
+        """Return the policy that another process has described; `take` updates its weights."""
         source = VersionSource(None)
         policies: list[Policy] = []
 
@@ -313,32 +316,32 @@ class Policy:
         return policies[0]
 
     def take(self, news: WeightsTold) -> None:
-        """Take up what was told where the policy comes from; what is older than what is known says nothing."""
+        """Apply information about the weights from the process of origin, unless newer information is known."""
         if news.order >= self._news.order:
             self._news, self._source.version = news, news.version
 
-    # ------------------------------------------------------------------ what it is asked
+    # ------------------------------------------------------------------ queries
 
     @property
     def exact(self) -> bool:
-        """Whether the servers say which tokens they sampled, so that a group can be certified as exact."""
+        """True if the servers report the tokens that they sampled, so that a group can be token-exact."""
         return self.role.exact
 
     async def prepare(self) -> None:
-        """Load tokenizer and renderer now, without asking a server for anything, instead of with the first call.
+        """Load tokenizer and renderer now, without calling a server, instead of with the first call.
 
         Raises:
-            UserError: the tokenizer cannot be had, or conversations cannot become exact tokens with it.
+            UserError: the tokenizer is not available, or conversations cannot be converted to exact tokens with it.
         """
         await self.role.prepare()
 
     async def weights(self) -> int | None:
-        """Return the version of the weights now: the one that was told, else what a server says; None: unknown."""
+        """Return the present version of the weights: the one set, else a server's; None if unknown."""
         return self.version if self.version is not None else await self.role.weights()
 
     @property
     def version(self) -> int | None:
-        """The version of the weights that a trainer has told; None where it has told none."""
+        """Version of the weights set by a trainer, or None."""
         return self._source()
 
     @version.setter
@@ -346,22 +349,22 @@ class Policy:
         self._source.version = version
 
     async def close(self) -> None:
-        """Close the connections of an `endpoint`; those of other policies close with the environments they act in."""
+        """Close the connections of an `endpoint`; those of other policies close with their environments."""
         await self.role.close()
 
     def enter(self) -> None:
-        """Note that one more environment uses the policy."""
+        """Register one more environment that uses the policy."""
         self._users += 1
 
     async def leave(self) -> None:
-        """Note that an environment has ended; the last one closes the connections."""
+        """Unregister an environment; the last one closes the connections."""
         self._users -= 1
         if self._users <= 0:
             await self.role.close()
 
 
 class VersionSource:
-    """The version that a trainer tells: a number, or a function that returns it."""
+    """Version set by a trainer: a number, or a function that returns it."""
 
     def __init__(self, version: Version) -> None:
         self.version = version
@@ -375,7 +378,7 @@ def _named(model: Callable[[], str | None] | None, own: str) -> Callable[[], str
 
 
 def _settings(config: ServerConfig) -> dict[str, Any]:
-    """Return a configuration as plain values, its keys among them."""
+    """Return a configuration as plain values, including its keys."""
     plain = {field.name: getattr(config, field.name) for field in fields(config) if field.name not in _TOLD}
     key, headers = config.api_key, config.headers
     return {

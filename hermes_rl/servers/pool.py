@@ -1,8 +1,8 @@
-"""The servers behind one client, and the choice among them.
+"""Manage the servers of one client, and select one for each call.
 
-A call goes to the server with the fewest requests in flight, always to the same one for a rollout (that server has its
-prefix in the cache), and never to one that keeps failing. Where all servers are down, calls wait, and one probe at a
-time finds out when the outage is over.
+A call goes to the server with the fewest requests in flight, always to the same one for a rollout (which has its prefix
+in the cache), and never to one that fails repeatedly. If all servers are down, calls wait, and one probe at a time
+detects the end of the outage.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from hermes_rl.servers.base import Backend, ChatReply, ChatRequest, ContextLengt
 from hermes_rl.servers.transport import AttemptFailed, public_url
 
 # ------------------------------ How many calls a server gets at a time: a bound that follows how the server does
-# The bound doubles with every round trip while the server keeps up. A
-# refusal because of load (429) tells how many calls the server has taken: the bound becomes that number, and then grows
-# again, first by one, and by twice as many after each round trip without a refusal, so that it soon finds capacity that
-# comes back. A server that queues instead of refusing shows it by its throughput: where a larger bound brings no more
-# answers per second, the bound goes back, and the larger one is tried again later.
+# Concurrent calls of a server: a limit that adapts to its behaviour. The limit doubles with every round trip while the
+# server keeps up. A refusal because of load (429) shows the number of calls that the server has accepted: this number
+# becomes the limit, which then grows again, first by one, and by twice as many after each round trip without a refusal,
+# so that it soon finds recovered capacity. A server that queues instead of refusing is detected by its throughput: if a
+# larger limit yields no more replies per second, the limit is restored, and the larger one is tried again later.
 
 START = 32
-"""Calls at a time before anything is known about the server."""
+"""Limit of concurrent calls before anything is known about the server."""
 GAIN = 0.25
-"""Throughput has to grow by this share of the bound's growth for a larger bound to be worth it."""
+"""Throughput must grow by this fraction of the limit's growth to justify a larger limit."""
 TELLING = 1.5
-"""The bound has to grow by this factor for a difference of throughput to mean more than noise."""
+"""The limit must grow by this factor for a difference of throughput to exceed noise."""
 HOLD = 16
-"""Round trips after which a bound that brought nothing is tried again."""
+"""Number of round trips after which a useless limit is tried again."""
 
 
 class Limiter:
-    """Places for calls, at most `cap` of them, and always as many where it is `fixed`; used from one event loop."""
+    """Slots for calls, at most `cap`, and always exactly that number if `fixed`; used from one event loop."""
 
     def __init__(
         self, cap: int, *, start: int = START, fixed: bool = False, clock: Callable[[], float] = time.monotonic
@@ -48,22 +48,22 @@ class Limiter:
         self.in_flight = 0
         self._clock = clock
         self._queue: deque[asyncio.Future[None]] = deque()
-        self._step = 0  # 0: the bound still doubles, because the server has refused nothing yet
+        self._step = 0  # 0: the limit still doubles, because the server has refused nothing yet
         self._round = _Round(clock())
         self._refused_at = -math.inf
         self._trip = 0.0
-        """Seconds of a round trip, smoothed."""
+        """Smoothed duration of a round trip in seconds."""
         self._best: tuple[float, int] = (0.0, 0)
-        """Answers per second, and the bound that brought them."""
+        """Best replies per second, and the limit that yielded them."""
         self._hold = 0
 
     @property
     def waiting(self) -> int:
-        """How many calls wait for a place."""
+        """Number of calls that wait for a slot."""
         return len(self._queue)
 
     async def acquire(self) -> None:
-        """Wait for a place."""
+        """Wait for a slot."""
         if self.in_flight < self.limit and not self._queue:
             self.in_flight += 1
             return
@@ -74,28 +74,28 @@ class Limiter:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
-                self.release()  # the place was given to this call in the same moment
+                self.release()  # the slot was assigned to this call at the same moment
             raise
 
     def release(self) -> None:
-        """Give a place back."""
+        """Return a slot."""
         self.in_flight -= 1
         self._admit()
 
     def fix(self, cap: int | None = None) -> None:
-        """Keep the bound at the cap from now on, however the server does."""
+        """Set the limit to the cap permanently; stop adapting."""
         self.cap = min(self.cap, cap or self.cap)
         self.limit, self.fixed = self.cap, True
         self._admit()
 
     def bound(self, cap: int) -> None:
-        """Take another cap from now on; calls in flight beyond a smaller one are finished."""
+        """Set another cap; calls in flight beyond a smaller one finish."""
         self.cap = cap
         self.limit = cap if self.fixed else min(self.limit, cap)
         self._admit()
 
     def answered(self, seconds: float) -> None:
-        """Note that a call came back after that time."""
+        """Record that a call succeeded after `seconds`."""
         if self.fixed:
             return
         self._trip = seconds if self._trip == 0 else 0.8 * self._trip + 0.2 * seconds
@@ -105,7 +105,7 @@ class Limiter:
             self._end_round(now)
 
     def refused(self) -> None:
-        """Note that a call was refused because of load; the server has taken the others in flight."""
+        """Record that a call was refused because of load; the server has accepted the others in flight."""
         if self.fixed:
             return
         now = self._clock()
@@ -119,7 +119,7 @@ class Limiter:
     def _end_round(self, now: float) -> None:
         round_, self._round = self._round, _Round(now)
         if not round_.saturated:
-            return  # nobody would have used a larger bound
+            return  # a larger limit would not have been used
         rate = round_.answers / (now - round_.began)
         if self._hold:
             self._hold -= 1
@@ -144,7 +144,7 @@ class Limiter:
 
 
 class _Round:
-    """Counts of one round trip: how many answers came, and whether a call had to wait for a place."""
+    """Counts of one round trip: number of replies, and True for `saturated` if a call had to wait for a slot."""
 
     __slots__ = ("answers", "began", "saturated")
 
@@ -157,24 +157,24 @@ class _Round:
 logger = logging.getLogger(__name__)
 
 _THRESHOLD = 3
-"""Failures in a row after which a server is avoided; a busy server fails now and then."""
+"""Consecutive failures after which a server is avoided; a busy server fails occasionally."""
 _DOWN = 5
-"""Failures in a row without any answer, after which a server is down; single ones occur in every network."""
+"""Consecutive failures without a response after which a server is down; single ones occur in every network."""
 _BROKEN = 2.0
-"""Seconds after which the user hears of a server that answers no call; a shorter trouble is over by itself."""
+"""Seconds after which a server that fails all calls is reported; shorter problems resolve by themselves."""
 _FIRST_REST = 1.0
 _LONGEST_REST = 30.0
-"""Seconds for which a failing server is left alone: the first time, and at most."""
+"""Seconds for which a failing server is not called: the first time, and at most."""
 _LOOK = 0.05
-"""Seconds, at least, between two looks at whether a server may be probed."""
+"""Minimum seconds between two checks if a server may be probed."""
 _NOTICED = 1e-4
-"""Waiting for a place is accounted for from this many seconds on."""
+"""Minimum seconds of waiting for a slot that are accounted for."""
 _REMEMBERED = 65_536
-"""Rollouts whose server is remembered; the oldest is forgotten first, in case nobody reports its end."""
+"""Number of rollouts whose server is remembered; the oldest is dropped first, in case its end is not reported."""
 
 
 class Health:
-    """Whether one server deserves the next call: it is healthy, it rests, or a single call probes it after its rest."""
+    """Availability of one server: healthy, resting, or probed by a single call after its rest."""
 
     __slots__ = ("_failures", "_probing", "_rest", "_unanswered", "down_since", "failing_since", "resting_until")
 
@@ -185,9 +185,9 @@ class Health:
         self._probing = False
         self._unanswered = 0
         self.down_since: float | None = None
-        """When the outage began; None while the server answers."""
+        """Start time of the outage; None while the server responds."""
         self.failing_since: float | None = None
-        """When the first of the failures in a row came; None while calls succeed."""
+        """Time of the first consecutive failure; None while calls succeed."""
 
     @property
     def healthy(self) -> bool:
@@ -201,13 +201,13 @@ class Health:
         return self.down_since is not None
 
     def began(self) -> bool:
-        """Note that a call starts; True when it is the probe of a server that has rested."""
+        """Record the start of a call; return True if it is the probe of a server that has rested."""
         probe = not self.healthy and not self._probing
         self._probing = self._probing or probe
         return probe
 
     def ended(self, probe: bool) -> None:
-        """Note that a call is over, whatever came of it; after a cancelled probe another call may probe."""
+        """Record the end of a call, with any outcome; after a cancelled probe another call may probe."""
         if probe:
             self._probing = False
 
@@ -217,14 +217,14 @@ class Health:
         self.down_since = self.failing_since = None
 
     def failed(self, now: float, retry_after: float | None, *, unreachable: bool = False) -> None:
-        """Note a failure; failures that arrive while the server already rests belong to the same outage."""
+        """Record a failure; failures that arrive while the server already rests belong to the same outage."""
         self._failures += 1
         self.failing_since = now if self.failing_since is None else self.failing_since
         self._unanswered = self._unanswered + 1 if unreachable else 0
         if self._unanswered >= _DOWN and self.down_since is None:
             self.down_since = now
         elif not unreachable:
-            self.down_since = None  # something answers
+            self.down_since = None  # a component responds
         if self.healthy or now < self.resting_until:
             return
         self.resting_until = now + max(self._rest, min(retry_after or 0.0, _LONGEST_REST))
@@ -233,17 +233,17 @@ class Health:
 
 @dataclass(eq=False, slots=True)
 class PooledServer:
-    """One server with everything that the pool knows about it."""
+    """One server with the pool's information about it."""
 
     backend: Backend
     health: Health = field(default_factory=Health)
     in_flight: int = 0
     rollouts: int = 0
-    """How many rollouts stay with this server."""
+    """Number of rollouts assigned to this server."""
     served: int = 0
     limiter: Limiter = field(init=False)
     announced: bool = False
-    """Whether the user has heard that this server is down or broken."""
+    """True if the user was told that this server is down or failing."""
 
     def __post_init__(self) -> None:
         self.limiter = Limiter(self.backend.config.max_concurrency)
@@ -266,9 +266,9 @@ class ServerPool:
         self.clock = clock
         self._changed: asyncio.Event | None = None
         self.say: Callable[[str], None] = logger.warning
-        """Gets one message when a server is down or broken, and one when it is back."""
+        """Receives one message when a server is down or failing, and one when it recovers."""
         self.last_failure = ""
-        """Why the last attempt that failed did."""
+        """Error of the last failed attempt."""
 
     def __iter__(self) -> Iterator[PooledServer]:
         return iter(self._servers)
@@ -284,7 +284,7 @@ class ServerPool:
                     await changed.wait()
 
     def pick(self, rollout_id: str | None, tried: Collection[PooledServer]) -> PooledServer:
-        """Choose the server for the next attempt of a call that has already `tried` some."""
+        """Return the server for the next attempt of a call that has already `tried` some."""
         if len(self._servers) == 1:
             return self._servers[0]
         known = self._server_of.get(rollout_id) if rollout_id is not None else None
@@ -306,12 +306,12 @@ class ServerPool:
         return chosen
 
     def untried(self, tried: Collection[PooledServer]) -> bool:
-        """Whether a server that deserves a call has not been tried by it."""
+        """Return True if there is an available server that the call has not tried."""
         now = self.clock()
         return any(server not in tried and server.health.available(now) for server in self._servers)
 
     def forget(self, rollout_id: str) -> None:
-        """Forget the server of a rollout that is over."""
+        """Forget the server of a finished rollout."""
         server = self._server_of.pop(rollout_id, None)
         if server is not None:
             server.rollouts -= 1
@@ -362,7 +362,7 @@ class ServerPool:
         if failed.overloaded:
             server.limiter.refused()
         failed.outage = server.health.down and all(other.health.down for other in self._servers)
-        # The first rest often ends an outage that nobody needs to hear of.
+        # The first rest often ends a short outage that need not be reported.
         if probe and was_down and failed.outage and not server.announced:
             server.announced = True
             self.say(f"the server at {server.place} is down ({failed}); calls wait, and go on by themselves")

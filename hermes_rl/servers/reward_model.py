@@ -1,7 +1,8 @@
-"""Reward models: servers that answer a conversation with numbers, by vLLM's ``/score``, ``/classify`` and ``/pooling``.
+"""Call reward models: servers that return numbers for a conversation, via vLLM's ``/score``, ``/classify`` and
+``/pooling``.
 
-Owns what is sent to each path, and how its numbers are read. A call is repeated and accounted for as any other; what is
-no number is a failed attempt.
+This module owns the request body and the parsing of numbers for each path. Calls are retried and accounted for as
+usual; a value that is not a number is a failed attempt.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ class RewardModel:
         self._transport = Transport(config)
 
     def body(self, messages: Sequence[Message]) -> dict[str, Any]:
-        """Return what is sent beside the model's name."""
+        """Return the body in addition to the model's name."""
         return {"messages": messages}
 
     def numbers(self, entry: Mapping[str, Any]) -> Any:
-        """Return the numbers of the only entry of an answer, not yet checked."""
+        """Return the numbers of the only entry of a response, not yet validated."""
         raise NotImplementedError
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
-        """Wait for a free place, send once, and read the numbers; raises as `hermes_rl.servers.base.Backend`."""
+        """Wait for a slot, send once, and parse the numbers; raises as `hermes_rl.servers.base.Backend`."""
         config = self.config.current()
         body = encode({"model": config.model, **self.body(request.messages)})
         answer = await self._transport.post(self.path, body, most=_BOUND.size)
@@ -75,7 +76,7 @@ class RewardModel:
 
 
 class ScorePath(RewardModel):
-    """A cross-encoder, which is asked how the last message goes with the texts before it."""
+    """A cross-encoder, which scores the last message against the texts before it."""
 
     path = "/score"
 
@@ -88,13 +89,13 @@ class ScorePath(RewardModel):
 
 
 def _text(content: Any) -> str:
-    """Return the text of a content, which may be None, a string, or a list of parts."""
+    """Return the text of a message content, which may be None, a string, or a list of parts."""
     parts = content if isinstance(content, list) else [{"text": content}]
     return "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
 
 
 class ClassifyPath(RewardModel):
-    """A classifier of conversations, which gives a number for each class."""
+    """A classifier of conversations, which returns a number for each class."""
 
     path = "/classify"
 
@@ -103,7 +104,7 @@ class ClassifyPath(RewardModel):
 
 
 class PoolingPath(RewardModel):
-    """A model with a head of its own; where it gives numbers for each token or step, the last ones count."""
+    """A model with its own head; if it returns numbers for each token or step, the last ones count."""
 
     path = "/pooling"
 

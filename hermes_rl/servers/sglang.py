@@ -1,4 +1,4 @@
-"""`type: sglang`: SGLang's own ``/generate`` with token ids."""
+"""Implement `type: sglang`: SGLang's own ``/generate`` with token ids."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from hermes_rl.tokens.transcript import TokenLogprobs
 
 
 class Generate:
-    """See `base.Dialect`."""
+    """SGLang's ``/generate``; see `base.Dialect`."""
 
     path = "/generate"
     names: Mapping[str, str] = {**NAMES, "seed": "sampling_seed", "max_tokens": "max_new_tokens"}
     neutral: Mapping[str, float] = {**NEUTRAL, "top_k": -1}
     paused_path: str | None = None
     weights_paths: Sequence[str] = ("/get_weight_version", "/model_info")
-    """The first until 0.5.20, the second since."""
+    """The first path up to release 0.5.20, the second since."""
 
     def body(self, sampling: Sampling, config: ServerConfig) -> dict[str, Any]:
         parameters = {
@@ -56,7 +56,7 @@ class Generate:
         }
 
     def read_scores(self, data: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
-        """Read two lists with an entry per token: [logprob, id, text], and a list of these; the first is null."""
+        """Parse two lists with an entry per token: [logprob, id, text], and a list of these; the first is null."""
         meta = _meta(data)
         own = meta.get("input_token_logprobs")
         top = meta.get("input_top_logprobs") if top_k else [None] * len(prompt)

@@ -1,7 +1,7 @@
-"""Token-level servers: the conversation is rendered here, and the server gets token ids and gives token ids.
+"""Call token-level servers: conversations are rendered locally, and the server receives and returns token ids.
 
-The prompt of a call extends what the rollout has sampled so far, and its answer is checked, parsed into a message and
-added to the rollout's transcript.
+The prompt of a call extends the rollout's tokens so far. The reply is validated, parsed into a message and added to the
+rollout's transcript.
 """
 
 from __future__ import annotations
@@ -35,28 +35,29 @@ from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
 from hermes_rl.tokens.transcript import RenderedPrompt, Step, Transcript, WeightVersions, ids
 
 DEFAULT_MAX_TOKENS = 4096
-"""Tokens of one turn where neither the spec nor the server bounds it."""
+"""Maximum tokens of a turn if neither the spec nor the server sets a limit."""
 LARGE = 20_000
-"""Characters of what is rendered from which that is done in a thread."""
+"""Number of rendered characters from which rendering runs in a thread."""
 RESENT = 1 << 16
-"""Bytes of a program's request from which on what is known of it is looked for there too."""
+"""Bytes of a program's request from which its known prefix is searched in a thread too."""
 PADDING = 4096
-"""Ids behind the tokenizer's vocabulary that a model may have and sample: vocabularies are padded for the GPU, by 1,069
-ids in gpt-oss, and the tokenizer does not say how far."""
+"""Number of ids beyond the tokenizer's vocabulary that a model may have and sample: vocabularies are padded for the
+GPU, by 1,069 ids in gpt-oss, and the tokenizer does not report the amount.
+"""
 _TAIL = 256
 _ID_LENGTH = 9
-"""Characters; some chat templates take no other length."""
+"""Number of characters; some chat templates require this length."""
 
 
 class CannotRender(AttemptFailed):
-    """The template refuses the conversation, because of an image for example."""
+    """The chat template refuses the conversation, for example because of an image."""
 
 
 class TokenServer:
     """One token-level server, whose `source` samples the tokens; used from one event loop at a time.
 
-    `make_renderer` makes the renderer, in a thread (default: the one that the configuration names); a response has at
-    most so many tokens as `response` says.
+    `make_renderer` creates the renderer in a thread (default: the one that the configuration names); `response` is the
+    maximum number of tokens of a response.
     """
 
     def __init__(
@@ -71,14 +72,14 @@ class TokenServer:
         self._make_renderer = make_renderer or self._load_renderer
         self._loaded: Renderer | None = None
         self._renderer: Renderer | None = None
-        """The loaded one, once the length of the server's context is known too."""
+        """The loaded renderer, once the length of the server's context is known too."""
         self._context: int | None = None
         self._largest = LARGEST_ID
-        """The largest id that the model can have, once the vocabulary of the renderer is loaded."""
+        """Largest id that the model can have, once the vocabulary of the renderer is loaded."""
         self._response = response
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
-        """Render, sample and parse; a good answer is added to the request's transcript."""
+        """Render, sample and parse; a valid reply is added to the request's transcript."""
         if request.scored is not None:
             return await self._score(request, request.scored)
         renderer = await self.renderer()
@@ -100,14 +101,17 @@ class TokenServer:
         return self._reply(step, generation, message, texts)
 
     async def count(self, request: ChatRequest) -> int:
-        """Return the tokens that the request's prompt has behind what its transcript holds of it. Raises `CannotRender`
-        where the template refuses the conversation."""
+        """Return the token count of the request's prompt, which extends its transcript if possible.
+
+        Raises:
+            CannotRender: the chat template refuses the conversation.
+        """
         transcript = request.transcript if request.transcript is not None else Transcript()
         async with transcript.lock:
             return len((await self._prompt(await self.renderer(), transcript, request)).ids)
 
     async def _score(self, request: ChatRequest, top_k: int) -> ChatReply:
-        """Say how probable the tokens of the request are: ids, a text, or messages as the template has them."""
+        """Return the log-probabilities of the request's tokens: ids, a text, or messages rendered by the template."""
         if not isinstance(self._source, ScoresTokens):
             raise UserError("a function that samples does not say how probable given tokens are; name a server")
         text = request.prompt
@@ -121,7 +125,7 @@ class TokenServer:
         return ChatReply({}, None, {}, config.model, config.type, scored=scores, prompt=prompt, timing=timing)
 
     async def _complete(self, renderer: Renderer, transcript: Transcript, request: ChatRequest) -> ChatReply:
-        """Go on with a text or with token ids as they are, without rendering and parsing."""
+        """Continue a text or token ids unchanged, without rendering and parsing."""
         assert request.prompt is not None
         tokens = _encoded(renderer, request.prompt) if isinstance(request.prompt, str) else request.prompt
         prompt = RenderedPrompt(ids(tokens))
@@ -141,7 +145,7 @@ class TokenServer:
         return Step(prompt.ids, reply.ids, reply.logprobs, reply.finish, weights), reply
 
     async def renderer(self) -> Renderer:
-        """Load the renderer once; raises UserError where conversations cannot become exact tokens."""
+        """Load the renderer once. Raises UserError if conversations cannot be converted to exact tokens."""
         if self._renderer is None:
             renderer = await self.load()
             self._context = await self._source.context_length()
@@ -153,7 +157,7 @@ class TokenServer:
         return self._renderer
 
     async def load(self) -> Renderer:
-        """Load the renderer without asking the server for anything; raises as `renderer`."""
+        """Load the renderer without calling the server; raises as `renderer`."""
         if self._loaded is None:
             self._loaded = await in_thread(self._make_renderer)
         return self._loaded
@@ -164,16 +168,16 @@ class TokenServer:
         return Sampled(sampled.ids.tolist(), sampled.logprobs.tolist(), sampled.finish, sampled.after, sampled.model)
 
     async def weights(self) -> int | None:
-        """Return the version of the server's weights now; None where it does not tell."""
+        """Return the present version of the server's weights, or None if it does not report it."""
         return await self._source.weights()
 
     def hear(self, version: int) -> None:
-        """Note a version that an answer has told in another process."""
+        """Record a version that another process got in a response."""
         if isinstance(self._source, HearsVersions):
             self._source.hear(version)
 
     async def context_length(self) -> int | None:
-        """Return the longest conversation in tokens; None where the server does not tell."""
+        """Return the maximum tokens of a conversation, or None if the server does not report it."""
         return await self._source.context_length()
 
     async def close(self) -> None:
@@ -204,7 +208,7 @@ class TokenServer:
             raise CannotRender(f"the chat template refuses the conversation: {error}", retryable=False) from error
 
     def _room(self, request: ChatRequest, prompt: RenderedPrompt, transcript: Transcript) -> int:
-        """Return how many tokens this turn may have."""
+        """Return the maximum number of tokens of this turn."""
         size, room = len(prompt.ids), [request.max_tokens] if request.max_tokens else []
         if (bound := request.max_trajectory_tokens) is not None:
             room.append(bound - size)
@@ -240,7 +244,7 @@ class TokenServer:
 
 
 def _encoded(renderer: Renderer, text: str) -> list[int]:
-    """Return the tokens of a text that is a whole prompt. Raises `CannotRender` where the tokenizer fails at it."""
+    """Return the tokens of a text that is a whole prompt. Raises `CannotRender` if the tokenizer fails on it."""
     try:
         return renderer.tokenizer.encode(text)
     except TemplateRefused as error:
@@ -252,17 +256,17 @@ def _characters(messages: Sequence[Message]) -> int:
 
 
 def cut_message(tokenizer: Tokenizer, completion: Sequence[int]) -> dict[str, Any]:
-    """Make the message of a turn that was cut: text alone, because a call in it may lack its end."""
+    """Return the message of a turn that was cut: text alone, because a call in it may be incomplete."""
     reasoning, content = without_reasoning(tokenizer.decode(completion).rstrip("\ufffd"))
     message: dict[str, Any] = {"role": "assistant", "content": content}
     return {**message, "reasoning_content": reasoning} if reasoning else message
 
 
 def assistant_message(parsed: Parsed, history: Sequence[Message]) -> dict[str, Any]:
-    """Make the message of a turn that follows `history`.
+    """Return the message of a turn that follows `history`.
 
-    Every call gets an id that no other call of the conversation has. A call that cannot be executed keeps the text that
-    the model wrote, with the problem that the model is told as the answer to it.
+    Every call gets an id that is unique in the conversation. A call that cannot be executed keeps the model's text,
+    with the problem, which the model gets as its result.
     """
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
     if parsed.reasoning:
@@ -275,7 +279,7 @@ def assistant_message(parsed: Parsed, history: Sequence[Message]) -> dict[str, A
         for number, call in enumerate(parsed.calls, turn * 1000):
             identity = call.id or ""
             if not identity or identity in used:
-                free = max(number, free)  # what is below was tried for the calls before
+                free = max(number, free)  # smaller ones were tried for the previous calls
                 while (identity := f"c{free:0{_ID_LENGTH - 1}d}") in used:
                     free += 1
             used.add(identity)

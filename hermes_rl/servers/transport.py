@@ -1,7 +1,7 @@
-"""HTTP to one model server, the retries of its calls, and what a failure may show.
+"""Send HTTP requests to one model server, retry calls, and remove secrets from failures.
 
-Secrets are removed from every text that leaves this module: a failure ends up in exceptions, records and logs. It polls
-no health: a server shows its health by answering.
+Secrets are removed from every text that leaves this module, because failures appear in exceptions, records and logs.
+The module does not poll health: a server shows its health by responding.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     import aiohttp
 
 # ------------ The one retry policy of model calls: which failures are repeated, how often, and after which pause
-# Nothing else in the program repeats a model call.
+# The only retry policy of model calls: which failures are retried, how often, and after which pause. No other code in
+# the program retries a model call.
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -58,14 +59,15 @@ _CONTEXT_TEXT = re.compile(
     r"|(?:maximum|max|model'?s) context (?:length|window|size)|available context size"
     r"|(?:exceeds?|longer than|beyond|over) [^.]{0,60}(?:context|max_model_len|maximum number of tokens)"
     r"|prompt is too long|too many (?:input )?tokens"
-    r"|max(?:_completion)?_tokens must be at least 1, got (?:0|-\d+)",  # the rest beside a prompt that fills it
+    # remaining tokens if the prompt fills the context
+    r"|max(?:_completion)?_tokens must be at least 1, got (?:0|-\d+)",
     re.IGNORECASE,
 )
 _HOPELESS_TEXT = re.compile(r"insufficient_quota", re.IGNORECASE)
 
 
 class AttemptFailed(Exception):
-    """One attempt of a call failed. The message is already free of secrets."""
+    """One attempt of a call failed. The message contains no secrets."""
 
     def __init__(
         self,
@@ -82,20 +84,22 @@ class AttemptFailed(Exception):
         self.timed_out = timed_out
         self.retry_after = retry_after
         self.overloaded = overloaded
-        """The server refused because of its load: it needs fewer calls at a time."""
+        """True if the server refused because of its load: it needs fewer concurrent calls."""
         self.unreachable = unreachable or timed_out
-        """The server itself did not answer: nobody listens, a gateway reports that, or the connection was lost."""
+        """True if the server itself did not respond: nothing listens, a gateway reports that, or the connection was
+        lost.
+        """
         self.outage = False
-        """Every server is down, so this failure says nothing about the call."""
+        """True if every server is down, so this failure is independent of the call."""
 
 
 def is_context_overflow(status: int, text: str) -> bool:
-    """Whether the server refused because the conversation does not fit its context."""
+    """Return True if the server refused because the conversation exceeds its context."""
     return status in _CONTEXT_STATUS and _CONTEXT_TEXT.search(text) is not None
 
 
 def failed_status(status: int, headers: Mapping[str, str], text: str, shown: str) -> AttemptFailed:
-    """Make the failure for an HTTP status. `text` decides about it; only `shown` is shown."""
+    """Return the failure for an HTTP status. `text` decides about retries; only `shown` is shown."""
     retryable = status >= 500 or status in _RETRIED_4XX
     if status == 429 and _HOPELESS_TEXT.search(text):
         retryable = False
@@ -109,7 +113,7 @@ def failed_status(status: int, headers: Mapping[str, str], text: str, shown: str
 
 
 def retry_after(value: str | None, now: Callable[[], float] = time.time) -> float | None:
-    """Return the seconds that a Retry-After header asks for (a number or an HTTP date); None where it asks for none."""
+    """Return the seconds of a Retry-After header (a number or an HTTP date), or None if it requests no delay."""
     if value is None:
         return None
     try:
@@ -124,21 +128,22 @@ def retry_after(value: str | None, now: Callable[[], float] = time.time) -> floa
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Bounded attempts, exponential backoff with full jitter, Retry-After obeyed."""
+    """Limited attempts, exponential backoff with full jitter, and respect for Retry-After."""
 
     attempts: int = 8
-    """Attempts of one call, the first one included."""
+    """Maximum attempts of one call, including the first."""
     timeouts: int = 3
-    """Attempts of one call that may run into the timeout, which each of them costs in full."""
+    """Maximum attempts of one call that may time out, each of which takes the full timeout."""
     base: float = 0.5
-    """Seconds; the first pause lies between 0 and this, each further one may be twice as long."""
+    """Seconds; the first pause is between 0 and this, each further one may be twice as long."""
     cap: float = 30.0
-    """Seconds; the longest pause that we choose ourselves."""
+    """Seconds; the longest pause without a request by the server."""
     longest_wait: float = 300.0
-    """Seconds; the longest pause that a server may ask for."""
+    """Seconds; the longest pause that a server may request."""
     outage: float = 1800.0
-    """Seconds that a call waits while all servers are down; attempts in this time do not count. 0: the call does not
-    wait, and the attempts count."""
+    """Maximum seconds for which a call waits while all servers are down; attempts during this time do not count. 0: the
+    call does not wait, and the attempts count.
+    """
     random: Callable[[], float] = random.random
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
@@ -147,11 +152,11 @@ class RetryPolicy:
         jitter = self.random() * min(self.cap, self.base * 2.0 ** min(failures - 1, 30))
         if failed.retry_after is None:
             return jitter
-        # The jitter comes on top, so that not all calls that got the same answer come back at once.
+        # Add jitter, so that calls that got the same response do not return at the same time.
         return min(failed.retry_after, self.longest_wait) + min(jitter, self.base)
 
     def gives_up(self, failures: Sequence[AttemptFailed], seconds: float = 0.0) -> bool:
-        """Whether no further attempt is made, `seconds` after the first."""
+        """Return True if no further attempt is made, `seconds` after the first."""
         last = failures[-1]
         if last.retryable and last.outage and self.outage:
             return seconds >= self.outage
@@ -167,10 +172,13 @@ async def with_retries(
     elsewhere: Callable[[], bool],
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[T, int]:
-    """Attempt a call until it is answered; returns the answer and the number of attempts.
+    """Retry a call until it succeeds; return the reply and the number of attempts.
 
-    `elsewhere` returns whether the next attempt reaches a server that has not failed this call: then there is no pause.
-    Raises `ServerFailure` where no attempt brought an answer.
+    Args:
+        elsewhere: returns True if the next attempt uses a server that has not failed this call: then there is no pause.
+
+    Raises:
+        ServerFailure: no attempt succeeded.
     """
     failures: list[AttemptFailed] = []
     started, paused = clock(), 0.0
@@ -189,9 +197,9 @@ async def with_retries(
 
 
 def exhausted(role: str, failures: Sequence[AttemptFailed]) -> ServerFailure:
-    """Make the failure of a call, with the cause of each attempt in its text and in `__cause__`."""
+    """Return the failure of a call, with the cause of each attempt in its text and in `__cause__`."""
     times = "1 attempt" if len(failures) == 1 else f"{len(failures)} attempts"
-    # Runs of equal causes are one entry: ``1-7`` instead of seven equal lines.
+    # Consecutive equal causes form one entry: ``1-7`` instead of seven equal lines.
     runs: list[tuple[int, int, AttemptFailed]] = []
     for number, failed in enumerate(failures, 1):
         first = runs.pop()[0] if runs and str(runs[-1][2]) == str(failed) else number
@@ -209,16 +217,16 @@ def exhausted(role: str, failures: Sequence[AttemptFailed]) -> ServerFailure:
 _CONNECT_SECONDS = 30.0
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 AT_ONCE = 8
-"""Answers per turn of the loop; the work that follows each of them takes about half a millisecond."""
+"""Responses processed per turn of the event loop; the work after each takes about half a millisecond."""
 IN_THREAD = 1 << 17
-"""Bytes from which on a reply is read in the helper thread."""
+"""Bytes from which a reply is read in the helper thread."""
 MOST_TOLD = 16 << 20
-"""Bytes of an answer beside the calls, such as a list of models."""
+"""Maximum bytes of a response to other requests, such as the list of models."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """An answer, and when it was asked for, sent and received (monotonic seconds)."""
+    """A response, and the times at which it was requested, sent and received (monotonic seconds)."""
 
     status: int
     headers: Mapping[str, str]
@@ -229,7 +237,7 @@ class HttpAnswer:
 
 
 class Transport:
-    """One server; used from one event loop at a time."""
+    """Connection to one server; used from one event loop at a time."""
 
     def __init__(self, config: ServerConfig) -> None:
         if not config.base_url:
@@ -259,8 +267,11 @@ class Transport:
     async def post(
         self, path: str, payload: bytes, rollout_id: str | None = None, most: int = LARGEST_REPLY
     ) -> HttpAnswer:
-        """Wait for a free place and send once, as a call of this rollout; raises `AttemptFailed` where no answer came,
-        or one of more than `most` bytes."""
+        """Wait for a slot and send once, as a call of this rollout.
+
+        Raises:
+            AttemptFailed: no response arrived, or one of more than `most` bytes.
+        """
         session = await self._connected()
         body, began = _body_class()(payload), time.monotonic()
         del payload
@@ -272,7 +283,7 @@ class Transport:
         return answer
 
     async def get_json(self, path: str, timeout: float = 10.0) -> tuple[int, Any]:
-        """Ask a question beside the calls; returns status and JSON. Status 0: no answer; None: the body is no JSON."""
+        """Return status and JSON of a GET request. Status 0: no response; None: the body is not JSON."""
         import aiohttp
 
         session = await self._connected()
@@ -288,8 +299,10 @@ class Transport:
             return answer.status, None
 
     async def read(self, path: str, answer: HttpAnswer, read: Callable[[bytes], T]) -> T:
-        """Return what `read` makes of an answer, off the event loop where it is large. Raises `AttemptFailed`, or
-        `ContextLengthExceeded`, where it raises `Malformed`."""
+        """Return the result of `read` for a response, computed off the event loop if it is large.
+
+        Raises `AttemptFailed` or `ContextLengthExceeded` if `read` raises `Malformed`.
+        """
         try:
             return await _read_aside(read, answer.raw)
         except ErrorBody as problem:
@@ -301,7 +314,7 @@ class Transport:
         raise failed
 
     async def context_length(self) -> int | None:
-        """Return the longest conversation in tokens, where the server tells it in its list of models."""
+        """Return the maximum tokens of a conversation, if the server's list of models contains it."""
         _, data = await self.get_json("models")
         entries = data.get("data") if isinstance(data, dict) else None
         lengths = [entry.get("max_model_len") for entry in entries or () if isinstance(entry, dict)]
@@ -313,7 +326,7 @@ class Transport:
             await session.close()
 
     def refused(self, path: str, answer: HttpAnswer, status: int | None = None) -> Exception:
-        """Return the exception for an answer that is an error; `status` is the one in its body, where that differs."""
+        """Return the exception for an error response; `status` is the one in its body, if it differs."""
         code = answer.status if status is None else status
         text = excerpt(answer.raw)
         shown = self._scrubber.excerpt(text)
@@ -323,7 +336,7 @@ class Transport:
         return failed_status(code, answer.headers, text, f"{self.address(path)}: status {code}: {shown}{hint}")
 
     def failed(self, path: str, what: str, *, timed_out: bool = False, unreachable: bool = False) -> AttemptFailed:
-        """Return the exception for an attempt that failed; its text has the address and no secrets."""
+        """Return the exception for a failed attempt; its text contains the address and no secrets."""
         shown = f"{self.address(path)}: {self._scrubber.excerpt(what)}"
         return AttemptFailed(shown, timed_out=timed_out, unreachable=unreachable)
 
@@ -348,12 +361,12 @@ class Transport:
                 timeout=aiohttp.ClientTimeout(total=self._config.timeout, sock_connect=_CONNECT_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=self._headers,
-                auto_decompress=False,  # `_body` does, within its bound
+                auto_decompress=False,  # `_body` does, within its limit
             )
         return self._session
 
     def _session_header(self, rollout_id: str | None) -> dict[str, str]:
-        """Return the header that names the rollout of a call; a header of the configuration with its name wins."""
+        """Return the header that names the rollout of a call; a configured header with its name takes precedence."""
         if rollout_id is None or not self._names_rollouts:
             return {}
         return {SESSION_HEADER: safe_name(rollout_id)}
@@ -369,7 +382,7 @@ class Transport:
         import aiohttp
 
         try:
-            # A redirected POST would arrive as a GET or carry the key elsewhere.
+            # A redirected POST would arrive as a GET or send the key to another server.
             async with session.post(
                 self._url(path), data=body, headers=headers, allow_redirects=False, proxy=self._proxy
             ) as response:
@@ -384,11 +397,11 @@ class Transport:
         raise failed
 
     async def _body(self, path: str, response: aiohttp.ClientResponse, most: int) -> bytes:
-        """Read a body of at most `most` bytes, counted after decompression; raises `AttemptFailed` for another one.
+        """Return a body of at most `most` bytes, counted after decompression; raise `AttemptFailed` for larger ones.
 
-        Where the server repeats a secret that it was sent, the body has a mask instead: a reply becomes a record.
+        If the server repeats a secret that it received, the secret is masked, because a reply becomes a record.
 
-        aiohttp would decompress each part as it comes, on the event loop, and 64 KiB may become 64 MiB.
+        aiohttp would decompress each part on arrival, on the event loop, and 64 KiB may become 64 MiB.
         """
         body = bytearray()
         encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
@@ -411,7 +424,7 @@ class Transport:
 
 @cache
 def _body_class() -> type[aiohttp.BytesPayload]:
-    """Return the class of the bodies of calls, which are not kept while their answers are waited for."""
+    """Return the class of request bodies, which are released while their responses are pending."""
     import aiohttp
 
     class SentBody(aiohttp.BytesPayload):
@@ -424,11 +437,11 @@ def _body_class() -> type[aiohttp.BytesPayload]:
 
 _ENCODINGS = ("gzip", "x-gzip", "deflate")
 _EITHER_HEADER = zlib.MAX_WBITS | 32
-"""zlib finds out whether it is gzip or deflate."""
+"""zlib detects gzip or deflate."""
 
 
 def _decompressed(raw: bytes, most: int) -> bytes | None:
-    """Return the bytes, or None where they are more than `most`; raises `zlib.error`."""
+    """Return the bytes, or None if there are more than `most`; raises `zlib.error`."""
     whole = bytearray()
     while raw:  # gzip may have several parts
         part = zlib.decompressobj(_EITHER_HEADER)
@@ -453,8 +466,8 @@ async def _read_aside(read: Callable[[bytes], T], raw: bytes) -> T:
 def _tls_context() -> ssl.SSLContext:
     """Return the TLS settings of this process.
 
-    aiohttp makes its own when it is imported. A worker is a fork of a process that imported it without variables, so
-    that SSL_CERT_FILE, which names a company's certificates, would have no effect.
+    aiohttp creates its own settings when it is imported. A worker is a fork of a process that imported it without
+    variables, so SSL_CERT_FILE, which names a company's certificates, would have no effect.
     """
     context = ssl.create_default_context()
     context.set_alpn_protocols(("http/1.1",))
@@ -462,7 +475,7 @@ def _tls_context() -> ssl.SSLContext:
 
 
 def excerpt(raw: bytes) -> str:
-    """Return the beginning of an answer as text."""
+    """Return the start of a response as text."""
     return raw[:20_000].decode("utf-8", errors="replace")
 
 
@@ -484,7 +497,7 @@ def _url_credentials(config: ServerConfig) -> str | None:
 
 
 def _secrets(config: ServerConfig) -> list[str]:
-    """List what must not be shown: keys, header values, and the address's password and query values."""
+    """Return the texts that must not be shown: keys, header values, and the address's password and query values."""
     parts = urlsplit(config.base_url or "")
     secrets = [value.reveal() for value in config.headers.values()]
     if config.api_key is not None:
@@ -495,7 +508,7 @@ def _secrets(config: ServerConfig) -> list[str]:
 
 
 def _keys(config: ServerConfig) -> list[str]:
-    """List the secrets that a server may repeat in a reply, and that no reply has a reason to hold."""
+    """Return the secrets that a server may repeat in a reply, and that no valid reply contains."""
     parts = urlsplit(config.base_url or "")
     keys = keys_of({name: value.reveal() for name, value in config.headers.items()} | dict(parse_qsl(parts.query)))
     if config.api_key is not None:
@@ -504,9 +517,9 @@ def _keys(config: ServerConfig) -> list[str]:
 
 
 def proxy_of(url: str) -> str | None:
-    """Return the proxy that the machine's settings name for an address; None if it is asked directly.
+    """Return the host's configured proxy for an address, or None for a direct connection.
 
-    As curl does, an address range in `no_proxy` (`10.0.0.0/8`) holds for hosts that are written as an address.
+    As in curl, an address range in `no_proxy` (`10.0.0.0/8`) applies to hosts written as addresses.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
@@ -528,7 +541,7 @@ def _in_ranges(host: str, excluded: str) -> bool:
 
 
 def with_version(base_url: str) -> str | None:
-    """Return the address with `/v1` at its end; None if it names a version already."""
+    """Return the address with `/v1` at its end, or None if it contains a version already."""
     parts = urlsplit(base_url)
     if re.search(r"/v\d", parts.path):
         return None
@@ -536,16 +549,16 @@ def with_version(base_url: str) -> str | None:
 
 
 def unversioned(base_url: str) -> str:
-    """Return a hint for an address at which nothing was found; empty if it names a version."""
+    """Return a hint for an address that responds with 404; empty if it contains a version."""
     other = with_version(base_url)
     return "" if other is None else f"; base_url has no /v1, where most servers answer: try {public_url(other)}"
 
 
 class Turnstile:
-    """Lets `AT_ONCE` tasks through in each turn of the event loop, in the order in which they came.
+    """Let `AT_ONCE` tasks through in each turn of the event loop, in order of arrival.
 
-    The loop itself gives everybody who is ready a step in each turn. Of thousands of answers that come together none
-    would lead to the next request before all are read, and everything else would wait that long. Used from one loop.
+    The loop itself gives every ready task a step in each turn. If thousands of responses arrive together, none would
+    lead to its next request before all are read, and all other work would wait that long. Used from one loop.
     """
 
     def __init__(self) -> None:
@@ -554,7 +567,7 @@ class Turnstile:
         self._turning = False
 
     async def pass_through(self) -> None:
-        """Wait for the tasks that came before."""
+        """Wait for the tasks that arrived before."""
         loop = asyncio.get_running_loop()
         if not self._turning:
             self._turning = True
@@ -570,7 +583,7 @@ class Turnstile:
         self._remaining = AT_ONCE
         while self._waiting and self._remaining > 0:
             place = self._waiting.popleft()
-            if not place.done():  # else its task was cancelled
+            if not place.done():  # otherwise its task was cancelled
                 place.set_result(None)
                 self._remaining -= 1
         self._turning = self._remaining < AT_ONCE or bool(self._waiting)

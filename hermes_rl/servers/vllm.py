@@ -1,4 +1,4 @@
-"""`type: vllm`: stock vLLM over ``/v1/completions`` with token ids (0.10.2 and later)."""
+"""Implement `type: vllm`: stock vLLM over ``/v1/completions`` with token ids (0.10.2 and later)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hermes_rl.tokens.transcript import TokenLogprobs
 
 
 class Completions:
-    """See `base.Dialect`."""
+    """vLLM's completions with token ids; see `base.Dialect`."""
 
     path = "completions"
     names: Mapping[str, str] = NAMES
@@ -35,7 +35,7 @@ class Completions:
         return {
             **body,
             "prompt": PROMPT,
-            "logprobs": 0,  # the log-probability of the sampled token alone
+            "logprobs": 0,  # only the log-probability of the sampled token
             "return_token_ids": True,
             "skip_special_tokens": False,
             "stop_token_ids": list(sampling.stop_ids),
@@ -44,7 +44,7 @@ class Completions:
 
     def scoring_body(self, top_k: int, config: ServerConfig) -> dict[str, Any]:
         body: dict[str, Any] = {"model": config.model} if config.model else {}
-        # One token is the least that vLLM samples.
+        # vLLM samples at least one token.
         return {**body, "prompt": PROMPT, "prompt_logprobs": top_k, "max_tokens": 1, "temperature": 1.0}
 
     def read_scores(self, data: Any, prompt: array[int], top_k: int) -> TokenLogprobs:

@@ -1,8 +1,8 @@
-"""The weights of a server: their version, and the pauses in which the server takes new ones.
+"""Track the weights of a server: their version, and the pauses in which the server loads new ones.
 
-Versions only rise. So a version that was read before a call was sent is a lower bound of the one it was sampled with,
-and a version read after the answer is an upper bound. While calls are in flight, the server is asked now and then
-whether it is paused, so that a pause does not count as working time.
+Versions only rise. So a version read before a call was sent is a lower bound of the one it was sampled with, and a
+version read after the response is an upper bound. While calls are in flight, the server is polled for pauses, so that
+they do not count as working time.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from hermes_rl.servers.transport import AttemptFailed, Transport
 LONGEST_PAUSE = 3600.0
 """Seconds after which a server that reports a pause has failed."""
 LOOK = 0.25
-"""Seconds between two looks at whether a server is paused."""
+"""Seconds between two polls for a pause."""
 _VERSIONS = ("weight_version", "version", "update_count", "step")
 _MISSING = (404, 405, 501)
-"""Statuses of a server that has no such path."""
+"""HTTP statuses of a server without this path."""
 _PAUSED = ("is_paused", "paused")
 
 
 class Versions:
-    """The version of a server's weights; None where it does not tell.
+    """Version of a server's weights; None if it does not report it.
 
-    The paths that may tell it are tried in order, one that the server does not have once. Where a trainer tells the
-    version, which `pushed` returns, the server is not asked.
+    The paths that may report it are tried in order; a missing one is tried once. If a trainer sets the version, which
+    `pushed` returns, the server is not asked.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Versions:
     ) -> None:
         self._transport, self._paths, self._pushed = transport, list(paths), pushed or (lambda: None)
         self.known: int | None = None
-        """The newest version that was read: a lower bound of the one that the server has."""
+        """Newest version that was read: a lower bound of the server's version."""
         self._reading: asyncio.Task[None] | None = None
 
     async def before(self) -> int | None:
@@ -50,7 +50,7 @@ class Versions:
         return self.known
 
     async def after(self, answered: int | None = None) -> int | None:
-        """Return the version that the server has now; `answered` is the one in its answer, where it has one."""
+        """Return the server's present version; `answered` is the one in its response, if any."""
         if (pushed := self._pushed()) is not None:
             return pushed
         if answered is not None:
@@ -60,7 +60,7 @@ class Versions:
         return self.known
 
     async def _read(self) -> None:
-        """Ask the server; the answer to a question from before this call would be too old."""
+        """Query the server; the result of a query sent before this call would be outdated."""
         if not self._paths:
             return
         if self._reading is not None and not self._reading.done():
@@ -78,19 +78,19 @@ class Versions:
             del self._paths[0]
 
     def hear(self, value: Any) -> None:
-        """Note a version; one that is older than what is known, or is none, says nothing."""
+        """Record a version; an older or invalid one is ignored."""
         version = version_of(value)
         if version is not None and (self.known is None or version > self.known):
             self.known = version
 
 
 class Pauses:
-    """Measures how long a server has been paused while calls were in flight."""
+    """Measure how long a server is paused while calls are in flight."""
 
     def __init__(self, transport: Transport, path: str | None) -> None:
         self._transport, self._path = transport, path
         self.seconds = 0.0
-        """Seconds of pauses that were seen so far."""
+        """Total seconds of observed pauses."""
         self._calls = 0
         self._watching: asyncio.Task[None] | None = None
 
@@ -109,7 +109,7 @@ class Pauses:
                 self._watching = None
 
     async def now(self) -> bool:
-        """Whether the server is paused; False where it does not tell."""
+        """Return True if the server is paused; False if it does not report that."""
         if self._path is None:
             return False
         status, data = await self._transport.get_json(self._path)
@@ -118,8 +118,11 @@ class Pauses:
         return _field(data, _PAUSED) is True
 
     async def over(self) -> float:
-        """Wait until the server is not paused; returns the seconds of waiting. AttemptFailed after an hour, which no
-        exchange of weights takes."""
+        """Wait until the server is not paused; return the seconds of waiting.
+
+        Raises:
+            AttemptFailed: it is paused for an hour, longer than any update of weights takes.
+        """
         started = time.monotonic()
         while await self.now():
             if time.monotonic() - started > LONGEST_PAUSE:
@@ -134,13 +137,13 @@ class Pauses:
             paused = await self.now()
             now = time.monotonic()
             if paused or was_paused:
-                # A pause begins, or ends, somewhere between two looks: half of that time counts.
+                # A pause starts or ends between two polls: half of that interval counts.
                 self.seconds += (now - looked) * (1.0 if paused and was_paused else 0.5)
             looked, was_paused = now, paused
 
 
 def _field(data: Any, names: tuple[str, ...]) -> Any:
-    """Return the field of an answer that is an object, else the answer itself."""
+    """Return the field of a response that is an object, else the response itself."""
     if not isinstance(data, dict):
         return data
     return next((data[name] for name in names if name in data), None)

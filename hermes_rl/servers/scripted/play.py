@@ -1,8 +1,7 @@
-"""A scripted answer, in messages or in token ids.
+"""Build scripted replies, in messages or in token ids.
 
-Which turn a prompt of token ids asks for is told by its assistant headers, which are counted; a prompt that already
-holds the beginning of the turn gets the rest of it. In messages every log-probability is 0.0, as a script leaves no
-choice.
+For a prompt of token ids, the turn is found by counting its assistant headers; a prompt that already contains the start
+of the turn gets its rest. In messages every log-probability is 0.0, as a script has no alternatives.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from typing import Any, NamedTuple, Protocol, Self
 from hermes_rl.tokens.chat import turn_ids
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
 
-# -------------------------------- The script of a scripted policy: turns that call tools, say something, or both
-# Which rollouts of a group go wrong, and how, follows from the seed alone, on every machine. A wrong script differs in
-# every text and number that a reward could look at (tool arguments and words), so that its score differs.
+# -------------------------------- The script of a scripted policy: turns that call tools, send text, or both
+# The deviating rollouts of a group, and their deviations, follow from the seed alone, on every host. A deviating script
+# differs in every text and number that a reward could use (tool arguments and messages), so that its score differs.
 
 UNSCRIPTED = "This is a scripted server without a model; no solution is written for this conversation."
 FINISHED = "That was all."
-"""The answer in a conversation that goes on after the last turn of its script."""
+"""Reply in a conversation that continues after the last turn of its script."""
 _ADDED = " wrong"
-"""Appended where nothing else can be changed: a text without letters and digits."""
+"""Appended if nothing else can be changed: a text without letters and digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptedCall:
-    """A tool call. `args` is normally a mapping; anything else is sent as the JSON that it is."""
+    """A tool call. `args` is normally a mapping; other values are sent as JSON unchanged."""
 
     name: str
     args: Any
@@ -46,13 +45,13 @@ class ScriptedTurn:
 
     @classmethod
     def of(cls, turn: Mapping[str, Any]) -> Self:
-        """Make a turn from the form that a spec has: ``{tools: [{name, args}]}``, ``{say: text}``, or both."""
+        """Return a turn from the form in a spec: ``{tools: [{name, args}]}``, ``{say: text}``, or both."""
         say = turn.get("say")
         calls = (ScriptedCall(str(call["name"]), call.get("args") or {}) for call in turn.get("tools") or ())
         return cls(None if say is None else str(say), tuple(calls))
 
     def message(self, number: int) -> dict[str, Any]:
-        """Return the assistant message. The ids of its calls are unique in a conversation and the same in every run."""
+        """Return the assistant message. The ids of its calls are unique in a conversation and equal in every run."""
         message: dict[str, Any] = {"role": "assistant", "content": self.say}
         if self.tools:
             message["tool_calls"] = [
@@ -70,7 +69,7 @@ class ScriptedTurn:
 
 
 class ScriptedHistory(NamedTuple):
-    """A conversation as a script sees it: hashes of all of it and of its opening, which ends with the first answer."""
+    """A conversation as used by a script: hashes of all of it and of its opening, up to the first reply."""
 
     answers: int
     whole: int
@@ -83,22 +82,23 @@ class ScriptedHistory(NamedTuple):
 class Script:
     """The turns of one rollout.
 
-    As many turns have been played as a conversation has answers of the script. A program may leave out old ones, or
-    begin a conversation anew with a summary that the script has given it: then it goes on from there.
+    The number of completed turns equals the number of the script's replies in a conversation. A program may drop old
+    ones, or start a new conversation with a summary that the script returned: then the script continues from there.
     """
 
     turns: tuple[ScriptedTurn, ...] = ()
     prior: int | None = 0
-    """Assistant messages that are no turns, as the prompt itself holds them (examples); None: those that the first
-    request holds."""
+    """Number of assistant messages that are not turns, because the prompt contains them (examples); None: those that
+    the first request contains.
+    """
     _numbers: dict[int, int] = field(default_factory=dict)
-    """Which turn has followed each conversation; the same one is answered by the same turn."""
+    """Turn that followed each conversation, so that a repeated request gets the same turn."""
     _next: dict[int, int] = field(default_factory=dict)
-    """The least turn that follows in conversations of each opening."""
+    """Minimum next turn in conversations with each opening."""
 
     @classmethod
     def of(cls, turns: Iterable[Mapping[str, Any]], prior: int = 0) -> Self:
-        """Make a script from turns in the form that a spec has, already rendered over a row."""
+        """Return a script from turns in the form of a spec, already rendered for a row."""
         return cls(tuple(ScriptedTurn.of(turn) for turn in turns), prior)
 
     def next_message(self, history: ScriptedHistory) -> dict[str, Any]:
@@ -114,12 +114,12 @@ class Script:
         return turn.message(number)
 
     def _follows(self, history: ScriptedHistory, prior: int) -> int:
-        """Return which turn follows a conversation that was not answered yet."""
+        """Return the turn that follows a conversation without a reply yet."""
         if history.opening not in self._next:
             numbers = [number for number in set(self._numbers.values()) if number < len(self.turns)]
             answers = max(0, history.answers - prior)
             texts = {number: self.turns[number].say or "" for number in numbers if not self.turns[number].tools}
-            words = history.words() if texts and answers < len(numbers) else ""  # else nothing is left out of it
+            words = history.words() if texts and answers < len(numbers) else ""  # otherwise no replies were dropped
             behind = [number + 1 for number, text in texts.items() if text.strip() and text.strip() in words]
             self._next[history.opening] = max(behind, default=0) + answers
         number = max(self._next[history.opening], history.answers - prior)
@@ -128,9 +128,9 @@ class Script:
 
 
 def deviations(n: int, deviate: float, seed: int, group_key: str) -> frozenset[int]:
-    """Choose the members of a group of `n` that go wrong: ``clamp(round(deviate × n), 1, n − 1)`` of them.
+    """Return the deviating members of a group of `n`: ``clamp(round(deviate × n), 1, n − 1)`` of them.
 
-    No member goes wrong when `deviate` is 0, nor in a group of one, which has no other member to differ from.
+    No member deviates if `deviate` is 0, or in a group of one, which has no other member to differ from.
     """
     if deviate <= 0 or n < 2:
         return frozenset()
@@ -139,7 +139,7 @@ def deviations(n: int, deviate: float, seed: int, group_key: str) -> frozenset[i
 
 
 def deviate_script(turns: Sequence[ScriptedTurn], rng: Random) -> tuple[ScriptedTurn, ...]:
-    """Return the turns with other arguments and other words; the tools stay the same."""
+    """Return the turns with other arguments and other texts; the tools stay the same."""
     by, turned = rng.randint(1, 9), rng.randint(1, 25)
 
     def wrong(value: Any) -> Any:
@@ -170,7 +170,7 @@ def _wrong(value: Any, by: int, turned: int) -> Any:
 
 
 def _wrong_text(text: str, by: int, turned: int) -> str:
-    """Shift the digits and turn the letters around the alphabet: a command becomes one that does not exist."""
+    """Shift the digits and rotate the letters of the alphabet: a command becomes one that does not exist."""
     changed = "".join(_wrong_character(character, by, turned) for character in text)
     return changed if changed != text else text + _ADDED
 
@@ -184,7 +184,7 @@ def _wrong_character(character: str, by: int, turned: int) -> str:
     return "x" if character.isalnum() and not character.isascii() else character
 
 
-# -------------------------------------------------------------------------------- play
+# -------------------------------------------------------------------------------- replies
 
 LogprobOf = Callable[[int, int], float]
 """Position in the sequence and token id → log-probability."""
@@ -192,7 +192,7 @@ _QUESTION = ({"role": "user", "content": "u"},)
 
 
 def completion(script: Script, body: Mapping[str, Any], model: str, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Answer the body of a chat request."""
+    """Return the response to the body of a chat request."""
     message = script.next_message(_history(body["messages"]))
     choice = {
         "index": 0,
@@ -210,12 +210,12 @@ def completion(script: Script, body: Mapping[str, Any], model: str, tokenizer: T
     try:
         prompt, ids = turn_ids(tokenizer, body["messages"], body.get("tools"), message)
     except TemplateRefused:
-        # A message with an image, for example, cannot be counted.
+        # For example, the tokens of a message with an image cannot be counted.
         return answer
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     if isinstance(limit, int) and limit < len(ids):
         ids = ids[:limit]
-        # A call that is not complete is no call, so a cut turn is text.
+        # An incomplete call is not a call, so a cut turn is text.
         choice["message"] = {"role": "assistant", "content": tokenizer.decode(ids).rstrip("\ufffd")}
         choice["finish_reason"] = "length"
     if body.get("logprobs"):
@@ -230,17 +230,17 @@ def completion(script: Script, body: Mapping[str, Any], model: str, tokenizer: T
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request for token ids: a prompt, and how many tokens the answer may have."""
+    """A request for token ids: a prompt, and the maximum tokens of the reply."""
 
     prompt: list[int]
     max_tokens: int | None
     scored: int | None = None
-    """It asks how probable the prompt's own tokens are, and so many most probable ones at each place."""
+    """If set, the request is for log-probabilities of the prompt's tokens, with this number of most probable ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlayedTokens:
-    """An answer in token ids."""
+    """A reply in token ids."""
 
     ids: list[int]
     logprobs: list[float]
@@ -248,13 +248,13 @@ class PlayedTokens:
     prompt: list[int]
 
     def broken_off(self) -> PlayedTokens:
-        """Return the first half, as a server that takes new weights gives it back."""
+        """Return the first half, as returned by a server that interrupts for new weights."""
         half = len(self.ids) // 2
         return replace(self, ids=self.ids[:half], logprobs=self.logprobs[:half], finish="abort")
 
 
 class TokenDialect(Protocol):
-    """The JSON of one kind of server."""
+    """JSON format of one kind of server."""
 
     def read(self, body: Mapping[str, Any]) -> Asked: ...
 
@@ -264,15 +264,15 @@ class TokenDialect(Protocol):
 
 
 Scores = dict[int, float]
-"""Log-probabilities by id at one place: the token that stands there first, then others, the most probable first."""
+"""Log-probabilities by id at one position: the token at the position first, then others, the most probable first."""
 _RANGE = 256
-"""Ids that stand for a vocabulary: all tokenizers have as many."""
+"""Number of ids that stand for a vocabulary: every tokenizer has as many."""
 
 
 def scores(request: Asked, logprob: LogprobOf | None) -> list[Scores]:
-    """Make up what a model would say of the prompt's tokens: each half as probable as the one before it in the list.
+    """Return invented log-probabilities of the prompt's tokens: each half as probable as the one before it in the list.
 
-    The token that stands there is the most probable one, except where `logprob` says how probable it is.
+    The token at the position is the most probable one, unless `logprob` returns another value.
     """
     assert request.scored is not None
     half, scored = math.log(0.5), list[Scores]()
@@ -284,7 +284,7 @@ def scores(request: Asked, logprob: LogprobOf | None) -> list[Scores]:
 
 
 def play_tokens(script: Script, request: Asked, tokenizer: Tokenizer, logprob: LogprobOf | None) -> PlayedTokens:
-    """Play the turn that follows the prompt, or the rest of a turn that the prompt has begun."""
+    """Return the turn that follows the prompt, or the rest of a turn that the prompt has started."""
     history, begun = _place(request.prompt, tokenizer)
     message = script.next_message(history)
     whole = turn_ids(tokenizer, _QUESTION, None, message)[1]
@@ -304,7 +304,7 @@ def _history(messages: Sequence[Mapping[str, Any]]) -> ScriptedHistory:
 
 
 def _place(prompt: list[int], tokenizer: Tokenizer) -> tuple[ScriptedHistory, list[int]]:
-    """Return the conversation before the turn that is asked for, and the ids of that one which are there already."""
+    """Return the conversation before the requested turn, and the ids of that turn in the prompt."""
     header = _header(tokenizer)
     size = len(header)
     places = [
@@ -318,7 +318,7 @@ def _place(prompt: list[int], tokenizer: Tokenizer) -> tuple[ScriptedHistory, li
 
 @functools.lru_cache(maxsize=8)
 def _header(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the ids with which the template asks for a turn."""
+    """Return the ids with which the template starts an assistant turn."""
     prompt = tokenizer.render(_QUESTION, None, add_generation_prompt=True)
     unasked = tokenizer.render(_QUESTION, None, add_generation_prompt=False)
     return tuple(tokenizer.encode(prompt[len(unasked) :] if prompt.startswith(unasked) else prompt[-1:]))
@@ -393,7 +393,7 @@ class _Legacy:
 
 
 def _prompt_logprobs(scored: list[Scores]) -> list[Any]:
-    """At each place {id as text: {logprob, …}}, as vLLM writes it; null at the first."""
+    """Return {id as text: {logprob, …}} for each position, as in vLLM; null at the first."""
     return [None, *({str(token): {"logprob": value} for token, value in place.items()} for place in scored[1:])]
 
 

@@ -1,5 +1,8 @@
-"""The HTTP server that plays scripts, on a port of loopback that the system chooses, with weights that seem to change
-for those who try out a server whose weights change; and the backend of `type: scripted`, which starts one."""
+"""Run the HTTP server that plays scripts, on a free loopback port, and the backend of `type: scripted`, which starts
+one.
+
+The server simulates changing weights, for testing clients of servers whose weights change.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +36,14 @@ from hermes_rl.tokens.rendering import RendererSettings
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.values import safe_name
 
-# `type: scripted` as a backend: it starts a scripted server with the first call and closes it with the client
-# It is spoken to like any other: in token ids where the tokenizer allows that, else in messages.
+# `type: scripted` as a backend: it starts a scripted server with the first call and closes it with the client. Calls
+# use token ids if the tokenizer allows that, else messages.
 
 _MODEL = "scripted"
 
 
 class ScriptedBackend:
-    """See `base.Backend`; scripts may be registered before the server runs."""
+    """Backend of `type: scripted`, see `base.Backend`; scripts may be registered before the server runs."""
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = replace(config, model=config.model or _MODEL)
@@ -54,7 +57,7 @@ class ScriptedBackend:
         self._scripts[safe_name(rollout_id)] = script
 
     def forget(self, rollout_id: str) -> None:
-        """Forget the script of a rollout that is over."""
+        """Forget the script of a finished rollout."""
         self._scripts.pop(safe_name(rollout_id), None)
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
@@ -67,7 +70,7 @@ class ScriptedBackend:
         return await running.chat.attempt(request)
 
     async def weights(self) -> int | None:
-        """Return the version that the server pretends to have; None where it speaks messages, which tell none."""
+        """Return the simulated version, or None if the server uses messages, which contain none."""
         running = await self._started()
         return await running.tokens.weights() if running.exact else None
 
@@ -79,7 +82,7 @@ class ScriptedBackend:
             await running.server.close()
 
     async def _started(self) -> _Running:
-        """Return a server that listens in the running loop, with its clients; start it where there is none."""
+        """Return a server that listens in the running loop, with its clients; start it if needed."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             # The server and clients of an earlier loop ended with that loop.
@@ -103,7 +106,7 @@ class ScriptedBackend:
 
 
 class _Running(NamedTuple):
-    """A scripted server that listens, and the clients that ask it in messages and in token ids; `exact`: in ids."""
+    """A running scripted server, and its clients for messages and for token ids; `exact` if token ids are used."""
 
     server: ScriptedServer
     chat: OpenAIServer
@@ -119,7 +122,7 @@ _LARGEST_BODY = 2**28
 
 
 class ScriptedServer:
-    """Runs in the event loop that starts it; a request without a registered script gets a fixed sentence."""
+    """Scripted server in the event loop that starts it; a request without a registered script gets a fixed sentence."""
 
     def __init__(self, model: str, tokenizer: Tokenizer, logprob: LogprobOf | None = None) -> None:
         self._model = model
@@ -127,7 +130,7 @@ class ScriptedServer:
         self._logprob = logprob
         self.weights = ScriptedWeights()
         self.scripts: dict[str, Script] = {}
-        """By the ids of rollouts, as `SESSION_HEADER` has them."""
+        """Scripts by rollout id, as in `SESSION_HEADER`."""
         self._runner: web.AppRunner | None = None
 
     def register(self, rollout_id: str, script: Script) -> None:
@@ -135,11 +138,11 @@ class ScriptedServer:
         self.scripts[safe_name(rollout_id)] = script
 
     def forget(self, rollout_id: str) -> None:
-        """Forget the script of a rollout that is over."""
+        """Forget the script of a finished rollout."""
         self.scripts.pop(safe_name(rollout_id), None)
 
     async def start(self) -> str:
-        """Listen; returns the base URL for clients. Raises `UserError` if nothing can be reached on loopback."""
+        """Start listening and return the base URL for clients. Raises `UserError` if loopback is not reachable."""
         app = web.Application(client_max_size=_LARGEST_BODY)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
@@ -186,7 +189,7 @@ class ScriptedServer:
         return await self._ids(request, None)
 
     async def _ids(self, request: web.Request, dialect: TokenDialect | None) -> web.Response:
-        """Answer a request for token ids; without a dialect the body tells which one is meant."""
+        """Respond to a request for token ids; without a dialect the body determines it."""
         try:
             body = json.loads(await request.read())
             dialect = dialect or (SGLANG if "input_ids" in body else LEGACY)
@@ -224,10 +227,10 @@ def _refused(message: str) -> web.Response:
 
 
 class ScriptedWeights:
-    """A version of weights that do not exist, and whether generation is stopped.
+    """Simulated version of the weights and pause of generation.
 
-    ``POST /update_weights {"version": N}``, ``POST /pause?mode=keep`` (requests wait) or ``?mode=abort`` (they come
-    back half done), ``POST /resume``, ``GET /is_paused``, ``GET /get_weight_version``.
+    ``POST /update_weights {"version": N}``, ``POST /pause?mode=keep`` (requests wait) or ``?mode=abort`` (they return
+    half of their tokens), ``POST /resume``, ``GET /is_paused``, ``GET /get_weight_version``.
     """
 
     def __init__(self) -> None:
@@ -236,7 +239,7 @@ class ScriptedWeights:
         self._going = asyncio.Event()
 
     def add_routes(self, app: web.Application) -> None:
-        """Add the routes by which a trainer would steer a server."""
+        """Add the routes with which a trainer would control a server."""
         self._going = asyncio.Event()
         self._going.set()
         app.router.add_post("/pause", self._pause)
@@ -246,7 +249,7 @@ class ScriptedWeights:
         app.router.add_get("/get_weight_version", self._version)
 
     async def gate(self) -> bool:
-        """Wait until generation goes on; returns True where the request has to come back half done."""
+        """Wait until generation resumes; return True if the request must return half of its tokens."""
         if self._mode == "abort":
             return True
         await self._going.wait()

@@ -1,1 +1,1 @@
-"""The Python API: a spec as something to play, whoever trains."""
+"""Python API: run a spec with any trainer."""

@@ -1,6 +1,6 @@
-"""`open_env`: a spec as something to play from Python, without a command line and without a trainer.
+"""Define `open_env`: run a spec from Python, without a command line and without a trainer.
 
-Playing itself is `rollouts.runner` and `runs.run`; here is what is played with what: policy, sampling and record.
+`rollouts.runner` and `runs.run` run the rollouts; this module combines policy, sampling options and record.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from hermes_rl.threads import end_tasks
 
 T = TypeVar("T")
 Settings = Mapping[str, Any]
-"""Settings of the spec's `agent` that hold for one play: temperature, top_p, max_tokens, max_turns, …"""
+"""Settings of the spec's `agent` for one call: temperature, top_p, max_tokens, max_turns, …"""
 SEARCHED = 10_000
-"""Rows of an endless dataset among which a key is looked for."""
+"""Number of rows of an endless dataset that are searched for a key."""
 
 logger = logging.getLogger(__name__)
 
@@ -66,20 +66,20 @@ def open_env(
     ray: str | RayConnection | None = None,
     repeatable: bool = False,
 ) -> Env:
-    """Return an environment from a spec; use it with `async with`, or call `open` and `close`.
+    """Return an environment for a spec; use it with `async with`, or call `open` and `close`.
 
     Args:
         spec: a loaded spec, a path, or the name of a shipped one.
-        environ: where `${VAR}` and the keys of servers are looked up; default: the process's environment.
-        record: a run directory that every rollout is written to. What is there already is not played again: a play
-            with the same `group` and `index`, and the groups of `groups`, are answered from it. None records nothing.
-        workers: processes that play; this one then decides and records, and plays sessions alone. Default: this one
-            plays; with `ray`, as many as the cluster has room for.
-        ray: plays on a Ray cluster: HOST:PORT of its head, `auto`, or `local` for one that is started here; or what
-            `connect_ray` gives, where several environments play on it.
-        repeatable: plays have the same ids and sampling seeds in each run of the program that asks for the same ones
-            in the same order. Otherwise a play has a seed of its own each time, so that processes which play the same
-            rows for one trainer sample differently. With a record, a play without `group` is answered from it too.
+        environ: variables for `${VAR}` and the keys of servers; default: the process's environment.
+        record: a run directory to which every rollout is written. Recorded rollouts do not run again: a call with the
+            same `group` and `index`, and the groups of `groups`, return the records. None records nothing.
+        workers: number of processes that run rollouts; this process then only decides, records, and runs sessions.
+            Default: this process runs rollouts; with `ray`, as many workers as the cluster has room for.
+        ray: run rollouts on a Ray cluster: HOST:PORT of its head, `auto`, or `local` for one that is started here; or
+            the result of `connect_ray`, if several environments share the cluster.
+        repeatable: rollouts have the same ids and sampling seeds in each run of a program that makes the same calls in
+            the same order. Otherwise every call has a new seed, so that processes that run the same rows for one
+            trainer sample differently. With a record, a call without `group` may return a record too.
 
     Raises:
         UserError: the spec has problems, or code that it names cannot be loaded.
@@ -102,21 +102,21 @@ def connect_ray(
 ) -> AbstractAsyncContextManager[RayConnection]:
     """Return a connection to a Ray cluster that several environments share; use it with `async with`.
 
-    The room there is divided among them. It is entered before the first of them is opened, and left behind the last.
+    Its capacity is divided among them. Enter it before the first environment is opened, and leave it after the last.
 
     Args:
-        specs: of the environments, one each: what `load_spec` returned, and `open_env` is given too.
+        specs: one spec for each environment, as returned by `load_spec` and passed to `open_env`.
         address: HOST:PORT of the head of the cluster, `auto`, or `local` for one that is started here.
-        environ: where the keys of servers are looked up; default: the process's environment.
+        environ: variables that hold the keys of servers; default: the process's environment.
 
     Raises:
-        UserError: Ray is not installed, or cannot be reached, or this process is connected already.
+        UserError: Ray is not installed or not reachable, or this process is connected already.
     """
     return connected([Opening(spec, None, environ) for spec in specs], address, logger.warning)
 
 
 class PlayedBy(NamedTuple):
-    """Which processes play: so many, None for as many as the Ray cluster has room for."""
+    """Processes that run rollouts: their number, or None for as many as the Ray cluster has room for."""
 
     number: int | None = 1
     ray: str | RayConnection | None = None
@@ -124,14 +124,14 @@ class PlayedBy(NamedTuple):
 
 @dataclass(frozen=True)
 class EnvStatus:
-    """How an environment does at this moment.
+    """Present state of an environment.
 
     Attributes:
-        phases: what the rollouts that are being played are at, and how many are.
-        retries: calls that were sent again since it was opened, by the role of the server.
-        workers: the processes that can play now; None where this one plays.
+        phases: number of running rollouts in each phase.
+        retries: retried calls since it was opened, by the role of the server.
+        workers: number of available workers; None if this process runs rollouts.
         died: workers that have died.
-        lost: rollouts that these were playing, each of which was played again, or has failed.
+        lost: rollouts interrupted by worker deaths, each of which was retried or has failed.
     """
 
     phases: Mapping[str, int]
@@ -142,10 +142,10 @@ class EnvStatus:
 
 
 class Env:
-    """A spec that can be played. Everything is released when it closes, also what is being played.
+    """A spec that is ready to run. When it closes, everything is released, including running rollouts.
 
-    Whatever fails that is not the policy's doing (a server, a sandbox, a judge) never raises out of a play: the rollout
-    has the score None then, and `ending` and `error` say why. Mistakes of the user raise `UserError`.
+    Infrastructure failures (of a server, a sandbox, a judge) are never raised from a rollout: the rollout has the score
+    None, and `ending` and `error` give the cause. Mistakes of the user raise `UserError`.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Env:
     ) -> None:
         self.spec = spec
         self.loop: asyncio.AbstractEventLoop | None = None
-        """The event loop that it is open on; None while it is not."""
+        """Event loop on which it is open, or None."""
         self._compiled = CompiledSpec(spec, environ)
         self._environ, self._record, self._played_by = environ, record, played_by
         self._workers: Workers | None = None
@@ -178,9 +178,9 @@ class Env:
         self._busy: set[asyncio.Task[Any]] = set()
         self._repeatable = repeatable
         self._plays: Counter[str] = Counter()
-        """Plays so far by row or group, which are numbered where runs of a program are to be alike."""
+        """Number of calls by row or group, used as ids if runs of a program must be repeatable."""
         self._batches = 0
-        """Calls of `groups` so far; they find their record by their number."""
+        """Number of calls of `groups`, which identifies their records."""
         self._groups: WeakSet[Groups] = WeakSet()
         self._sessions: WeakSet[Session] = WeakSet()
         self._closed = False
@@ -188,11 +188,12 @@ class Env:
     # ------------------------------------------------------------------ opening and closing
 
     async def open(self) -> Self:
-        """Load the rows and start what the tools of all rollouts share.
+        """Load the rows and start the services that the tools of all rollouts share.
 
         Raises:
-            UserError: the dataset cannot be loaded, the sandbox does not work here, or the record is of another run.
-            RunError: a tool server cannot be started, or no worker can.
+            UserError: the dataset cannot be loaded, the sandbox does not work here, or the record belongs to another
+                run.
+            RunError: a tool server or every worker failed to start.
         """
         if self.loop is not None or self._closed:
             raise UserError("an environment is opened once; open_env gives another one")
@@ -213,16 +214,16 @@ class Env:
                     await self._compiled.open(first)
                     break
             await self._open_workers()
-        except BaseException:  # a cancellation too: nobody leaves what was never entered
+        except BaseException:  # also on cancellation: the caller does not close an environment that it never entered
             await self.close()
             raise
         return self
 
     async def close(self) -> None:
-        """End what is being played and release everything, also where a part of that fails; may be called twice."""
+        """Stop running rollouts and release everything, even if a part of that fails; may be called twice."""
         self._closed = True
         try:
-            async with self._stack as stack:  # what is pushed last comes first, and all of it comes
+            async with self._stack as stack:  # callbacks run in reverse order, and all of them run
                 if self._directory is not None:
                     stack.callback(self._directory.add_images, self._compiled.images)
                     if self._store is not None:
@@ -259,13 +260,13 @@ class Env:
             raise UserError("the environment is not open: play within `async with hermes_rl.open_env(…) as env`")
 
     async def forget(self, policy: Policy) -> None:
-        """Close the connections of a policy that is not played with any more, if no other environment uses them."""
+        """Close the connections of a policy that is no longer used, unless another environment uses them."""
         if policy in self._policies:
             self._policies.remove(policy)
             await policy.leave()
 
     def status(self) -> EnvStatus:
-        """Return how it does: what is being played, calls that were sent again, workers that have died."""
+        """Return its present state: running rollouts, retried calls, workers that have died."""
         roles = [*self._compiled.roles.items(), *(("policy", policy.role) for policy in self._policies)]
         retries, phases = Counter[str](), Counter[str]()
         for name, role in roles:
@@ -279,10 +280,10 @@ class Env:
         return EnvStatus(phases, retries, workers.ready, workers.died, workers.replayed)
 
     async def watch(self) -> None:
-        """Wait until nothing can be played any more, and raise why; without workers that is never.
+        """Wait until no more rollouts can run, and raise the cause; without workers this never returns.
 
         Raises:
-            UserError, RunError: what keeps workers from going on.
+            UserError, RunError: the error that stops the workers.
         """
         if self._workers is None:
             await asyncio.Event().wait()
@@ -290,9 +291,9 @@ class Env:
             await self._workers.watch()
 
     async def announce(self) -> None:
-        """Wait until workers know the versions and the names of models that policies tell by now.
+        """Wait until workers know the present versions and model names of the policies.
 
-        Every call that begins afterwards has them. Without it workers hear of them some hundredths of a second later.
+        Every call that starts afterwards uses them. Otherwise workers get them some hundredths of a second later.
         """
         if self._workers is not None:
             await self._workers.announce()
@@ -300,7 +301,7 @@ class Env:
     # ------------------------------------------------------------------ rows
 
     def rows(self, split: str = "train") -> Rows:
-        """Return the rows of a split, maybe without end (see `length`); a row's `key` is the same in every run."""
+        """Return the rows of a split, possibly endless (see `length`); a row's `key` is the same in every run."""
         self._require_open()
         if split not in ("train", "eval"):
             raise UserError(f"there are the splits train and eval, not {split!r}")
@@ -309,10 +310,10 @@ class Env:
         return self._rows[split]
 
     def row(self, key: str) -> Row:
-        """Return the row with that key, of either split.
+        """Return the row with this key, from either split.
 
         Raises:
-            UserError: there is none; of an endless dataset, none among the first ten thousand.
+            UserError: there is none; in an endless dataset, none among the first ten thousand.
         """
         self._require_open()
         with self._searching:
@@ -324,21 +325,21 @@ class Env:
         return self._by_key[key]
 
     def prompt(self, row: Row | str) -> list[dict[str, Any]]:
-        """Return the messages that a rollout of the row begins with."""
+        """Return the initial messages of a rollout of the row."""
         return self._compiled.prompt(self._row(row))
 
     def tools(self, row: Row | str, group: str | None = None) -> list[dict[str, Any]]:
-        """OpenAI schemas of the tools that a rollout of the row has.
+        """Return the OpenAI schemas of the tools of a rollout of the row.
 
-        Where the spec draws toolsets for each group, they are those of `group`.
+        If the spec draws toolsets for each group, they are those of `group`.
         """
         found = self._row(row)
-        with ThreadPoolExecutor(1) as thread:  # whose loop can run while the caller's waits
+        with ThreadPoolExecutor(1) as thread:  # its loop can run while the caller's loop is blocked
             return thread.submit(asyncio.run, self._compiled.toolkit(found, group or found.key)).result().schemas
 
     @property
     def comparing(self) -> list[str]:
-        """The rewards that compare the members of a group; with any of them a group is played by `play_group`."""
+        """Rewards that compare the members of a group; if there are any, use `play_group` for groups."""
         return [reward.place for reward in self._compiled.grader.rewards if reward.group_level]
 
     @property
@@ -353,7 +354,7 @@ class Env:
             return self.row(row)
         raise UserError(f"a row is one of env.rows(), or its key, not {type(row).__name__}")
 
-    # ------------------------------------------------------------------ playing
+    # ------------------------------------------------------------------ rollouts
 
     async def play(
         self,
@@ -366,23 +367,23 @@ class Env:
         sampling: Settings | None = None,
         replays: int = REPLAYS,
     ) -> Rollout:
-        """Play one rollout and score it; cancelling the wait for it releases its sandbox.
+        """Run one rollout and score it; cancelling the call releases its sandbox.
 
         Args:
-            row: what it is played on, or its key.
-            policy: the model that acts; default: the spec's.
-            group: the rollouts of one group have the same tools where the spec draws them, and a record finds a rollout
-                by its group and index. Without a record a group may come again, even at the same time. Default: a
-                group of its own.
-            index: which member of its group it is, from 0.
-            size: members of the group.
+            row: the row or its key.
+            policy: the acting model; default: the spec's.
+            group: id of its group. The rollouts of one group have the same tools if the spec draws them, and a record
+                finds a rollout by its group and index. Without a record a group id may be reused, even concurrently.
+                Default: a new group.
+            index: index of the member in its group, from 0.
+            size: number of members of the group.
             split: "train", or "eval" for the agent's settings in evaluation.
             sampling: settings of the spec's `agent` for this rollout, such as `{"temperature": 0.7}`.
-            replays: how often it is played again after a failure that was not the policy's doing.
+            replays: number of retries after infrastructure failures.
 
         Raises:
-            UserError: something asked for is wrong; a spec whose rewards compare the members of a group needs
-                `play_group` for more than one.
+            UserError: an argument is invalid; a spec with rewards that compare group members needs `play_group` for
+                more than one member.
         """
         self._require_open()
         if not 0 <= index < size:
@@ -413,11 +414,11 @@ class Env:
         sampling: Settings | None = None,
         replays: int = REPLAYS,
     ) -> Group:
-        """Play `n` rollouts of one row, to be compared with each other; see `play`.
+        """Run `n` rollouts of one row as a group to compare; see `play`.
 
-        A group is whole or dropped: where a member failed for good, the others end, `dropped` names the ending and
-        `detail` says why. With `endings: {lost: worst}` such a member stays in its group without a score, is not
-        trained on, and counts as the worst of the others in `Group.scores` and `Group.advantages`.
+        A group is complete or dropped: if a member's retries are exhausted, the others stop, `dropped` is its stop
+        reason and `detail` the cause. With `endings: {lost: worst}` such a member stays in its group without a score,
+        is not trained on, and counts as the worst of the others in `Group.scores` and `Group.advantages`.
         """
         self._require_open()
         _require_size(n)
@@ -451,32 +452,32 @@ class Env:
         replays: int = REPLAYS,
         batch: str | None = None,
     ) -> Groups:
-        """Return groups of `n` rollouts, in the order in which they end: `async for group in env.groups(8): …`.
+        """Return groups of `n` rollouts, in the order of completion: `async for group in env.groups(8): …`.
 
-        Nothing begins before the first group is asked for, and no group begins while nobody asks for one, but for those
-        `ahead`; what was begun by then is played to its end. Groups that failed for good are handed out as well, with
-        `dropped` and without scores. With a record, the same call in the same place of the program, or with the same
-        `batch`, hands out what is there without playing it again, and goes on.
+        Nothing starts before the first group is requested, and no group starts while none is requested, except those
+        `ahead`; started groups run to their end. Failed groups are returned as well, with `dropped` and without scores.
+        With a record, the same call at the same position of the program, or with the same `batch`, returns the recorded
+        groups without running them again, and continues.
 
-        Groups that are not handed out are counted in `left_out` of the returned object: "uniform" and "stale". One that
-        a record has, and that is stale by now, is played anew under another name, after the others.
+        Excluded groups are counted in `left_out` of the returned object: "uniform" and "stale". A recorded group that
+        has become stale runs again under another name, after the others.
 
         Args:
             n: rollouts of a group.
-            policy: the model that acts; default: the spec's.
-            rows: rows or their keys, each played once; default: all rows of the split, over and over.
-            concurrency: rollouts at a time; default: as many as the machine and the servers carry.
-            ahead: finished groups that may wait for somebody to ask for them, while further ones are played.
-            drop_uniform: groups whose scores are all equal are not handed out.
-            max_staleness: a group is not handed out where its oldest weights are, at that moment, more versions than
-                this behind those of the policy.
+            policy: the acting model; default: the spec's.
+            rows: rows or their keys, each used once; default: all rows of the split, repeatedly.
+            concurrency: maximum number of concurrent rollouts; default: as many as the host and the servers allow.
+            ahead: number of finished groups that may wait for a request, while further ones run.
+            drop_uniform: exclude groups whose scores are all equal.
+            max_staleness: exclude a group if its oldest weights are, when it is returned, more than this number of
+                versions behind those of the policy.
             split: "train" or "eval".
-            sampling, replays: as for `play`.
-            batch: names what is asked for, such as "step-12", for a record; default: its number among the calls.
+            sampling, replays: as in `play`.
+            batch: id of the call, such as "step-12", for a record; default: the index of the call.
 
         Raises:
-            UserError: something asked for is wrong; while iterating, also where `max_staleness` is asked for and the
-                policy does not tell the version of its weights.
+            UserError: an argument is invalid; during iteration, also if `max_staleness` is set and the policy does not
+                report the version of its weights.
             RunError: more groups failed than the spec's budget allows.
         """
         self._require_open()
@@ -490,7 +491,7 @@ class Env:
             )
 
         mark, role = self._batch(batch), self._role(policy)
-        # What is wrong with what is asked for is said now, and not when the first group is.
+        # Invalid arguments are reported now, and not with the first group.
         world = self._compiled if policy is None else self._compiled.played_by(role)
         self._elsewhere(policy, world.options(split, sampling))
 
@@ -544,19 +545,20 @@ class Env:
         renderer: str | Mapping[str, Any] | None = None,
         context: int | None = None,
     ) -> Session:
-        """Return a rollout whose turns come from the caller; tools, user, budgets, endings and rewards stay ours.
+        """Return a rollout whose turns come from the caller; tools, user, budgets, stop reasons and rewards are the
+        spec's.
 
-        Of several agents those whose server is `policy` are stepped, each turn with its `seat`.
+        With several agents, those whose server is `policy` are stepped; each turn contains its `seat`.
 
         Args:
-            row, group, split, sampling: as for `play`; it is the only member of its group.
-            tokenizer: a hub name, a folder or a tokenizer object of `transformers`, so that a turn may be token ids;
-                default: that of the spec's policy where it is token-level or scripted, else a turn is a message.
-            renderer: as `renderer` of a server in a spec; its name is enough.
-            context: tokens of the longest conversation; None: no bound.
+            row, group, split, sampling: as in `play`; it is the only member of its group.
+            tokenizer: a hub name, a directory or a tokenizer object of `transformers`, so that a turn may be token ids;
+                default: that of the spec's policy if it is token-level or scripted, else a turn is a message.
+            renderer: same as `renderer` of a server in a spec; its name is enough.
+            context: maximum tokens of a conversation; None: no limit.
 
         Raises:
-            UserError: something asked for is wrong, or the tokenizer cannot be had.
+            UserError: an argument is invalid, or the tokenizer is not available.
         """
         self._require_open()
         row = self._row(row)
@@ -575,7 +577,7 @@ class Env:
         self._sessions.add(session)
         return session
 
-    # ------------------------------------------------------------------ what a play is made of
+    # ------------------------------------------------------------------ parts of a rollout
 
     async def _runner(
         self,
@@ -610,7 +612,7 @@ class Env:
         return runner
 
     def _elsewhere(self, policy: Policy | None, options: LoopOptions) -> WorkersUsing | None:
-        """Return the workers, which play with this policy; None where this process plays."""
+        """Return the workers for this policy, or None if this process runs rollouts."""
         return self._workers.using(policy, options) if self._workers is not None else None
 
     def _role(self, policy: Policy | None) -> ModelClient:
@@ -621,7 +623,7 @@ class Env:
         return policy.role if policy is not None else self._compiled.policy
 
     async def _encoder(self, policy: Policy | None) -> Encoder:
-        """Return what gives tokens to the rollouts of this policy; made once. Workers have given theirs already."""
+        """Return the encoder for the rollouts of this policy, created once. Workers set the tokens themselves."""
         if self._workers is not None:
             return Encoder(None)
         async with self._preparing:
@@ -636,7 +638,7 @@ class Env:
             return encoder
 
     async def _opened_store(self, size: int) -> RolloutStore | None:
-        """Return the record, opened with the first play; None where nothing is recorded."""
+        """Return the store, opened with the first rollout, or None if nothing is recorded."""
         directory = self._directory
         if directory is None:
             return None
@@ -649,12 +651,12 @@ class Env:
                     f"groups of {size} need a record of their own"
                 )
             if self._store is None:
-                # Of both splits, in which a reward that has changed finds the rows of what was recorded.
+                # Both splits, so that a changed reward finds the rows of recorded rollouts.
                 rows, progress = self._rows["train"], _Logged(quiet=True)
                 if rows.length is not None:
                     finite = [each for each in self._rows.values() if each.length is not None]
                     rows = Rows.of(list(chain.from_iterable(finite)), fingerprint=rows.fingerprint)
-                # As for evaluate, there is no groups.jsonl: groups are handed to the caller instead.
+                # As for evaluate, there is no groups.jsonl: groups are returned to the caller instead.
                 opening = open_records(directory, self._compiled, rows, "evaluate", size, progress)
                 records = await self._stack.enter_async_context(opening)
                 made_with = provenance(
@@ -665,20 +667,20 @@ class Env:
             return self._store
 
     def _named(self, row: Row, group: str | None) -> tuple[str, str]:
-        """Return the id of a group, and what tells this play of it from others; a record finds it by the id alone."""
+        """Return the id of a group, and a mark that distinguishes this call; records are found by the id alone."""
         if group is None:
             return f"{row.key}~{self._fresh(row.key)}", ""
         return group, "" if self._directory is not None else f"~{self._fresh(group)}"
 
     def _fresh(self, name: str) -> str:
-        """Return what tells a play from the others of its row or group, by chance or by their number."""
+        """Return a suffix that distinguishes a call from others with its row or group: random, or their count."""
         if not self._repeatable:
             return uuid.uuid4().hex[:8]
         self._plays[name] += 1
         return str(self._plays[name])
 
     def _batch(self, name: str | None) -> str:
-        """Return the ending of the ids of the groups that one call of `groups` plays."""
+        """Return the suffix of the group ids of one call of `groups`."""
         if self._directory is None:
             return f"~groups{self._fresh('groups')}"
         if name is not None:
@@ -687,7 +689,7 @@ class Env:
         return f"~{self._batches}" if self._batches > 1 else ""
 
     def _member(self, group: str, index: int | None) -> asyncio.Lock:
-        """Held while a member is played, so that the same one asked for again meanwhile is taken from the record."""
+        """Return the lock held while a member runs, so that a concurrent request for it uses the record."""
         return self._members.setdefault((group, index), asyncio.Lock())
 
     def _named_rows(self, rows: Iterable[Row | str] | AsyncIterable[Row]) -> Rows | Iterator[Row] | AsyncIterable[Row]:
@@ -696,7 +698,7 @@ class Env:
         return (self._row(row) for row in rows)
 
     async def _owned(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of work that ends with the environment at the latest."""
+        """Return the result of work that is cancelled when the environment closes."""
         task = asyncio.create_task(work)
         self._busy.add(task)
         task.add_done_callback(self._busy.discard)
@@ -710,7 +712,7 @@ class Env:
 
 
 class _Logged(Progress):
-    """Says what a user has to know to Python's own log."""
+    """Progress reporter that sends user messages to Python's own log."""
 
     def note(self, message: str) -> None:
         logger.warning(message)

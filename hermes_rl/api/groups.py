@@ -1,5 +1,4 @@
-"""`Groups`: iterating over the groups of a run, how far ahead is played, and what is held back from the one who
-iterates."""
+"""Define `Groups`: iterate over the groups of a run, run groups ahead, and exclude groups from the iteration."""
 
 from __future__ import annotations
 
@@ -17,16 +16,16 @@ from hermes_rl.runs.run import Run
 from hermes_rl.threads import end_tasks
 
 ENDED = 4
-"""Groups whose members have all ended and whose tokens are being made: with so many of them no other group begins."""
+"""Maximum number of finished groups whose tokens are being created; at this number no group starts."""
 
 
 class Groups(AbstractAsyncContextManager["Groups"]):
-    """Groups as they end; close it, or leave its `async with`, to end what is in flight.
+    """Groups in order of completion; close it, or leave its `async with`, to stop running groups.
 
-    Cancelling the wait for a group ends the iteration and releases all that is in flight.
+    Cancelling the wait for a group ends the iteration and releases everything in flight.
 
     Attributes:
-        left_out: how many groups were not handed out, by the reason: "uniform" or "stale".
+        left_out: number of excluded groups by reason: "uniform" or "stale".
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class Groups(AbstractAsyncContextManager["Groups"]):
         self._endless = endless
         self._again: list[Row] = []
         self._fresh: set[str] = set()
-        """Groups that were played just now, and not taken from a record, until the next one is asked for."""
+        """Groups that ran just now, and were not taken from a record, until the next one is requested."""
         self._handed: str = ""
         self._run = _once(make)
         self._weights, self._max_staleness = weights, max_staleness
@@ -51,10 +50,10 @@ class Groups(AbstractAsyncContextManager["Groups"]):
         self._closing = asyncio.Lock()
 
     async def open(self) -> Self:
-        """Find out what is wrong with what was asked for before anything is played; the first group does it otherwise.
+        """Check the arguments before anything runs; otherwise this happens with the first group.
 
         Raises:
-            UserError: what is wrong.
+            UserError: an argument is invalid.
         """
         await self._run()
         return self
@@ -75,21 +74,21 @@ class Groups(AbstractAsyncContextManager["Groups"]):
         return group
 
     def play_again(self, group: Group) -> bool:
-        """Have the row of the latest group played anew, after the others, where the group came from the record.
+        """Run the row of the latest group again, after the others, if the group came from the record.
 
-        A group that has grown too old is answered from the record under its name for ever, so that its row is played
-        under another name. One that was played just now is not: the weights have moved meanwhile, and may again.
+        A stale group would always be returned from the record under its id, so its row runs under another id. A group
+        that ran just now is not repeated: the weights have changed meanwhile, and may change again.
         """
         if self._endless or group.id in self._fresh:
-            return False  # where rows come over and over, that row comes again
+            return False  # rows repeat, so this row comes again
         self._again.append(group.row)
         return True
 
     async def close(self) -> None:
-        """End the iteration and wait until everything in flight is released; may be called twice, also at once."""
+        """End the iteration and wait until everything in flight is released; may be called twice, also concurrently."""
         if self._asking is not None:
             await end_tasks([self._asking])
-        async with self._closing:  # whoever waits for a group closes too, once that wait was cancelled
+        async with self._closing:  # the caller that waits for a group closes too, once its wait was cancelled
             await self._playing.aclose()
 
     async def __aexit__(self, *_: object) -> None:
@@ -108,7 +107,7 @@ class Groups(AbstractAsyncContextManager["Groups"]):
         return None
 
     async def _held_back(self, run: Run, group: Group) -> str | None:
-        """Why a group is not handed out now."""
+        """Return the reason for excluding a group, or None."""
         if group.dropped is not None:
             return None
         if run.left_out(group):
@@ -125,7 +124,7 @@ class Groups(AbstractAsyncContextManager["Groups"]):
 
 
 def _once(make: Callable[[Sequence[Row] | None, int], Awaitable[Run]]) -> Callable[[], Awaitable[Run]]:
-    """Return what makes the run with its first call; a closure, so that an iteration that is left is free at once."""
+    """Return a function that creates the run on its first call; as a closure, it is freed with its iteration."""
     making, runs = asyncio.Lock(), list[Run]()
 
     async def run() -> Run:
@@ -144,7 +143,7 @@ async def _played(
     fresh: set[str],
     ahead: int,
 ) -> AsyncGenerator[tuple[Run, Group], None]:
-    """Yield the groups of the first run, and then those of further runs on the rows that are to be played again."""
+    """Yield the groups of the first run, and then those of further runs for the repeated rows."""
     run, number = await first(), 0
     while True:
         run.on_played.append(lambda rollout: fresh.add(rollout.key.group))
@@ -160,7 +159,7 @@ async def _played(
 
 async def _groups_of(run: Run, ahead: int) -> AsyncGenerator[Group, None]:
     class Wanted:
-        """Groups until a budget of the spec is used up, and none while too many have ended that nobody has."""
+        """Demand for groups until a budget of the spec is used up, and none while too many finished groups wait."""
 
         @property
         def satisfied(self) -> bool:
@@ -180,7 +179,7 @@ async def _groups_of(run: Run, ahead: int) -> AsyncGenerator[Group, None]:
 
 
 async def _ahead(playing: AsyncGenerator[Group, None], most: int) -> AsyncGenerator[Group, None]:
-    """Yield the same groups; up to `most` that have ended wait while nobody asks."""
+    """Yield the same groups; up to `most` finished ones wait while none is requested."""
     ended: asyncio.Queue[Group | None] = asyncio.Queue()
     room = asyncio.Semaphore(most)
 
@@ -196,6 +195,6 @@ async def _ahead(playing: AsyncGenerator[Group, None], most: int) -> AsyncGenera
         while (group := await ended.get()) is not None:
             room.release()
             yield group
-        await pumping  # what ended it otherwise is raised here
+        await pumping  # other errors are raised here
     finally:
         await end_tasks([pumping])

@@ -1,7 +1,7 @@
-"""`Session`: one rollout whose turns come from the caller, one `step` at a time.
+"""Define `Session`: one rollout whose turns come from the caller, one `step` at a time.
 
-It is a rollout like any other, with a policy whose answers wait for `step`: tools, simulated user, budgets, endings and
-rewards are the spec's. Owns the hand-over between the rollout and the one who steps.
+It is an ordinary rollout with a policy whose replies wait for `step`: tools, simulated user, budgets, stop reasons and
+rewards are the spec's. This module owns the handover between the rollout and the caller.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SessionTurn:
-    """What the policy is asked now; `Session.step` answers it."""
+    """Request to the policy; `Session.step` responds to it."""
 
     messages: list[Message]
     """The whole conversation so far."""
     tools: list[dict[str, Any]]
     """OpenAI schemas of the tools that may be called."""
     max_tokens: int | None
-    """Of this turn; None: no bound."""
+    """Maximum tokens of this turn; None: no limit."""
     prompt_ids: list[int] | None = None
-    """The conversation as tokens; None where there is no tokenizer."""
+    """The conversation as tokens, or None if there is no tokenizer."""
     stop_ids: tuple[int, ...] = ()
     """Tokens that end a turn."""
     seat: str = ""
-    """Who of several agents speaks, whose conversation this is."""
+    """The speaking seat if there are several agents; the conversation is that of the seat."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What the caller stepped with: a message, or the tokens of one."""
+    """Reply given by the caller: a message, or its tokens."""
 
     message: Message | None = None
     ids: array[int] | None = None
@@ -71,11 +71,11 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A turn that waits for its answer, and the request that token ids have to answer."""
+    """A turn that waits for its reply, and the request that token ids must satisfy."""
 
     turn: SessionTurn
     sampling: Sampling | None
-    """None where there is no tokenizer."""
+    """None if there is no tokenizer."""
     answer: asyncio.Future[_Answer]
 
 
@@ -85,10 +85,10 @@ class _Said(Exception):
 
 
 class Stepped:
-    """The policy of a session: it asks whoever steps, and waits for the answer.
+    """The policy of a session: it passes requests to the caller of `step`, and waits for the replies.
 
-    It is a `Backend` for messages, and the `TokenSource` of a token server where there is a tokenizer. Seats that speak
-    at the same time are asked one after the other.
+    It is a `Backend` for messages, and the `TokenSource` of a token server if there is a tokenizer. Concurrent seats
+    are processed one after the other.
     """
 
     def __init__(self, renderer: Renderer | None, context: int | None, *, seats: bool = False) -> None:
@@ -100,15 +100,15 @@ class Stepped:
         self.role = ModelClient("policy", [self], RetryPolicy(attempts=1))
         self._seats, self._alone = seats, asyncio.Lock()
         self.turns: asyncio.Queue[_Asked] = asyncio.Queue()
-        """What is asked; who asked may have been ended meanwhile."""
+        """Pending requests; their rollout may have ended meanwhile."""
         self.unknown_logprobs = False
-        """Whether some token was given without its log-probability."""
+        """True if some token was given without its log-probability."""
 
     @classmethod
     async def make(
         cls, spec: Spec, tokenizer: Any, renderer: str | Mapping[str, Any] | None, context: int | None
     ) -> Stepped:
-        """With the tokenizer that is given, else with that of the spec's policy where it can be had."""
+        """Return a policy with the given tokenizer, else with that of the spec's policy if available."""
         settings = RendererSettings.of({"name": renderer} if isinstance(renderer, str) else renderer)
         new = partial(cls, context=context, seats=bool(spec.agents))
         if tokenizer is not None:
@@ -142,7 +142,7 @@ class Stepped:
         )
 
     async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:
-        """Return the ids that the caller stepped with. What it takes to find them is not the agent's working time."""
+        """Return the ids given by the caller. The time until then is not the agent's working time."""
         started = time.monotonic()
         answer = await self._ask(request, sampling)
         if answer.message is not None:
@@ -171,45 +171,45 @@ class Stepped:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """That of the session; None where a turn is a message."""
+        """Tokenizer of the session; None if a turn is a message."""
         return self._encoder.tokenizer
 
     async def encode(self, rollout: Rollout) -> None:
-        """Give the rollout its tokens; log-probabilities only where all of them are known."""
+        """Set the tokens of the rollout; log-probabilities only if all of them are known."""
         await self._encoder.encode(rollout)
         for seat in rollout.seats if self.unknown_logprobs else ():
             if seat.sequences is not None and seat.seat.role == ALONE.role:
                 seat.sequences = [replace(sequence, sampled=None) for sequence in seat.sequences]
 
     async def weights(self) -> int | None:
-        """Not known here; each step may carry a version."""
+        """Return None: the version is unknown here; each step may contain one."""
         return None
 
     async def context_length(self) -> int | None:
-        """As it was given."""
+        """Return the given context length."""
         return self._context
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class Session(AbstractAsyncContextManager["Session"]):
-    """One rollout that is stepped from outside; close it, or leave its `async with`, to release its sandbox."""
+    """One rollout that is stepped by the caller; close it, or leave its `async with`, to release its sandbox."""
 
     def __init__(self, stepped: Stepped, play: Callable[[], Coroutine[Any, Any, Rollout]]) -> None:
         self._stepped, self._play = stepped, play
         self._task: asyncio.Task[Rollout] | None = None
         self._asked: _Asked | None = None
-        """The turn that was handed out last; None before the first."""
+        """The latest turn; None before the first."""
         self._closed = False
         self.rollout: Rollout | None = None
-        """The rollout with its score, once it has ended; None before, and where the session was closed before."""
+        """The rollout with its score after it has ended; None before, and if the session was closed before."""
 
     async def start(self) -> SessionTurn | None:
-        """Begin; the first turn, or None where the rollout ended before it (`rollout.error` says why).
+        """Start the rollout; return the first turn, or None if it ended before (`rollout.error` gives the cause).
 
         Raises:
-            UserError: it was begun already, or something in the spec does not work for the row.
+            UserError: it was started already, or something in the spec does not work for the row.
         """
         if self._task is not None or self._closed:
             raise UserError("a session is started once; env.session gives another one")
@@ -224,23 +224,24 @@ class Session(AbstractAsyncContextManager["Session"]):
         finish: str | None = None,
         version: int | None = None,
     ) -> SessionTurn | None:
-        """Answer the turn; the next one, or None where the rollout has ended (see `rollout`).
+        """Respond to the turn; return the next one, or None if the rollout has ended (see `rollout`).
 
-        The turn may be of another seat than the one before.
+        The next turn may belong to another seat.
 
         Args:
-            answer: an assistant message, its text, or the token ids of the turn, which become it exactly.
-            logprobs: a log-probability for each of the ids, where they are known.
-            finish: "stop", or "length" for ids that were cut; default: what the last of them says.
-            version: of the weights that sampled the ids.
+            answer: an assistant message, its text, or the token ids of the turn, which are used exactly.
+            logprobs: a log-probability for each of the ids, if known.
+            finish: "stop", or "length" for ids that were cut; default: derived from the last id.
+            version: version of the weights that sampled the ids.
 
         Raises:
-            UserError: no turn waits for an answer; it is not one; ids are given where there is no tokenizer; there are
-                more of them than the turn may have, or one is not in the vocabulary. The turn then still waits.
+            UserError: no turn waits for a reply; the reply is invalid; ids are given without a tokenizer; there are
+                more ids than the turn allows, or one is outside the vocabulary. The turn then still waits.
         """
         waiting = self._asked.answer if self._asked is not None else None
         if self._task is not None and not (self.done or self._closed) and waiting is not None and waiting.cancelled():
-            return await self._next(self._task)  # who asked was ended meanwhile, as where another seat has failed
+            # the request was cancelled, for example because another seat has failed
+            return await self._next(self._task)
         if self._task is None or waiting is None or waiting.done():
             raise UserError("no turn waits for an answer: the session has not been started, or has ended")
         if isinstance(answer, Mapping | str):
@@ -254,11 +255,11 @@ class Session(AbstractAsyncContextManager["Session"]):
 
     @property
     def done(self) -> bool:
-        """Whether the rollout has ended."""
+        """True if the rollout has ended."""
         return self.rollout is not None
 
     async def close(self) -> None:
-        """End the rollout, if it has not ended, and wait until its sandbox is released; may be called twice."""
+        """Stop the rollout if it has not ended, and wait until its sandbox is released; may be called twice."""
         self._closed = True
         if self._task is not None:
             await end_tasks([self._task])

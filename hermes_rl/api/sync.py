@@ -1,4 +1,4 @@
-"""`sync`: the blocking twin of an environment, on a loop in a thread of its own; several threads may call at a time."""
+"""Define `sync`: a blocking interface to an environment, on a loop in a separate thread; safe for several threads."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ logger = logging.getLogger(__name__)
 
 
 def sync(env: Env) -> SyncEnv:
-    """Return the same calls, blocking: `with hermes_rl.sync(hermes_rl.open_env(…)) as env: …`.
+    """Return a blocking interface with the same calls: `with hermes_rl.sync(hermes_rl.open_env(…)) as env: …`.
 
-    An environment that is open already stays on its own loop, and is called from other threads than that one.
+    An environment that is open already stays on its own loop, and must be called from other threads.
     """
     return SyncEnv(env)
 
 
 class SyncEnv:
-    """See `environment.Env`; its methods block until they have their result. Ctrl-C ends what is waited for."""
+    """Blocking version of `environment.Env`; methods return after completion. Ctrl-C cancels the call in progress."""
 
     def __init__(self, env: Env) -> None:
         self._env = env
@@ -48,14 +48,14 @@ class SyncEnv:
             self._thread.start()
             try:
                 self._call(self._env.open())
-            except BaseException:  # Ctrl-C too: nobody leaves what was never entered
+            except BaseException:  # also on Ctrl-C: the caller does not close an environment that it never entered
                 self._end()
                 raise
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._thread is None:
-            return  # whoever opened it closes it
+            return  # the code that opened it closes it
         try:
             self._call(self._env.close())
         finally:
@@ -107,9 +107,9 @@ class SyncEnv:
         return SyncSession(self, self._call(self._env.session(row, **kwargs)))
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Begin a coroutine on the environment's loop, for a caller who does something else meanwhile.
+        """Start a coroutine on the environment's loop, for a caller that continues with other work.
 
-        In it the environment that was given to `sync` is awaited. Cancelling the future cancels the work.
+        The coroutine must await the environment that was passed to `sync`. Cancelling the future cancels the coroutine.
         """
         return asyncio.run_coroutine_threadsafe(work, self._open_loop(work))
 
@@ -134,7 +134,7 @@ class SyncEnv:
         return self._loop
 
     def _end(self) -> None:
-        """Stop the loop, once what is left on it was cancelled."""
+        """Stop the loop after its remaining tasks were cancelled."""
         loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         assert loop is not None and thread is not None
         wait_for_loop(_cancel_the_rest(), loop)
@@ -144,7 +144,7 @@ class SyncEnv:
 
 
 class SyncGroups(Iterator[Group], AbstractContextManager["SyncGroups"]):
-    """See `groups.Groups`."""
+    """Blocking version of `groups.Groups`."""
 
     def __init__(self, env: SyncEnv, groups: Groups) -> None:
         self._env, self._groups = env, groups
@@ -165,7 +165,7 @@ class SyncGroups(Iterator[Group], AbstractContextManager["SyncGroups"]):
 
 
 class SyncSession(AbstractContextManager["SyncSession"]):
-    """See `session.Session`."""
+    """Blocking version of `session.Session`."""
 
     def __init__(self, env: SyncEnv, session: Session) -> None:
         self._env, self._session = env, session
@@ -205,7 +205,7 @@ async def _following(groups: Groups) -> Group | None:
 
 async def _cancel_the_rest() -> None:
     rest = asyncio.all_tasks() - {asyncio.current_task()}
-    # What goes on nevertheless is user code, of which `Policy` has warned, or that `submit` was given.
+    # Tasks that continue nevertheless are user code, about which `Policy` has warned, or come from `submit`.
     for task in await ended_within(rest, LEAVING):
         logger.warning("%s goes on %g s after it was cancelled, and is left to itself", task, LEAVING)
     loop = asyncio.get_running_loop()

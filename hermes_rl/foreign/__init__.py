@@ -1,1 +1,1 @@
-"""Code of others in processes of its own: users' rewards, states and tools, and work over what an agent wrote."""
+"""Run user code in separate processes: rewards, states, tools, and work on an agent's output."""

@@ -1,7 +1,7 @@
-"""The environment variables of worker processes for user code.
+"""Select the environment variables of worker processes for user code.
 
-They get general variables of the runner, such as PATH and the addresses of proxies, and those that specs list in
-`user_code.env`. The rest, such as keys of model servers, stays in the runner.
+These get general variables of the runner, such as PATH and the addresses of proxies, and those that specs list in
+`user_code.env`. Others, such as keys of model servers, stay in the runner.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ GENERAL = frozenset(
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
     }
 )
-"""Names of variables that user code always sees."""
+"""Names of variables that user code always gets."""
 PREFIXES = ("LC_", "PYTHON", "HF_", "XDG_")
-"""Starts of further names; a name with TOKEN in it, such as HF_TOKEN, is not among them."""
+"""Prefixes of further names; a name with TOKEN in it, such as HF_TOKEN, is excluded."""
 _MISSING = "the environment variable {} is not set in this process"
 _MISSING_NAME = re.compile(re.escape(_MISSING).replace(r"\{\}", r"(\w+)"))
 
@@ -29,9 +29,9 @@ _runner_names: frozenset[str] = frozenset()
 
 
 def admit(names: Iterable[str], environ: Mapping[str, str]) -> None:
-    """Let user code see the variables that a spec lists, with their values in `environ`, the runner's variables.
+    """Give user code the variables that a spec lists, with their values in `environ`, the runner's variables.
 
-    It holds for all worker processes of this process that start from now on, whichever spec they are for.
+    This applies to all worker processes that this process starts from now on, for any spec.
     """
     global _listed, _runner_names
     _listed = {**_listed, **{name: environ[name] for name in names if name in environ}}
@@ -44,7 +44,7 @@ def listed_variables() -> Mapping[str, str]:
 
 
 def user_code_variables() -> dict[str, str]:
-    """Return all variables that a worker process for user code sees."""
+    """Return all variables of a worker process for user code."""
     return {name: value for name, value in os.environ.items() if _is_general(name)} | _listed
 
 
@@ -69,7 +69,7 @@ _GET = type(os.environ).__getitem__
 
 
 def with_way_out(text: str) -> str:
-    """Return the text of an exception; if it lacks a variable that the runner has, with the key that provides it."""
+    """Return the text of an exception; if it lacks a variable of the runner, with the key that provides it."""
     found = _MISSING_NAME.search(text)
     if found is None or found[1] not in _runner_names or found[1] in user_code_variables():
         return text

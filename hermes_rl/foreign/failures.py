@@ -1,4 +1,4 @@
-"""How a call of foreign code fails."""
+"""Define the failures of a call of user code."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from hermes_rl.foreign.wire import WireError
 
 
 class ForeignError(Exception):
-    """Foreign code raised.
+    """User code raised an exception.
 
-    `claimed` is the exception of ours that it raised. The code alone says so, and it may have run the text of a policy:
-    whoever believes it has to find out by experiment who caused it.
+    `claimed` is the hermes-rl exception that it raised. Only the code claims this, and it may have executed a policy's
+    text: a caller that relies on it must find out by experiment who caused it.
     """
 
     def __init__(self, text: str, claimed: UserError | Failure | None = None) -> None:
@@ -34,22 +34,22 @@ class ForeignError(Exception):
 
 
 class EndedError(Exception):
-    """The process of foreign code ended, or was ended, before it had answered; the text says why, as a predicate."""
+    """The process for user code ended, or was killed, before its reply; the text gives the cause as a predicate."""
 
 
 class OvertimeError(EndedError):
-    """It was ended because its time was up."""
+    """The process was killed because of its timeout."""
 
 
 class NotCarriedError(EndedError):
-    """What a call is to be given cannot be pickled, so that nothing was sent, and its process goes on."""
+    """The arguments of a call cannot be pickled, so nothing was sent, and its process continues."""
 
 
 def exception_of(raised: Raised, sent: Iterable[Exception]) -> Exception:
     """Return the exception that user code has raised.
 
-    It is one of those that the runner has `sent` the code as answers, if the code lets that one pass; or an
-    `AgentFault`, which grades a rollout whoever raised it; else a `ForeignError`. Raises `WireError`.
+    It is one of the exceptions that the runner has `sent` to the code as results, if the code passed it on; or an
+    `AgentFault`, which grades a rollout regardless of its origin; else a `ForeignError`. Raises `WireError`.
     """
     text = with_way_out(raised.text)
     if raised.ours is None:
@@ -79,4 +79,4 @@ OURS: Mapping[str, type[HermesRLError]] = {
         JudgeFailure,
     )
 }
-"""Exceptions of ours that are made anew here."""
+"""hermes-rl exceptions that are reconstructed here."""

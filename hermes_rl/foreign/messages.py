@@ -1,9 +1,9 @@
-"""What a process of user code may send to the runner: the exact form of each kind of message, and nothing else.
+"""Define the messages from a process for user code to the runner, with strict validation of each kind.
 
-Any code may have written a message: the policy's, where a reward runs it. So each has its keys, types and bounds, and
-`WireError` is raised for anything else. A reply carries the number of its call and the secret that came with the call;
-both are in a local variable of the process's work loop alone. Code in the same process can still find them with effort,
-so code over the text of a policy belongs in a sandbox.
+Any code may have written a message: even the policy's, if a reward executes it. So each kind has its keys, types and
+limits, and `WireError` is raised for anything else. A reply contains the number of its call and the secret sent with
+the call; both are only in a local variable of the process's work loop. Code in the same process can still find them
+with effort, so code that executes a policy's text belongs in a sandbox.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any, NamedTuple
 from hermes_rl.foreign.wire import LARGEST, WireError
 
 MOST_NUMBER = 1 << 64
-"""Numbers of calls, questions and objects are below it."""
+"""Upper limit of the numbers of calls, questions and objects."""
 LONGEST_NAME = 1_000
-"""Characters of the name of a method, logger, class or exception."""
+"""Maximum characters of the name of a method, logger, class or exception."""
 LONGEST_LOG = 4_000
-"""Characters of a line that is logged."""
+"""Maximum characters of a log line."""
 LONGEST_TEXT = 10_000
-"""Characters of the text of an exception, and of the reason of a score."""
+"""Maximum characters of the text of an exception, and of the reason of a score."""
 MOST_ARGUMENTS = 1_000
 MOST_KINDS = 100
-"""Classes that an exception derives from."""
+"""Maximum number of base classes of an exception."""
 DEEPEST = 8
-"""Levels of lists and scores in what a reward returned."""
+"""Maximum nesting of lists and scores in the return value of a reward."""
 
 
 class Question(NamedTuple):
-    """A call of a method of an object that lives in the runner."""
+    """A method call on an object that lives in the runner."""
 
     number: int
     of: int
@@ -48,7 +48,7 @@ class LogLine(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """An exception; `ours` are the names of its classes if it is one of our own."""
+    """An exception; `ours` are the names of its classes if it is one of hermes-rl's."""
 
     text: str
     ours: tuple[str, ...] | None = None
@@ -56,7 +56,7 @@ class Raised(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The one reply to a call: `raised`, or the plain value that was returned."""
+    """The only reply to a call: `raised`, or the plain return value."""
 
     call: int
     secret: str
@@ -65,7 +65,7 @@ class Reply(NamedTuple):
 
 
 def read_message(content: Any) -> Question | LogLine | Reply:
-    """Return the message of a process; raises `WireError` for whatever has not the form of one."""
+    """Return the message of a process; raise `WireError` if it has no valid form."""
     match content:
         case {"ask": number, "of": of, "method": method, "args": args, "kwargs": kwargs} if len(content) == 5:
             if not (isinstance(args, list) and isinstance(kwargs, dict)) or len(args) + len(kwargs) > MOST_ARGUMENTS:
@@ -91,7 +91,7 @@ def _raised(content: Any) -> Raised:
 
 
 def require_score(value: Any, depth: int = DEEPEST) -> None:
-    """Raise `WireError` for what `hermes_rl.scoring.value.plain` does not return."""
+    """Raise `WireError` for a value that `hermes_rl.scoring.value.plain` does not return."""
     match value:
         case None | bool() | int() | float():
             return
@@ -123,7 +123,7 @@ def _require_short(overrides: Any) -> None:
 
 
 def require_texts(value: Any, *keys: Collection[str]) -> Mapping[str, str]:
-    """Return an object of texts that has one of these sets of keys; raises `WireError` for anything else."""
+    """Return an object of texts with one of these sets of keys; raise `WireError` for anything else."""
     if not isinstance(value, dict) or not any(value.keys() == set(each) for each in keys):
         raise WireError("an answer has other keys")
     if not all(isinstance(text, str) for text in value.values()):
@@ -132,7 +132,7 @@ def require_texts(value: Any, *keys: Collection[str]) -> Mapping[str, str]:
 
 
 def require_text(value: Any) -> str:
-    """Return a text; raises `WireError` for anything else."""
+    """Return a text; raise `WireError` for anything else."""
     return _text(value, LARGEST)
 
 

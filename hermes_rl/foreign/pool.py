@@ -1,4 +1,4 @@
-"""The processes of foreign code of this runner: a call takes one that is free, or another is begun from a warm one."""
+"""Manage the runner's processes for user code: a call gets a free one, or a new fork of a warm one."""
 
 from __future__ import annotations
 
@@ -25,23 +25,26 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FREE = max(4, 2 * len(os.sched_getaffinity(0)))
-"""Processes that stay without work, and from which on a call waits a moment for one before another is begun."""
+"""Maximum number of idle processes, and of busy ones above which a call waits briefly for one before another is
+started.
+"""
 MOMENT = 0.02
-"""Seconds of that wait where calls are long."""
+"""Seconds of this wait if calls are long."""
 SHORT, PATIENCE = 0.1, 0.25
-"""Calls that took fewer seconds lately are short, and the seconds that are waited for the end of one: on a busy machine
-none may end for a moment, and a process that does one short call costs as much as a hundred such calls."""
+"""Calls whose recent mean duration is below the first value are short; the second is the wait for the end of one. On a
+busy host none may end for a moment, and starting a process costs as much as a hundred short calls.
+"""
 
 
 class ProcessPool:
-    """All processes of foreign code of this runner, for all of its event loops."""
+    """All processes for user code of this runner, for all of its event loops."""
 
     def __init__(self) -> None:
         self._warm: Warm | None = None
         self._free: list[Worker] = []
         self._busy = self._ended = 0
         self._took = 0.0
-        """Seconds of a call, as a mean in which the last calls count most."""
+        """Mean seconds of a call, in which recent calls have more weight."""
         self._waiting: deque[_Waiting] = deque()
         self._lock = threading.Lock()
 
@@ -53,21 +56,21 @@ class ProcessPool:
         timeout: float,
         read: Callable[[Any], T] = itself,
     ) -> T:
-        """Call code in a process and return what `plain`, run there too, makes of its result.
+        """Call code in a process and return its result, converted by `plain` in that process.
 
-        Who is cancelled while it waits ends the process.
+        Cancelling the caller ends the process.
 
         Args:
             code: a function, sync or async.
-            arguments: of the function, by name.
-            plain: reference to a function that makes plain values of what it returns.
-            timeout: seconds that it may use.
-            read: returns what the runner takes for the plain value; raises `WireError` where `plain` makes no such one.
+            arguments: arguments of the function, by name.
+            plain: reference to a function that converts the return value to plain values.
+            timeout: maximum seconds.
+            read: converts the plain value in the runner; raises `WireError` if `plain` cannot have created it.
 
         Raises:
             ForeignError: the code raised.
-            HermesRLError: it raised an `AgentFault`, or let an exception pass that the runner has sent it.
-            OvertimeError, EndedError: it took too long, or its process ended, or sent what it may not send.
+            HermesRLError: it raised an `AgentFault`, or passed on an exception that the runner has sent.
+            OvertimeError, EndedError: it timed out, its process ended, or it sent an invalid message.
             NotCarriedError: the arguments cannot be pickled.
         """
         worker = await self._worker(code)
@@ -87,7 +90,9 @@ class ProcessPool:
         return returned
 
     async def hold(self, *codes: Code, reused: bool = False) -> OwnProcess:
-        """Return a process with this code for one user alone, who closes it; `reused`: others may have had it."""
+        """Return a process with this code for exclusive use; the caller closes it. `reused`: it may have been used
+        before.
+        """
         worker = None
         if reused:
             with self._lock:
@@ -97,18 +102,18 @@ class ProcessPool:
         return OwnProcess(worker, self._take_back if reused else None)
 
     def _take_back(self, worker: Worker) -> None:
-        """Let the next user have a process that one had alone."""
+        """Return an exclusively used process to the pool."""
         with self._lock:
             self._busy += 1
         self._pass_on(worker)
 
     def load(self, *codes: Code) -> Warm:
-        """Return the warm process, which has this code from now on; blocks while that is imported."""
+        """Return the warm process after it has loaded this code; blocks during the import."""
         with self._lock:
             if self._warm is None or not self._warm.alive:
                 self._let_go()
                 self._warm = Warm()
-            elif self._warm.listed != listed_variables():  # the old one stays until its last process has ended
+            elif self._warm.listed != listed_variables():  # the old one stays until its last fork has ended
                 self._bury_free()
                 self._warm = Warm()
             warm = self._warm
@@ -117,7 +122,7 @@ class ProcessPool:
         return warm
 
     def prepare(self, codes: Sequence[Code]) -> None:
-        """Begin to load code in the background, so that the first call does not wait for it."""
+        """Load code in the background, so that the first call does not wait for it."""
 
         def load() -> None:
             try:
@@ -129,7 +134,7 @@ class ProcessPool:
             hand_over(load)
 
     def close(self) -> None:
-        """End all processes; the next call begins anew."""
+        """End all processes; the next call starts new ones."""
         with self._lock:
             warm, self._warm = self._warm, None
             self._let_go()
@@ -145,7 +150,7 @@ class ProcessPool:
             self._free.pop().let_go()
 
     async def _worker(self, code: Code) -> Worker:
-        """Return a process that has this code: one that waits, or another one where none becomes free."""
+        """Return a process that has this code: a free one, or a new one if none becomes free."""
         waiting = None
         with self._lock:
             worker = self._fit(code)
@@ -158,7 +163,7 @@ class ProcessPool:
             worker = await self._turn(waiting)
         try:
             return worker if worker is not None else await made_in_thread(partial(self._begin, code), Worker.close)
-        except BaseException:  # a cancellation too: a place that is not given back is lost for good
+        except BaseException:  # also on cancellation: a slot that is not returned is lost permanently
             self._pass_on(None)
             raise
 
@@ -166,12 +171,12 @@ class ProcessPool:
         return Worker(self.load(*codes))
 
     async def _turn(self, waiting: _Waiting) -> Worker | None:
-        """Wait until somebody leaves a process, or its place alone, or until all are busy with something long."""
+        """Wait for a released process or slot, or until all are busy with long calls."""
         waiting.look(self._wait, self._overdue, self._ended)
         try:
             return await waiting.turn
         except asyncio.CancelledError:
-            if not waiting.turn.cancelled():  # it came in the same moment
+            if not waiting.turn.cancelled():  # the result arrived at the same moment
                 self._pass_on(waiting.turn.result())
             raise
         finally:
@@ -193,7 +198,7 @@ class ProcessPool:
             waiting.look(self._wait, self._overdue, self._ended)
 
     def _fit(self, *codes: Code) -> Worker | None:
-        """Take a free process that has this code; those that have not, or have ended, go."""
+        """Return a free process that has this code, or None; processes without it, or ended ones, are removed."""
         while self._free:
             worker = self._free.pop()
             if worker.fits(*codes):
@@ -202,7 +207,7 @@ class ProcessPool:
         return None
 
     def _leave(self, worker: Worker, *, stays: bool) -> None:
-        """Give a process back after a call."""
+        """Release a process after a call."""
         self._ended += 1
         stays = stays and self._warm is worker.warm
         self._pass_on(worker if stays else None)
@@ -211,7 +216,7 @@ class ProcessPool:
             hand_over(partial(_bury, worker))
 
     def _pass_on(self, worker: Worker | None) -> None:
-        """Give a process, or the place of one, to whoever has waited longest; nobody who comes later is before them."""
+        """Give a process, or a free slot, to the call that has waited longest; later calls cannot overtake it."""
         with self._lock:
             while self._waiting:
                 waiting = self._waiting.popleft()
@@ -225,7 +230,7 @@ class ProcessPool:
             hand_over(partial(_bury, worker))
 
     def _take(self, waiting: _Waiting, worker: Worker | None) -> None:
-        """On the loop of whoever waits: let it go on, unless it has meanwhile given up or begun another."""
+        """Resume a waiting call on its loop, unless it was cancelled or has started another process meanwhile."""
         if waiting.turn.done():
             self._pass_on(worker)
         elif worker is None or worker.fits(waiting.code):
@@ -236,20 +241,20 @@ class ProcessPool:
 
 
 class _Waiting:
-    """A call that waits for a process, on the loop that made it."""
+    """A call that waits for a process, on its own loop."""
 
     def __init__(self, code: Code) -> None:
         self.code = code
         self._loop = asyncio.get_running_loop()
         self.turn: asyncio.Future[Worker | None] = self._loop.create_future()
-        """The process, or None where there is a place for another one."""
+        """The process, or None if there is a slot for a new one."""
 
     def look(self, wait: float, overdue: Callable[[_Waiting, int], None], ended: int) -> None:
-        """See after so many seconds whether any call has ended since."""
+        """Check after `wait` seconds if any call has ended since."""
         self.timer = self._loop.call_later(wait, overdue, self, ended)
 
     def hand(self, give: Callable[[], None]) -> bool:
-        """Let its loop call this; False where the loop is closed."""
+        """Call `give` on its loop; return False if the loop is closed."""
         with suppress(RuntimeError):
             if asyncio.get_running_loop() is self._loop:
                 self._loop.call_soon(give)
@@ -260,19 +265,19 @@ class _Waiting:
 
 
 def _bury(worker: Worker) -> None:
-    with suppress(RewardFailure):  # the warm process is gone, and with it all of its forks
+    with suppress(RewardFailure):  # the warm process has ended, and with it all of its forks
         worker.close()
 
 
 class OwnProcess:
-    """A process that one user has to itself: what its calls leave in memory is there for the next one."""
+    """A process for exclusive use: data that its calls leave in memory is available to the next one."""
 
     def __init__(self, worker: Worker, take_back: Callable[[Worker], None] | None = None) -> None:
         self._worker: Worker | None = worker
         self._take_back = take_back
         self._calling = asyncio.Lock()
         self.ended: str | None = None
-        """How it has ended, as a predicate; None while it is there."""
+        """Reason for its end, as a predicate; None while it exists."""
 
     async def call(
         self,
@@ -282,7 +287,9 @@ class OwnProcess:
         timeout: float,
         read: Callable[[Any], T] = itself,
     ) -> T:
-        """See `ProcessPool.call`; one call after the other. Behind one that has ended the process, each says so."""
+        """See `ProcessPool.call`; calls are sequential. After a call that ended the process, each call raises the
+        cause.
+        """
         async with self._calling:
             worker = self._worker
             if worker is None:
@@ -303,7 +310,7 @@ class OwnProcess:
                 raise
 
     async def close(self) -> None:
-        """End the process, whatever it does; where it is to be reused and is at rest, it stays."""
+        """End the process even if it is busy; an idle process that may be reused stays."""
         worker, self._worker = self._worker, None
         if worker is not None and self._take_back is not None and not self._calling.locked():
             self._take_back(worker)
@@ -313,6 +320,6 @@ class OwnProcess:
 
 
 POOL = ProcessPool()
-"""Of this process: what is loaded once serves all of its runs."""
+"""Pool of this process: loaded code serves all of its runs."""
 atexit.register(POOL.close)
 os.register_at_fork(after_in_child=POOL.__init__)  # type: ignore[misc]  # the processes are the parent's

@@ -1,10 +1,10 @@
-"""What runs where foreign code is: a process that has loaded the code and forks, and its forks, which call it.
+"""Implement the processes for user code: one that has loaded the code and forks, and its forks, which run calls.
 
-The first process is a fork of the fork server (`hermes_rl.fork_server`), which `hermes_rl.foreign.worker` asks for. It
-imports what it is told, so that a fork has it at once (half a millisecond, one megabyte), and runs none of it. A fork
-has a connection of its own to the runner: it gets calls, one after the other, and may ask the runner for what lives
-there (a sandbox, a model) while it works. Both end when the runner does, and see the variables that it had when it
-loaded the code.
+The first process is a fork of the fork server (`hermes_rl.fork_server`), started by `hermes_rl.foreign.worker`. It
+imports code on request, so that a fork has it immediately (half a millisecond, one megabyte), and runs none of it. A
+fork has its own connection to the runner: it receives calls, one after the other, and may call objects of the runner (a
+sandbox, a model) while it works. Both end when the runner does, and have the environment variables of the time when
+they loaded the code.
 """
 
 from __future__ import annotations
@@ -43,35 +43,35 @@ if TYPE_CHECKING:
     import asyncio
 
 MEMORY = 2 << 30
-"""Bytes of data that a process may hold; beyond it Python raises MemoryError."""
+"""Maximum bytes of data in a process; beyond it Python raises MemoryError."""
 PIECE = 1 << 16
 CONTROL = 1 << 17
-"""Bytes of a message to the process that forks."""
+"""Maximum bytes of a message to the process that forks."""
 CALL, ANSWERED = b"c", b"a"
-"""First byte of a message of the runner: a call, or what was asked for while it works."""
+"""First byte of a message of the runner: a call, or the result of a question during a call."""
 HEADER = struct.Struct("!QQ16sI")
-"""Of a call: its number, the number of its first object, its secret, and the length of what comes before the call."""
+"""Header of a call: its number, the number of its first object, its secret, and the length of the data before it."""
 ANSWER = struct.Struct("!Q?")
-"""Number of the question, and whether the value behind it was returned or is to be raised."""
+"""Number of the question, and True if the following value was returned, False if it must be raised."""
 REAP_SECONDS = 5.0
-"""How long a killed process may take to end."""
+"""Maximum seconds for a killed process to end."""
 OOM_EARLY = 500
-"""When memory ends, the kernel ends such a process before the runner, and after what is in sandboxes."""
+"""OOM score: if memory is exhausted, the kernel kills such a process before the runner, and after sandboxes."""
 
 
 # ----------------------------------------------------------------------------------------- The process that forks
 
 
 def main(descriptor: int, fork: Callable[..., int] | None = None) -> None:
-    """Serve until the runner closes its end of the control socket; `fork`: how a process that works is made."""
+    """Serve until the runner closes its end of the control socket; `fork` creates a worker process."""
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)
     nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor in range(3):  # what modules print when they are loaded, the runner's own import has printed
+    for descriptor in range(3):  # the runner's own import has already printed the modules' output
         os.dup2(nothing, descriptor)
     os.close(nothing)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A process that works adopts what its calls have started; once it has ended, all of that is a child of this one.
+    # A worker process adopts the processes started by its calls; after its end, all of them are children of this one.
     adopt_orphans()
     children: set[int] = set()
     while True:
@@ -84,10 +84,10 @@ def main(descriptor: int, fork: Callable[..., int] | None = None) -> None:
         except OSError:
             break
     for child in children:
-        for kill in (os.killpg, os.kill):  # it may have no group of its own yet
+        for kill in (os.killpg, os.kill):  # it may have no process group yet
             with suppress(ProcessLookupError, PermissionError):
                 kill(child, signal.SIGKILL)
-        _reap(child)  # so that the runner's own processor time has theirs
+        _reap(child)  # so that their CPU time counts for the runner
     _end_orphans(frozenset())
 
 
@@ -127,7 +127,7 @@ def _answer(
 
 
 _kept: set[int] = set()
-"""Processes that modules have started while they were loaded, and those that could not be ended."""
+"""Processes that modules started on import, and those that could not be killed."""
 
 
 def _child_ids(pid: int | None = None) -> set[int]:
@@ -141,7 +141,7 @@ def _child_ids(pid: int | None = None) -> set[int]:
 
 
 def _with_descendants(pids: Collection[int]) -> set[int]:
-    """Return these processes and all that they have started, which this process adopts when its parent ends."""
+    """Return these processes and their descendants, which this process adopts when their parents end."""
     found, new = set[int](), set(pids)
     while new:
         found |= new
@@ -150,10 +150,10 @@ def _with_descendants(pids: Collection[int]) -> set[int]:
 
 
 def _reap(pid: int) -> int | None:
-    """Wait for a child that was killed, and return its status as waitpid(2) gives it.
+    """Wait for a child that was killed, and return its status as in waitpid(2).
 
-    Return None if it does not end: the kernel may hold it, or it may have the rights of another user. It is left alone
-    from then on, as the runner waits for this process.
+    Return None if it does not end: the kernel may block it, or it may have the rights of another user. It is ignored
+    from then on, because the runner waits for this process.
     """
     deadline, pause = time.monotonic() + REAP_SECONDS, 0.0001
     while True:
@@ -171,17 +171,17 @@ def _reap(pid: int) -> int | None:
 
 
 def _end_orphans(children: Collection[int]) -> None:
-    """End what calls have started in processes that have ended, sessions of their own too."""
+    """Kill the processes that calls started in processes that have ended, including those with their own sessions."""
     while orphans := _child_ids() - _kept - set(children):
         for pid in orphans:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         for pid in orphans:
-            _reap(pid)  # its own children are this process's from then on
+            _reap(pid)  # its own children belong to this process from then on
 
 
 def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
-    """Return a message and the descriptors that came with it; empty where the runner is gone."""
+    """Return a message and the descriptors sent with it; empty if the runner has ended."""
     size = array.array("i").itemsize
     try:
         data, ancillary, _, _ = control.recvmsg(CONTROL, socket.CMSG_SPACE(2 * size))
@@ -195,7 +195,7 @@ def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _load(request: Mapping[str, Any]) -> str | None:
-    """Import what is asked for; what was wrong, if anything: a call says it again, with its place."""
+    """Import the requested code; return the error or None. A call reports the error again, with its location."""
     sys.path[:] = request["path"]
     for name, value in request["environ"].items():
         if value is None:
@@ -214,23 +214,24 @@ def _load(request: Mapping[str, Any]) -> str | None:
     except BaseException as error:  # noqa: BLE001 - a user's module may raise anything
         return f"{type(error).__name__}: {error}"
     finally:
-        # What is done here is not done in each fork: a page that a fork writes to is copied, which takes longer still.
+        # Work done here need not be done in each fork: a page that a fork writes to is copied, which takes longer
+        # still.
         logging.basicConfig(handlers=[_Log()], level=logging.INFO, force=True)
         gc.collect()
-        gc.freeze()  # what is there already is shared by all forks as long as nobody touches it
+        gc.freeze()  # existing objects are shared by all forks until they are written
     return None
 
 
-# ------------------------------------------------------------------------------------------ The process that works
+# ------------------------------------------------------------------------------------------ The worker process
 
 
 def _become_worker(connection: int, output: int) -> None:
-    """Work for the runner until it closes the connection; never returns."""
+    """Work for the runner until it closes the connection; never return."""
     try:
         die_with_parent()
         adopt_orphans()
-        # No session of its own: the kernel shares the processor between sessions, and a run's code would have as many
-        # shares as processes, beside the one of the runner.
+        # No separate session: the kernel divides the processor between sessions, and a run's code would have as many
+        # shares as processes, in addition to the runner's.
         os.setpgid(0, 0)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.dup2(output, 1)
@@ -247,14 +248,14 @@ def _become_worker(connection: int, output: int) -> None:
 
 
 def work(connection: int, directory: str | None = None) -> None:
-    """Serve the runner behind a connection, in its working directory or in that of this process alone."""
+    """Serve the runner at a connection, in its working directory or in a private one."""
     if directory is not None:
         os.environ["HOME"] = directory
     Runner(socket.socket(fileno=connection), directory).work()
 
 
 def limit() -> None:
-    """Limit the memory of this process, and let others go first."""
+    """Limit the memory of this process, and lower its priority."""
     with suppress(ValueError, OSError):
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         most = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
@@ -264,14 +265,14 @@ def limit() -> None:
         os.write(adjust, b"%d" % OOM_EARLY)
         os.close(adjust)
     with suppress(OSError):
-        os.nice(5)  # the runner's loop goes first
+        os.nice(5)  # the runner's loop has priority
 
 
 class _Log(logging.Handler):
-    """Logs where the runner does."""
+    """Send log records to the runner."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if _runner is None:  # while code is loaded
+        if _runner is None:  # during the loading of code
             return
         try:
             _runner.log(record.name[:LONGEST_NAME], record.levelno, record.getMessage()[:LONGEST_LOG])
@@ -280,7 +281,7 @@ class _Log(logging.Handler):
 
 
 class Runner:
-    """The runner, as foreign code in this process sees it: whoever lives there can be asked."""
+    """The runner as seen by user code in this process: its objects can be called."""
 
     def __init__(self, connection: socket.socket, directory: str | None = None) -> None:
         self._connection, self._directory = connection, directory
@@ -288,21 +289,22 @@ class Runner:
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._calls: SimpleQueue[bytes] = SimpleQueue()
         self._reader: threading.Thread | None = None
-        """Begun by the first question of a call: a call that asks nothing is read by the thread that does it, as waking
-        another one costs more than many a reward."""
+        """Started by the first question of a call: replies to a call without questions are read by the working thread,
+        because waking another one costs more than many rewards.
+        """
         self._answers: dict[int, Future[Any]] = {}
         self._count = 0
         self._pid = os.getpid()
         self._first: int | None = None
-        """Number of the first object of the call that is being done; None between calls."""
+        """Number of the first object of the current call; None between calls."""
         self.objects: dict[str, Any] = {}
-        """What this process keeps for the runner between calls, such as a rollout's state."""
+        """Objects that this process stores for the runner between calls, such as a rollout's state."""
 
     def work(self) -> None:
-        """Do one call after the other until the runner is gone."""
+        """Run calls one after the other until the runner ends."""
         while True:
             content = self._next()
-            number, first, secret, ahead = HEADER.unpack_from(content)  # in no place where a call easily sees them
+            number, first, secret, ahead = HEADER.unpack_from(content)  # not stored where a call can easily read them
             self._first = first
             kind, value = self._perform(content[HEADER.size :], ahead)
             sys.stdout.flush()
@@ -319,8 +321,8 @@ class Runner:
                 send(self._connection, message)
 
     def _next(self) -> bytes:
-        """Wait for the next call."""
-        with self._sending:  # nobody begins a reader meanwhile, which would keep what is taken here
+        """Return the next call."""
+        with self._sending:  # no reader may start meanwhile, which would take the message received here
             alone = self._reader is None and self._receiving.acquire()
         if alone:
             try:
@@ -331,14 +333,15 @@ class Runner:
         return self._calls.get()
 
     def ask(self, number: int, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call a method of an object of the runner; what it returns or raises comes later. Any thread may ask."""
+        """Call a method of an object of the runner and return a future with its result. Any thread may call this."""
         self._require_own()
         with self._sending:
             if self._first is None or number < self._first:
                 raise RuntimeError("the call that was given this object has ended")
             self._count += 1
             answer: Future[Any] = Future()
-            answer.set_running_or_notify_cancel()  # who waits no longer, as `wait_for` does, cannot cancel the answer
+            # a caller that stops waiting, as `wait_for` does, must not cancel the result
+            answer.set_running_or_notify_cancel()
             self._answers[self._count] = answer
             if self._reader is None:
                 self._reader = threading.Thread(target=self._read, daemon=True)
@@ -348,7 +351,7 @@ class Runner:
         return answer
 
     def log(self, name: str, level: int, text: str) -> None:
-        """Send a line for the runner's log, which needs no answer; what a fork of this process logs is left out."""
+        """Send a line to the runner's log, without a reply; lines of a fork of this process are dropped."""
         if os.getpid() == self._pid:
             with self._sending:
                 send(self._connection, to_json({"log": [name, level, text]}))
@@ -358,12 +361,12 @@ class Runner:
             raise RuntimeError("a fork of the process of user code cannot ask the runner")
 
     def _read(self) -> None:
-        with self._receiving:  # a thread that a call left behind may ask while the next call is waited for
+        with self._receiving:  # a thread left by a call may ask while the next call is awaited
             while True:
                 self._receive()
 
     def _receive(self) -> None:
-        """Take what the runner says next; where it is gone, so is this process."""
+        """Receive the next message of the runner; exit if it has ended."""
         data = self._connection.recv(PIECE)
         if not data:
             os._exit(0)
@@ -375,7 +378,7 @@ class Runner:
                 _settle(self._answers.pop(number), succeeded, message[1 + ANSWER.size :])
 
     def _perform(self, content: bytes, ahead: int) -> tuple[str, Any]:
-        """Do a call; returns the kind of the reply and what it carries."""
+        """Run a call; return the kind of the reply and its content."""
         global _runner
         _runner = self
         function: Any = None
@@ -383,7 +386,8 @@ class Runner:
             for module, file in pickle.loads(content[:ahead]):
                 Code(module, "", file).load_module()
             call = _unpickled(content[ahead:])
-            os.chdir(self._directory or call.folder)  # without a look at where it is, as that folder may be gone
+            # without reading the present directory, which may have been removed
+            os.chdir(self._directory or call.folder)
             function = call.code.load()
             returned = settled(function(**call.arguments))
             return "returned", load_object(call.plain)(returned)
@@ -406,7 +410,7 @@ def _unpickled(content: bytes) -> ForeignCall:
 
 
 class ArgumentsError(Exception):
-    """What a call was given cannot be unpickled here."""
+    """The arguments of a call cannot be unpickled here."""
 
 
 def _settle(answer: Future[Any], succeeded: bool, content: bytes) -> None:
@@ -418,19 +422,21 @@ def _settle(answer: Future[Any], succeeded: bool, content: bytes) -> None:
 
 
 class ForeignCall(NamedTuple):
-    """What a process is to do once."""
+    """One call for a worker process."""
 
     code: Code
     arguments: Mapping[str, Any]
     plain: str
-    """Reference to the function that makes a plain value, for JSON, of what the code returns."""
+    """Reference to the function that converts the return value to a plain value for JSON."""
     folder: str
-    """Working directory of the runner, so that relative files mean the same."""
+    """Working directory of the runner, so that relative paths have the same meaning."""
 
 
 def settled(value: Any) -> Any:
-    """Return what code has returned; where that has to be awaited, on an event loop in which no other call has left
-    anything. Making a loop takes longer than many a tool, so the next call gets the same one if nothing is left."""
+    """Return a value; if it is awaitable, the result of awaiting it on an event loop without remains of other calls.
+
+    Creating a loop takes longer than many tools, so it is reused if nothing is left on it.
+    """
     global _unused_loop
     if not inspect.isawaitable(value):
         return value
@@ -453,8 +459,10 @@ _unused_loop: asyncio.Runner | None = None
 
 
 def _is_unused(loop: Any) -> bool:
-    """Return True if an event loop holds no task, timer, descriptor, thread or generator of a call. Only attributes of
-    its own tell that."""
+    """Return True if an event loop holds no task, timer, descriptor, thread or generator of a call.
+
+    Only private attributes show that.
+    """
     import asyncio
 
     if not isinstance(loop, asyncio.SelectorEventLoop) or asyncio.all_tasks(loop):
@@ -462,11 +470,11 @@ def _is_unused(loop: Any) -> bool:
     own: Any = loop
     handles = [handle for handle in (*own._ready, *own._scheduled) if not handle.cancelled()]
     left = handles or own._asyncgens or own._default_executor or own._signal_handlers
-    return not left and len(own._selector.get_map()) == 1  # the one by which other threads wake it
+    return not left and len(own._selector.get_map()) == 1  # the one with which other threads wake it
 
 
 def _in_words(error: BaseException, function: Callable[..., Any] | None) -> dict[str, Any]:
-    """Return an exception as plain values; one of ours by its name, with what the runner makes it anew of."""
+    """Return an exception as plain values; a hermes-rl exception by its name, with the data to reconstruct it."""
     missing = missing_variable(error)
     more = "" if missing is None else f"; {missing}"
     room = LONGEST_TEXT - len(more)
@@ -477,18 +485,18 @@ def _in_words(error: BaseException, function: Callable[..., Any] | None) -> dict
     return {"text": text[:room] + more}
 
 
-# ------------------------------------------------------------------- What lives in the runner, as seen from a call
+# ------------------------------------------------------------------- Objects of the runner, as seen from a call
 
 _runner: Runner | None = None
 
 
 def current_runner() -> Runner:
-    """Return the runner whose call is being done; raises `RuntimeError` where this is no process of foreign code."""
+    """Return the runner whose call is in progress; raise `RuntimeError` outside a process for user code."""
     if _runner is None:
         raise RuntimeError("this is no process of foreign code")
     return _runner
 
 
 def stand_in(reference: str, number: int, arguments: Mapping[str, Any]) -> Any:
-    """Make what stands here for an object of the runner; pickled calls name this function."""
+    """Return the proxy of an object of the runner; pickled calls name this function."""
     return load_object(reference)(number, **arguments)

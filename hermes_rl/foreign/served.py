@@ -1,4 +1,4 @@
-"""Objects that live in the runner, and that a process of foreign code asks for while it does a call."""
+"""Serve objects of the runner that a process for user code calls while it runs a call."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from hermes_rl.foreign.wire import LONG, WireError
 from hermes_rl.threads import WAITS, Waits, hand_over, in_thread
 
 MOST_OPEN = 1_000
-"""Questions of a call that may wait for their answers."""
+"""Maximum number of open questions of a call."""
 MOST_SENT = 100
-"""Exceptions of ours that a call was sent as answers and that are known, the last ones."""
+"""Number of most recent hermes-rl exceptions sent to a call that are remembered."""
 
 
 class AskingProcess(Protocol):
     """The process that asks."""
 
     objects: int
-    """How many it was given; each has a number that no other of this process has."""
+    """Number of objects it received; each has a unique number in this process."""
     confined: bool
-    """Whether it is in a sandbox."""
+    """True if it is in a sandbox."""
 
     def send(self, *parts: bytes) -> None: ...
 
 
 class _Pickler(pickle.Pickler):
-    """Carries what it can and puts stand-ins in the place of objects that live in the runner."""
+    """Pickle values, with proxies in place of objects that live in the runner."""
 
     def __init__(self, file: io.BytesIO, served: ServedObjects) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -53,38 +53,38 @@ class _Pickler(pickle.Pickler):
 
 
 class ServedObjects:
-    """The objects that one call may ask for, and the questions that are being answered."""
+    """The objects that one call may use, and its open questions."""
 
     def __init__(self, worker: AskingProcess) -> None:
         self._worker = worker
         self._objects: dict[int, Any] = {}
         self._asked_of: dict[int, Any] = {}
-        """By number what is asked in the place of an object."""
+        """Object that receives the calls, by number."""
         self.entered: dict[int, AbstractContextManager[Any]] = {}
-        """What the call has entered and not left, by number."""
+        """Context managers that the call has entered and not left, by number."""
         self.answering: set[Future[None]] = set()
         self.sent: deque[Exception] = deque(maxlen=MOST_SENT)
-        """Exceptions of ours that were raised in the runner and sent as answers."""
+        """hermes-rl exceptions that were raised in the runner and sent as results."""
         self._context = contextvars.copy_context()
         self._waits = Waits()
         self._context.run(WAITS.set, self._waits)
         self._tasks: set[asyncio.Task[None]] = set()
-        """Of the questions that are answered on the event loop."""
+        """Tasks of the questions that are processed on the event loop."""
 
     def number(self, obj: Any) -> int:
-        """Return by which number the call may ask for this object."""
+        """Return the number by which the call may use this object."""
         for number, known in self._objects.items():
             if known is obj:
                 return number
         number = self._worker.objects
         self._worker.objects += 1
         self._objects[number] = obj
-        # Code in a sandbox would leave it by an object that reaches what it cannot.
+        # Code in a sandbox could escape through an object with access to the outside.
         self._asked_of[number] = obj.confined() if self._worker.confined and hasattr(obj, "confined") else obj
         return number
 
     def pickled(self, value: Any) -> bytes:
-        """Return what is sent for a value; raises `NotCarriedError`, or `EndedError` where it nests too deeply."""
+        """Return the pickled value; raise `NotCarriedError`, or `EndedError` if it is nested too deeply."""
         file = io.BytesIO()
         try:
             _Pickler(file, self).dump(value)
@@ -98,10 +98,12 @@ class ServedObjects:
         return file.getvalue()
 
     def serve(self, question: Question) -> None:
-        """Begin to answer: several questions may be open, and the time is watched.
+        """Start processing a question: several may be open, and the time is limited.
 
-        A coroutine function is called on this event loop, any other method in a thread. Raises `WireError` for an
-        object that the call was not given, and where too many questions are open.
+        A coroutine function is called on this event loop, any other method in a thread.
+
+        Raises:
+            WireError: the call did not receive this object, or too many questions are open.
         """
         if question.of not in self._objects:
             raise WireError("a question to an object that its call was not given")
@@ -130,20 +132,20 @@ class ServedObjects:
             hand_over(work)
 
     def give_up(self) -> None:
-        """Cancel answers that are under way, for which nobody waits: the call, which set their time, has ended."""
+        """Cancel pending results, which nothing awaits: the call, which limited their time, has ended."""
         self._waits.give_up()
         for task in tuple(self._tasks):
             task.cancel()
 
     def close(self) -> None:
-        """Wait for the end of answers that are under way, and leave what the call has not left; blocks."""
+        """Wait for pending results, and leave the context managers that the call has not left; blocks."""
         wait(tuple(self.answering))
         for entered in self.entered.values():
             with suppress(HermesRLError):
                 entered.__exit__(None, None, None)
 
     def _method(self, question: Question) -> Any:
-        """Return the public attribute of an object that is asked for; None where there is none."""
+        """Return the requested public attribute of an object, or None."""
         return None if question.method.startswith("_") else getattr(self._asked_of[question.of], question.method, None)
 
     async def _answer_here(self, question: Question, method: Callable[..., Awaitable[Any]]) -> None:
@@ -164,7 +166,7 @@ class ServedObjects:
         self._send(answer)
 
     def _answered(self, question: Question, value: Any, *, succeeded: bool = True) -> bytes:
-        """Return the answer to a question: what was returned, or is to be raised."""
+        """Return the encoded result of a question: returned or raised."""
         if not succeeded and isinstance(value, HermesRLError):
             self.sent.append(value)
         try:
@@ -176,7 +178,7 @@ class ServedObjects:
         return ANSWERED + ANSWER.pack(question.number, succeeded) + content
 
     def _send(self, answer: bytes) -> None:
-        with suppress(OSError, WireError):  # it has ended meanwhile
+        with suppress(OSError, WireError):  # the process has ended meanwhile
             self._worker.send(answer)
 
     def _asked(self, question: Question) -> Any:

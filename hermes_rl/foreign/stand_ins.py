@@ -1,7 +1,7 @@
-"""What a process of foreign code holds in the place of objects that live in the runner.
+"""Define proxies, in a process for user code, of objects that live in the runner.
 
-A stand-in has the methods of its object and asks for each. A class is marked by `lives_in_runner` with what stands for
-its objects, and says by `stand_in_fields` what that is told at once; `hermes_rl.foreign.served` puts it in.
+A proxy has the methods of its object and forwards each call. A class is marked by `lives_in_runner` with its proxy
+class, and returns the initial fields of the proxy from `stand_in_fields`; `hermes_rl.foreign.served` inserts it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from hermes_rl.errors import AgentFault, UserError
 from hermes_rl.foreign.process import current_runner
 
 LIVING: dict[type, str] = {}
-"""Classes whose objects live in the runner alone → reference to what stands for them."""
+"""Classes whose objects live only in the runner → reference to their proxy."""
 Living = TypeVar("Living", bound=type)
 
 
 def lives_in_runner(stand_in: str) -> Callable[[Living], Living]:
-    """Mark a class, but none that derives from it: `stand_in` is called with a number and `stand_in_fields`."""
+    """Mark a class, without its subclasses: `stand_in` is called with a number and `stand_in_fields`."""
 
     def marked(kind: Living) -> Living:
         LIVING[kind] = stand_in
@@ -31,7 +31,7 @@ def lives_in_runner(stand_in: str) -> Callable[[Living], Living]:
 
 
 class StandIn:
-    """Stands for the object of this number; public methods that it has not are asked of the object."""
+    """Proxy of the object with this number; unknown public methods are forwarded to the object."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -51,7 +51,7 @@ class StandIn:
 
 
 class ContextStandIn(StandIn):
-    """Stands for a `ToolContext`."""
+    """Proxy of a `ToolContext`."""
 
     def __init__(self, number: int, task_id: str) -> None:
         super().__init__(number)
@@ -59,7 +59,7 @@ class ContextStandIn(StandIn):
 
     @property
     def runtime(self) -> Any:
-        """Never there: the machine of a rollout lives in the runner."""
+        """Unavailable: the sandbox of a rollout is managed by the runner."""
         raise UserError("ctx.runtime is not there in a process of its own; give the reward `isolate: none`")
 
     @contextmanager
@@ -81,7 +81,7 @@ class ContextStandIn(StandIn):
 
 
 class RoleStandIn(StandIn):
-    """Stands for the `ModelHandle` of a role; its calls are awaited."""
+    """Proxy of the `ModelHandle` of a role; its calls are awaited."""
 
     def __init__(self, number: int, name: str, scripted: bool) -> None:
         super().__init__(number)
@@ -107,14 +107,14 @@ class RoleStandIn(StandIn):
 
 
 class SeatStandIn(StandIn):
-    """Stands for a `SeatPlayer` where a schedule of the spec's own runs."""
+    """Proxy of a `SeatPlayer` for a schedule of the spec."""
 
     def __init__(self, number: int, name: str) -> None:
         super().__init__(number)
         self.name = name
 
     async def say(self, words: str | None = None) -> str | None:
-        """See `SeatPlayer.say`; what it raises ends the episode, unless the schedule goes on."""
+        """See `SeatPlayer.say`; an exception ends the episode, unless the schedule continues."""
         answer = await self._ask_here("said", words)
         if "problem" in answer:
             raise AgentFault(answer["problem"])

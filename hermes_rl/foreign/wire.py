@@ -1,7 +1,7 @@
-"""Messages between the runner and a process of foreign code: four bytes with the length, then the message.
+"""Exchange messages between the runner and a process for user code: four bytes with the length, then the message.
 
-What the runner sends is pickled. What comes back is JSON, since any code may have written it: reading it can make
-nothing but plain values. Bytes travel in it as base64.
+The runner sends pickled messages. The other direction uses JSON, since any code may have written it: parsing it can
+only create plain values. Bytes are encoded as base64.
 """
 
 from __future__ import annotations
@@ -15,45 +15,46 @@ from typing import Any
 
 HEADER = struct.Struct("!I")
 LARGEST = 1 << 26
-"""Bytes of a message; a process that sends more is ended."""
+"""Maximum bytes of a message; a process that sends more is killed."""
 LONG = 1 << 16
-"""Bytes from which on a message is read in a thread."""
+"""Number of bytes from which a message is parsed in a thread."""
 MOST_TEXTS, MOST_BETWEEN = 100_000, 1 << 21
-"""Texts in a message, and bytes between them. A large file is one text, but the JSON module lets no other thread work
-while it makes values, and each of these takes two bytes."""
+"""Maximum number of texts in a message, and of bytes between them. A large file is one text, but the JSON module blocks
+other threads while it creates values, and each takes at least two bytes.
+"""
 BYTES = "\0bytes"
-"""Key of the only entry of an object that stands for bytes."""
+"""Key of the only entry of an object that represents bytes."""
 
 
 class WireError(Exception):
-    """What came over the wire is no message."""
+    """The received data is not a message."""
 
 
 def send(connection: socket.socket, message: bytes) -> None:
-    """Send a whole message; raises `OSError` where nobody is there to read it, `WireError` where it is too large."""
+    """Send a whole message; raise `OSError` if the peer has closed, `WireError` if it is too large."""
     if len(message) > LARGEST:
         raise WireError(f"a message of {len(message)} bytes; at most {LARGEST} are carried")
     connection.sendall(HEADER.pack(len(message)) + message)
 
 
 class Inbox:
-    """Puts whole messages together from what a connection delivers in pieces."""
+    """Assemble messages from the pieces that a connection delivers."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     @property
     def size(self) -> int:
-        """Bytes of the part of a message that is there."""
+        """Bytes of the incomplete message."""
         return len(self._data)
 
     @property
     def empty(self) -> bool:
-        """Whether there is no part of a message."""
+        """True if there is no incomplete message."""
         return not self._data
 
     def add(self, data: bytes) -> Iterator[bytes]:
-        """Take a piece, and give the messages that it completes; raises `WireError` for one that is too large."""
+        """Add a piece, and yield the messages that it completes; raise `WireError` for one that is too large."""
         self._data += data
         while len(self._data) >= HEADER.size:
             (length,) = HEADER.unpack_from(self._data)
@@ -68,22 +69,22 @@ class Inbox:
 
 
 def to_json(value: Any) -> bytes:
-    """Return a plain value as JSON; raises `TypeError` or `ValueError` where it is none."""
+    """Return a plain value as JSON; raise `TypeError` or `ValueError` for other values."""
     return json.dumps(value, default=_bytes).encode("utf-8", "surrogatepass")
 
 
 def from_json(message: bytes) -> Any:
-    """Read what `to_json` wrote; raises `WireError` for anything else, and for too many values."""
+    """Return the value written by `to_json`; raise `WireError` for anything else, and for too many values."""
     if len(message) > LONG:
         _require_few_values(message)
     try:
         return _DECODER.decode(message.decode("utf-8", "surrogatepass"))
-    except (ValueError, TypeError, RecursionError) as error:  # TypeError: bytes that are no text
+    except (ValueError, TypeError, RecursionError) as error:  # TypeError: invalid base64 input
         raise WireError(f"no JSON: {error}") from error
 
 
 def _require_few_values(message: bytes) -> None:
-    """Raise `WireError` for a message that would take long to read, without a look at what is in its texts."""
+    """Raise `WireError` for a message that would take long to parse, ignoring the content of its texts."""
     if message.count(b'"') - message.count(b'\\"') <= 2 * MOST_TEXTS:
         parts = message.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         if sum(map(len, parts[::2])) <= MOST_BETWEEN:

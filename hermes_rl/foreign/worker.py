@@ -1,9 +1,9 @@
-"""A process of foreign code at work: forked from the warm one, watched while it does a call, ended by force.
+"""Run calls in a process for user code: forked from the warm one, watched during a call, killed if needed.
 
-The event loop watches the time of a call, carries what it prints to the log, and lets threads answer what it asks of
-objects that live here. A process whose call takes too long, or that ends by itself, costs that call alone. A message of
-a process is plain values of a known form (`hermes_rl.foreign.messages`); one of any other form ends the process, and
-none decides where code runs.
+The event loop limits the time of a call, logs its output, and lets threads process its questions to objects that live
+here. A process whose call times out, or that ends by itself, fails only that call. A message of a process consists of
+plain values of a known form (`hermes_rl.foreign.messages`); any other form kills the process, and no message decides
+where code runs.
 """
 
 from __future__ import annotations
@@ -42,29 +42,30 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 GLANCE = 0.1
-"""Seconds between two looks at a process that works."""
+"""Seconds between two checks of a working process."""
 PIECE, FEW = 1 << 16, 1 << 12
-"""Bytes that are read at a time, of a long message and else: each question takes a thread, and a flood of them must not
-hold the event loop."""
+"""Maximum bytes of one read, within a long message and otherwise: each question takes a thread, and a flood of them
+must not block the event loop.
+"""
 PRINTED = 4_000
-"""Characters of what a call prints that are logged."""
+"""Characters of a call's output that are logged."""
 MOST_PRINTED = 1 << 24
-"""Bytes from which on a call that prints is ended."""
+"""Bytes of output above which a call is killed."""
 MOST_LINES = 100
-"""Lines that a call may log."""
+"""Maximum number of log lines of a call."""
 START = 60.0
-"""Seconds that the first process may take to start on a busy machine."""
+"""Maximum seconds for the first process to start on a busy host."""
 LINGER = 5.0
-"""Seconds in which the warm process ends its forks and itself when the runner is gone."""
+"""Seconds for the warm process to end its forks and itself after the runner has ended."""
 MODULES = ("hermes_rl.agent.result", "hermes_rl.scoring.value", "hermes_rl.foreign.stand_ins")
-"""What calls need beside the code itself."""
+"""Modules that calls need in addition to the code."""
 
 
 class Warm:
-    """The process that has loaded the code; each call that finds no free process is a fork of it."""
+    """The process that has loaded the code; a call without a free process forks it."""
 
     confined = False
-    """Whether it and its forks are in a sandbox."""
+    """True if it and its forks are in a sandbox."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -85,14 +86,14 @@ class Warm:
         self.loaded: frozenset[Code] = frozenset()
         """Code that each new fork has."""
         self.broken: frozenset[Code] = frozenset()
-        """Code among it that could not be loaded, so that no call of it has come to run the text of a policy."""
+        """Loaded code that failed to load, so that no call of it can have executed a policy's text."""
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
     def load(self, code: Code) -> frozenset[Code]:
-        """Let it import the code, once, and return all that it has; what is wrong with the code is told by the call."""
+        """Import the code once, and return all loaded code; errors of the code are reported by the call."""
         with self._loading:
             if code not in self.loaded:
                 now = user_code_variables()
@@ -110,18 +111,18 @@ class Warm:
             return self.loaded
 
     def _start_request(self, changed: Mapping[str, str | None]) -> dict[str, Any]:
-        """Return the module path and the changed variables that code is loaded with."""
+        """Return the module path and the changed variables for loading code."""
         return {"path": sys.path, "environ": changed}
 
     def fork(self, *descriptors: int) -> int:
-        """Return the id of a new process that works for whoever has the other end of the first descriptor."""
+        """Return the id of a new process that serves the other end of the first descriptor."""
         answer = self._ask({"do": "fork"}, descriptors)
         if "error" in answer:
             raise RewardFailure(f"no process for user code can be made: {answer['error']}")
         return int(answer["pid"])
 
     def bury(self, pid: int) -> int:
-        """Wait until a process has ended, and return its status as waitpid(2) tells it."""
+        """Wait until a process has ended, and return its status as in waitpid(2)."""
         return int(self._ask({"do": "bury", "pid": pid})["status"])
 
     def close(self) -> None:
@@ -143,11 +144,11 @@ class Warm:
         return dict(json.loads(answer))
 
 
-# -------------------------------------------------------------------------------------------- A process that works
+# -------------------------------------------------------------------------------------------- The worker process
 
 
 class Worker:
-    """One process of foreign code. It does one call at a time."""
+    """One process for user code. It runs one call at a time."""
 
     def __init__(self, warm: Warm) -> None:
         self.warm, self.confined = warm, warm.confined
@@ -156,7 +157,7 @@ class Worker:
         self.output, output = os.pipe()
         try:
             self.pid = warm.fork(theirs.fileno(), output)
-        except BaseException:  # whatever it is, nobody else knows of these descriptors
+        except BaseException:  # no other code knows these descriptors
             self.connection.close()
             os.close(self.output)
             raise
@@ -166,33 +167,33 @@ class Worker:
         os.set_blocking(self.output, False)
         self.inbox, self.clock = Inbox(), _Clock(self.pid)
         self.calls = self.objects = 0
-        """How many it was given; each has a number that no other of this process has."""
+        """Number of calls and objects it received; each has a unique number in this process."""
         self._sending, self._ending = threading.Lock(), threading.Lock()
         self._buried = False
         self._why: str | None = None
 
     @property
     def waits(self) -> bool:
-        """Whether it is alive and has nothing to say: what has ended, or speaks without a call, is of no use."""
+        """True if it is alive and silent: a process that has ended, or sends data without a call, is unusable."""
         poller = select.poll()
         poller.register(self.connection, select.POLLIN)
         return self.inbox.empty and not poller.poll(0)
 
     def fits(self, *codes: Code) -> bool:
-        """Return True if it can do a call of this code now, and sees the variables that specs list by now."""
+        """Return True if it can run a call of this code now, and has the present variables listed by specs."""
         return self.knows.issuperset(codes) and self.warm.listed == listed_variables() and self.waits
 
     def end(self, why: str) -> None:
-        """End it at once, whatever it does. Any thread may do this, at any time."""
+        """Kill it immediately. Any thread may call this at any time."""
         with self._ending:
-            if not self._buried:  # its id may be another's by then
+            if not self._buried:  # afterwards its id may belong to another process
                 self._why = self._why or why
-                for kill in (os.killpg, os.kill):  # it may have no group of its own yet
+                for kill in (os.killpg, os.kill):  # it may have no process group yet
                     with suppress(ProcessLookupError, PermissionError):  # it may run a program of another user
                         kill(self.pid, signal.SIGKILL)
 
     def close(self) -> str:
-        """End it and give back what it holds; says as a predicate how it has ended. A second time does nothing."""
+        """Kill it and release its resources; return the cause of its end as a predicate. Idempotent."""
         why = self._why
         self.end("was ended")
         if not self.let_go():
@@ -203,7 +204,7 @@ class Worker:
         return why or f"lost its process to signal {os.WTERMSIG(status)}, perhaps because memory was used up"
 
     def let_go(self) -> bool:
-        """Give back what it holds here, and nothing more: where the warm process has ended, so have its forks."""
+        """Release only the local resources: if the warm process has ended, so have its forks."""
         with self._ending:
             if self._buried:
                 return False
@@ -219,12 +220,12 @@ class Worker:
     async def call(
         self, code: Code, arguments: Mapping[str, Any], plain: str, timeout: float, read: Callable[[Any], T]
     ) -> T:
-        """Return what the code returns, as plain values; see `ProcessPool.call`."""
+        """Return the code's result as plain values; see `ProcessPool.call`."""
         served = ServedObjects(self)
         first, secret = self.objects, secrets.token_bytes(16)
         try:
             folder = os.getcwd()  # noqa: PTH109 - a Path would be made for nothing
-        except FileNotFoundError:  # somebody has removed it, as Ray does where a node is lost
+        except FileNotFoundError:  # the directory was removed, for example by Ray after a node loss
             folder = "/"
         content = served.pickled(ForeignCall(code, arguments, plain, folder))
         if len(content) > LARGEST:
@@ -240,7 +241,7 @@ class Worker:
                 else:
                     self.send(CALL, message)
                 reply = await watch.answer
-            if not self.inbox.empty:  # the reply to the next call would be taken for the rest of it
+            if not self.inbox.empty:  # the reply to the next call would be mistaken for its continuation
                 self.end("sent a part of a message after its reply")
             if reply.raised is None:
                 return await in_thread(partial(read, reply.returned)) if watch.long else read(reply.returned)
@@ -260,19 +261,20 @@ class Worker:
 
 
 class _Watchtower:
-    """Everything that one event loop watches: one reader and one timer for all calls, as each of its own costs more
-    than all the rest of a short call."""
+    """All calls watched by one event loop: they share one reader and one timer, because individual ones would cost more
+    than the rest of a short call.
+    """
 
     _of: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, _Watchtower]] = WeakKeyDictionary()
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._watches: dict[int, _Watch] = {}
-        self._due = math.inf  # no handle of a timer, as that would keep its loop
+        self._due = math.inf  # not a timer handle, which would keep its loop alive
 
     @classmethod
     def here(cls) -> _Watchtower:
-        """Return that of the running loop."""
+        """Return the instance of the running loop."""
         loop = asyncio.get_running_loop()
         tower = cls._of.get(loop)
         if tower is None:
@@ -286,13 +288,13 @@ class _Watchtower:
         self.set(watch.due)
 
     def remove(self, watch: _Watch, descriptor: int) -> None:
-        if self._watches.get(descriptor) is watch:  # else its number is another's by now
+        if self._watches.get(descriptor) is watch:  # otherwise its number belongs to another one
             del self._watches[descriptor]
             with suppress(OSError):  # it is closed
                 self._epoll.unregister(descriptor)
 
     def set(self, due: float) -> None:
-        """Look at all that is due by then."""
+        """Schedule a check of all watches due by then."""
         if due < self._due:
             self._due = due
             asyncio.get_running_loop().call_at(due, self._look)
@@ -300,14 +302,14 @@ class _Watchtower:
     def _hear(self) -> None:
         for descriptor, _ in self._epoll.poll(0):
             watch = self._watches.get(descriptor)
-            if watch is not None:  # one that was heard before it may have ended it
+            if watch is not None:  # an earlier one may have ended it
                 watch.hear()
 
     def _look(self) -> None:
         now = asyncio.get_running_loop().time()
         if now < self._due:
-            return  # this timer was set before one that came earlier
-        self._hear()  # on a busy machine this loop is late, and what it has not heard yet is no delay of theirs
+            return  # a later check was replaced by an earlier one
+        self._hear()  # if this loop is late, unread messages are not a delay of the processes
         self._due = math.inf
         for watch in tuple(self._watches.values()):
             if watch.due <= now:
@@ -316,7 +318,7 @@ class _Watchtower:
 
 
 class _Watch:
-    """Listens to a process on the event loop while it does a call: its answer, its questions, its prints, its time."""
+    """Watch a process on the event loop during a call: its reply, its questions, its output, its time."""
 
     def __init__(self, worker: Worker, served: ServedObjects, timeout: float, secret: str) -> None:
         self._worker, self._served, self._timeout = worker, served, timeout
@@ -326,13 +328,13 @@ class _Watch:
         self._printed, self._clock = _Printed(worker.output), worker.clock
         self._clock.begin()
         self._over = self.long = False
-        """`long`: whether it has sent a long message, so that its reply may take long to read."""
+        """`long`: True after a long message, so that the reply may take long to parse."""
         self.answer: asyncio.Future[Reply] = self._loop.create_future()
 
     def __enter__(self) -> Self:
         self._glance = min(GLANCE, self._timeout / 2)
         self.due = self._loop.time() + self._glance
-        """When it is looked at next, by the clock of the loop."""
+        """Time of the next check, by the clock of the loop."""
         self._descriptor = self._worker.connection.fileno()
         self._tower.add(self, self._descriptor)
         return self
@@ -343,7 +345,7 @@ class _Watch:
         self._printed.read()
         self._printed.log()
         if self.answer.done() and not self.answer.cancelled():
-            self.answer.exception()  # whoever waited may have been cancelled in the same moment
+            self.answer.exception()  # the waiting caller may have been cancelled at the same moment
 
     def hear(self) -> None:
         try:
@@ -363,12 +365,12 @@ class _Watch:
             self._fail(error)
 
     def _read_aside(self, message: bytes) -> None:
-        """Read a long message in a thread, where it holds up nobody."""
+        """Parse a long message in a thread, without blocking the loop."""
         try:
             content = from_json(message)
         except WireError as error:
             content = error
-        with suppress(RuntimeError):  # the loop is gone
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._heed_later, content)
 
     def _heed_later(self, answer: Any) -> None:
@@ -378,7 +380,7 @@ class _Watch:
             self._fail(error)
 
     def _heed(self, content: Any) -> None:
-        """Do what a message asks for; raises `WireError` where it has no form that is known."""
+        """Process a message; raise `WireError` if it has no known form."""
         if isinstance(content, WireError):
             raise content
         if self._over or self.answer.done():
@@ -407,7 +409,7 @@ class _Watch:
             self._fail(EndedError())
             self.due = math.inf
         else:
-            # The longer it has taken, the less often it is looked at; a flood of prints is read as soon as it comes.
+            # Longer calls are checked less often; a flood of output is read immediately.
             self._glance = GLANCE / 20 if self._printed.full else min(1.0, max(self._glance, GLANCE) * 1.2)
             remaining = max(self._timeout - self._clock.seconds, GLANCE / 2)
             self.due = self._loop.time() + min(self._glance, remaining)
@@ -415,54 +417,54 @@ class _Watch:
     def _fail(self, error: BaseException) -> None:
         if not self.answer.done():
             self.answer.set_exception(error)
-        elif isinstance(error, WireError):  # the call has its reply; what comes after it is for no other call
+        elif isinstance(error, WireError):  # the call has its reply; later data must not reach another call
             self._worker.end(f"sent what cannot be read: {error}")
 
 
 class _Clock:
-    """The time that calls of a process have used: that which passes, but for what it spends waiting for a core.
+    """Time used by calls of a process: elapsed time without the time that it waits for a core.
 
-    Time in which it is ready to compute and others do is not its own: it is not late because the machine is busy.
+    Time for which it is runnable while others compute does not count: a busy host does not make it late.
     """
 
     def __init__(self, pid: int) -> None:
         self._file = f"/proc/{pid}/schedstat"
         self._looked = self._waited = self.seconds = 0.0
-        """When it was looked at, seconds that it had waited for a core by then, and those that the call has used."""
+        """Time of the last check, seconds waited for a core by then, and seconds used by the call."""
 
     def begin(self) -> None:
-        """Begin a call. What it waits for a core is read at the first look, as most calls end before that."""
+        """Start a call. The waiting time is read at the first check, because most calls end earlier."""
         self._looked, self.seconds = time.monotonic(), 0.0
 
     def used(self) -> float:
-        """Look, and return seconds."""
+        """Update and return the used seconds."""
         now, waited = time.monotonic(), self._waited
         try:
             with open(self._file, "rb") as file:  # noqa: PTH123 - cheaper than a Path
                 waited = int(file.read().split()[1]) / 1e9
         except (OSError, IndexError):
-            pass  # it has ended, or this system does not tell: then all of the time is its own
+            pass  # the process has ended, or the system does not report it: then all of the time counts
         self.seconds += max(0.0, now - self._looked - (waited - self._waited))
         self._looked, self._waited = now, waited
         return self.seconds
 
 
 class _Printed:
-    """What a call prints: read as long as it comes, and little of it kept."""
+    """Output of a call: read on arrival, and mostly discarded."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._text = b""
         self._bytes = self._lines = 0
         self.full = False
-        """Whether there may be more at once."""
+        """True if more may be available immediately."""
 
     @property
     def much(self) -> bool:
         return self._bytes > MOST_PRINTED
 
     def read(self) -> None:
-        """Take what is there, a pipe's worth at most."""
+        """Read the available output, at most one pipe buffer."""
         self.full = False
         with suppress(BlockingIOError):
             data = os.read(self._descriptor, PIECE)
@@ -471,7 +473,7 @@ class _Printed:
             self.full = len(data) >= PIECE // 2
 
     def line(self, line: LogLine) -> None:
-        """Log a line that the call has logged; more than a few are counted as printed alone."""
+        """Log a line that the call has logged; lines beyond the limit only count as output."""
         self._lines += 1
         self._bytes += len(line.text)
         if self._lines <= MOST_LINES:

@@ -1,8 +1,8 @@
-"""Messages → sequences with a true assistant mask, for servers that speak text.
+"""Convert messages to sequences with a true assistant mask, for servers that use text.
 
-Each sampled turn becomes a step (the rendered history and the rendered turn), and steps merge as those of a token-level
-server do. Nothing is invented: where a turn cannot be told from its context, there is a reason instead of a sequence.
-The ids are those of the rendered text, not the ones that the server sampled.
+Each sampled turn becomes a step (the rendered history and the rendered turn), and steps are merged like those of a
+token-level server. Nothing is invented: if a turn cannot be separated from its context, the result is a reason instead
+of a sequence. The ids are those of the rendered text, not those that the server sampled.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _QUESTION: tuple[dict[str, Any], ...] = ({"role": "user", "content": "u"},)
 
 @dataclass(frozen=True, slots=True)
 class SampledTurn:
-    """The server's data about one assistant turn, beside its message."""
+    """The server's data about one assistant turn, in addition to its message."""
 
     finish_reason: str | None = None
     """``length``: the turn was cut, so its end was not sampled and is not trained on."""
     logprobs: list[float] | None = None
     tokens: list[str] | None = None
-    """The text of each sampled token; it is compared, so that no token gets the log-probability of another one."""
+    """Text of each sampled token, compared so that no token gets the log-probability of another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ChatTokens:
 
     @property
     def sequence(self) -> TokenSequence | None:
-        """The only sequence; None where there are none or several."""
+        """The only sequence; None if there are none or several."""
         return self.sequences[0] if self.sequences is not None and len(self.sequences) == 1 else None
 
 
@@ -56,10 +56,12 @@ def chat_tokens(
     renderer: Renderer | None = None,
     longest: int | None = None,
 ) -> ChatTokens:
-    """Make the sequences of a conversation. It takes milliseconds: call it in a thread.
+    """Return the sequences of a conversation. Takes milliseconds: call it in a thread.
 
-    Assistant messages from index `sampled_from` on were sampled; earlier ones belong to the prompt. `turns` has the
-    data of the sampled ones in order, and may be left out. What would make a sequence longer than `longest` is cut off.
+    Args:
+        sampled_from: index of the first sampled assistant message; earlier ones belong to the prompt.
+        turns: data of the sampled messages in order; may be omitted.
+        longest: maximum length of a sequence; longer ones are cut.
     """
     places = [i for i, message in enumerate(messages) if i >= sampled_from and message.get("role") == "assistant"]
     if not places:
@@ -104,10 +106,10 @@ class _Steps:
         self._logprobs = True
 
     def add(self, messages: Messages, turn: SampledTurn) -> bool:
-        """Add the last message as a turn, as far as there is room; False where a further turn has none."""
+        """Add the last message as a turn, up to the available length; return False if no further turn fits."""
         history = messages[:-1]
         prompt = next_prompt(self._renderer, self._transcript, history, self._tools)
-        # The turn is rendered alone: a later change of it by the template is no part of the sampled tokens.
+        # The turn is rendered alone: a later change of it by the template is not part of the sampled tokens.
         completion = ids(turn_ids(self._tokenizer, _QUESTION, None, messages[-1])[1])
         if turn.finish_reason == "length":
             completion.pop()  # the end of a cut turn was not sampled
@@ -121,7 +123,7 @@ class _Steps:
         return room >= len(completion)
 
     def sequences(self, with_logprobs: bool) -> list[TokenSequence]:
-        """Return the merged steps; without log-probabilities where the server did not give all of them."""
+        """Return the merged steps; without log-probabilities unless the server gave all of them."""
         sequences = self._transcript.sequences()
         if with_logprobs and self._logprobs:
             return sequences
@@ -134,7 +136,7 @@ def _renderer(tokenizer: Tokenizer) -> Renderer:
 
 
 def _fitting_logprobs(tokenizer: Tokenizer, completion: list[int], turn: SampledTurn) -> list[float] | None:
-    """Return the turn's log-probabilities if they belong to these ids."""
+    """Return the turn's log-probabilities if they match these ids, or None."""
     if turn.logprobs is None or len(turn.logprobs) != len(completion):
         return None
     if turn.tokens is None:
@@ -144,5 +146,5 @@ def _fitting_logprobs(tokenizer: Tokenizer, completion: list[int], turn: Sampled
 
 
 def _same(ours: str, sent: str) -> bool:
-    """Whether two texts of a token agree. Servers leave control tokens out, and half characters have no text."""
+    """Return True if two texts of a token agree. Servers omit control tokens, and partial characters have no text."""
     return not sent or ours == sent or "\ufffd" in ours + sent

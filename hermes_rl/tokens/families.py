@@ -1,7 +1,7 @@
-"""Hand-written renderers of model families: the only module that imports `renderers` (0.1.12).
+"""Provide hand-written renderers of model families: the only module that imports `renderers` (0.1.12).
 
-Messages are guarded before they reach it, so that control tokens in texts stay text. Our rules hold for its results
-too: arguments may be text, and a quoted passage calls nothing.
+Messages are guarded before they reach it, so that control tokens in texts remain text. Its results follow hermes-rl's
+rules too: arguments may be text, and a quoted passage is not a call.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _TAIL = 256
-"""How many tokens of a prompt a family gets: it looks back only to the end of the last turn."""
+"""Number of prompt tokens that a family receives: it looks back only to the end of the last turn."""
 FEW_TOKENS = 512
 FEW_CHARACTERS = 1 << 13
-"""Up to which a turn is read in the runner, in the square of its length."""
+"""Size up to which a turn is parsed in the runner, in quadratic time."""
 MARK = "<"
-"""What all marks of calls have in common; a text without it is read in proportion to its length."""
+"""Common prefix of all call marks; a text without it is parsed in linear time."""
 PARSE_SECONDS = 2.0
-"""For a turn that is read in a process of its own."""
+"""Timeout in seconds for a turn that is parsed in a separate process."""
 _PART = 1 << 40
-"""From here on are ids of tokens that are parts of a character; no vocabulary has that many."""
+"""Start of the ids for tokens that are parts of a character; no vocabulary is that large."""
 _STATUS = {
     "ok": Status.OK,
     "invalid_json": Status.INVALID_JSON,
     "unclosed_block": Status.UNCLOSED,
     "missing_name": Status.MISSING_NAME,
     "malformed_structure": Status.MALFORMED,
-    "unknown_tool": Status.OK,  # the answer to the call tells the model which tools there are
+    "unknown_tool": Status.OK,  # the result of the call tells the model which tools exist
 }
 
 
 def family_names() -> list[str]:
-    """List the names of the families, as `renderer.name` takes them."""
+    """Return the names of the families, as accepted by `renderer.name`."""
     without_advice()
     from renderers.base import RENDERER_REGISTRY, _populate_registry
 
@@ -63,7 +63,7 @@ def family_names() -> list[str]:
 
 
 def family_of(model: str) -> str | None:
-    """Return the family of a model of the hub; None where it is in none."""
+    """Return the family of a model of the hub, or None."""
     without_advice()
     from renderers.base import MODEL_RENDERER_MAP
 
@@ -72,12 +72,17 @@ def family_of(model: str) -> str | None:
 
 
 def family_renderer(name: str, tokenizer: Tokenizer, settings: RendererSettings) -> FamilyRenderer:
-    """Make the renderer of a family; UserError: there is none, RendererRefused: the tokenizer lacks tokens of it."""
+    """Return the renderer of a family.
+
+    Raises:
+        UserError: there is no such family.
+        RendererRefused: the tokenizer lacks tokens of the family.
+    """
     return FamilyRenderer(require_family(name), tokenizer, settings)
 
 
 def require_family(name: str) -> str:
-    """Return the family's own name for a name that people write with or without dots and dashes, or raise UserError."""
+    """Return the canonical name of a family, which may lack dots and dashes. Raises UserError if unknown."""
     names = family_names()
     known = {name.replace(".", "").replace("-", ""): name for name in names}
     wanted = known.get(name.replace(".", "").replace("-", "").replace("_", ""))
@@ -94,7 +99,7 @@ def _family_renderer(family: str, tokenizer: Any, retention: str | None) -> Any:
 
 
 class FamilyRenderer:
-    """See `rendering.Renderer`."""
+    """Renderer of a model family; see `rendering.Renderer`."""
 
     def __init__(self, family: str, tokenizer: Tokenizer, settings: RendererSettings) -> None:
         self.name = family
@@ -119,11 +124,11 @@ class FamilyRenderer:
             with self._adapter.guarded(encoder):
                 return ids(self._renderer.render_ids(messages, tools=tools, add_generation_prompt=True))
 
-        with refusals(self.name):  # the package may raise anything at messages that it does not expect
+        with refusals(self.name):  # the package may raise any error on unexpected messages
             return self._guarded(messages, tools, rendered)
 
     def _guarded(self, messages: Messages, tools: Tools | None, make: Callable[..., T]) -> T:
-        """Return what `make` makes of (what encodes, messages, tools), verified."""
+        """Return the verified result of `make(encoder, messages, tools)`."""
 
         def write(messages: Messages, tools: Tools | None) -> str:
             make(written := _Written(), messages, tools)
@@ -173,7 +178,7 @@ class FamilyRenderer:
         return await read_aside(partial(self._read, response, sampled), len(sampled))
 
     async def _apart(self, sampled: list[int], before: list[int], tools: list[Any] | None) -> dict[str, Any]:
-        """Let a process read a turn: what the package does may take the square of its length."""
+        """Parse a turn in a worker process, because the package may take quadratic time."""
         tokens, texts = await read_aside(partial(self._adapter.by_token, [*before, *sampled]), len(sampled))
         arguments = {
             "family": self.name,
@@ -218,7 +223,7 @@ class FamilyRenderer:
 
 
 def _response(renderer: Any, sampled: list[int], before: list[int], tools: list[Any] | None) -> dict[str, Any]:
-    """Return what the package reads in a turn, as plain values."""
+    """Return the package's parse result for a turn, as plain values."""
     response = renderer.parse_response(sampled, tools=tools, prompt_ids=before)
     calls = [
         {
@@ -235,7 +240,7 @@ def _response(renderer: Any, sampled: list[int], before: list[int], tools: list[
 
 
 def _plain(message: Any) -> dict[str, Any]:
-    """Return the message as families take it: its content is a text, and arguments are an object."""
+    """Return the message in the form that families accept: its content is a text, and arguments are an object."""
     prepared = for_template(message)
     if prepared.get("content") is None:
         prepared["content"] = ""
@@ -243,7 +248,7 @@ def _plain(message: Any) -> dict[str, Any]:
 
 
 class _Written:
-    """Stands for a guard where only the texts are asked for."""
+    """Encoder that replaces a guard to collect the texts."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -255,7 +260,9 @@ class _Written:
 
 @lives_in_runner(f"{__name__}:TokenizerApart")
 class _FamilyTokenizer:
-    """Our tokenizer in the form that the package wants. It encodes texts between the breaks of the guard in force."""
+    """hermes-rl's tokenizer in the form that the package needs. It encodes texts between the breaks of the active
+    guard.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -270,9 +277,9 @@ class _FamilyTokenizer:
         return {"name_or_path": self.name_or_path}
 
     def by_token(self, tokens: list[int]) -> tuple[list[int], dict[int, str]]:
-        """Return the tokens and the text of each, such that texts in a row are the text of these tokens.
+        """Return the tokens and the text of each, so that concatenated texts equal the decoded tokens.
 
-        Where a character has several tokens, the first of them has its text; these get ids of their own.
+        If a character has several tokens, the first of them has its text; these tokens get new ids.
         """
         for token in set(tokens) - self._texts.keys():
             self._texts[token] = self.decode(token)
@@ -311,11 +318,11 @@ class _FamilyTokenizer:
         return ids[0] if len(ids) == 1 else None
 
 
-# ----------------------------------------------------------------------------------- In a process of foreign code
+# ----------------------------------------------------------------------------------- In a worker process
 
 
 class TokenizerApart:
-    """Stands for a `_FamilyTokenizer`: it is asked for ids, and the texts of the tokens of a turn came with them."""
+    """Proxy of a `_FamilyTokenizer`: it requests ids from the runner, and has the texts of a turn's tokens."""
 
     unk_token_id = eos_token_id = bos_token = None
 
@@ -343,7 +350,7 @@ def parse_response(
     before: list[int],
     tools: list[Any] | None,
 ) -> dict[str, Any]:
-    """Read a turn in a process of foreign code."""
+    """Parse a turn in a worker process."""
     tokenizer.texts = texts
     return _response(_family_renderer(family, tokenizer, retention), said, before, tools)
 

@@ -1,5 +1,8 @@
-"""How many sequences a rollout will have with a template: a small one (two calls, an answer, a further question where a
-user is simulated) is played once by a model that thinks and once by one that does not."""
+"""Predict the number of sequences of a rollout with a template.
+
+A small rollout (two calls, a reply, a further question if a user is simulated) is rendered once with thinking and once
+without.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from hermes_rl.tokens.transcript import Step, Transcript, numbers
 
 @dataclass(frozen=True)
 class Forecast:
-    """Sequences of a rollout of `turns` turns, without and with reasoning."""
+    """Number of sequences of a rollout of `turns` turns, without and with reasoning."""
 
     turns: int
     plain: int
@@ -33,7 +36,7 @@ class Forecast:
 
 
 def forecast(renderer: Renderer, *, system: bool, tools: bool, user: bool) -> Forecast:
-    """Play a rollout of this kind; raises `TemplateRefused` where the template refuses it."""
+    """Return the forecast for a rollout of this kind; raise `TemplateRefused` if the template refuses it."""
     plain = _played(renderer, system, tools, user, thought=False)
     thoughtful = _played(renderer, system, tools, user, thought=True)
     return Forecast(len(plain.turns), len(plain.branches), len(thoughtful.branches))
@@ -62,7 +65,7 @@ def _turn(
     try:
         ids = turn_ids(renderer.tokenizer, [QUESTION], offered, answer)[1]
     except TemplateRefused:
-        # The words of a model are not known here; only the token that ends its turn counts.
+        # The text of a model is unknown here; only the token that ends its turn matters.
         ids = [*renderer.tokenizer.encode("said"), renderer.stop_ids[-1 if answer.get("tool_calls") else 0]]
     messages.append(answer)
     transcript.add(Step.of(prompt.ids, ids, numbers([0.0] * len(ids))), messages, prompt)

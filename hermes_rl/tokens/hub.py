@@ -1,6 +1,6 @@
-"""Tokenizers of the Hugging Face hub or of a directory, through `transformers`, without an import of torch.
+"""Load tokenizers of the Hugging Face hub or of a directory, through `transformers`, without importing torch.
 
-No code of a repository ever runs. The small tokenizer, which needs no `transformers`, is in
+Code of a repository is never executed. The small tokenizer, which needs no `transformers`, is in
 `hermes_rl.tokens.tokenizer`.
 """
 
@@ -27,16 +27,16 @@ from hermes_rl.tokens.tokenizer import Messages, TokenizerUnavailable, Tools, re
 from hermes_rl.values import whole_text
 
 _IMPORTING = Lock()
-"""A library that another thread is importing cannot be used yet."""
+"""Lock for imports: a library that another thread is importing cannot be used yet."""
 _USES_TORCH = "transformers.modeling_rope_utils"
 """The only module that AutoTokenizer imports and that imports torch when it is imported."""
 _DATA_TYPES = ("dtype", "torch_dtype")
 PATIENCE = 5.0
-"""Seconds that the hub may take to accept a connection."""
+"""Maximum seconds for a connection to the hub."""
 
 
 class HubTokenizer:
-    """See `tokenizer.Tokenizer`."""
+    """Tokenizer of the hub or a directory; see `tokenizer.Tokenizer`."""
 
     def __init__(self, name_or_path: str, tokenizer: Any = None, *, local: bool = False) -> None:
         self.name = name_or_path
@@ -58,7 +58,7 @@ class HubTokenizer:
             with refusals(self.name):
                 (encoded,) = self._engine.encode_batch_fast([whole_text(text)], add_special_tokens=False)
             return list(encoded.ids)
-        # The wrapper sets padding and truncation in each call, which two threads must not do at once.
+        # The wrapper sets padding and truncation in each call, so two threads must not call it concurrently.
         with self._lock, refusals(self.name):
             return list(self._tokenizer.encode(whole_text(text), add_special_tokens=False))
 
@@ -79,17 +79,20 @@ class HubTokenizer:
 
 
 def wrapped(tokenizer: Any) -> HubTokenizer:
-    """Wrap a copy of a tokenizer object of `transformers`, since its padding and truncation are switched off.
-    TokenizerUnavailable: it has no chat template."""
+    """Return a wrapper around a copy of a `transformers` tokenizer, whose padding and truncation are disabled.
+
+    Raises:
+        TokenizerUnavailable: it has no chat template.
+    """
     name = str(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
     return HubTokenizer(name, _with_template(copy.deepcopy(tokenizer), name))
 
 
 @functools.cache
 def hub_reachable() -> bool:
-    """Whether a connection to the hub can be made; it is tried once.
+    """Return True if a connection to the hub can be made; tested once.
 
-    The library itself would try again and again for most of a minute, also for a tokenizer in its cache.
+    The library itself would retry for most of a minute, even for a tokenizer in its cache.
     """
     parts = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     if parts.scheme in urllib.request.getproxies():
@@ -105,8 +108,8 @@ def auto_tokenizer() -> Any:
     """Return the class AutoTokenizer of `transformers`, imported without torch.
 
     AutoTokenizer imports configurations of models, and with them a module that imports torch if it is installed. Torch
-    takes seconds and several hundred MB, and only models use it: the module gets a `_LazyTorch`. Every other module,
-    in `transformers` too, finds torch as it is installed.
+    takes seconds and several hundred MB, and only models use it: the module gets a `_LazyTorch`. Every other module, in
+    `transformers` too, finds torch as it is installed.
     """
     without_advice()
     with _IMPORTING:
@@ -151,7 +154,7 @@ class _LazyTorch(ModuleType):
 
 
 def without_advice() -> None:
-    """Keep the library from saying, when it is imported, that models need PyTorch: only tokenizers are wanted of it."""
+    """Suppress the library's message on import that models need PyTorch: hermes-rl uses only its tokenizers."""
     logging.getLogger("transformers").addFilter(_is_no_advice)
 
 
@@ -160,16 +163,18 @@ def _is_no_advice(record: logging.LogRecord) -> bool:
 
 
 def _limit_templates() -> None:
-    """Let the library compile chat templates, which come from strangers, for an environment with limits."""
+    """Make the library compile chat templates, which are untrusted, in an environment with limits."""
     from transformers.utils import chat_template_utils
 
     if chat_template_utils.ImmutableSandboxedEnvironment is not LimitedEnvironment:
         chat_template_utils.ImmutableSandboxedEnvironment = LimitedEnvironment
-        chat_template_utils._compile_jinja_template.cache_clear()  # what was compiled before has no limits
+        chat_template_utils._compile_jinja_template.cache_clear()  # earlier compiled templates have no limits
 
 
 def _engine_of(tokenizer: Any) -> Any:
-    """Return the engine of a wrapper that adds nothing to it, else None: alone it takes two thirds of the time."""
+    """Return the engine of a wrapper that adds nothing to it, else None: used directly, it takes two thirds of the
+    time.
+    """
     from transformers import PreTrainedTokenizerFast as Wrapper
 
     plain = isinstance(tokenizer, Wrapper) and all(
@@ -202,9 +207,10 @@ def _load(name_or_path: str, local: bool) -> Any:
 
 
 def _light_config(name_or_path: str, offline: bool) -> Any:
-    """Return a configuration with all by which AutoTokenizer selects a class, or None if the library must read it.
+    """Return a configuration with all fields by which AutoTokenizer selects a class, or None if the library must read
+    it.
 
-    The library makes one of the class of the model. That may need torch for its module (Llama) or for its data type.
+    The library creates one of the model's class. That may need torch for its module (Llama) or for its data type.
     """
     from transformers import CONFIG_MAPPING, PreTrainedConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
@@ -215,13 +221,13 @@ def _light_config(name_or_path: str, offline: bool) -> Any:
         return None
     model_type = fields.get("model_type")
     if not fields or model_type == "encoder-decoder" or (model_type == "mistral" and "layer_types" in fields):
-        return None  # for these the library looks at further fields
+        return None  # for these the library reads further fields
     if (name := CONFIG_MAPPING_NAMES.get(model_type)) is not None:
         shared = list(CONFIG_MAPPING_NAMES.values()).count(name) > 1
         if shared and name.lower() != f"{model_type}config":
             return None  # a class that several types share has the type of its name
         selectors = {field: fields[field] for field in ("tokenizer_class", "model_name") if field in fields}
-        # The library looks for the name of the class alone.
+        # The library uses only the name of the class.
         return type(name, (SimpleNamespace,), {})(model_type=model_type, _name_or_path=name_or_path, **selectors)
     if model_type in CONFIG_MAPPING:
         return None  # this process has registered a class for it

@@ -1,7 +1,7 @@
-"""Where tokenizers and renderers come from: by name, from a folder, or from an object that the caller has.
+"""Load tokenizers and renderers by name, from a directory, or from an object of the caller.
 
-A tokenizer that cannot be had is refused, never replaced by another, and so is a template that does not allow exact
-tokens.
+An unavailable tokenizer is an error and is never replaced by another one, and so is a template that does not allow
+exact tokens.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer, small_tokeniz
 
 TEMPLATE = "template"
 OWN = "hermes-rl/"
-"""Begins the names of the package's own tokenizers, which no family knows."""
+"""Prefix of the names of the package's own tokenizers, which no family knows."""
 _LOADING = Lock()
-"""Servers of one model ask at once, and a library that another thread is importing cannot be used yet."""
+"""Lock: servers of one model load concurrently, and a library that another thread is importing cannot be used yet."""
 
 
 def load_tokenizer(name_or_path: str | None = None, *, local: bool = False) -> Tokenizer:
-    """Load the tokenizer of a hub name or folder, or the small one; raises `TokenizerUnavailable`.
+    """Return the tokenizer of a hub name or directory, or the small one; raises `TokenizerUnavailable`.
 
-    The first call is slow (an import, perhaps a download): make it once and in a thread. With `local` nothing is asked
-    of the hub: the tokenizer has to be on this machine.
+    The first call is slow (an import, possibly a download): call it once and in a thread. With `local` the hub is not
+    contacted: the tokenizer must be on this host.
     """
     if name_or_path is None or Path(name_or_path) == small_tokenizer_path():
         return small_tokenizer()
@@ -45,8 +45,12 @@ def load_tokenizer(name_or_path: str | None = None, *, local: bool = False) -> T
 
 
 def as_tokenizer(source: Any) -> Tokenizer:
-    """Load a tokenizer by its hub name or folder, or the small one (None), or wrap one of `transformers`; UserError
-    where it is none of these, TokenizerUnavailable where it cannot be had or has no chat template."""
+    """Return a tokenizer by hub name or directory, the small one (None), or a wrapped one of `transformers`.
+
+    Raises:
+        UserError: it is none of these.
+        TokenizerUnavailable: it is not available or has no chat template.
+    """
     if source is None or isinstance(source, str | Path):
         return load_tokenizer(None if source is None else str(source))
     if hasattr(source, "apply_chat_template"):
@@ -59,9 +63,12 @@ def as_tokenizer(source: Any) -> Tokenizer:
 
 
 def make_renderer(tokenizer: Tokenizer, settings: RendererSettings | None = None) -> Renderer:
-    """Make the renderer that the settings ask for. It takes a moment: call it once and in a thread. Raises
-    `RendererRefused` where the template does not allow exact tokens, or the family does not fit the tokenizer;
-    `UserError` where there is no renderer or no parser of that name."""
+    """Return the renderer that the settings request. Takes a moment: call it once and in a thread.
+
+    Raises:
+        RendererRefused: the template does not allow exact tokens, or the family does not fit the tokenizer.
+        UserError: there is no renderer or no parser of that name.
+    """
     settings = settings or RendererSettings()
     name = settings.name
     if name == AUTO:
@@ -74,12 +81,12 @@ def make_renderer(tokenizer: Tokenizer, settings: RendererSettings | None = None
             if _agrees(family, tokenizer):
                 return family
     renderer = TemplateRenderer(tokenizer, settings)
-    _ = renderer.parser  # where no parser reads the template's calls, this raises now and not in the first turn
+    _ = renderer.parser  # if no parser reads the template's calls, this raises now and not in the first turn
     return renderer
 
 
 def _agrees(family: Renderer, tokenizer: Tokenizer) -> bool:
-    """Whether a family that was guessed by the model's name begins as the tokenizer's own template does."""
+    """Return True if a family guessed from the model's name renders a prompt like the tokenizer's own template."""
     messages = [{"role": "system", "content": "s"}, QUESTION]
     for tools in (None, [TOOL]):
         try:
@@ -92,14 +99,18 @@ def _agrees(family: Renderer, tokenizer: Tokenizer) -> bool:
 
 
 def load_renderer(tokenizer: str | None, settings: RendererSettings) -> Renderer:
-    """Return the renderer for a tokenizer by its name (None: the small one); it is made once. Call it in a thread.
-    TokenizerUnavailable: the tokenizer cannot be had; RendererRefused: its template does not allow exact tokens."""
+    """Return the cached renderer for a tokenizer name (None: the small one). Call it in a thread.
+
+    Raises:
+        TokenizerUnavailable: the tokenizer is not available.
+        RendererRefused: its template does not allow exact tokens.
+    """
     with _LOADING:
         return _loaded(tokenizer, settings)
 
 
 def renderer_for(tokenizer: Any, settings: RendererSettings) -> Renderer:
-    """Return the renderer for any tokenizer that `as_tokenizer` takes; it raises as that and as `load_renderer`."""
+    """Return the renderer for any tokenizer of `as_tokenizer`; raises as `as_tokenizer` and `load_renderer`."""
     if tokenizer is None or isinstance(tokenizer, str | Path):
         return load_renderer(None if tokenizer is None else str(tokenizer), settings)
     with _LOADING:

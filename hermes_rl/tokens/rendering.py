@@ -1,5 +1,7 @@
-"""From messages to tokens: the protocol of a renderer, and the one that works with any chat template, which finds out
-with small conversations what a template does."""
+"""Convert messages to tokens: the protocol of a renderer, and a renderer for any chat template.
+
+The latter probes the behaviour of a template with small conversations.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,14 @@ from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Too
 from hermes_rl.tokens.transcript import Branch, RenderedPrompt, Transcript, ids
 from hermes_rl.values import read_bounded
 
-# -------------------------------------------------------------------------- Messages as chat templates want them
+# -------------------------------------------------------------------------- Messages in the form of chat templates
 
 
 def for_template(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return the message with the keys that templates read, and with the arguments of its calls as mappings.
 
-    Servers send a call without words with `content: null`, where templates want a text, and some name the thinking
-    `reasoning`. Arguments that are no JSON object stay as they are.
+    Servers send a call without text as `content: null`, but templates expect a text, and some use the key `reasoning`
+    for thinking. Arguments that are not a JSON object stay unchanged.
     """
     prepared = dict(message)
     if prepared.get("role") == "assistant":
@@ -40,13 +42,13 @@ def for_template(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named(new: Sequence[Mapping[str, Any]], tools_called: Sequence[str]) -> list[Mapping[str, Any]]:
-    """Add the name of its tool to each result that has none; results follow the order of the calls."""
+    """Return messages with the tool's name in each result that has none; results follow the order of the calls."""
     names = iter(tools_called)
     return [_named(message, next(names, None)) if message.get("role") == "tool" else message for message in new]
 
 
 def history_named(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Do the same in a whole conversation, by the ids of its calls."""
+    """Return a whole conversation with the tool's name in each result, found by the ids of its calls."""
     names = {
         call.get("id"): (call.get("function") or {}).get("name")
         for message in messages
@@ -78,7 +80,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------------- The protocol
 
 AUTO = "auto"
-"""The name that leaves the choice of the renderer to us."""
+"""Name for automatic selection of the renderer."""
 
 
 class RendererRefused(UserError):
@@ -97,7 +99,7 @@ class RendererSettings:
 
     @classmethod
     def of(cls, written: Mapping[str, Any] | None) -> RendererSettings:
-        """Read the mapping that a server's configuration holds."""
+        """Return the settings from the mapping in a server's configuration."""
         written = written or {}
         return cls(
             name=written.get("name", AUTO),
@@ -108,17 +110,17 @@ class RendererSettings:
 
 
 IN_THREAD = 4096
-"""Tokens of a turn from which on it is read in a thread."""
+"""Number of tokens from which a turn is parsed in a thread."""
 T = TypeVar("T")
 
 
 async def read_aside(work: Callable[[], T], size: int) -> T:
-    """Read a turn of so many tokens in a thread where that takes a while."""
+    """Return the result of `work` on a turn of `size` tokens, computed in a thread if it is long."""
     return work() if size <= IN_THREAD else await one_at_a_time(work)
 
 
 class Renderer(Protocol):
-    """Tokens of one model's conversations. Safe to use from several threads."""
+    """Convert conversations of one model to tokens. Safe to use from several threads."""
 
     @property
     def name(self) -> str: ...
@@ -131,24 +133,24 @@ class Renderer(Protocol):
         """Tokens that end a turn."""
 
     def first(self, messages: Messages, tools: Tools | None) -> array[int]:
-        """Render the prompt of a conversation with the tokenizer's own template; raises `TemplateRefused`."""
+        """Return the prompt of a conversation in the tokenizer's own template; raises `TemplateRefused`."""
 
     def following(self, branch: Branch, new: Messages, tools: Tools | None) -> array[int] | None:
-        """Return the tokens to append to a branch so that the model answers `new`; None: the template rewrites it."""
+        """Return the tokens that append `new` and a new turn to a branch; None: the template rewrites it."""
 
     async def parse(self, completion: Sequence[int], prompt: Sequence[int], tools: Tools | None) -> Parsed:
-        """Parse what the model said; never raises. The end of `prompt` is enough."""
+        """Parse a completion; never raises. The end of `prompt` is enough."""
 
 
 def next_prompt(renderer: Renderer, transcript: Transcript, messages: Messages, tools: Tools | None) -> RenderedPrompt:
-    """Make the prompt for a conversation; it extends what was sampled where it can. Raises `TemplateRefused`."""
+    """Return the prompt for a conversation; it extends the sampled tokens if possible. Raises `TemplateRefused`."""
     branch = transcript.holding(messages, tools)
     prompt = None if branch is None else prompt_behind(branch, renderer, messages, tools)
     return prompt or prompt_anew(renderer, messages, tools)
 
 
 def prompt_behind(branch: Branch, renderer: Renderer, messages: Messages, tools: Tools | None) -> RenderedPrompt | None:
-    """Make a prompt that extends the branch which holds the beginning of the conversation; None: there is none."""
+    """Return a prompt that extends the branch with the start of the conversation, or None if that is impossible."""
     new = messages[len(branch.history) :]
     if any(message.get("role") == "assistant" for message in new):
         return None
@@ -162,9 +164,9 @@ def prompt_anew(renderer: Renderer, messages: Messages, tools: Tools | None) -> 
     return RenderedPrompt(renderer.first(history_named(messages), tools), tools=tools)
 
 
-# ------------------------------------------------------------------------- Probes: what does a chat template do?
-# Does it show tools, and how does it end a turn? These conversations have no text of anybody else, and their words that
-# are found again are drawn at random: no template writes them itself.
+# ------------------------------------------------------------------------- Probes: the behaviour of a chat template
+# Does it show tools, and how does it end a turn? These conversations contain no external text, and their marker words
+# are random, so that no template contains them.
 
 ANCHOR, RESULT, THOUGHT, ARGUMENT = (stand_in() for _ in range(4))
 TOOL_NAME = f"tool_{stand_in()}"
@@ -197,8 +199,11 @@ def thinking(message: dict[str, Any], thought: bool) -> dict[str, Any]:
 
 
 def require_tools(tokenizer: Tokenizer) -> None:
-    """Refuse a template that leaves out tools, calls or their results, because the model would not see them. Raises
-    `RendererRefused` where the template leaves something out; the message names it."""
+    """Refuse a template that omits tools, calls or their results, because the model would not see them.
+
+    Raises:
+        RendererRefused: the template omits something; the message names it.
+    """
     tool_call = call(TOOL_NAME, {"x": ARGUMENT})
     messages: list[dict[str, Any]] = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [tool_call]}]
     messages.append({"role": "tool", "tool_call_id": tool_call["id"], "name": TOOL_NAME, "content": RESULT})
@@ -217,7 +222,7 @@ def require_tools(tokenizer: Tokenizer) -> None:
 
 
 def closers(tokenizer: Tokenizer) -> list[str]:
-    """Find the control tokens that end an assistant turn: after text, before another message, after calls."""
+    """Return the control tokens that end an assistant turn: after text, before another message, after calls."""
     tool_call = call(TOOL_NAME, {"x": ANCHOR})
     called = {"role": "assistant", "content": "", "tool_calls": [tool_call]}
     result = {"role": "tool", "tool_call_id": tool_call["id"], "name": TOOL_NAME, "content": RESULT}
@@ -235,7 +240,7 @@ def closers(tokenizer: Tokenizer) -> list[str]:
             refusals.append(str(error))
             continue
         ended = text.rpartition(ANCHOR)[2].partition(RESULT)[0]
-        # Behind a call its own tokens come first; the turn ends as others do, or with what only calls end with.
+        # After a call its own tokens come first; the turn ends like others, or with a token that only calls end with.
         if not any(stop in ended for stop in stops):
             places = [(ended.find(token), -len(token), token) for token in tokenizer.control if token in ended]
             stops += [min(places)[2]] if places else []
@@ -250,33 +255,34 @@ def closers(tokenizer: Tokenizer) -> list[str]:
 
 # ------------------------------------------------------------------------------ A renderer for any chat template
 # The template itself renders the first prompt. For each further one it renders a small conversation with an anchor in
-# its assistant turn, and the text from the end of that turn on goes behind the sampled tokens. A conversation of the
-# same shape shows, once for each kind of continuation, whether the template would leave the sampled tokens as they
-# are. Control tokens in texts that are not the model's stay text.
+# its assistant turn, and the text from the end of that turn on is appended to the sampled tokens. Once for each kind of
+# continuation, a conversation of the same shape shows if the template would leave the sampled tokens unchanged. Control
+# tokens in texts that are not the model's remain text.
 
 
 KEPT_PIECE, KEPT_PIECES = 1 << 16, 64
-"""Characters of a message whose tokens are kept, and how many such: prompts of one run begin alike, and one that is
-rendered anew repeats most of another."""
+"""Maximum characters of a message whose tokens are cached, and number of cached messages: prompts of one run share
+their start, and a prompt rendered again repeats most of another.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """One kind of continuation: everything by which a template may decide to rewrite earlier turns."""
+    """One kind of continuation: all properties by which a template may decide to rewrite earlier turns."""
 
     system: bool
     earlier: bool
-    """Whether there were assistant turns before the last one."""
+    """True if there were assistant turns before the last one."""
     thought: bool
     called: bool
     said: bool
     roles: tuple[str, ...]
-    """Roles of the new messages, runs of one role as one."""
+    """Roles of the new messages; consecutive equal roles count as one."""
     tools: bool
 
 
 class TemplateRenderer:
-    """See `rendering.Renderer`."""
+    """Renderer for any chat template; see `rendering.Renderer`."""
 
     name = "template"
 
@@ -297,7 +303,7 @@ class TemplateRenderer:
 
     @functools.cached_property
     def parser(self) -> Parser:
-        """The parser of the model's tool calls; raises UserError where the spec has to name it."""
+        """Parser of the model's tool calls; raises UserError if the spec must name it."""
         return parser_for(self._settings.tool_parser, self.tokenizer)
 
     def first(self, messages: Messages, tools: Tools | None) -> array[int]:
@@ -342,7 +348,7 @@ class TemplateRenderer:
         )
 
     def _probe(self, join: Join) -> bool:
-        """Whether the template leaves a conversation of this shape unchanged when it goes on."""
+        """Return True if the template leaves a conversation of this shape unchanged when it continues."""
         before = _conversation(join)
         after: list[dict[str, Any]] = [{"role": role, "content": "n", **answering(role)} for role in join.roles]
         tools = [TOOL] if join.tools else None
@@ -359,11 +365,11 @@ class TemplateRenderer:
         return whole.startswith(self._without_end(ended)) or self._stands_as_written(whole, opening, before[-1])
 
     def _stands_as_written(self, whole: str, opening: str, turn: dict[str, Any]) -> bool:
-        """Whether the turn stands in `whole` as a model writes it behind `opening`.
+        """Return True if `whole` contains the turn in the form that a model writes after `opening`.
 
-        Some templates write the last turn otherwise than an earlier one: Qwen3's puts an empty block of thinking into
-        it, which no model has sampled. So the form of the turn as the last one says nothing. This looks for the turn
-        with all its parts, and without a block of thinking where it has none.
+        Some templates render the last turn differently from earlier ones: Qwen3's inserts an empty thinking block,
+        which no model has sampled. So the form of the turn as the last one proves nothing. This method searches for the
+        turn with all its parts, and without a thinking block if it has none.
         """
         if not whole.startswith(opening):
             return False
@@ -380,7 +386,7 @@ class TemplateRenderer:
 
     @functools.cached_property
     def _thinking_mark(self) -> str | None:
-        """The text that the template writes in front of a turn's thinking; None where it writes no thinking."""
+        """Text that the template writes before a turn's thinking, or None if it writes no thinking."""
         turn = thinking(said("said"), True)
         anchored = {**turn, "reasoning_content": ANCHOR}
         try:
@@ -393,7 +399,7 @@ class TemplateRenderer:
         return text[start:place].strip() or None if place >= 0 else None
 
     def _without_end(self, text: str) -> str:
-        """Cut off the token that ends the last turn, because it may depend on the message behind the turn."""
+        """Remove the token that ends the last turn, because it may depend on the message after the turn."""
         spoken = text.rstrip()
         for stop in sorted(self._stops, key=len, reverse=True):
             if spoken.endswith(stop):
@@ -401,7 +407,7 @@ class TemplateRenderer:
         return spoken
 
     def _suffix(self, join: Join, new: Messages, tools: Tools | None) -> array[int] | None:
-        """Return the tokens from the end of an assistant turn to the beginning of the next, with the new messages."""
+        """Return the tokens from the end of an assistant turn to the start of the next, with the new messages."""
         results = [message for message in new if message.get("role") == "tool"]
         answered = [
             (str(result.get("name") or TOOL_NAME), str(result.get("tool_call_id") or CALL_ID)) for result in results
@@ -414,7 +420,7 @@ class TemplateRenderer:
             text = self.tokenizer.render(messages, offered, add_generation_prompt=True)
             *turn, rest = text.split(anchor)
             ends = [rest.find(stop) for stop in self._stops if stop in rest]
-            # A turn that ends before its last anchor has messages in front of it, which would be missing.
+            # If a turn ends before its last anchor, messages precede it, which would be missing.
             if not turn or not ends or any(stop in part for stop in self._stops for part in turn[1:]):
                 raise TemplateRefused("the chat template writes messages in front of the turn that they answer")
             return rest[min(ends) :]
@@ -430,7 +436,7 @@ class TemplateRenderer:
 
 
 def _begins_anew(tokenizer: Tokenizer, stop: str) -> bool:
-    """Whether what stands before a stop token, blanks included, has nothing to do with its tokens and those behind."""
+    """Return True if text before a stop token, blanks included, does not affect its tokens and those after it."""
     parts = [(before, f"{stop}{behind}") for before in ("a", "a ", "a\n", ".\n\n") for behind in ("", "b", " b", "\nb")]
     encode = tokenizer.encode
     return all(encode(before + behind) == [*encode(before), *encode(behind)] for before, behind in parts)
@@ -441,7 +447,7 @@ def _conversation(join: Join) -> list[dict[str, Any]]:
     messages.append(QUESTION)
     last = said("said" if join.said else "")
     if join.earlier:
-        # An earlier call has its answer, and a model thinks before it calls.
+        # An earlier call has its result, and a model thinks before it calls.
         earlier = {**said(""), "tool_calls": [call(TOOL_NAME, {"x": "e"})]} if join.tools else said("early")
         messages.append(thinking(earlier, join.thought))
         messages.append({"role": "tool", "content": "r", **answering("tool")} if join.tools else QUESTION)

@@ -1,11 +1,10 @@
-"""Text and template kept apart: the texts of a conversation become tokens without a control token among them.
+"""Separate text from template: encode the texts of a conversation without control tokens.
 
-A control token in a prompt comes from the template alone. `guarded` breaks up every string in the texts that is one, or
-that is a half of one which the template may put beside the other half, and verifies the encoded prompt: it has the
-control tokens that stand in the template's text, and no others. The break is a word drawn at random that occurs in no
-input. The template has to carry it through unchanged: a prompt made with another word must have the same tokens.
-That the template writes each text, once and in order, is verified too. A prompt that cannot be verified is
-refused, so no rollout counts as exact because of a guess.
+Only the template may produce control tokens in a prompt. `guarded` breaks every string in the texts that is a control
+token, or a part that the template may complete to one, and verifies the encoded prompt: it must contain exactly the
+control tokens of the template's text. The break is a random word that occurs in no input. The template must preserve
+it: a prompt with another word must have the same tokens. It is also verified that the template writes each text, once
+and in order. An unverifiable prompt is refused, so no rollout counts as exact because of a guess.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ T = TypeVar("T")
 Write = Callable[["Messages", "Tools | None"], str]
 """Messages and tools → the text of a prompt."""
 DIGITS = (24, 31)
-"""Digits of the two words of a prompt. Templates that cut texts at a length treat words of two lengths differently."""
+"""Number of digits of the two words of a prompt. Some templates treat words of different lengths differently."""
 
 
 def stand_in(*inputs: Any, digits: int = DIGITS[0]) -> str:
     """Return a random word that is in no string of the inputs.
 
-    It consists of a letter and digits, which templates and JSON carry through as they are. No end of it is a beginning
-    of it, so it is found again beside any text.
+    It consists of a letter and digits, which templates and JSON preserve. No suffix of it is a prefix of it, so it is
+    found next to any text.
     """
     while True:
         word = f"q{secrets.randbelow(10**digits):0{digits}d}"
@@ -51,12 +50,16 @@ def guarded(
     write: Write | None = None,
     since: int = 0,
 ) -> T:
-    """Return the tokens that `make` encodes with a `Guard`, once they are verified.
+    """Return the tokens that `make` encodes with a `Guard`, after verification.
 
-    `write` makes the text that is encoded; the texts of others from message `since` on have to be in it. `make` may be
-    called several times. Raises `TemplateRefused` if a text would become a control token, if the template
-    does not write texts as they are, or if a message has anything but texts: nothing else becomes tokens here, and
-    templates and renderers never get it.
+    Args:
+        make: encodes the prompt; may be called several times.
+        write: returns the text that is encoded, which must contain the texts from message `since` on, except the
+            model's.
+
+    Raises:
+        TemplateRefused: a text would become a control token, the template changes texts, or a message has other parts
+            than texts, which cannot be converted to tokens and never reach templates and renderers.
     """
     if (refused := refused_part(messages, TEXT_PARTS)) is not None:
         raise TemplateRefused(refused)
@@ -65,10 +68,10 @@ def guarded(
         guard = Guard(tokenizer, messages, tools, everywhere=everywhere)
         made = make(guard)
         if guard.forged:
-            continue  # the tokenizer normalizes texts: what becomes a control token does not look like one
+            continue  # the tokenizer normalizes texts: the source of a control token does not look like one
         if guard.broken:
             other = Guard(tokenizer, messages, tools, everywhere=everywhere, digits=DIGITS[1])
-            other._encoded = guard._encoded  # the same pieces, if all is well
+            other._encoded = guard._encoded  # the same pieces, unless the template changed the text
             if make(other) != made or other.forged:
                 raise TemplateRefused("the chat template changes texts, so control tokens cannot be told from text")
         if write is not None:
@@ -78,10 +81,10 @@ def guarded(
 
 
 def _require_texts(messages: Messages, tools: Tools | None, write: Write, since: int, prompt: str) -> None:
-    """Raise `TemplateRefused` unless each text from message `since` on is in the prompt whole, once and in order.
+    """Raise `TemplateRefused` unless each text from message `since` on is in the prompt complete, once and in order.
 
-    `write` writes the prompt again with two words around each text, which show where it is. Templates gather what the
-    system says in one place and read switches from it, and they leave out parts of the model's own turns.
+    `write` writes the prompt again with two words around each text, which mark its position. Templates move system
+    texts to one place and read switches from them, and they omit parts of the model's own turns.
     """
     word, order = stand_in(messages, tools), list[str]()
     indexes = dict[tuple[str, str], str]()
@@ -90,7 +93,7 @@ def _require_texts(messages: Messages, tools: Tools | None, write: Write, since:
         core = text.strip()
         if role == "assistant" or not core:
             return text
-        # Messages that are equal stay so, as some templates compare them.
+        # Equal messages stay equal, because some templates compare them.
         order.append(index := indexes.setdefault((role, core), str(len(indexes))))
         return text.replace(core, f"{word}{index}n{core}{word}{index}n", 1)
 
@@ -115,12 +118,12 @@ def _require_texts(messages: Messages, tools: Tools | None, write: Write, since:
 
 
 def _writes(written: str, text: str) -> bool:
-    """Return True if this is the text, as it is or within JSON."""
+    """Return True if this is the text, unchanged or encoded in JSON."""
     return written == text or any(written == json.dumps(text, ensure_ascii=only)[1:-1] for only in (False, True))
 
 
 def _of_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the message without keys of its parts that have no value, which templates take for pictures."""
+    """Return the message without empty keys of its parts, which templates mistake for images."""
     content = message.get("content")
     if isinstance(content, str) or not content:
         return message
@@ -129,11 +132,11 @@ def _of_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class Guard:
-    """The texts of one conversation for one tokenizer, with their control tokens broken up.
+    """The texts of one conversation for one tokenizer, with their control tokens broken.
 
     Args:
-        everywhere: break texts at each character that is not part of a word, because the tokenizer makes control
-            tokens of strings that are none.
+        everywhere: break texts at each character that is not part of a word, because the tokenizer creates control
+            tokens from other strings.
     """
 
     def __init__(
@@ -149,11 +152,11 @@ class Guard:
         self._break: str | None = None
         self._of_model, self._of_others = _risks(tokenizer)
         self._encoded: dict[tuple[str, bool], Sequence[int]] = {}
-        """The tokens of the pieces between breaks, by text and whether another piece is in front."""
+        """Tokens of the pieces between breaks, by text and by the presence of a preceding piece."""
         self.prompt = ""
-        """All that was encoded, without breaks."""
+        """The encoded text without breaks."""
         self.forged = False
-        """True if an encoded text had other control tokens than those that stand in it."""
+        """True if an encoded text had other control tokens than those that it contains."""
         self.messages: Messages = messages
         self.tools = tools or None
         if not everywhere and not self._of_others.touches(_strings((messages, tools))):
@@ -177,7 +180,7 @@ class Guard:
         return self._break is not None
 
     def encode(self, rendered: str, encode: Callable[[str], Sequence[int]] | None = None) -> list[int]:
-        """Encode a text that was rendered from the guarded messages, and look for control tokens that are not in it."""
+        """Encode a text rendered from the guarded messages, and detect control tokens that it does not contain."""
         encode = encode or self._tokenizer.encode
         tokens: list[int] = []
         pieces = [rendered] if self._break is None else rendered.split(self._break)
@@ -192,11 +195,11 @@ class Guard:
 
 
 LEAD = "\n"
-"""A text that is no part of a word."""
+"""A text that is not part of a word."""
 
 
 def _encode_behind(tokenizer: Tokenizer, text: str) -> Sequence[int]:
-    """Return the tokens of a text that stands behind another one, without the blank that opens a text for some."""
+    """Return the tokens of a text that follows another one, without the blank that some tokenizers add at the start."""
     if _opens_with_nothing(tokenizer):
         return tokenizer.encode(text)
     lead, tokens = tokenizer.encode(LEAD), tokenizer.encode(LEAD + text)
@@ -210,18 +213,18 @@ def _opens_with_nothing(tokenizer: Tokenizer) -> bool:
 
 @dataclass(frozen=True)
 class _Risk:
-    """The strings that must not become tokens where they are text."""
+    """Strings that must not become tokens if they are text."""
 
     ids: Mapping[str, int]
-    """Their tokens; a string that is not one token of the tokenizer is not among them."""
+    """Their tokens; a string that is not a single token of the tokenizer is not included."""
     pattern: re.Pattern[str]
     starts: re.Pattern[str]
-    """Finds where each of them starts, those too that stand within another one."""
+    """Finds the start of each of them, including those inside another one."""
     heads: frozenset[str]
-    """The beginnings of the strings, at least one character shorter."""
+    """Proper prefixes of the strings."""
     tails: frozenset[str]
     first: frozenset[str]
-    """The first characters of all strings."""
+    """First characters of all strings."""
     last: frozenset[str]
     edges: re.Pattern[str]
     """Any of these characters."""
@@ -230,7 +233,7 @@ class _Risk:
 
     @classmethod
     def of(cls, strings: Iterable[str], tokenizer: Tokenizer) -> _Risk:
-        # Runs of blanks and single characters are tokens of some vocabularies, but control nothing.
+        # Runs of blanks and single characters are tokens of some vocabularies, but not control tokens.
         risky = sorted((s for s in strings if len(s) > 1 and s.strip()), key=lambda s: (-len(s), s))
         encoded = {string: tokenizer.encode(string) for string in risky}
         any_of = "|".join(map(re.escape, risky)) or r"(?!)"
@@ -252,12 +255,12 @@ class _Risk:
         return frozenset(self.ids.values())
 
     def explains(self, encoded: Sequence[int], text: str) -> bool:
-        """Return True if these tokens in `encoded` are those that stand in the text, in order."""
+        """Return True if these tokens in `encoded` are exactly those contained in the text, in order."""
         written = [self.ids[match[0]] for match in self.pattern.finditer(text) if match[0] in self.ids]
         return written == [token for token in encoded if token in self.tokens]
 
     def touches(self, texts: Collection[str]) -> bool:
-        """Return False if none of these texts has to be broken, which is found out for all at once."""
+        """Return False if none of these texts needs a break; all are checked at once."""
         return self.edges.search("\n".join(texts)) is not None or any(self._holds(text.strip()) for text in texts)
 
     def _holds(self, core: str) -> bool:
@@ -265,9 +268,9 @@ class _Risk:
         return len(core) < self.longest and core in self.joined and _UNWORDED.search(core) is not None
 
     def breaks(self, text: str) -> list[int]:
-        """Return the places at which a text has to be broken, in order.
+        """Return the positions at which a text must be broken, in order.
 
-        Templates write texts beside each other and without the blanks around them.
+        Templates concatenate texts and strip blanks around them.
         """
         core = text.strip()
         inside = self._holds(core)
@@ -287,7 +290,7 @@ class _Risk:
         return sorted(places)
 
     def broken(self, text: str, word: str) -> str:
-        """Return the text with the word at each of these places."""
+        """Return the text with the word at each of these positions."""
         places = self.breaks(text)
         cuts = [0, *places, len(text)]
         return word.join(text[cuts[i] : cuts[i + 1]] for i in range(len(places) + 1))
@@ -298,7 +301,7 @@ _BESIDE_UNWORDED = re.compile(r"(?<=[^\w\s])(?=\S)|(?<=\w)(?=[^\w\s])")
 
 
 def _broken_everywhere(text: str, word: str, kept: re.Pattern[str] | None) -> str:
-    """Return the text with the word around each character that is no letter, digit or blank, but not in `kept`."""
+    """Return the text with the word around each character that is not a letter, digit or blank, except in `kept`."""
     if not _UNWORDED.search(text):
         return text
     if kept is None:
@@ -310,7 +313,7 @@ def _broken_everywhere(text: str, word: str, kept: re.Pattern[str] | None) -> st
 
 @functools.lru_cache(maxsize=16)
 def _risks(tokenizer: Tokenizer) -> tuple[_Risk, _Risk]:
-    """Return the strings to break up, in texts of the model and in all others."""
+    """Return the strings to break, in texts of the model and in all others."""
     return _Risk.of(tokenizer.control, tokenizer), _Risk.of(tokenizer.control | tokenizer.markup, tokenizer)
 
 
@@ -337,7 +340,7 @@ def _strings(value: Any) -> set[str]:
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """Change every string in a value, keys included."""
+    """Return a value with every string changed, keys included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

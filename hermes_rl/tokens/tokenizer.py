@@ -1,7 +1,7 @@
-"""The tokenizer of a policy with its chat template: the protocol, its errors, and the small tokenizer of the package.
+"""Define the tokenizer of a policy with its chat template: the protocol, its errors, and the package's small tokenizer.
 
-Tokenizers of a hub or a folder are in `hermes_rl.tokens.hub`; the choice between them is made in
-`hermes_rl.tokens.load`. The small one does without `transformers`, so it is ready in milliseconds instead of seconds.
+Tokenizers of a hub or a directory are in `hermes_rl.tokens.hub`; `hermes_rl.tokens.load` selects between them. The
+small one does not use `transformers`, so it is ready in milliseconds instead of seconds.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 class TokenizerUnavailable(UserError):
-    """The tokenizer cannot be had, or has no chat template. Callers that can do without it catch this."""
+    """The tokenizer is not available, or has no chat template. Callers that do not depend on it catch this."""
 
 
 class TemplateRefused(ValueError):
-    """The chat template raised on these messages, or their text cannot become tokens."""
+    """The chat template raised on these messages, or their text cannot be converted to tokens."""
 
 
 @contextmanager
 def refusals(name: str) -> Iterator[None]:
-    """Turn whatever a tokenizer or its template raises into `TemplateRefused`.
+    """Convert any exception of a tokenizer or its template to `TemplateRefused`.
 
-    Templates and tokenizers are code and data of others. A panic of the library `tokenizers`, such as its regular
-    expressions have at ten million blanks, is no `Exception`: it would end the event loop.
+    Templates and tokenizers are external code and data. A panic of the library `tokenizers`, for example of its regular
+    expressions at ten million blanks, is not an `Exception`: it would stop the event loop.
     """
     try:
         yield
@@ -64,7 +64,7 @@ class Tokenizer(Protocol):
 
     @property
     def control(self) -> frozenset[str]:
-        """Tokens that only a template or the end of a turn may make, such as ``<|im_end|>``."""
+        """Tokens that only a template or the end of a turn may produce, such as ``<|im_end|>``."""
 
     @property
     def markup(self) -> frozenset[str]:
@@ -72,11 +72,14 @@ class Tokenizer(Protocol):
 
     @property
     def vocabulary(self) -> Mapping[str, int]:
-        """The id of every token."""
+        """Id of every token."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text; control and markup strings in it become their ids. Nothing is added. Raises
-        `TemplateRefused` where the tokenizer fails at the text."""
+        """Return the ids of the text; control and markup strings in it become their ids. Nothing is added.
+
+        Raises:
+            TemplateRefused: the tokenizer fails on the text.
+        """
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of the ids, control tokens included."""
@@ -86,15 +89,15 @@ class Tokenizer(Protocol):
 
 
 # ------------------------------------------------------------------------------------------- The small tokenizer
-# `scripts/train_small_tokenizer.py` makes the files of `small/`. Its template is our own, and needs
-# no sandbox.
+# `scripts/train_small_tokenizer.py` creates the files of `small/`. Its template belongs to hermes-rl, and needs no
+# sandbox.
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 
 class SmallTokenizer:
-    """See `tokenizer.Tokenizer`."""
+    """The package's small tokenizer; see `tokenizer.Tokenizer`."""
 
     name = "hermes-rl/small"
     control = frozenset(CONTROL)
@@ -109,7 +112,7 @@ class SmallTokenizer:
         return self._engine.get_vocab(with_added_tokens=True)
 
     def encode(self, text: str) -> list[int]:
-        # Only this call leaves out the place of each token in the text, which would take a quarter of the time.
+        # Only this call omits the position of each token in the text, which would take a quarter of the time.
         with refusals(self.name):
             (encoded,) = self._engine.encode_batch_fast([whole_text(text)], add_special_tokens=False)
         return list(encoded.ids)
@@ -125,13 +128,13 @@ class SmallTokenizer:
 
 
 def small_tokenizer_path() -> Path:
-    """Return the folder of the package's own tokenizer; `transformers` loads it without a network."""
+    """Return the directory of the package's own tokenizer; `transformers` loads it without a network."""
     return Path(__file__).parent / "small"
 
 
 @cache
 def small_tokenizer() -> SmallTokenizer:
-    """Return the one instance of the process; it holds no state."""
+    """Return the single instance of the process; it has no state."""
     from tokenizers import Tokenizer as Engine
 
     folder = small_tokenizer_path()

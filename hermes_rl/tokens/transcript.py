@@ -1,10 +1,10 @@
-"""The transcript of a rollout: its sampled steps, merged into sequences as they happen.
+"""Record the transcript of a rollout: its sampled steps, merged into sequences immediately.
 
-A step extends the longest sequence that is an exact prefix of its prompt; otherwise it opens a new one. So every
-sampled token lies in exactly one span of one sequence, in the context that the model saw. Servers, programs and
-templates rewrite an answer of the model without changing what it says (ids of calls, the JSON of arguments, blanks
-around the text, reasoning that is dropped); the transcript takes it for the same answer. All other messages have to be
-as they were. Renderers make the tokens of messages, with `hermes_rl.tokens.texts`.
+A step extends the longest sequence that is an exact prefix of its prompt; otherwise it starts a new one. So every
+sampled token is in exactly one span of one sequence, in the context that the model saw. Servers, programs and templates
+rewrite a model's reply without changing its meaning (ids of calls, the JSON of arguments, blanks around the text,
+reasoning that is dropped); the transcript treats it as the same reply. All other messages must be unchanged. Renderers
+create the tokens of messages, with `hermes_rl.tokens.texts`.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 if TYPE_CHECKING:
     from hermes_rl.tokens.tokenizer import Tools
 
-# ------------------------------------ Sequences: tokens, which of them were sampled, and their log-probabilities
-# In memory 4 bytes per token and 8 more per sampled one, in files usually 4 to 10 per token, at most 16. Masks and
-# full-length lists of log-probabilities are views, made when they are asked for.
+# ------------------------------------ Sequences: tokens, the sampled ones among them, and their log-probabilities
+# In memory, sequences take 4 bytes per token and 8 more per sampled one; in files usually 4 to 10 per token, at most
+# 16. Masks and full-length lists of log-probabilities are views, created on access.
 
 MASKED = -100
-"""The mask of a token that is not trained on."""
+"""Mask of a token that is not trained on."""
 MASKED_LOGPROB = 1.0
-"""The log-probability at masked positions: a value that no sampled token can have."""
+"""Log-probability at masked positions: a value that no sampled token can have."""
 Number = TypeVar("Number", int, float)
 
 
 def ids(values: Iterable[int] = ()) -> array[int]:
-    """Token ids, 4 bytes each."""
+    """Return an array of token ids, 4 bytes each."""
     return array("i", values)
 
 
 def listed(tokens: array[int]) -> bytes:
-    """Token ids as a JSON list without its brackets."""
+    """Return token ids as a JSON list without its brackets."""
     return str(tokens.tolist())[1:-1].encode("ascii")
 
 
 def numbers(values: Iterable[float] = ()) -> array[float]:
-    """Log-probabilities, 8 bytes each: what a server said, to the last bit."""
+    """Return an array of log-probabilities, 8 bytes each: a server's values without loss of precision."""
     return array("d", values)
 
 
@@ -67,7 +67,7 @@ class TokenSequence:
     ids: array[int]
     spans: tuple[SampledSpan, ...]
     sampled: array[float] | None = None
-    """One log-probability per sampled token, in order; None where the server gave none that fit."""
+    """One log-probability per sampled token, in order; None if the server gave none that match."""
 
     def __post_init__(self) -> None:
         end = 0
@@ -82,7 +82,7 @@ class TokenSequence:
 
     @classmethod
     def of(cls, tokens: Sequence[int], masks: Sequence[int], logprobs: Sequence[float] | None = None) -> Self:
-        """Make a sequence from lists of one length; a mask is `MASKED` or the token. Each run of tokens is a turn."""
+        """Return a sequence from lists of equal length; a mask is `MASKED` or the token. Runs of tokens are turns."""
         if len({len(tokens), len(masks), len(tokens if logprobs is None else logprobs)}) != 1:
             raise ValueError("tokens, masks and logprobs differ in length")
         spans = tuple(_runs(masks))
@@ -96,7 +96,7 @@ class TokenSequence:
 
     @property
     def trained_length(self) -> int:
-        """How many tokens were sampled."""
+        """Number of sampled tokens."""
         return sum(span.stop - span.start for span in self.spans)
 
     def without(self, turns: Container[int]) -> TokenSequence:
@@ -113,7 +113,7 @@ class TokenSequence:
 
     @property
     def masks(self) -> list[int]:
-        """One per token: `MASKED` or the token itself."""
+        """One value per token: `MASKED` or the token itself."""
         masks = [MASKED] * len(self.ids)
         for span in self.spans:
             masks[span.start : span.stop] = self.ids[span.start : span.stop].tolist()
@@ -121,11 +121,11 @@ class TokenSequence:
 
     @property
     def logprobs(self) -> list[float] | None:
-        """One per token, `MASKED_LOGPROB` where it was not sampled."""
+        """One value per token, `MASKED_LOGPROB` if it was not sampled."""
         return None if self.sampled is None else self.spread(self.sampled, MASKED_LOGPROB)
 
     def spread(self, values: Sequence[float], elsewhere: float) -> list[float]:
-        """Put values of sampled tokens at their places, and `elsewhere` at all others."""
+        """Return a list with the values of sampled tokens at their positions, and `elsewhere` at all others."""
         line, place = [elsewhere] * len(self.ids), 0
         for span in self.spans:
             count = span.stop - span.start
@@ -135,7 +135,7 @@ class TokenSequence:
 
     @property
     def trained(self) -> list[int]:
-        """The tokens that are trained on, in order."""
+        """Tokens that are trained on, in order."""
         return [token for span in self.spans for token in self.ids[span.start : span.stop]]
 
 
@@ -151,16 +151,16 @@ def _runs(masks: Sequence[int]) -> Iterator[SampledSpan]:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """What a model says of given tokens: how probable each is after those before it, and which are most probable there.
+    """A model's log-probabilities of given tokens, and the most probable tokens at each position.
 
-    Nothing is said of the first token, as nothing is before it. All arrays are flat.
+    The first token has none, because nothing precedes it. All arrays are flat.
     """
 
     own: array[float]
-    """The log-probability of each token but the first."""
+    """Log-probability of each token except the first."""
     top_k: int
     top_ids: array[int]
-    """The `top_k` most probable tokens at the place of each token but the first, the most probable first."""
+    """The `top_k` most probable tokens at the position of each token except the first, the most probable first."""
     top_logprobs: array[float]
 
     def __post_init__(self) -> None:
@@ -175,12 +175,12 @@ class TokenLogprobs:
 
     @property
     def distill_ids(self) -> list[list[int]]:
-        """The most probable tokens at each place; none at the first."""
+        """The most probable tokens at each position; none at the first."""
         return self._rows(self.top_ids)
 
     @property
     def distill_logprobs(self) -> list[list[float]]:
-        """The log-probabilities of these."""
+        """Log-probabilities of `distill_ids`."""
         return self._rows(self.top_logprobs)
 
     def _rows(self, flat: array[Number]) -> list[list[Number]]:
@@ -190,13 +190,13 @@ class TokenLogprobs:
         return rows
 
     def packed(self) -> dict[str, Any]:
-        """Write it as JSON, as `packed` writes a sequence."""
+        """Return the JSON form, in the format of `packed` for sequences."""
         arrays = {"own": _text(self.own), "ids": _text(self.top_ids), "logprobs": _text(self.top_logprobs)}
         return {"top_k": self.top_k, **arrays}
 
     @classmethod
     def unpacked(cls, record: Mapping[str, Any]) -> Self:
-        """Read it from a record; raises ValueError where the record holds none."""
+        """Return the values of a record; raise ValueError if it contains none."""
         try:
             own, values = _numbers(record["own"], numbers()), _numbers(record["logprobs"], numbers())
             return cls(own, int(record["top_k"]), _numbers(record["ids"], ids()), values)
@@ -205,9 +205,9 @@ class TokenLogprobs:
 
 
 def packed(sequence: TokenSequence) -> dict[str, Any]:
-    """Write the sequence as JSON; `unpacked` gives it back to the last bit.
+    """Return the JSON form of the sequence; `unpacked` restores it exactly.
 
-    Ids are 32-bit and log-probabilities 64-bit numbers, little-endian, compressed and written as base64.
+    Ids are 32-bit and log-probabilities 64-bit numbers, little-endian, compressed and encoded as base64.
     """
     return {
         "ids": _text(sequence.ids),
@@ -217,11 +217,11 @@ def packed(sequence: TokenSequence) -> dict[str, Any]:
 
 
 LARGEST_PACKED = 1 << 28
-"""Bytes of the ids or log-probabilities of a sequence: those of 32 million tokens."""
+"""Maximum bytes of the ids or log-probabilities of a sequence: those of 32 million tokens."""
 
 
 def unpacked(record: Mapping[str, Any]) -> TokenSequence:
-    """Read the sequence of a record; raises ValueError where the record holds none."""
+    """Return the sequence of a record; raise ValueError if it contains none."""
     try:
         spans = tuple(SampledSpan(*map(int, span)) for span in record["spans"])
         sampled = None if record["logprobs"] is None else _numbers(record["logprobs"], numbers())
@@ -254,25 +254,26 @@ def _little(values: array[Number]) -> array[Number]:
 
 Call = tuple[str, Any]
 How = Literal["first", "extended", "branched", "anew"]
-"""How a prompt was made: it was the first of the rollout, it extended the tokens before it, it extended an earlier
-answer that the conversation had already gone on from, or it was rendered anew."""
+"""Origin of a prompt: it was the first of the rollout, it extended the tokens before it, it extended an earlier reply
+that the conversation had already continued from, or it was rendered again.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A copy of what a message says; later changes to the message itself do not reach it."""
+    """A copy of a message's content; later changes to the message do not affect it."""
 
     role: str
     content: Any
     calls: tuple[Call, ...] = ()
     thought: str = ""
-    """The reasoning without blanks around it; templates may drop it later on."""
+    """Reasoning without surrounding blanks; templates may drop it later on."""
 
     def same(self, message: Mapping[str, Any]) -> bool:
-        """Whether the message says the same.
+        """Return True if the message has the same meaning.
 
-        An answer of the model may come back without its reasoning and without the blanks around its text; a text of
-        anyone else is the same to the letter.
+        A model's reply may come back without its reasoning and without the blanks around its text; other texts must be
+        identical.
         """
         content = message.get("content") or ""
         if message.get("role") != self.role:
@@ -286,7 +287,7 @@ class Snapshot:
 
 
 def snapshot(message: Mapping[str, Any]) -> Snapshot:
-    """Take the snapshot of a message."""
+    """Return the snapshot of a message."""
     return Snapshot(str(message.get("role")), message.get("content") or "", _calls(message), _thought(message))
 
 
@@ -300,10 +301,10 @@ def _thought(message: Mapping[str, Any]) -> str:
 
 
 class History:
-    """The messages that a sequence holds.
+    """The messages that a sequence contains.
 
-    Recognising a known message costs next to nothing: it is the same object with the same content and calls. Any other
-    message is compared by what it says.
+    Recognising a known message is cheap: it is the same object with the same content and calls. Other messages are
+    compared by their content.
     """
 
     __slots__ = ("_calls", "_contents", "_messages", "snapshots")
@@ -318,11 +319,11 @@ class History:
         return len(self.snapshots)
 
     def begins(self, messages: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether a conversation begins with these messages."""
+        """Return True if a conversation starts with these messages."""
         head = list(messages[: len(self)])
         contents = [message.get("content") for message in head]
         calls = [message.get("tool_calls") for message in head]
-        # Lists are equal at once where they hold the same objects.
+        # Comparing lists with identical objects is fast.
         if head == self._messages and contents == self._contents and calls == self._calls:
             return True
         if len(head) < len(self) or not all(map(Snapshot.same, self.snapshots, head)):
@@ -331,14 +332,14 @@ class History:
         return True
 
     def same(self, messages: Sequence[Mapping[str, Any]]) -> int:
-        """Return how many messages at the beginning of a conversation are these."""
+        """Return the number of messages at the start of a conversation that equal these."""
         if self.begins(messages):
             return len(self)
         pairs = zip(self.snapshots, messages, strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0].same(pair[1]), pairs))
 
     def extend(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Append the new messages of a conversation that is known to begin with these."""
+        """Append the new messages of a conversation that is known to start with these."""
         for message in messages[len(self) :]:
             self.snapshots.append(snapshot(message))
             self._messages.append(message)
@@ -355,7 +356,7 @@ def _calls(message: Mapping[str, Any]) -> tuple[Call, ...]:
 
 
 def canonical_calls(message: Mapping[str, Any]) -> list[str]:
-    """Return what the tool calls of a message say, in the one form that calls of the same meaning have."""
+    """Return the tool calls of a message in a canonical form that is equal for calls of the same meaning."""
     return _canonical(_calls(message))
 
 
@@ -365,11 +366,11 @@ def _canonical(calls: tuple[Call, ...]) -> list[str]:
 
 
 EXACT = 1 << 53
-"""Up to here a number without a fraction means the same with a point as without, in every language."""
+"""Largest absolute value up to which a whole number means the same with and without a decimal point."""
 
 
 SHORT = 4_096
-"""Characters of arguments up to which their one form is kept, as each request of a program has all of them again."""
+"""Maximum characters of arguments whose canonical form is cached, because each request of a program repeats them."""
 
 
 def _canonical_arguments(arguments: Any) -> str:
@@ -379,11 +380,13 @@ def _canonical_arguments(arguments: Any) -> str:
 
 
 def _canonical_written(arguments: Any) -> str:
-    """Write arguments in one form. JSON with a name twice is left as it is: readers differ in what it means."""
+    """Return arguments in a canonical form. JSON with duplicate keys is unchanged, because its meaning differs by
+    parser.
+    """
     try:
         text = (arguments or "{}") if isinstance(arguments, str) else json.dumps(arguments, default=str)
         parsed = json.loads(text, parse_float=_number, object_pairs_hook=_named_once)
-        return json.dumps(parsed, sort_keys=True)  # NaN and null are not the same
+        return json.dumps(parsed, sort_keys=True)  # NaN and null differ
     except (ValueError, RecursionError):
         return str(arguments)
 
@@ -405,7 +408,7 @@ def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class WeightVersions:
-    """The versions of the weights before and after a step was sampled. None: not known."""
+    """Versions of the weights before and after a step was sampled; None: unknown."""
 
     before: int | None = None
     after: int | None = None
@@ -413,7 +416,7 @@ class WeightVersions:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One model call as the server answered it; ids and log-probabilities have one length."""
+    """One model call with its response; ids and log-probabilities have equal length."""
 
     prompt: array[int]
     completion: array[int]
@@ -439,7 +442,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptTurn:
-    """The place of a step: tokens `start` to `stop` of sequence `sequence`; `how` its prompt was made."""
+    """Position of a step: tokens `start` to `stop` of sequence `sequence`; `how` its prompt was made."""
 
     number: int
     sequence: int
@@ -452,7 +455,7 @@ class TranscriptTurn:
 
 @dataclass(slots=True, eq=False)
 class Branch:
-    """A sequence that grows, and the messages that its tokens hold."""
+    """A growing sequence, and the messages that its tokens contain."""
 
     tokens: array[int] = field(default_factory=ids)
     sampled: array[float] = field(default_factory=numbers)
@@ -461,14 +464,14 @@ class Branch:
     tools: Tools | None = None
     """The tools that its prompt shows."""
     answered: list[int] = field(default_factory=list)
-    """For each span, how many messages of the history there are up to and with its answer."""
+    """For each span, the number of messages of the history up to and including its reply."""
     text: tuple[bytes, ...] = ()
-    """The first tokens as parts of a JSON list; they are kept because each request of the rollout repeats them."""
+    """The first tokens as parts of a JSON list, cached because each request of the rollout repeats them."""
     listed: int = 0
-    """How many tokens `text` holds."""
+    """Number of tokens in `text`."""
 
     def until(self, answer: int) -> Branch:
-        """Return this branch as it was when an answer had come."""
+        """Return this branch in its state after reply `answer`."""
         spans, size = self.spans[: answer + 1], self.answered[answer]
         history = History()
         history.snapshots = self.history.snapshots[:size]
@@ -477,25 +480,25 @@ class Branch:
 
 @dataclass(eq=False)
 class RenderedPrompt:
-    """The ids of a prompt; `onto` is the branch whose tokens they extend, None where they were rendered anew."""
+    """The ids of a prompt; `onto` is the branch whose tokens they extend, or None if rendered from scratch."""
 
     ids: array[int]
     onto: Branch | None = None
     tools: Tools | None = None
 
     def __post_init__(self) -> None:
-        # The branch as it is now: until this prompt is answered it may grow by the answer to another one.
+        # The present state of the branch: it may grow by the reply to another prompt before this one gets its reply.
         self._answers = 0 if self.onto is None else len(self.onto.spans)
         self._listed = ((), 0) if self.onto is None else (self.onto.text, self.onto.listed)
 
     @property
     def outgrown(self) -> bool:
-        """Whether the branch has gone on since the prompt was made, so that the answer to it opens another one."""
+        """True if the branch has grown since the prompt was made, so that the reply to it starts another one."""
         return self.onto is not None and len(self.onto.spans) != self._answers
 
     @cached_property
     def text(self) -> tuple[bytes, ...]:
-        """The ids as parts of a JSON list without its brackets; the parts that the branch has are used again."""
+        """The ids as parts of a JSON list without its brackets; the branch's parts are reused."""
         text, done = self._listed
         return (*text, listed(self.ids[done:]))
 
@@ -503,8 +506,8 @@ class RenderedPrompt:
 class Transcript:
     """The steps of one rollout.
 
-    Several calls of the model may be under way at a time. Whoever makes a prompt of the transcript, or adds the answer
-    to one, holds `lock` meanwhile, and nobody holds it while the model samples.
+    Several model calls may be in flight concurrently. Code that creates a prompt from the transcript, or adds the reply
+    to one, must hold `lock` meanwhile, and must not hold it while the model samples.
     """
 
     def __init__(self) -> None:
@@ -512,14 +515,14 @@ class Transcript:
         self.branches: list[Branch] = []
         self.turns: list[TranscriptTurn] = []
         self.left_out: dict[int, str] = {}
-        """Turns that nothing is trained of, and why: they are context alone."""
+        """Turns that are not trained on, and the reason: they are only context."""
 
     def add(
         self, step: Step, messages: Sequence[Any] | None = None, prompt: RenderedPrompt | None = None
     ) -> TranscriptTurn:
-        """Merge a step; `messages` are the conversation that it answers and, last, its answer.
+        """Merge a step; `messages` are the conversation that it responds to and, last, its reply.
 
-        `prompt` is the step's own prompt: where it extends a branch, neither tokens nor messages are compared.
+        `prompt` is the step's own prompt: if it extends a branch, neither tokens nor messages are compared.
         """
         onto = None if prompt is None else prompt.onto
         place = self._place(step.prompt, prompt)
@@ -539,7 +542,7 @@ class Transcript:
         branch.spans.append(SampledSpan(number, start, len(branch.tokens)))
         if messages is not None:
             if onto is not branch and not branch.history.begins(messages):
-                branch.history = History()  # the same tokens, and another conversation
+                branch.history = History()  # the same tokens, but another conversation
                 branch.answered = [0] * len(branch.answered)
             branch.history.extend(messages)
         branch.answered.append(len(branch.history))
@@ -548,15 +551,16 @@ class Transcript:
         return turn
 
     def first_sampled(self, prompt: RenderedPrompt) -> int:
-        """Return where the response begins in the sequence that a step with this prompt becomes part of."""
+        """Return the start of the response in the sequence that a step with this prompt becomes part of."""
         place = self._place(prompt.ids, prompt)
         return len(prompt.ids) if place is None else self.branches[place].spans[0].start
 
     def holding(self, messages: Sequence[Any], tools: Tools | None = None) -> Branch | None:
-        """Find what holds the longest beginning of a conversation, up to and with an answer of the model.
+        """Return the branch with the longest start of a conversation, up to and including a reply of the model, or
+        None.
 
-        That is a branch, or one as it was at an earlier answer. Where several answers of other tokens say the same, and
-        nothing tells which one is meant, there is none.
+        It is a branch, or its state at an earlier reply. If several replies with different tokens have the same
+        meaning, and the right one is unknown, the result is None.
         """
         deepest, candidates = 0, list[tuple[Branch, int]]()
         for branch in sorted(self.branches, key=lambda branch: -len(branch.history)):
@@ -577,12 +581,12 @@ class Transcript:
         return beginnings[0] if beginnings else None
 
     def sequences(self) -> list[TokenSequence]:
-        """Return the merged sequences, in the order in which they were opened.
+        """Return the merged sequences, in the order of their start.
 
-        Those without a turn that is trained on are not among them, unless there is no other.
+        Sequences without a trained turn are omitted, unless there is no other.
         """
         for branch in self.branches:
-            branch.text, branch.listed = (), 0  # a rollout that goes on all the same makes it again
+            branch.text, branch.listed = (), 0  # if the rollout continues nevertheless, it is created again
         whole = [TokenSequence(branch.tokens, tuple(branch.spans), branch.sampled) for branch in self.branches]
         if not self.left_out:
             return whole
@@ -590,7 +594,7 @@ class Transcript:
         return [part for part in parts if part.spans] or parts[:1]
 
     def _place(self, ids: array[int], prompt: RenderedPrompt | None) -> int | None:
-        """Return the place of the branch that a prompt extends; None where it opens one."""
+        """Return the index of the branch that a prompt extends, or None if it starts one."""
         if prompt is None or prompt.onto is None:
             for place in sorted(range(len(self.branches)), key=lambda place: -len(self.branches[place].tokens)):
                 tokens = self.branches[place].tokens
@@ -601,7 +605,7 @@ class Transcript:
 
 
 def merge(steps: Iterable[Step]) -> list[TokenSequence]:
-    """Merge steps that are there already."""
+    """Return the sequences merged from existing steps."""
     transcript = Transcript()
     for step in steps:
         transcript.add(step)

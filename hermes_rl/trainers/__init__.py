@@ -1,1 +1,1 @@
-"""Feeding trainers: the seam that a trainer stands behind, and the mode that serves one."""
+"""Feed trainers: the interface of a trainer, and the mode that serves one."""

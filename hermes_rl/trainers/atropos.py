@@ -1,11 +1,11 @@
-"""Atropos' trajectory API as a trainer: a client of `run-api` (atroposlib 0.4.0, `atroposlib.api.server`).
+"""Implement a trainer for Atropos' trajectory API: a client of `run-api` (atroposlib 0.4.0, `atroposlib.api.server`).
 
-The API hands out groups in the order in which they arrived, and reports how many of ours are in its queue, so a count
-of groups tells which of them the trainer has used. The API keeps everything in memory. After it was restarted, the
+The API returns groups in the order of arrival, and reports the number of this environment's groups in its queue, so a
+count of groups shows which of them the trainer has used. The API keeps everything in memory. After a restart, the
 groups that the trainer had not used by the step at which it continues are lost, and are sent again.
 
 An error of a proxy or a lost connection says nothing about the API. Only numbers show that the API was restarted: those
-that it gives to environments grow for as long as it runs. A group whose request failed is looked for in the API before
+that it assigns to environments increase while it runs. After a failed request, the group is searched in the API before
 it is sent again, and is then recorded as `repeated`: it may still arrive twice.
 """
 
@@ -30,23 +30,23 @@ from hermes_rl.trainers.base import GroupRefused, Registered, Registration, Trai
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 5
-"""Attempts at a request, with pauses of 1, 2, 4, … seconds between them."""
+"""Number of attempts of a request, with pauses of 1, 2, 4, … seconds between them."""
 PAUSE = 1.0
 """Seconds before the second attempt; each further pause is twice as long."""
 PATIENCE = 60.0
-"""Seconds that a request may take, and the longest pause that a server may ask for."""
+"""Timeout in seconds of a request, and the longest pause that a server may request."""
 LARGEST_ANSWER = 1 << 28
-"""Bytes of an answer."""
+"""Maximum bytes of a response."""
 RETRIED = frozenset({408, 413, 425, 429})
-"""Statuses below 500 that a proxy or a busy server gives; they say nothing about the content of a request."""
+"""Statuses below 500 of a proxy or a busy server; they are independent of the content of a request."""
 REFUSING = frozenset({400, 422})
-"""Statuses by which the API refuses the content of a request."""
+"""Statuses with which the API refuses the content of a request."""
 REFUSALS = 10
-"""Groups in a row that the API may refuse before the run stops."""
+"""Number of consecutive refused groups after which the run stops."""
 
 
 class _Answer(BaseModel):
-    """An answer of the API; fields are those of `atroposlib.api.server`."""
+    """A response of the API; fields are those of `atroposlib.api.server`."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -64,9 +64,9 @@ class _Registered(_Answer):
     num_steps: int = -1
 
     def follows(self, numbers: Collection[int], name: str | None) -> bool:
-        """Return whether the API has been running since it gave earlier numbers, and an earlier name.
+        """Return True if the API has been running since it assigned earlier numbers, and an earlier name.
 
-        It numbers environments, and those of one name too. A restart begins both at 0.
+        It numbers environments, and those of one name too. A restart resets both to 0.
         """
         before, now = _number_of(name), _number_of(self.wandb_name)
         return max(numbers) < self.env_id and (before is None or now is None or before < now)
@@ -100,11 +100,11 @@ A = TypeVar("A", bound=_Answer)
 
 
 class _FailedRequestError(Exception):
-    """A request got no answer of the API.
+    """A request got no response of the API.
 
     Attributes:
-        unclear: whether the API may have taken what the request held.
-        wait: seconds after which the server wants to be asked again.
+        unclear: True if the API may have processed the request.
+        wait: seconds to wait before the next request, as requested by the server.
     """
 
     def __init__(self, problem: str, unclear: bool = True, wait: float = 0.0) -> None:
@@ -123,13 +123,13 @@ class AtroposTrainer:
     """The trainers that pull their batches from one trajectory API.
 
     Attributes:
-        url: of the API.
-        total_steps: of training, after which the trainer needs no more groups; -1: what the API says.
-        batches_ahead: batches that may be waiting in the queue (`max_batches_offpolicy`); 0 or less: no bound.
-        batch_size: sequences of a batch, where the API does not say.
-        min_batch_allocation: the share of each batch that is this environment's at least; None: no such share.
-        include_messages: send the conversations along.
-        say: told while a trainer is waited for.
+        url: address of the API.
+        total_steps: training steps after which the trainer needs no more groups; -1: the API's value.
+        batches_ahead: maximum number of batches waiting in the queue (`max_batches_offpolicy`); 0 or less: no limit.
+        batch_size: sequences of a batch, if the API does not report it.
+        min_batch_allocation: minimum fraction of each batch for this environment; None: no minimum.
+        include_messages: send the conversations too.
+        say: called with messages while waiting for a trainer.
     """
 
     url: str
@@ -148,11 +148,11 @@ class AtroposTrainer:
         self._group_size = 1
         self._weighted = False
         self._numbers = [0]
-        """What the API calls the environment now, and what it called it at earlier starts whose groups are queued."""
+        """Present number of the environment in the API, and its numbers at earlier starts whose groups are queued."""
         self._log = DeliveryLog(None, self.name)
         self._step = 0
         self._refused = 0
-        """Groups in a row that the API has refused."""
+        """Number of consecutive groups that the API has refused."""
 
     async def register(self, registration: Registration, log: DeliveryLog) -> Registered:
         self._group_size, self._weighted, self._log = registration.group_size, registration.weight >= 0, log
@@ -176,7 +176,7 @@ class AtroposTrainer:
             number=answer.env_id,
             lost=tuple(lost),
             arrived=tuple(arrived),
-            # Trainers leave out sequences that reach their bound.
+            # Trainers drop sequences that reach their limit.
             longest=info.max_token_len - 1 if info.max_token_len > 0 else None,
             project=names.project,
             run_group=names.group,
@@ -186,7 +186,7 @@ class AtroposTrainer:
         )
 
     async def _registered(self, registration: Registration) -> _Registered:
-        """Return the API's answer, once a trainer has registered with it too."""
+        """Return the API's response after a trainer has registered with it too."""
         body = {
             "max_token_length": registration.max_token_length,
             "desired_name": registration.name,
@@ -196,7 +196,7 @@ class AtroposTrainer:
         }
         waited = False
         while True:
-            # Each registration that succeeds is another environment to the API, so this is never tried twice.
+            # Each successful registration is another environment for the API, so this is never retried.
             answer = await self._request("POST", "register-env", _Registered, attempts=1, json=body)
             if answer.status == "success":
                 return answer
@@ -208,8 +208,8 @@ class AtroposTrainer:
     async def _compared(self, log: DeliveryLog, answer: _Registered, unanswered: bool) -> tuple[list[str], list[str]]:
         """Return the groups of the log that the API has lost with its queue, and those in doubt that it has.
 
-        A registration that is `unanswered` may be what follows the one of the log in an API that was restarted: then
-        only the latest group of the API proves that it was not.
+        An `unanswered` registration may follow the one in the log in an API that was restarted: then only the latest
+        group of the API proves that it was not.
         """
         session: dict[str, Any] = log.session if isinstance(log.session, dict) else {"numbers": [log.session]}
         former = [number for number in session["numbers"] if number is not None]
@@ -220,16 +220,16 @@ class AtroposTrainer:
             unproven = unanswered and bool(log.delivered) and not await self._latest_is(former, log.contents.values())
             if not unproven:
                 status, queued = await self._status(former)
-                step = status.current_step  # of the same moment as the queue, as a batch may be taken at any time
+                step = status.current_step  # at the same moment as the queue, because a batch may be taken at any time
         if queue_was_lost(log, step, None if queued is None else sum(queued.values())):
             mark = log.at(step)
             lost = log.delivered[mark.taken :]
-            # Without a mark of this very step, or with a queue that held a group twice, the trainer may have used some.
+            # Without a mark of this exact step, or if the queue held a group twice, the trainer may have used some.
             log.repeat([*(lost if mark.step < step or log.doubled or unproven else ()), *log.doubtful])
             return lost, []
         for number in former if queued is not None else ():
             self._numbers.append(number)
-            # Nobody is to wait for more of it.
+            # So that trainers do not wait for more groups of it.
             await self._request("POST", "disconnect-env", _Answer, json={"env_id": number})
         if queued is not None and log.doubtful and await self._arrived(former):
             return [], log.doubtful[-1:]
@@ -237,16 +237,16 @@ class AtroposTrainer:
         return [], []
 
     async def _arrived(self, ours: Collection[int]) -> bool:
-        """Return whether the group in doubt is the latest that the API has taken, and one of `ours`.
+        """Return True if the group in doubt is the latest that the API has received, and one of `ours`.
 
-        This process sends one group at a time for all its environments. So a group that has arrived is not found only
-        where an environment of another process has sent one since, or where it equals the one before it.
+        This process sends one group at a time for all its environments. So a group that has arrived is missed only if
+        an environment of another process has sent one since, or if it equals the one before it.
         """
         content = self._log.content_in_doubt
         return content is not None and await self._latest_is(ours, [content])
 
     async def _latest_is(self, ours: Collection[int], contents: Collection[str]) -> bool:
-        """Return whether one of `ours` has sent the latest group of the API, and this has one of these contents."""
+        """Return True if one of `ours` has sent the latest group of the API, with one of these contents."""
         latest = await self._get("latest_example", _Group)
         return latest.env_id in ours and content_of(latest.tokens, latest.scores) in contents
 
@@ -258,9 +258,9 @@ class AtroposTrainer:
             raise self._lost(f"it was restarted at step {step}")
         self._step = step
         if self._group_size == 1:
-            # For groups of one the API leaves out those of other environments: count them.
+            # For groups of one the API omits those of other environments: count them.
             queue = max(queue, (await self._get("status", _Status)).queue_size)
-        # Groups of other environments may fill no batch without ours, so that only our own count as enough.
+        # Groups of other environments may not fill a batch without this one's, so only its own count.
         ahead = queued * self._group_size // self.batch_size if self.batch_size > 0 else 0
         return TrainerState(
             step=step,
@@ -271,9 +271,9 @@ class AtroposTrainer:
         )
 
     def _wanted(self, status: _Status, queue: int, queued: int) -> int:
-        """Return how many groups the queue still takes."""
+        """Return the number of groups that the queue still accepts."""
         if self.batch_size <= 0:
-            return 0  # nobody has said how large a batch is
+            return 0  # the batch size is unknown
         if self.batches_ahead <= 0:
             return 1 << 30
         least = self.min_batch_allocation
@@ -281,7 +281,7 @@ class AtroposTrainer:
         wanted = self.batches_ahead * int(self.batch_size * fraction) // self._group_size - queue
         if least is None:
             return wanted
-        # The share that is ours is filled whatever other environments have sent.
+        # This environment's fraction is filled regardless of other environments.
         share = -(-self.batches_ahead * self.batch_size * least // self._group_size)
         return max(wanted, int(share) - queued)
 
@@ -305,7 +305,8 @@ class AtroposTrainer:
                 await self._pause(error, path, attempt)
                 if error.unclear and await self._arrived(self._numbers):
                     break
-                await self._status(self._numbers)  # fails where the API was restarted: the group is not for that one
+                # fails if the API was restarted: the group does not belong to the new one
+                await self._status(self._numbers)
                 if error.unclear:
                     self._log.repeat([group.id])
         else:
@@ -320,8 +321,7 @@ class AtroposTrainer:
     # ------------------------------------------------------------------ requests
 
     async def _status(self, numbers: Sequence[int]) -> tuple[_Status, dict[int, int]]:
-        """Return what the API says of the first of these environments, and how many groups of each are queued, all at
-        one step."""
+        """Return the status of the first of these environments, and the queued groups of each, all at one step."""
         while True:
             answers = [await self._request("GET", "status-env", _Status, json={"env_id": each}) for each in numbers]
             if len({status.current_step for status in answers}) == 1:
@@ -332,10 +332,10 @@ class AtroposTrainer:
         return await self._request("GET", path, form)
 
     async def _request(self, method: str, path: str, form: type[A], *, attempts: int = ATTEMPTS, **more: Any) -> A:
-        """Return the answer to a request that may be repeated.
+        """Return the response to a request that may be retried.
 
         Raises:
-            RunError: the API gave no answer in `attempts` attempts, or one in another form.
+            RunError: the API did not respond in `attempts` attempts, or its response has another form.
         """
         attempt = 0
         while True:
@@ -350,12 +350,12 @@ class AtroposTrainer:
                 await self._pause(error, path, attempt - 1)
 
     async def _once(self, method: str, path: str, form: type[A], **more: Any) -> A:
-        """Return the answer to one request.
+        """Return the response to one request.
 
         Raises:
             GroupRefused: the API refuses the content of the request.
-            RunError: it refuses every request of ours, or the answer has another form.
-            _FailedRequestError: there is no answer of the API.
+            RunError: it refuses every request, or the response has another form.
+            _FailedRequestError: there is no response of the API.
         """
         url = f"{self.url}/{path}"
         try:
@@ -384,7 +384,7 @@ class AtroposTrainer:
             raise RunError(f"{url}: {place}: {first['msg']}, got {first['input']!r:.60}") from error
 
     async def _exchanged(self, method: str, url: str, **more: Any) -> tuple[int, Mapping[str, str], bytes]:
-        """Return the status, headers and body of the answer to a request."""
+        """Return the status, headers and body of the response to a request."""
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE))
         body = bytearray()
@@ -406,14 +406,14 @@ class AtroposTrainer:
 
 
 def queue_was_lost(log: DeliveryLog, step: int, queued: int | None) -> bool:
-    """Return whether the API has lost what it was sent.
+    """Return True if the API has lost the groups that it received.
 
     Args:
-        step: at which the trainer continues.
-        queued: groups of ours in its queue; None: it was restarted.
+        step: step at which the trainer continues.
+        queued: this environment's groups in its queue; None: it was restarted.
     """
     if queued is None:
         return bool(log.delivered)
     last = log.marks[-1] if log.marks else StepMark(step, 0, {})
-    # Steps of an API never fall, and while they stay what was in its queue stays there.
+    # Steps of an API never decrease, and while the step is unchanged its queue is kept.
     return step < last.step or (queued == 0 and step == last.step and len(log.delivered) > last.taken)

@@ -1,5 +1,7 @@
-"""The seam for trainers: what a trainer's side does, whatever the trainer is. `hermes_rl.trainers.serving` feeds
-anything that answers `Trainer`: one class with four methods."""
+"""Define the interface of a trainer, independent of its implementation.
+
+`hermes_rl.trainers.serving` feeds any object that implements `Trainer`: one class with four methods.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from hermes_rl.runs.deliveries import DeliveryLog
 
 
 class GroupRefused(HermesRLError):
-    """The trainer does not take a group, and never will. `cause` is the word that it is counted under."""
+    """The trainer refuses a group permanently. `cause` is the word under which it is counted."""
 
     def __init__(self, cause: str, detail: str) -> None:
         super().__init__(f"{cause}: {detail}")
@@ -21,13 +23,13 @@ class GroupRefused(HermesRLError):
 
 @dataclass(frozen=True)
 class Registration:
-    """What a trainer is told about the environment.
+    """Description of the environment for a trainer.
 
     Attributes:
-        name: of the environment.
+        name: name of the environment.
         group_size: rollouts of a group.
-        max_token_length: tokens of the longest sequence that the environment makes.
-        weight: its share beside other environments of the trainer; below 0: there are no shares.
+        max_token_length: maximum tokens of a sequence.
+        weight: weight relative to other environments of the trainer; below 0: weights are not used.
     """
 
     name: str
@@ -38,16 +40,18 @@ class Registration:
 
 @dataclass(frozen=True)
 class Registered:
-    """What a trainer answers to a registration.
+    """Response of a trainer to a registration.
 
     Attributes:
-        session: how the trainer knows the environment, as JSON; it is recorded, and there at the next registration.
-        number: of the environment at Atropos' trajectory API; None: the trainer gives none.
+        session: identity of the environment at the trainer, as JSON; it is recorded, and available at the next
+            registration.
+        number: number of the environment at Atropos' trajectory API; None: the trainer assigns none.
         lost: groups in the log that the trainer no longer has; they are sent again.
-        arrived: groups that were under way when an earlier start ended, and that the trainer has after all.
-        longest: tokens of the longest sequence that the trainer takes; None: no bound.
-        project, run_group, run_name: names for the log of metrics, where the trainer gives them.
-        checkpoint_folder, checkpoint_every: where the trainer saves, and after how many steps; None: it does not say.
+        arrived: groups that were in flight when an earlier start ended, and that the trainer has received.
+        longest: maximum tokens of a sequence that the trainer accepts; None: no limit.
+        project, run_group, run_name: names for the metrics log, if the trainer sets them.
+        checkpoint_folder, checkpoint_every: directory of the trainer's checkpoints, and steps between them; None:
+            unknown.
     """
 
     session: Any = None
@@ -64,15 +68,15 @@ class Registered:
 
 @dataclass(frozen=True)
 class TrainerState:
-    """Where a trainer is.
+    """Progress of a trainer.
 
     Attributes:
-        step: its optimizer steps so far.
-        wants: groups that it takes now, beyond those that it was sent; 0 or less: none.
-        queued: groups that it was sent and has not used yet.
-        finished: it has had all of its steps.
-        version: of its weights, where it tells; None: the policy's server does.
-        share: the part of the model server that is this environment's, beside others of the same trainer.
+        step: number of optimizer steps so far.
+        wants: number of groups that it accepts now, beyond those already sent; 0 or less: none.
+        queued: number of groups that it has received and not used yet.
+        finished: True if it has completed all of its steps.
+        version: version of its weights, if it reports one; None: the policy's server does.
+        share: fraction of the model server for this environment, relative to others of the same trainer.
     """
 
     step: int
@@ -91,33 +95,33 @@ class TrainerState:
 
 
 class Trainer(Protocol):
-    """Something that trains on groups."""
+    """A consumer that trains on groups."""
 
     name: str
-    """Under which the deliveries are recorded: another name is another trainer, which has nothing yet."""
+    """Name under which the deliveries are recorded: another name is another trainer, which has received nothing yet."""
 
     async def register(self, registration: Registration, log: DeliveryLog) -> Registered:
-        """Begin, or go on: find out which of the groups in the log the trainer has.
+        """Start or resume: determine which of the groups in the log the trainer has.
 
         Raises:
-            RunError: the trainer cannot be reached.
+            RunError: the trainer is not reachable.
         """
 
     async def state(self) -> TrainerState:
-        """Where the trainer is; asked several times a second. Raises RunError where it is lost."""
+        """Return the trainer's progress; called several times a second. Raises RunError if the trainer is lost."""
 
     async def send(self, group: Group, lines: list[dict[str, Any]]) -> None:
-        """Hand over a whole group.
+        """Send a whole group.
 
         Args:
-            group: its rollouts with their sequences, scores and certificate; an environment that plays by its own
-                code has no rollouts here.
+            group: its rollouts with their sequences, scores and token provenance; a group of an environment's own code
+                has no rollouts here.
             lines: the same as ScoredDataGroups (see `hermes_rl.runs.groups`).
 
         Raises:
-            GroupRefused: the trainer will never take it.
-            RunError: the trainer is lost; whether it has the group is found out at the next registration.
+            GroupRefused: the trainer refuses it permanently.
+            RunError: the trainer is lost; the next registration determines if it has the group.
         """
 
     async def close(self) -> None:
-        """Release what is held; may be called twice."""
+        """Release its resources; may be called twice."""

@@ -1,6 +1,6 @@
-"""What a trainer can use: a group leaves whole, finite, proven and within the trainer's length, or not at all.
+"""Check groups before they are sent: a group is sent complete, finite, proven and within the trainer's length, or not.
 
-What an environment's own code has made is checked here in every mode, before it is written or sent.
+Groups of an environment's own code are checked here in every mode, before they are written or sent.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class TooLong:
-    """What becomes of a sequence that is longer than a trainer takes; `counts` are those that were cut or masked.
+    """Handling of sequences that are longer than a trainer accepts; `counts` are those that were cut or masked.
 
-    ``drop`` leaves the whole group out; ``truncate`` cuts the end of the sequence; ``mask`` puts a filler in its place,
-    so that the rollout stays for its group's baseline and is not trained on.
+    ``drop`` excludes the whole group; ``truncate`` cuts the end of the sequence; ``mask`` replaces it by a filler, so
+    that the rollout counts for its group's baseline and is not trained on.
     """
 
     policy: Literal["drop", "truncate", "mask"]
     counts: Counter[str]
 
     def applied(self, group: dict[str, Any], longest: int | None) -> dict[str, Any]:
-        """Return the group with every sequence within `longest` tokens; with ``drop`` as it is, to be left out."""
+        """Return the group with every sequence within `longest` tokens; with ``drop`` unchanged, to exclude it later."""
         if longest is None or self.policy == "drop":
             return group
         places = [place for place, tokens in enumerate(group.get("tokens") or []) if len(tokens) > longest]
@@ -62,18 +62,18 @@ class TooLong:
 
 @dataclass
 class Checks:
-    """What holds for every group that is sent.
+    """Conditions for every group that is sent.
 
     Attributes:
-        group_size: members of a group, where its `group_overrides` do not say otherwise.
-        tokens: groups without tokens are refused.
-        exact: only groups whose certificate proves that their tokens are those that were sampled.
-        uniform: groups whose scores are all the same are sent too.
-        longest: tokens of the longest sequence that may be sent; None: no bound.
-        max_staleness: versions that the oldest weights of a group may be behind when it is sent; None: no bound.
-        keep_stale: what is older is sent all the same, and counted.
-        too_long: what becomes of a sequence that is too long.
-        counts: what was sent although something was wrong with it, by cause.
+        group_size: members of a group, unless its `group_overrides` differ.
+        tokens: refuse groups without tokens.
+        exact: send only groups whose token provenance proves that their tokens were sampled.
+        uniform: send groups with equal scores too.
+        longest: maximum tokens of a sequence; None: no limit.
+        max_staleness: maximum age of a group's oldest weights, in versions, when it is sent; None: no limit.
+        keep_stale: send stale groups too, and count them.
+        too_long: handling of sequences that are too long.
+        counts: number of groups sent despite a problem, by cause.
     """
 
     group_size: int
@@ -87,8 +87,11 @@ class Checks:
     counts: Counter[str] = field(default_factory=Counter)
 
     def usable(self, lines: list[dict[str, Any]], version: int | None) -> list[dict[str, Any]]:
-        """Return the lines of one group as a trainer can use them, or raise GroupRefused. `version` is of the newest
-        weights, None where nobody tells it."""
+        """Return the records of one group as a trainer can use them. Raises GroupRefused.
+
+        Args:
+            version: version of the newest weights, or None if unknown.
+        """
         usable: list[dict[str, Any]] = []
         refused = None
         for line in lines:
@@ -97,7 +100,8 @@ class Checks:
             except GroupRefused as error:
                 if any("layer" in line for line in lines if isinstance(line, Mapping)):
                     raise  # a part of a rollout is not trained on without the rest
-                # An environment's own code may give several groups at once: one that is of no use holds up no other.
+                # An environment's own code may return several groups at once: an unusable one does not block the
+                # others.
                 refused = error
         if not usable and refused is not None:
             raise refused
@@ -139,7 +143,7 @@ class Checks:
 
 
 def completed(line: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy with what trajectory APIs and trainers take for granted, `content` in every message included."""
+    """Return a copy with the fields that trajectory APIs and trainers expect, including `content` in every message."""
     group = {
         **line,
         "group_overrides": line.get("group_overrides") or {},
@@ -154,7 +158,7 @@ def completed(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_shape(group: Mapping[str, Any], size: int, *, tokens: bool) -> None:
-    """Raise GroupRefused where a group is none, whoever takes it."""
+    """Raise GroupRefused if a group is invalid for any trainer."""
     columns = {name: group[name] for name in PER_MEMBER if group.get(name) is not None}
     known = {"tokens", "masks"} & set(columns)
     if tokens and not known:
@@ -176,7 +180,7 @@ def _require_shape(group: Mapping[str, Any], size: int, *, tokens: bool) -> None
 
 
 def _require_lengths(columns: Mapping[str, Any], members: Mapping[str, int], size: int) -> None:
-    """Raise GroupRefused where a list has not one entry for each member, or not one value for each token."""
+    """Raise GroupRefused if a list has not one entry for each member, or not one value for each token."""
     if set(members.values()) != {size}:
         raise GroupRefused("wrong_size", f"it has {dict(members)} instead of {size} members")
     for name, entries in columns.items():

@@ -1,5 +1,7 @@
-"""Finding the trainer that a spec serves: Atropos' trajectory API, or somebody's own class behind the seam, which a
-package brings as an entry point: a callable that takes the spec and returns a `Trainer`."""
+"""Find the trainer that a spec serves: Atropos' trajectory API, or a class that implements the interface.
+
+A package publishes such a class as an entry point: a callable that takes the spec and returns a `Trainer`.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,15 @@ from hermes_rl.trainers.base import Trainer
 
 ATROPOS = "atropos"
 TRAINERS = "hermes_rl.trainers"
-"""Entry points of packages that bring a trainer of their own."""
+"""Group of entry points for packages with their own trainer."""
 
 
 def own_trainer(spec: Spec) -> Trainer | None:
-    """Return the trainer that `serve.trainer` names; None for Atropos' trajectory API. UserError: it is no trainer, or
-    cannot be loaded."""
+    """Return the trainer that `serve.trainer` names, or None for Atropos' trajectory API.
+
+    Raises:
+        UserError: it is not a trainer, or cannot be loaded.
+    """
     reference = spec.serve.trainer
     if reference == ATROPOS:
         return None

@@ -1,4 +1,4 @@
-"""Serving a trainer: the groups of a run, sent one after another to whatever stands behind the trainers' seam."""
+"""Serve a trainer: send the groups of a run, one after another, to any implementation of the trainer interface."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OUTBOX = 64
-"""Groups that may wait to be sent; a trainer that is slow to take them may want any number."""
+"""Maximum number of groups waiting to be sent; a slow trainer may request any number."""
 IN_VAIN = 128
-"""Groups in a row that are of no use to the trainer, after which serving ends. If only one group in twenty were of use,
-so many would come in a row with a chance of one in 700."""
+"""Number of consecutive useless groups after which serving ends. Even if only one group in twenty were usable, the
+probability of such a series would be one in 700.
+"""
 WAYS_OUT = {
     "uniform": "such a group teaches nothing: choose rows that the policy solves sometimes, give rewards more values, "
     "raise serve.group_size or agent.temperature, or send such groups too (serve.drop_uniform: false)",
@@ -39,64 +40,66 @@ WAYS_OUT = {
     "send such groups too (serve.on_stale: keep)",
     "uncertified": "hermes-rl doctor SPEC says why tokens are not exact; serve.allow_inexact: true sends these too",
 }
-"""What to do about groups that are not sent, by the cause."""
+"""Advice about groups that are not sent, by cause."""
 LOOK = 0.1
-"""Seconds between two looks at the trainer."""
+"""Seconds between two polls of the trainer."""
 ASKING = 10.0
-"""Seconds for a server to say which weights it has, when groups have arrived."""
+"""Timeout in seconds for a server to report its weights when groups have arrived."""
 LAST_EVALUATIONS = 600.0
-"""Seconds that evaluations may still take when the trainer has had its last step."""
+"""Maximum seconds for evaluations after the trainer's last step."""
 
 
 class Hooks:
-    """What an environment does beside sending groups; this one does nothing. See `hermes_rl.env.serve.EnvHooks`."""
+    """Actions of an environment in addition to sending groups; this one does nothing. See
+    `hermes_rl.env.serve.EnvHooks`.
+    """
 
     evaluate_every = 0
     """Steps between two evaluations; 0 or less: never."""
     evaluation_share = 1.0
-    """The share of the groups in flight that go on while an evaluation runs: 1 all, 0 none begins."""
+    """Fraction of the groups in flight that continue during an evaluation: 1 all, 0: none starts."""
 
     async def registered(self, answer: Registered, step: int) -> None:
-        """Take note that the trainer has answered the registration."""
+        """Handle the trainer's response to the registration."""
 
     async def stepped(self, before: int, now: int) -> None:
-        """Take note that the trainer is at another step."""
+        """Handle a change of the trainer's step."""
 
     async def evaluate(self, step: int) -> None:
         """Evaluate with the weights of this step."""
 
     async def sending(self, group: Group, lines: list[dict[str, Any]]) -> None:
-        """Take note that a group is about to be sent."""
+        """Handle a group that is about to be sent."""
 
     async def left_out(self, group: Group, cause: str, detail: str) -> None:
-        """Take note that a group is not sent."""
+        """Handle a group that is not sent."""
 
     async def arrived(self, ages: Sequence[int], stale: int) -> None:
-        """Take note of groups that the trainer has taken out of its queue.
+        """Handle groups that the trainer has taken from its queue.
 
         Args:
-            ages: how many versions behind the oldest weights of each are at this moment, where both are known.
-            stale: how many of them are older than may be sent.
+            ages: present age of the oldest weights of each, in versions, if known.
+            stale: number of groups older than allowed.
         """
 
     def state(self) -> Any:
-        """Return what is to be restored with the trainer's step, as JSON."""
+        """Return the state to restore with the trainer's step, as JSON."""
 
     def restore(self, state: Any) -> None:
-        """Take up what `state` gave at the step at which the trainer goes on."""
+        """Restore the result of `state` at the step at which the trainer continues."""
 
 
 class Serving:
-    """Feeds a trainer until it has had its steps; it is the demand of the run's groups.
+    """Feed a trainer until it has completed its steps; this is the demand of the run's groups.
 
     Args:
-        run, trainer: what gives the groups, and what takes them.
-        registration, log: what the trainer is told about the environment, and what it was sent.
-        checks: what the trainer can use; the longest sequence that it takes is added to them.
-        hooks: what the environment does beside.
-        file: where groups that are sent are written too.
-        version: tells the newest version of the policy's weights, where the trainer does not.
-        together: the environments of this process that feed the trainer; None: it is the only one.
+        run, trainer: source and receiver of the groups.
+        registration, log: description of the environment for the trainer, and the log of deliveries.
+        checks: conditions for groups; the trainer's maximum sequence length is added to them.
+        hooks: further actions of the environment.
+        file: file to which sent groups are written too.
+        version: returns the newest version of the policy's weights, if the trainer does not report it.
+        together: environments of this process that feed the trainer; None: only this one.
     """
 
     def __init__(
@@ -117,34 +120,38 @@ class Serving:
         self.version = version
         self.state = TrainerState(step=0, wants=0)
         self.sent = 0
-        """Groups that this start has sent."""
+        """Number of groups sent since this start."""
         self.stopped: str | None = None
         self.weight = registration.weight
-        """Its part of the sequences of all environments; below 0: it takes no part in the turns."""
+        """Weight for its fraction of the sequences of all environments; below 0: it takes no part in the turns."""
         self.looked = time.monotonic()
-        """The time of its last look at the trainer."""
+        """Time of its last poll of the trainer."""
         self.seen = 0
-        """Sequences that the trainer had from all environments when that look began."""
+        """Sequences that the trainer had from all environments when that poll started."""
         self.together = together or Together()
         self._ended = self._settled = self._wants_told = 0
-        """Groups of this start that have ended; those that the trainer has, or is not to have; sequences whose
-        beginning the others know of."""
+        """Groups of this start that have ended; those that the trainer has received, or will not receive; sequences
+        whose start the others know.
+        """
         self._outbox: asyncio.Queue[Group] = asyncio.Queue()
         self._lines: dict[str, list[dict[str, Any]]] = {}
         self._in_vain: Counter[str] = Counter()
-        """Groups that were of no use since the last one that was sent, by cause."""
+        """Useless groups since the last sent one, by cause."""
         self._oldest: dict[str, int] = {}
-        """The oldest weights of each group that the trainer has and has not been seen to take."""
+        """Oldest weights of each group in the trainer's queue."""
         self._written = set() if file is None else {line["group"] for line in file.journal.read("group")}
         self._evaluation: asyncio.Task[None] | None = None
         self._due: int | None = None
-        """The step of an evaluation that waits for the one that is running."""
+        """Step of an evaluation that waits for the running one."""
         self._before_evaluation = 0
-        """Groups that were in flight when the evaluation began."""
+        """Number of groups in flight when the evaluation started."""
 
     async def play(self) -> None:
-        """Serve until the trainer has had its steps, or a budget is used up. Raises `RunError` where the trainer is
-        lost, too many groups failed, or no row is left to play."""
+        """Serve until the trainer has completed its steps, or a budget is used up.
+
+        Raises:
+            RunError: the trainer is lost, too many groups failed, or no row is left.
+        """
         await self._register()
         await self.together.registered.wait()
         self.together.feeding.append(self)
@@ -161,7 +168,7 @@ class Serving:
                 tasks.append(self._evaluation)
             await end_tasks(tasks)
 
-    # ------------------------------------------------------------------ what is wanted (`runs.run.Demand`)
+    # ------------------------------------------------------------------ demand (`runs.run.Demand`)
 
     @property
     def satisfied(self) -> bool:
@@ -174,31 +181,31 @@ class Serving:
             self.together.wake()
         return self.able and self.room and self.together.turn(self)
 
-    # ------------------------------------------------------------------ beside others (`Together`)
+    # ------------------------------------------------------------------ coordination with others (`Together`)
 
     @property
     def begun(self) -> int:
-        """Sequences that it has begun to play."""
+        """Number of sequences that it has started."""
         return self.run.begun * self.run.plan.size
 
     @property
     def pending(self) -> int:
-        """Sequences that it has begun and the trainer does not have: they are played, queued or being sent."""
+        """Number of sequences started but not received by the trainer: running, queued or being sent."""
         return (self.run.begun - self._settled) * self.run.plan.size
 
     @property
     def able(self) -> bool:
-        """Whether nothing of its own keeps it from beginning another group."""
+        """True if it could start another group on its own."""
         return not self._waits and not self._at_bound
 
     @property
     def full(self) -> bool:
-        """Whether it has as many groups in flight as it may, and begins another as soon as one of them ends."""
+        """True if it has the maximum number of groups in flight, and starts another as soon as one ends."""
         return not self._waits and self._at_bound
 
     @property
     def _waits(self) -> bool:
-        """Whether nothing new is to begin, even where a group ends."""
+        """True if nothing new may start, even when a group ends."""
         if self.satisfied or self.run.paused:
             return True
         share = self.hooks.evaluation_share if self._evaluation is not None else 1.0
@@ -215,16 +222,16 @@ class Serving:
 
     @property
     def room(self) -> bool:
-        """Whether the trainer would take another group, as far as it has seen."""
+        """True if the trainer would accept another group, according to the last poll."""
         return self.together.in_flight(self.seen) < self.state.wants * self.run.plan.size
 
     @property
     def _running(self) -> int:
-        """Groups that are played."""
+        """Number of running groups."""
         return self.run.begun - self._ended
 
     def wake(self) -> None:
-        """Look again whether another group may begin."""
+        """Check again if another group may start."""
         self.run.wake()
 
     # ------------------------------------------------------------------ the trainer
@@ -254,11 +261,11 @@ class Serving:
         return await self._answer(TrainerState, "state")
 
     async def _answer(self, kind: type[T], method: str, *arguments: Any) -> T:
-        """Return what a method of the trainer, which may be the user's code, returns.
+        """Return the result of a trainer's method, which may be user code.
 
         Raises:
-            GroupRefused, HermesRLError: as the method does.
-            RunError: it raises anything else, or returns something that is not of this kind.
+            GroupRefused, HermesRLError: raised by the method.
+            RunError: the method raises another exception, or returns a value of another type.
         """
         try:
             answer = await getattr(self.trainer, method)(*arguments)
@@ -274,22 +281,23 @@ class Serving:
         return answer
 
     async def _follow(self) -> None:
-        """Look at the trainer again and again, until it has had its steps."""
+        """Poll the trainer until it has completed its steps."""
         while not self.satisfied:
             await asyncio.sleep(LOOK)
-            # What arrives during the look may be missing in its answer, and counts as in flight until the next one.
+            # Groups that arrive during the poll may be missing in its result, and count as in flight until the next
+            # one.
             now, seen, before = time.monotonic(), self.together.sent, self.state.step
             state = await self._state()
             self.looked, self.seen, self.state = now, seen, state
             if self.state.step != before:
-                # What the trainer has used by this step, between two sends.
+                # Record the groups that the trainer has used by this step, between two sends.
                 async with self.together.under_way:
-                    if self.together.sent != seen:  # it may or may not have counted the group that was being sent
+                    if self.together.sent != seen:  # it is unknown if it counted the group that was being sent
                         self.state = await self._state()
                     state_then = {"quarantined": self.run.quarantine.record(), "environment": self.hooks.state()}
                     self.log.step(self.state.step, self.state.queued, state_then)
                 await self._look_at_arrivals()
-                # Once, even if the step jumped over several multiples of `evaluate_every`.
+                # Once, even if the step skipped several multiples of `evaluate_every`.
                 every = self.hooks.evaluate_every
                 if every > 0 and before // every < self.state.step // every:
                     self._due = self.state.step
@@ -298,16 +306,16 @@ class Serving:
             self.together.wake()
 
     async def _look_at_arrivals(self) -> None:
-        """See how old the groups are that the trainer has just taken, and say so where they are too old.
+        """Determine the age of the groups that the trainer has just taken, and log a warning if they are too old.
 
-        They were fresh enough when they were sent. Weights may have moved while they waited in the trainer's queue, out
-        of which nothing can be taken back.
+        They were fresh enough when they were sent. Weights may have changed while they waited in the trainer's queue,
+        from which nothing can be withdrawn.
         """
         waiting = set(self.log.delivered[self.log.marks[-1].taken :])
         oldest = [self._oldest.pop(group) for group in list(self._oldest) if group not in waiting]
         now = None
         if oldest:
-            with suppress(TimeoutError):  # a server that loads weights is not waited for
+            with suppress(TimeoutError):  # do not wait for a server that loads weights
                 async with asyncio.timeout(ASKING):
                     now = await self._newest()
         if now is None:
@@ -324,7 +332,7 @@ class Serving:
         await self.hooks.arrived(ages, stale)
 
     async def _newest(self) -> int | None:
-        """Return the version of the newest weights, as the trainer or the policy's server tells it."""
+        """Return the version of the newest weights, as reported by the trainer or the policy's server."""
         if self.state.version is not None or self.version is None:
             return self.state.version
         return await self.version()
@@ -332,7 +340,7 @@ class Serving:
     # ------------------------------------------------------------------ evaluations
 
     def _begin_evaluation(self) -> None:
-        """Begin the evaluation that is due, unless another one runs: then it follows that one."""
+        """Start the due evaluation, or leave it due while another one runs."""
         if self._evaluation is not None and self._evaluation.done():
             self._evaluation.result()
             self._evaluation = None
@@ -343,7 +351,7 @@ class Serving:
         self._evaluation = asyncio.create_task(self.hooks.evaluate(step))
 
     async def _finish_evaluations(self) -> None:
-        """Wait for the evaluations of the last steps, for a bounded time: the model server may end with its trainer."""
+        """Wait for the evaluations of the last steps, for a limited time: the model server may end with its trainer."""
         try:
             async with asyncio.timeout(LAST_EVALUATIONS):
                 self._begin_evaluation()
@@ -356,7 +364,7 @@ class Serving:
     # ------------------------------------------------------------------ groups
 
     async def _consume(self) -> None:
-        """Take the groups of the run as they end; sending them holds up none that is played."""
+        """Take finished groups of the run; sending them does not block running ones."""
         async with aclosing(self.run.groups(skip=self._skip, demand=self, prepare=self._prepare)) as playing:
             async for group in playing:
                 self._ended += 1
@@ -369,7 +377,7 @@ class Serving:
                 else:
                     await self._leave_out(group, "uniform", f"all of its scores are the same, {group.scores[:1]}")
         if self.satisfied:
-            await asyncio.Event().wait()  # what ends the run is heard of elsewhere
+            await asyncio.Event().wait()  # the end of the run is detected elsewhere
         aside = self.run.quarantine.record()
         if not aside:
             raise RunError("there are no more rows to play, and the trainer has not had its steps")
@@ -398,7 +406,7 @@ class Serving:
                 await self._leave_out(group, refused.cause, refused.detail)
 
     async def _leave_out(self, group: Group, cause: str, detail: str) -> None:
-        """Note that a group is not sent. Raises `RunError` if too many in a row were of no use to the trainer."""
+        """Record that a group is not sent. Raises `RunError` after too many consecutive useless groups."""
         way = WAYS_OUT.get(cause)
         first = not self._in_vain[cause]
         said = f"{detail}; {way} (further ones are in the run's log alone)" if first and way else detail
@@ -439,48 +447,50 @@ class Serving:
 
 
 class Together:
-    """The environments of one process, so many, that one trainer gets its groups from: whose turn it is, and who sends.
+    """The environments of one process that feed one trainer: their turns, and a lock for sending.
 
-    Their weights say which part of the sequences is whose. Of those that have something to begin, the one that has
-    begun least for its weight is next; one that cannot begin holds up no other, and catches up later.
+    Their weights determine their fractions of the sequences. Among those that can start a group, the next one is the
+    one with the fewest started sequences relative to its weight; one that cannot start does not block others, and
+    catches up later.
     """
 
     def __init__(self, number: int = 1) -> None:
         self.feeding: list[Serving] = []
         self.under_way = asyncio.Lock()
-        """Held while a group is sent, so that never more than one is in doubt."""
+        """Held while a group is sent, so that at most one is in doubt."""
         self.registered = asyncio.Barrier(number)
-        """None sends before all are registered: what the trainer has taken last tells which groups arrived."""
+        """None sends before all are registered: the trainer's latest group shows which groups arrived."""
         self.sent = 0
-        """Sequences that the trainer has from any of them."""
+        """Number of sequences that the trainer has received from all of them."""
 
     def leave(self, serving: Serving) -> None:
-        """Take note that it begins nothing more; may be called twice."""
+        """Record that it starts nothing more; may be called twice."""
         if serving in self.feeding:
             self.feeding.remove(serving)
             self.wake()
 
     @property
     def pending(self) -> int:
-        """Sequences that any of them has begun and the trainer does not have."""
+        """Number of sequences started by any of them and not received by the trainer."""
         return sum(serving.pending for serving in self.feeding)
 
     def in_flight(self, seen: int) -> int:
-        """Return the number of sequences that a look at the trainer may have missed.
+        """Return the number of sequences that a poll of the trainer may have missed.
 
-        Each sequence that was begun counts from its beginning until a look that began after its arrival, so that none
-        is missing while it moves from one place to the next.
+        Each sequence counts from its start until a poll that started after its arrival, so that none is missed while it
+        moves between stages.
 
         Args:
-            seen: `sent` at the beginning of that look.
+            seen: `sent` at the start of that poll.
         """
         return self.pending + self.sent - seen
 
     def turn(self, mine: Serving) -> bool:
-        """Whether it is this one's turn, where it could begin another group.
+        """Return True if it is this one's turn to start another group.
 
-        One that is behind is waited for where it has not looked at the trainer since, as it may find the same room, and
-        where all that it may have in flight is: others would take its share for good, since it is always full.
+        Wait for one that is behind if it has not polled the trainer since, because it may find the same capacity, and
+        if it has the maximum number of groups in flight: otherwise others would take its fraction permanently, since it
+        is always full.
         """
         behind = [serving for serving in self.feeding if serving.weight >= 0 and _used(serving) < _used(mine)]
         return mine.weight < 0 or not any(
@@ -488,7 +498,7 @@ class Together:
         )
 
     def wake(self) -> None:
-        """Let all of them look whether it is their turn: one has begun a group, or has looked at the trainer."""
+        """Let all of them check their turn: one has started a group, or has polled the trainer."""
         for serving in self.feeding:
             serving.wake()
 

@@ -118,7 +118,7 @@ class _Running(NamedTuple):
 
 _HOST = "127.0.0.1"
 _LARGEST_BODY = 2**28
-"""Bytes; aiohttp's default of 1 MiB is less than a long conversation."""
+"""Maximum bytes of a body; aiohttp's default of 1 MiB is less than a long conversation."""
 
 
 class ScriptedServer:

@@ -1,6 +1,7 @@
-"""Tool calls in what a model wrote.
+"""Parse tool calls in a model's text.
 
-Owns the formats, one file each (`table` has them by name), and the way from token ids to a turn (`reading`).
+This package owns the formats, one file each (`table` lists them by name), and the conversion from token ids to a turn
+(`base`).
 """
 
 from hermes_rl.tokens.parsers.base import Parsed, ParsedCall, Parser, Status, Tools, parse_ids, parse_text

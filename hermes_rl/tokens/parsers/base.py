@@ -1,6 +1,6 @@
-"""A turn of the model as a parser reads it: from token ids to text, reasoning and tool calls.
+"""Parse a turn of the model: from token ids to text, reasoning and tool calls.
 
-In every format a call has a name and an object of arguments, whatever way the model wrote them. A parser never raises:
+In every format a call has a name and an object of arguments, regardless of the model's notation. A parser never raises:
 each block that looks like a call becomes a `ParsedCall` with a status.
 """
 
@@ -22,21 +22,21 @@ from hermes_rl.tokens.texts import stand_in
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.values import UnwantedValueError, read_value, too_deep
 
-# ---------------------------------------------------------------------------- Reading that several formats share
+# ---------------------------------------------------------------------------- Parsing shared by several formats
 
 _THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 _QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’", "«": "»", "„": "“"}
 _OPENERS = " \t\n([{—-:"
-"""What may stand before a mark that opens a quotation."""
+"""Characters that may precede an opening quotation mark."""
 _FENCE = "```"
 _UNOPENED = re.compile(r'<function=|\{\s*+"name"\s*+:|</?+arg_(?:key|value)>')
-"""How calls begin behind their opening."""
+"""Starts of calls after their opening."""
 
 
 def without_reasoning(text: str, *, prefilled: bool = False) -> tuple[str | None, str]:
-    """Split off the reasoning at the beginning; returns it and the rest.
+    """Return the reasoning at the start of a text, and the rest.
 
-    `prefilled` says that the prompt has opened the reasoning. Where nothing closes it, the whole text is reasoning.
+    `prefilled` is True if the prompt has opened the reasoning. If nothing closes it, the whole text is reasoning.
     """
     for opening, closing in _THINKING:
         opened = text.lstrip().startswith(opening)
@@ -56,10 +56,10 @@ def without_reasoning(text: str, *, prefilled: bool = False) -> tuple[str | None
 
 
 class Quotes:
-    """Tells of blocks of a text, in their order, whether they are quoted; each character is looked at once.
+    """Determine which blocks of a text are quoted, in order; each character is scanned once.
 
-    A block is quoted where it stands between two marks: between backticks or quotation marks on one line, or between
-    fences. It is quoted too in reasoning, and on a line that begins with ``>``.
+    A block is quoted if it is between two marks: between backticks or quotation marks on one line, or between fences.
+    It is quoted too in reasoning, and on a line that starts with ``>``.
     """
 
     def __init__(self, text: str) -> None:
@@ -67,32 +67,32 @@ class Quotes:
         self.begin(0)
 
     def begin(self, place: int) -> None:
-        """Forget what stands before this place: it quotes nothing behind it."""
+        """Forget the text before this position: it cannot quote later text."""
         self._begun = self._seen = place
         self._thoughts, self._fences = [0] * len(_THINKING), 0
         self._ticks, self._first = 0, ""
 
     def quoted(self, start: int, end: int) -> bool:
-        """Whether the block between these places is quoted."""
+        """Return True if the block between these positions is quoted."""
         return self.certain(start) or bool((mark := self.opened(start)) and self.closed(end, mark))
 
     def certain(self, start: int) -> bool:
-        """Whether a block that begins here is quoted wherever it ends."""
+        """Return True if a block that starts here is quoted for any end position."""
         self._see(start)
         return any(thought > 0 for thought in self._thoughts) or self._first == ">"
 
     def opened(self, start: int) -> str:
-        """Return the mark that closes a quotation which is open here; empty where none is open. After `certain`."""
+        """Return the mark that closes a quotation open here; empty if none is open. Call it after `certain`."""
         if self._fences % 2:
             return _FENCE
         if self._ticks % 2:
             return "`"
         before = self._text[max(self._begun, start - 2) : start]
-        # A mark behind a letter or a full stop closes what began before it.
+        # A mark after a letter or a full stop closes an earlier quotation.
         return _QUOTES.get(before[-1:], "") if before[:-1].strip(_OPENERS) == "" else ""
 
     def closed(self, end: int, mark: str) -> bool:
-        """Whether a quotation that `mark` closes is closed behind the block that ends here."""
+        """Return True if a quotation that `mark` closes is closed after the block that ends here."""
         if mark == _FENCE:
             return self._text.find(_FENCE, end) >= 0
         if mark == "`":
@@ -113,17 +113,17 @@ class Quotes:
 
 
 Block = tuple["list[ParsedCall]", int]
-"""The calls of a block, and the place behind it."""
+"""The calls of a block, and the position after it."""
 
 
 def blocks(
     text: str, find: Callable[[int], tuple[int, int] | None], read: Callable[[int], Block]
 ) -> Iterator[tuple[int, int, list[ParsedCall]]]:
-    """Yield the place, the end and the calls of each block that is not quoted.
+    """Yield the start, the end and the calls of each block that is not quoted.
 
     Args:
-        find: returns the next opening from a place on, and the place behind it; None where there is none.
-        read: returns the block whose opening ends at a place.
+        find: returns the next opening from a position on, and the position after it, or None.
+        read: returns the block whose opening ends at a position.
     """
     quotes, looked = Quotes(text), 0
     while (found := find(looked)) is not None:
@@ -132,7 +132,7 @@ def blocks(
             continue
         mark = quotes.opened(start)
         if mark and text.startswith(mark, looked):
-            continue  # the opening alone is quoted
+            continue  # only the opening is quoted
         calls, end = read(looked)
         cut = any(call.status is Status.UNCLOSED for call in calls)
         if mark and quotes.closed(looked if cut else end, mark):
@@ -146,10 +146,10 @@ def blocks(
 def openings(
     text: str, opening: str, closing: str, read: Callable[[int], tuple[ParsedCall, int]]
 ) -> tuple[str, list[ParsedCall]]:
-    """Read a call at each `opening` that is not quoted; returns the text without the blocks, and the calls.
+    """Parse a call at each `opening` that is not quoted; return the text without the blocks, and the calls.
 
-    `read` gets the place behind an opening and returns the call and the place behind the block. What looks like a call
-    and has no opening is one that cannot be executed.
+    `read` gets the position after an opening and returns the call and the position after the block. Text that looks
+    like a call without an opening becomes a call that cannot be executed.
     """
 
     def find(place: int) -> tuple[int, int] | None:
@@ -178,17 +178,17 @@ def openings(
         calls += found
         done = end
     between(done, len(text))
-    # Without the blank lines that set calls apart; a text without calls stays as it is.
+    # Without the blank lines around calls; a text without calls stays unchanged.
     return "\n".join(piece.strip() for piece in content if piece.strip()) if calls else text, calls
 
 
 def section(
     text: str, opening: str, closing: str, begin: str, read: Callable[[int], tuple[ParsedCall, int]]
 ) -> tuple[str, list[ParsedCall]]:
-    """Read the calls of the first section that is not quoted, each from its `begin`; what follows is dropped.
+    """Parse the calls of the first section that is not quoted, each from its `begin`; the text after it is dropped.
 
-    `read` gets the place behind a beginning and returns the call and the place behind it. A section without a call is
-    a call that cannot be executed.
+    `read` gets the position after a start tag and returns the call and the position after it. A section without a call
+    becomes a call that cannot be executed.
     """
 
     def find(place: int) -> tuple[int, int] | None:
@@ -217,20 +217,20 @@ def section(
 
 
 class Ends:
-    """The places at which something ends, found once in the whole text, so that no block looks for its end anew."""
+    """End positions in a text, found in one pass, so that no block searches for its end again."""
 
     def __init__(self, text: str, pattern: re.Pattern[str]) -> None:
         self._matches = list(pattern.finditer(text))
         self._starts = [match.start() for match in self._matches]
 
     def next(self, place: int) -> re.Match[str] | None:
-        """Return the first one from this place on; None where there is none."""
+        """Return the first match from this position on, or None."""
         number = bisect_left(self._starts, place)
         return self._matches[number] if number < len(self._matches) else None
 
 
 def json_block(text: str, ends: Ends, start: int) -> tuple[ParsedCall, int]:
-    """Read a call from ``{…}`` up to a closing tag; a closing tag inside of a JSON text does not end it."""
+    """Parse a call from ``{…}`` up to a closing tag; a closing tag inside a JSON text does not end it."""
     try:
         value, end = decode(text, skip_blanks(text, start))
     except ValueError:
@@ -245,7 +245,7 @@ def json_block(text: str, ends: Ends, start: int) -> tuple[ParsedCall, int]:
 
 
 Schemas = Mapping[str, CompiledSchema]
-"""The schemas of tools' parameters, by the name of the tool."""
+"""Schemas of tools' parameters, by tool name."""
 
 
 def schemas_of(tools: Tools | None) -> Schemas:
@@ -259,7 +259,7 @@ def schemas_of(tools: Tools | None) -> Schemas:
 
 
 def typed(schemas: Schemas, tool: str, name: str, text: str) -> Any:
-    """Return an argument's value in the type of its schema, or the text itself where that is impossible or unknown."""
+    """Return an argument's value in the type of its schema, or the text if that is impossible or unknown."""
     allowed = schemas[tool].types_of_property(name) if tool in schemas else TYPES.keys()
     if allowed == TYPES.keys() or allowed == {"string"}:
         return text
@@ -272,13 +272,13 @@ def typed(schemas: Schemas, tool: str, name: str, text: str) -> Any:
     return value if "string" not in allowed or is_of(value, allowed) else text
 
 
-# -------------------------------------------------------------------------------------- What a parser gives back
+# -------------------------------------------------------------------------------------- Results of a parser
 
 Tools = Sequence[Mapping[str, Any]]
 
 
 class Status(StrEnum):
-    """The state of a block that looks like a call; only a call that is `OK` is executed."""
+    """State of a block that looks like a call; only an `OK` call is executed."""
 
     OK = "ok"
     INVALID_JSON = "invalid_json"
@@ -298,24 +298,24 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """One block as the model wrote it; `arguments` is an object where the status is OK."""
+    """One block as the model wrote it; `arguments` is an object if the status is OK."""
 
     raw: str
     status: Status
     name: str = ""
     arguments: Mapping[str, Any] | None = None
     id: str | None = None
-    """The model's own id, where the format has one."""
+    """The model's own id, if the format has one."""
 
     @property
     def problem(self) -> str | None:
-        """The words by which the model learns what is wrong; None where nothing is."""
+        """Error message for the model, or None."""
         return None if self.status is Status.OK else f"this tool call cannot be executed: {WORDS[self.status]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A turn: its text, its reasoning (None where it has none) and its calls in order."""
+    """A turn: its text, its reasoning (or None) and its calls in order."""
 
     content: str
     reasoning: str | None = None
@@ -327,14 +327,14 @@ class Parser(Protocol):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Texts that open or close something. Where a tokenizer has a token for one, only that token counts."""
+        """Opening and closing texts. If a tokenizer has a token for one, only that token counts."""
 
     def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
-        """Return the text without its calls, and the calls. The text holds no reasoning."""
+        """Return the text without its calls, and the calls. The text contains no reasoning."""
 
 
 def made(raw: str, name: object, arguments: object, identity: str | None = None) -> ParsedCall:
-    """Make a call from a name and arguments in any form: an object, its JSON as a text, or nothing."""
+    """Return a call from a name and arguments in any form: an object, its JSON as a text, or nothing."""
     if not isinstance(name, str) or not name.strip():
         return ParsedCall(raw, Status.MISSING_NAME, id=identity)
     if isinstance(arguments, str):
@@ -352,7 +352,7 @@ def made(raw: str, name: object, arguments: object, identity: str | None = None)
 
 
 def of_object(raw: str, value: object) -> ParsedCall:
-    """Make a call from ``{"name": …, "arguments" | "parameters": …}``."""
+    """Return a call from ``{"name": …, "arguments" | "parameters": …}``."""
     if not isinstance(value, Mapping):
         return ParsedCall(raw, Status.MALFORMED)
     identity = value.get("id")
@@ -361,7 +361,7 @@ def of_object(raw: str, value: object) -> ParsedCall:
 
 
 def loads(text: str) -> Any:
-    """Read JSON, with line breaks in its texts as models write them, and without NaN; raises ValueError."""
+    """Parse JSON, with line breaks in its texts as models write them, and without NaN; raises ValueError."""
     value, end = decode(text, skip_blanks(text, 0))
     if text[end:].strip():
         raise ValueError("something follows")
@@ -369,12 +369,12 @@ def loads(text: str) -> Any:
 
 
 def decode(text: str, start: int) -> tuple[Any, int]:
-    """Read the JSON value that begins at `start`; returns it and its end. Raises ValueError."""
+    """Return the JSON value that starts at `start`, and its end. Raises ValueError."""
     return read_value(_DECODER, text, start)
 
 
 def skip_blanks(text: str, start: int) -> int:
-    """Return the place of the first character from `start` on that is no blank."""
+    """Return the position of the first character from `start` on that is not a blank."""
     blanks = _BLANKS.match(text, start)
     return blanks.end() if blanks is not None else start
 
@@ -386,13 +386,12 @@ def _no_constant(name: str) -> NoReturn:
 _DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant)
 _BLANKS = re.compile(r"\s*+")
 _NO_NAME = re.compile(r"[\s<>|｜{}\[\]]")
-"""What the name of a tool never has: a tag stands in the wrong place."""
+"""Characters that a tool name never contains: a tag is in the wrong position."""
 
 
 # -------------------------------------------------------------------------------------- From token ids to a turn
-# A model may write the letters of ``<tool_call>`` without its token, for example in
-# prose about tools. Where the tokenizer has a token for a marker, the letters alone get a break before they are
-# parsed, and the result loses it again.
+# A model may write the letters of ``<tool_call>`` without its token, for example in prose about tools. If the tokenizer
+# has a token for a marker, the bare letters get a break before parsing, which is removed from the result.
 
 _OPENING = ("<think>", "[THINK]")
 REASONING = (*_OPENING, "</think>", "[/THINK]")
@@ -408,9 +407,9 @@ def parse_ids(
     stops: Sequence[int],
     tools: Tools | None,
 ) -> Parsed:
-    """Parse a turn; never raises. The end of `prompt` is enough: it tells whether the prompt has opened reasoning.
+    """Parse a turn; never raises. The end of `prompt` is enough: it shows if the prompt has opened reasoning.
 
-    Control tokens at the end are no part of the turn: a server may stop at other ends than the template's, because a
+    Control tokens at the end are not part of the turn: a server may stop at other tokens than the template's, because a
     model's generation_config.json can name several.
     """
     ended = list(completion)
@@ -425,7 +424,7 @@ def parse_ids(
 
 
 def _without_tokens(call: ParsedCall, tokens: Collection[str]) -> ParsedCall:
-    """Return the call; one with a control token in a value is none, since a value is text."""
+    """Return the call; one with a control token in a value is malformed, since a value is text."""
     written = "" if call.arguments is None else json.dumps([call.name, call.arguments], ensure_ascii=False)
     if any(json.dumps(token, ensure_ascii=False)[1:-1] in written for token in tokens):
         return replace(call, status=Status.MALFORMED, arguments=None)
@@ -446,21 +445,21 @@ def _meaningless(tokenizer: Tokenizer, markers: tuple[str, ...]) -> frozenset[st
 
 @functools.lru_cache(maxsize=16)
 def _marks(tokenizer: Tokenizer, markers: tuple[str, ...]) -> Mapping[int, str]:
-    """Return the markers that the tokenizer has a token for, by its id."""
+    """Return the markers that have a token in the tokenizer, by token id."""
     special = [marker for marker in (*markers, *REASONING) if marker in tokenizer.control or marker in tokenizer.markup]
     return {tokenizer.encode(mark)[0]: mark for mark in special}
 
 
 @functools.lru_cache(maxsize=16)
 def _controls(tokenizer: Tokenizer, markers: tuple[str, ...]) -> Mapping[int, str]:
-    """Return the control tokens and the markers that the tokenizer has a token for, by their ids."""
+    """Return the control tokens and the markers that have a token in the tokenizer, by token id."""
     return {**{tokenizer.encode(token)[0]: token for token in tokenizer.control}, **_marks(tokenizer, markers)}
 
 
 def marked_text(
     tokenizer: Tokenizer, ids: Sequence[int], markers: Sequence[str]
 ) -> tuple[str, Callable[[Parsed], Parsed]]:
-    """Return the text with breaks, and the function that takes them out of a result again."""
+    """Return the text with breaks, and the function that removes them from a result."""
     text, count = tokenizer.decode(ids), Counter(ids)
     own = {**_marks(tokenizer, tuple(markers))}
     own |= {token: mark for token, mark in _controls(tokenizer, tuple(markers)).items() if token in count}
@@ -480,7 +479,7 @@ def marked_text(
 
 
 def opens_reasoning(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
-    """Whether a prompt ends inside of reasoning."""
+    """Return True if a prompt ends inside reasoning."""
     return tokenizer.decode(list(prompt[-_TAIL:])).rstrip().endswith(_OPENING) if len(prompt) else False
 
 

@@ -1,4 +1,4 @@
-"""DeepSeek: a section of calls.
+"""Parse DeepSeek's section of calls.
 
 V3 and R1 write ``<｜tool▁call▁begin｜>function<｜tool▁sep｜>name`` and a fenced block of JSON; V3.1 writes
 ``<｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>``.
@@ -16,7 +16,7 @@ _FENCE = "```"
 
 
 class DeepSeek:
-    """A section of calls; `read` makes one call of what stands between its tags."""
+    """A section of calls; `read` parses one call from the text between its tags."""
 
     markers = (SECTION, SECTION_END, CALL, CALL_END, SEPARATOR)
 
@@ -34,7 +34,7 @@ class DeepSeek:
 
 
 def _end(text: str, begin: int) -> int | None:
-    """Find the end of the call; an end tag inside of its JSON does not count."""
+    """Return the end of the call, or None; an end tag inside its JSON does not count."""
     first = text.find(CALL_END, begin)
     if (opened := text.find("{", begin, max(first, begin))) >= 0:
         try:

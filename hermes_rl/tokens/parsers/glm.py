@@ -1,4 +1,4 @@
-"""GLM-4.5: ``<tool_call>name`` and pairs of ``<arg_key>…</arg_key><arg_value>…</arg_value>`` up to ``</tool_call>``.
+"""Parse GLM-4.5: ``<tool_call>name`` and ``<arg_key>…</arg_key><arg_value>…</arg_value>`` pairs up to ``</tool_call>``.
 
 GLM-4.7 and 5 write the same without line breaks.
 """
@@ -24,14 +24,14 @@ from hermes_rl.tokens.parsers.base import (
 _OPENING, _CLOSING = "<tool_call>", "</tool_call>"
 _NEXT = re.compile(f"{_OPENING}|{_CLOSING}")
 _TAGS = (_OPENING, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-"""All of these are tokens, so that none can be part of a value: another tag is missing, or doubled."""
+"""All of these are tokens, so none can be part of a value: otherwise another tag is missing or duplicated."""
 _KEY = re.compile(r"\s*+<arg_key>([^<>]*+)</arg_key>\s*+<arg_value>")
 _VALUE_END = re.compile(r"</arg_value>(?=\s*+(?:<arg_key>|</tool_call>|\Z))")
-"""The tag ends a value where a call goes on or ends behind it."""
+"""The tag ends a value if a call continues or ends after it."""
 
 
 class Glm:
-    """See `base.Parser`; a call without arguments is its name alone."""
+    """Parser of GLM; see `base.Parser`. A call without arguments is only its name."""
 
     markers = (_OPENING, _CLOSING, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 

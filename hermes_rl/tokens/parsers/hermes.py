@@ -1,6 +1,6 @@
-"""``<tool_call>{"name": …, "arguments": {…}}</tool_call>``: Hermes 2 and later.
+"""Parse ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``: Hermes 2 and later.
 
-Qwen 2.5 and 3 write the same; LongCat-Flash writes it under tags of its own.
+Qwen 2.5 and 3 write the same; LongCat-Flash writes it with its own tags.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Kimi K2: ``<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`` in a section."""
+"""Parse Kimi K2's section of calls.
+
+Each is ``<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _ID = re.compile(r"(?:functions\.)?(?P<name>.*?)(?::\d+)?")
 
 
 class KimiK2:
-    """See `base.Parser`."""
+    """Parser of Kimi K2; see `base.Parser`."""
 
     markers = (_SECTION, _SECTION_END, _CALL, _ARGUMENTS, _END)
 

@@ -1,7 +1,7 @@
-"""Llama 3: a turn that is nothing but JSON, ``{"name": …, "parameters": {…}}``, several with ``;`` between them.
+"""Parse Llama 3: a turn that is only JSON, ``{"name": …, "parameters": {…}}``, several separated by ``;``.
 
-A text with JSON in it is no call; neither is a JSON object that names none of the tools, unless ``<|python_tag|>``
-says that it is meant as a call.
+A text that contains JSON is not a call; neither is a JSON object that names none of the tools, unless
+``<|python_tag|>`` marks it as a call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BETWEEN = re.compile(r"[; \t\r\n]*+")
 
 
 class Llama3Json:
-    """See `base.Parser`."""
+    """Parser of Llama 3; see `base.Parser`."""
 
     markers = (_TAG,)
 
@@ -55,7 +55,7 @@ def _read(text: str) -> list[ParsedCall]:
 
 
 def _meant(text: str, calls: list[ParsedCall], tools: Tools | None) -> bool:
-    """Whether a bare JSON is a call: it is one by its form, of a tool that there is."""
+    """Return True if bare JSON is a call: it has the form of one, for an existing tool."""
     if any(call.status is Status.MALFORMED and not call.name for call in calls):
         return False
     names = {str((tool.get("function") or tool).get("name")) for tool in tools or ()}

@@ -1,4 +1,4 @@
-"""Mistral: ``[TOOL_CALLS][{…}, …]`` up to version 7, ``[TOOL_CALLS]name[CALL_ID]id[ARGS]{…}`` from version 11 on."""
+"""Parse Mistral: ``[TOOL_CALLS][{…}, …]`` to version 7, ``[TOOL_CALLS]name[CALL_ID]id[ARGS]{…}`` from version 11."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _HEAD = re.compile(r"\s*+(?P<name>[^\s\[\]{}]++)\s*+(?:\[CALL_ID\]\s*+(?P<id>[^\
 _FOLLOWING = re.compile(r'\}\s*+,\s*+(?=\{\s*+")')
 _BETWEEN = re.compile(r"[ \t\r\n,]*+")
 MOST_BROKEN = 16
-"""Calls of a list that cannot be read, after which the rest of it is one more: each may be read to the list's end."""
+"""Maximum number of unreadable calls in a list; the rest of the list counts as one more: each may scan to its end."""
 
 
 class Mistral:
-    """See `base.Parser`."""
+    """Parser of Mistral; see `base.Parser`."""
 
     markers = (_OPENING, "[CALL_ID]", "[ARGS]")
 
@@ -33,7 +33,7 @@ class Mistral:
 
 
 def _first(text: str, start: int) -> Block:
-    """Return the end of what follows the first marker, where that is whole."""
+    """Return the end of the text after the first marker, if it is complete."""
     head = _HEAD.match(text, start)
     begin = skip_blanks(text, start)
     try:
@@ -43,7 +43,7 @@ def _first(text: str, start: int) -> Block:
 
 
 def _section(text: str) -> Iterator[ParsedCall]:
-    """All that follows the first marker is calls."""
+    """Yield the calls in the text after the first marker, all of which is calls."""
     for piece in text.split(_OPENING):
         if piece.lstrip().startswith("["):
             yield from _listed(piece.strip())
@@ -54,7 +54,7 @@ def _section(text: str) -> Iterator[ParsedCall]:
 
 
 def _listed(text: str) -> Iterator[ParsedCall]:
-    """Yield a JSON list, read one by one, so that a broken call does not take the good ones with it."""
+    """Yield the calls of a JSON list, parsed one by one, so that a broken call does not affect valid ones."""
     place, remaining = 1, MOST_BROKEN
     while True:
         if (between := _BETWEEN.match(text, place)) is not None:
@@ -105,7 +105,7 @@ def _named(text: str) -> ParsedCall:
 
 
 def _status(text: str) -> Status:
-    """Return the status of JSON that cannot be read: what does not end was cut off."""
+    """Return the status of unreadable JSON: incomplete JSON was cut off."""
     return Status.INVALID_JSON if text.rstrip().endswith(("}", "]")) else Status.UNCLOSED
 
 

@@ -1,4 +1,4 @@
-"""Qwen3-Coder: ``<tool_call><function=name><parameter=key>value</parameter>…</function></tool_call>``."""
+"""Parse Qwen3-Coder: ``<tool_call><function=name><parameter=key>value</parameter>…</function></tool_call>``."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _END = re.compile(r"</function>\s*+</tool_call>")
 _FUNCTION = re.compile(r"\s*+<function=([^>\n]*+)>")
 _PARAMETER = re.compile(r"\s*+<parameter=([^>\n]*+)>(?:\r?\n)?+")
 _PARAMETER_END = re.compile(r"</parameter>(?=\s*+(?:<parameter=|</function>|\Z))")
-"""The tag may stand in a value too; it ends one where another parameter follows or none."""
+"""The tag may be part of a value too; it ends a value if another parameter or none follows."""
 _INNER = re.compile(r"^[ \t]*+<parameter=[^>\n]++>", re.MULTILINE)
 _TAG = re.compile(r"<(/?)parameter\b")
 
 
 class Qwen3Coder:
-    """See `base.Parser`."""
+    """Parser of Qwen3-Coder; see `base.Parser`."""
 
     markers = (_OPENING, _CLOSING)
 
@@ -70,7 +70,7 @@ def _call(body: str, block: str, schemas: Schemas) -> ParsedCall:
 
 
 def _is_one_value(value: str) -> bool:
-    """Whether no tag is missing: a value holds no parameter of the format, and opens the elements that it closes."""
+    """Return True if no tag is missing: a value contains no parameter tag, and opens the elements that it closes."""
     opened = 0
     for tag in _TAG.finditer(value):
         opened += -1 if tag[1] else 1

@@ -1,7 +1,7 @@
-"""The formats of tool calls by the names that people know, and which of them a tokenizer writes.
+"""List the formats of tool calls by their common names, and find the format of a tokenizer.
 
-Owns the table, and the search for the format that a chat template writes: the template writes a call, and each parser
-tries to read it. A new format is one file beside this one and one line in the table.
+This module owns the table, and the search for a chat template's format: the template writes a call, and each parser
+tries to parse it. A new format is one file in this directory and one line in the table.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ ALIASES = {
     "llama4_json": "llama3_json", "llama3": "llama3_json", "deepseek_v31": "deepseek_v3_1", "deepseekv3": "deepseek_v3",
     "deepseekv31": "deepseek_v3_1", "qwen25": "qwen", "qwen3_xml": "qwen3_coder", "glm": "glm45",
 }  # fmt: skip
-"""Names that vLLM and SGLang have for the same formats."""
+"""Names of the same formats in vLLM and SGLang."""
 UNREAD = frozenset({
     "deepseek_v32", "deepseekv32", "ernie45", "functiongemma", "gigachat3", "gpt-oss", "granite", "granite-20b-fc",
     "hunyuan_a13b", "interns1", "internlm", "jamba", "llama4_pythonic", "minimax", "minimax-m2", "minimax_m2", "olmo3",
     "openai", "phi4_mini_json", "pythonic", "seed_oss", "step3", "xlam",
 })  # fmt: skip
-"""Formats of vLLM and SGLang that no parser reads."""
+"""Formats of vLLM and SGLang that no parser supports."""
 OPENINGS = tuple({parser.markers[0]: None for _, parser in _FORMATS.values()})
-"""How a call begins in each format."""
+"""Start of a call in each format."""
 OTHERS = ("<function=", "<|channel|>commentary to=", "<｜DSML｜function_calls>", "<minimax:tool_call>")
-"""How a call begins in formats that servers alone read, and in calls whose opening is missing."""
+"""Start of a call in formats that only servers parse, and in calls without their opening."""
 NAME, ARGUMENTS = f"tool_{stand_in()}", {"x": stand_in()}
-"""Words drawn at random, as no template writes them itself."""
+"""Random words, so that no template contains them."""
 TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -69,7 +69,7 @@ _CUTS = 6
 
 
 def load_parser(name: str) -> Parser:
-    """Return the parser of that name; raises UserError where there is none."""
+    """Return the parser of that name; raise UserError if there is none."""
     name = ALIASES.get(name, name)
     if name in UNREAD:
         raise UserError(
@@ -84,13 +84,13 @@ def load_parser(name: str) -> Parser:
 
 
 JUDGED = 10_000
-"""Characters from the beginning by which a turn of JSON counts as calls; this is read on the event loop."""
+"""Number of characters from the start by which a turn of JSON counts as calls; parsed on the event loop."""
 
 
 def unread_call(text: str) -> str | None:
-    """Return the text of a turn from the first call in it on; None where there is none behind what the model thought.
+    """Return the text of a turn from its first call on, or None if there is none after the model's thinking.
 
-    For a server that reads calls itself, this is what it did not take for a call.
+    For a server that parses calls itself, this is text that it did not recognize as a call.
     """
     answer = text.rpartition("</think>")[2]
     if LLAMA3_JSON.calls(answer.lstrip()[:JUDGED], None)[1]:
@@ -100,8 +100,11 @@ def unread_call(text: str) -> str | None:
 
 
 def parser_for(name: str | None, tokenizer: Tokenizer) -> Parser:
-    """Return the parser of that name; without a name, the one that reads the calls of the tokenizer's template. Raises
-    `UserError` where no parser reads them."""
+    """Return the parser of that name; without a name, the one that parses the calls of the tokenizer's template.
+
+    Raises:
+        UserError: no parser supports them.
+    """
     if name is not None:
         return load_parser(name)
     try:
@@ -109,7 +112,7 @@ def parser_for(name: str | None, tokenizer: Tokenizer) -> Parser:
     except TemplateRefused:
         candidates = []
     if not candidates:
-        return load_parser("hermes")  # the template has no tools, so nothing will be called
+        return load_parser("hermes")  # the template has no tools, so there will be no calls
     for known in PARSERS:
         if any(_reads(load_parser(known), written) for written in candidates):
             return load_parser(known)
@@ -125,7 +128,7 @@ def _reads(parser: Parser, written: str) -> bool:
 
 
 def written_calls(tokenizer: Tokenizer) -> Iterator[str]:
-    """Let the template write a call; yields it, cut at each control token behind it. Raises `TemplateRefused`."""
+    """Yield a call written by the template, cut at each control token after it. Raises `TemplateRefused`."""
     text = _turn(tokenizer)
     inner = text.rfind(str(ARGUMENTS["x"]))
     if inner < 0:
@@ -137,7 +140,7 @@ def written_calls(tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def _turn(tokenizer: Tokenizer) -> str:
-    """Return the rendered text from the beginning of an assistant turn with a call to the result of the call."""
+    """Return the rendered text from the start of an assistant turn with a call to the result of the call."""
     with_text = tokenizer.render(_conversation(_SAID), [TOOL], add_generation_prompt=False)
     if _SAID in with_text:
         return _before_result(with_text.rpartition(_SAID)[2])

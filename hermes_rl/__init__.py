@@ -1,13 +1,13 @@
 """Agentic reinforcement-learning environments from one YAML file.
 
-Public names are loaded when they are first used, so that importing this package costs nothing and configures nothing.
+Public names are loaded on first use, so that importing this package is cheap and configures nothing.
 """
 
 from __future__ import annotations
 
 from hermes_rl.version import __version__ as __version__
 
-TYPE_CHECKING = False  # as type checkers read it, without the time that importing `typing` takes
+TYPE_CHECKING = False  # for type checkers, without the time for importing `typing`
 if TYPE_CHECKING:
     from typing import Any
 
@@ -94,7 +94,7 @@ _HOMES = {name: f"hermes_rl.{home}" for home, names in _NAMES.items() for name i
 
 __all__ = sorted(["__version__", *_HOMES])
 
-# Environments of the reference design import these: they are there for them, and are no part of the public interface.
+# Environments of the reference design import these names, which are not part of the public interface.
 _HOMES |= dict.fromkeys(("_tool_executor", "apply_patches", "resize_tool_pool"), "hermes_rl.env.tool_pool")
 
 
@@ -107,5 +107,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names, of which most are not loaded yet."""
+    """Return the public names, most of which are not loaded yet."""
     return __all__

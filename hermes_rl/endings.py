@@ -1,8 +1,8 @@
-"""How a rollout ends: every ending by name, and the one table of whose doing it is.
+"""Define the stop reasons of a rollout, and the table of their causes.
 
-The table decides what is graded (the policy's doing), what is played anew (ours), and what
-`AgentResult.finished_naturally` says. A spec changes what follows from an ending of the policy under
-``endings:``; an ending of ours can never become a score.
+The table decides which rollouts are graded (caused by the policy), which are retried (infrastructure failures), and the
+value of `AgentResult.finished_naturally`. A spec may change the handling of a stop reason of the policy under
+``endings:``; an infrastructure failure never gives a score.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Ending(StrEnum):
-    """The last thing that happened to a rollout; the value is its name in specs and in records."""
+    """Stop reason of a rollout: the last event; the value is its name in specs and in records."""
 
     FINISHED = "finished"
     MAX_TURNS = "max_turns"
@@ -42,24 +42,26 @@ class Ending(StrEnum):
 
     @property
     def rule(self) -> Rule:
-        """What happened, whose doing it was, and what is done."""
+        """Description, cause and handling of the stop reason."""
         return RULES[self]
 
     @property
     def graded(self) -> bool:
-        """True where the ending is the policy's doing, so that its rewards are computed."""
+        """True if the policy caused the stop reason, so that its rewards are computed."""
         return self.rule.policys
 
     @property
     def finished_naturally(self) -> bool:
-        """True where the model itself, or the world that it acts on, ended the conversation."""
+        """True if the model itself, or its environment, ended the conversation."""
         return self in {Ending.FINISHED, Ending.USER_STOP, Ending.WORLD_OVER}
 
 
 class Rule(NamedTuple):
-    """One line of the table: `policys` endings are graded, the others are ours and never are.
+    """One row of the table: stop reasons with `policys` are graded, the others are infrastructure failures and never
+    are.
 
-    `retried`: the rollout is played anew on a fresh machine; when that is in vain its group is dropped and counted.
+    `retried`: the rollout is retried in a fresh sandbox; if its retries are exhausted, its group is dropped and
+    counted.
     """
 
     what: str
@@ -122,23 +124,24 @@ RULES: Mapping[Ending, Rule] = {
     Ending.CANCELLED: _ours("the run ended, or its group was given up, before it had", retried=False),
     Ending.STALE: _ours("the weights that sampled it are older than `serve.max_staleness`"),
 }
-"""What is graded, and what is not: the one table. A tool call that the model got wrong ends nothing."""
+"""Rules for grading each stop reason. A wrong tool call does not end a rollout."""
 
 
 def ending_named(name: str) -> Ending | None:
-    """Return the ending of this name; None if there is none, as in a record of another version."""
+    """Return the stop reason of this name, or None if there is none, as in a record of another version."""
     return next((ending for ending in Ending if ending == name), None)
 
 
 OURS = frozenset(ending for ending, rule in RULES.items() if not rule.policys)
-"""Endings that infrastructure caused: no score, played anew, then the group is dropped and replaced."""
+"""Stop reasons caused by infrastructure: no score, retries, then the group is dropped and replaced."""
 
 LOST = "lost"
-"""Key of `endings:` for a group whose member was given up, after all replays, for reasons of ours: ``drop``, the group
-goes, or ``worst``, the member counts as the worst of its group and is not trained on."""
+"""Key of `endings:` for a group with a member whose retries were exhausted by infrastructure failures: ``drop``, the
+group is dropped, or ``worst``, the member counts as the worst of its group and is not trained on.
+"""
 
 POLICYS = tuple(ending for ending in Ending if ending not in OURS)
-"""Endings that a spec may treat differently under `endings:`."""
+"""Stop reasons that a spec may treat differently under `endings:`."""
 
 
 def table() -> str:

@@ -3,14 +3,14 @@
 Importing takes most of the time that a run worker or a process for user code needs to start. The *fork server* imports
 once and forks for each request, so that a start takes milliseconds and the imported code is shared memory. It is
 started by exec with an empty environment, never forked from its client: threads, locks, CUDA contexts and secrets of
-the client do not reach it. It has one thread, and forgets the descriptors of a request once it has forked.
+the client do not reach it. It has one thread, and forgets the descriptors of a request after the fork.
 
 Variables, working directory, module paths and limits of the client reach the child in a memory file, which the fork
-server hands on unread. A client that ends, however it ends, takes its children along. Where there is no fork server (no
-Linux, or it cannot be started), `ForkServer.start` starts a fresh interpreter instead.
+server passes on unread. When a client ends for any reason, its children end too. Without a fork server (not Linux, or
+it cannot be started), `ForkServer.start` starts a fresh interpreter instead.
 
-This module owns both sides: `ForkServer` in the client, and `main` in the fork server. What a child does belongs to the
-function that the client names, in `hermes_rl.runs.worker` and `hermes_rl.foreign.process`.
+This module owns both sides: `ForkServer` in the client, and `main` in the fork server. The work of a child belongs to
+the function that the client names, in `hermes_rl.runs.worker` and `hermes_rl.foreign.process`.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 START_SECONDS = 120.0
-"""How long the fork server may take to start a child, its own start and imports included."""
+"""Maximum seconds for the fork server to start a child, including its own start and imports."""
 CLOSE_SECONDS = 2.0
-"""How long a client waits for the fork server to end, so that its processor time is counted as the client's."""
+"""Maximum seconds for which a client waits for the fork server to end, so that its CPU time counts for the client."""
 REQUEST_BYTES = 1 << 16
 MOST_DESCRIPTORS = 16
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
@@ -58,7 +58,7 @@ _prctl = ctypes.CDLL(None).prctl
 
 
 class ForkServerError(Exception):
-    """The fork server cannot start a process: it has ended, or cannot import what the process needs."""
+    """The fork server cannot start a process: it has ended, or cannot import the required modules."""
 
 
 # ------------------------------------------------------------------------------------------------------ The client
@@ -67,8 +67,8 @@ class ForkServerError(Exception):
 class StartedProcess:
     """A process that `ForkServer.start` has started.
 
-    Its id is not given to another process before `release`. A process whose fork server has ended counts as killed:
-    the kernel kills it in that moment.
+    Its id is not reused before `release`. A process whose fork server has ended counts as killed: the kernel kills it
+    at that moment.
     """
 
     def __init__(self, pid: int, status: socket.socket) -> None:
@@ -82,7 +82,7 @@ class StartedProcess:
         """Return the exit status, negative for a signal, or None while the process runs."""
         if self._returncode is None:
             try:
-                # Looked at, not taken: several may wait for it.
+                # Peeked, not consumed: several callers may wait for it.
                 message = self._status.recv(100, socket.MSG_PEEK)
             except BlockingIOError:
                 return None
@@ -102,7 +102,7 @@ class StartedProcess:
 
     async def ended(self) -> int:
         """Wait on the event loop for the end of the process and return its exit status; for one caller at a time."""
-        import asyncio  # the fork server does without it, and without `subprocess`
+        import asyncio  # the fork server needs neither this nor `subprocess`
 
         loop = asyncio.get_running_loop()
         while (returncode := self.poll()) is None:
@@ -121,7 +121,7 @@ class StartedProcess:
                 os.kill(self.pid, signal.SIGKILL)
 
     def release(self) -> None:
-        """Let the fork server forget the process, which it ends if it still runs."""
+        """Let the fork server forget the process, which is killed if it still runs."""
         if self._returncode is None:
             self._returncode = -signal.SIGKILL
         self._status.close()
@@ -144,7 +144,9 @@ class ForkServer:
     def __init__(self, connection: socket.socket | None = None) -> None:
         self._connection = connection
         self._inherited: socket.socket | None = None
-        """The connection of the process that this one is a fork of: good for one message, which asks for another."""
+        """Connection of the process that this one was forked from: valid for one message, which requests a new
+        connection.
+        """
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
@@ -160,14 +162,14 @@ class ForkServer:
     ) -> StartedProcess:
         """Return a new process that runs a function; its standard input is empty, its outputs are those of this one.
 
-        Blocks until the process is there, about 5 ms, or a second if the fork server has to import first.
+        Blocks until the process exists, about 5 ms, or a second if the fork server must import first.
 
         Args:
             entry: `module:function`; the function gets the numbers of its descriptors.
             descriptors: given to the process, at most 12.
-            name: of the process, as `ps` and `top` show it; at most 15 characters.
-            preload: further modules that the process has imported when it starts. No module may read variables, start
-                threads or open files when it is imported.
+            name: name of the process in `ps` and `top`; at most 15 characters.
+            preload: further modules imported before the process starts. No module may read variables, start threads or
+                open files when it is imported.
             environ: variables of the process; None for those of this one.
             linger: seconds that the process may run on after its client has ended, to clean up.
             may_start: give the process a connection to the fork server, so that it can start processes too.
@@ -189,7 +191,7 @@ class ForkServer:
         return _start_interpreter(entry, environ, descriptors)
 
     def preload(self, *modules: str) -> None:
-        """Let the fork server import modules, without waiting for it."""
+        """Make the fork server import modules, without waiting for it."""
         with suppress(OSError):
             self._connect().send(json.dumps({"preload": modules}).encode())
 
@@ -204,7 +206,7 @@ class ForkServer:
                 process.wait(CLOSE_SECONDS)
 
     def forget(self) -> None:
-        """Leave to the parent process what is the parent's; called in a fork of this process."""
+        """Leave the parent's resources to the parent process; called in a fork of this process."""
         inherited = self._connection or self._inherited
         self.__init__()  # type: ignore[misc]
         self._inherited = inherited
@@ -243,7 +245,7 @@ class ForkServer:
                     stderr=subprocess.DEVNULL,
                     env={},
                     cwd="/",
-                    start_new_session=True,  # Ctrl-C is for the client, which then ends its children
+                    start_new_session=True,  # Ctrl-C goes to the client, which then ends its children
                 )
         except BaseException:  # also on Ctrl-C: the caller never gets this end
             ours.close()
@@ -252,7 +254,7 @@ class ForkServer:
 
     def _disconnect(self, connection: socket.socket | None) -> None:
         with self._lock:
-            if connection is not None and connection is self._connection:  # else another thread has done it
+            if connection is not None and connection is self._connection:  # otherwise another thread has done it
                 self._connection = None
                 connection.close()
 
@@ -260,7 +262,7 @@ class ForkServer:
 def _request(
     connection: socket.socket, request: Mapping[str, Any], message: bytes, descriptors: Sequence[int]
 ) -> StartedProcess:
-    """Ask the fork server for a process. Raises ForkServerError or OSError."""
+    """Request a process from the fork server. Raises ForkServerError or OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(START_SECONDS)
     try:
@@ -277,7 +279,7 @@ def _request(
 
 
 def _start_message(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a child takes over from this process."""
+    """Return the settings that a child takes over from this process."""
     try:
         directory = os.getcwd()  # noqa: PTH109 - a str, for JSON
     except FileNotFoundError:
@@ -306,7 +308,7 @@ def _memory_file(content: bytes) -> Iterator[int]:
 
 @contextmanager
 def _outputs() -> Iterator[list[int]]:
-    """Give the standard output and error of this process, and /dev/null for one that is closed."""
+    """Yield the standard output and error of this process, with /dev/null for a closed one."""
     with ExitStack() as stack:
         outputs = []
         for descriptor in (1, 2):
@@ -320,7 +322,7 @@ def _outputs() -> Iterator[list[int]]:
 
 
 def _start_interpreter(entry: str, environ: Mapping[str, str] | None, descriptors: Sequence[int]) -> StartedProcess:
-    """Start a process without the fork server; a thread of this process tells its exit status."""
+    """Start a process without the fork server; a thread of this process reports its exit status."""
     import subprocess
 
     module, function = entry.split(":")
@@ -353,7 +355,7 @@ def _start_interpreter(entry: str, environ: Mapping[str, str] | None, descriptor
 
 
 def _status_of(pid: int) -> int | None:
-    """Return the exit status of a child that has ended and stays, or None while it runs."""
+    """Return the exit status of an ended child that is not reaped yet, or None while it runs."""
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ended is None:
         return None
@@ -369,16 +371,16 @@ class _Child:
 
     pid: int
     status: socket.socket
-    """Its client has the other end."""
+    """The client has the other end."""
     linger: float
     ended: bool = False
     released: bool = False
     deadline: float | None = None
-    """When it is killed, in seconds of the monotonic clock."""
+    """Time at which it is killed, in seconds of the monotonic clock."""
 
 
 def main() -> None:
-    """Fork for clients until there is none, and no child; standard input is the connection of the first one."""
+    """Fork for clients until no client and no child is left; standard input is the connection of the first client."""
     first = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
@@ -393,7 +395,7 @@ class _Server:
     def __init__(self, first: socket.socket) -> None:
         self._clients: dict[int, socket.socket] = {}
         self._children: dict[int, _Child] = {}
-        """By the descriptor of `status`."""
+        """Children by the descriptor of `status`."""
         self._poll = select.poll()
         self._wakeup, wakeup = os.pipe()
         for descriptor in (self._wakeup, wakeup):
@@ -447,7 +449,7 @@ class _Server:
         elif "entry" in request:
             self._fork(request, *descriptors)
         elif "preload" in request:
-            with suppress(Exception):  # whoever needs the module is told
+            with suppress(Exception):  # errors are reported to the client that needs the module
                 self._import(request["preload"])
         else:
             self._add_client(socket.socket(fileno=descriptors[0]))
@@ -483,12 +485,12 @@ class _Server:
             ours.close()
         child = _Child(pid, connection, request["linger"])
         self._children[connection.fileno()] = child
-        self._poll.register(connection, 0)  # the end of the other side alone
-        with suppress(OSError):  # the client has ended, which `poll` tells
+        self._poll.register(connection, 0)  # only the closing of the peer
+        with suppress(OSError):  # the client has ended, which `poll` reports
             connection.send(json.dumps({"pid": pid}).encode())
 
     def _leave(self, *connections: socket.socket) -> None:
-        """In a child: close what belongs to the fork server and to its other children."""
+        """Close, in a child, the resources of the fork server and of its other children."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for descriptor in self._server_ends:
@@ -497,7 +499,7 @@ class _Server:
             connection.close()
 
     def _released(self, child: _Child) -> None:
-        """Note that the client has released the child, or has ended."""
+        """Record that the client has released the child, or has ended."""
         self._poll.unregister(child.status)
         child.released = True
         child.deadline = time.monotonic() + child.linger
@@ -535,13 +537,13 @@ def _become(
     start: int,
     *descriptors: int,
 ) -> NoReturn:
-    """Run the function in this fork, set up as the client is, and end."""
+    """Run the function in this fork, with the client's settings, and exit."""
     status = 1
     try:
         leave()
         die_with_parent()
         if os.getppid() != parent:
-            os._exit(status)  # the fork server ended before the kernel knew of it
+            os._exit(status)  # the fork server ended before the kernel applied the setting
         os.setsid()
         _prctl(PR_SET_NAME, name.encode())
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -569,22 +571,22 @@ def _become(
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when the thread that has forked it ends."""
+    """Make the kernel kill this process when the thread that forked it ends."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of each descendant whose own parent has ended, whatever session it is in."""
+    """Become the parent of each descendant whose own parent has ended, in any session."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def text_output(descriptor: int) -> io.TextIOWrapper:
-    """Return an unbuffered text stream that writes anything; it does not own the descriptor."""
+    """Return an unbuffered text stream that accepts any text; it does not own the descriptor."""
     return io.TextIOWrapper(io.FileIO(descriptor, "wb", closefd=False), "utf-8", "backslashreplace", write_through=True)
 
 
 def _take_over(start: Mapping[str, Any]) -> None:
-    """Set this process up as the client was when it asked."""
+    """Apply the client's settings at the time of its request to this process."""
     os.environ.clear()
     os.environ.update(start["environ"])
     time.tzset()
@@ -606,15 +608,15 @@ def _take_over(start: Mapping[str, Any]) -> None:
 
 
 def reseed() -> None:
-    """Give the random generators of this fork states of their own: all forks of a process have the same."""
+    """Seed the random generators of this fork separately: all forks of a process have the same state."""
     random.seed()
-    # `numpy` loads it late, and then it has a state of its own.
+    # `numpy` loads it lazily, and then it has its own state.
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()
 
 
 FORK_SERVER = ForkServer()
-"""That of this process."""
+"""Fork server of this process."""
 atexit.register(FORK_SERVER.close)
 
 

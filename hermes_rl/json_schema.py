@@ -1,7 +1,7 @@
-"""JSON Schema (2020-12): which schemas are refused, what a schema allows, and checking and coercing values.
+"""Validate and coerce values with JSON Schema (2020-12), and analyse schemas.
 
-`jsonschema` decides whether a value is valid. Its time has no bound where a schema has patterns or refers to itself,
-so `CompiledSchema.is_costly` says which schemas need a process that can be ended.
+`jsonschema` decides if a value is valid. Its time is unbounded if a schema has patterns or refers to itself, so
+`CompiledSchema.is_costly` identifies schemas that need a process that can be killed.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ TYPES: dict[str, tuple[type, ...]] = {
     "null": (type(None),),
 }
 MOST_PROBLEMS = 20
-"""Problems of a value that are reported."""
+"""Maximum number of reported problems of a value."""
 LARGEST_EXPANSION = 10_000
-"""Parts of a schema, each counted as often as it is referred to, up to which it is not costly."""
+"""Number of parts of a schema, each counted as often as it is referenced, up to which it is not costly."""
 SHOWN = 80
 PLACE = 200
 
@@ -45,7 +45,7 @@ _PART_OF_VALUE = (
 )  # fmt: skip
 """Keywords whose subschemas apply to a part of the value."""
 _WITHOUT_BOUND = frozenset({"pattern", "patternProperties", "$dynamicRef", "$recursiveRef"})
-"""Keywords that may take for ever."""
+"""Keywords whose validation may never end."""
 _WORDS = {
     "minimum": "at least", "maximum": "at most", "exclusiveMinimum": "greater than", "exclusiveMaximum": "less than",
     "minLength": "of length at least", "maxLength": "of length at most", "minItems": "of length at least",
@@ -54,11 +54,11 @@ _WORDS = {
 
 
 class InvalidSchemaError(ValueError):
-    """A schema is no JSON Schema, refers to what it does not contain, or refers to itself without end."""
+    """A schema is not a JSON Schema, has an unresolvable reference, or refers to itself without end."""
 
 
 class CompiledSchema:
-    """A JSON Schema; references within it are followed, those to elsewhere are never fetched."""
+    """A JSON Schema; references within it are resolved, external ones are never fetched."""
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
@@ -79,7 +79,7 @@ class CompiledSchema:
         return validator_for(self.schema, default=Draft202012Validator)
 
     def check(self) -> None:
-        """Raise `InvalidSchemaError` where the schema cannot be used."""
+        """Raise `InvalidSchemaError` if the schema cannot be used."""
         from jsonschema import SchemaError
 
         try:
@@ -99,7 +99,7 @@ class CompiledSchema:
 
     @functools.cached_property
     def is_costly(self) -> bool:
-        """Whether checking a short value may take long: it needs a process that can be ended."""
+        """True if validating a short value may take long, so that it needs a process that can be killed."""
         graph = {part: [*children[0], *children[1]] for part, children in self._edges.items()}
         sizes: dict[int, int] = {}
         try:
@@ -111,7 +111,7 @@ class CompiledSchema:
 
     @functools.cached_property
     def _edges(self) -> dict[int, tuple[list[int], list[int]]]:
-        """The subschemas of each part that apply to the same value, and to parts of it, by the ids of the parts."""
+        """Subschemas of each part that apply to the same value, and to parts of it, by the ids of the parts."""
         edges: dict[int, tuple[list[int], list[int]]] = {}
         self._has_costly_keyword = False
         waiting: list[Any] = [self.schema]
@@ -137,7 +137,7 @@ class CompiledSchema:
                     yield each
 
     def _target(self, reference: str) -> Any:
-        """Return the part of the schema that a `$ref` names; None where there is none."""
+        """Return the part of the schema that a `$ref` names, or None."""
         if reference not in self._targets:
             from referencing import Registry
             from referencing.exceptions import Unresolvable
@@ -150,10 +150,10 @@ class CompiledSchema:
                 self._targets[reference] = None
         return self._targets[reference]
 
-    # -------------------------------------------------------------------------------------------- what it allows
+    # -------------------------------------------------------------------------------------------- allowed types
 
     def types(self, schema: Schema | None = None) -> frozenset[str]:
-        """Return the JSON types that a part of the schema allows, the whole of it by default; all where it names none.
+        """Return the JSON types that a part of the schema allows, by default the whole; all if it names none.
 
         A value of type `number` may be an integer too.
         """
@@ -165,7 +165,7 @@ class CompiledSchema:
         return self.types({"allOf": self.schemas_of_property(parts, name, patterns=False)})
 
     def schemas_of_property(self, parts: Iterable[Schema], name: str, *, patterns: bool = True) -> list[Schema]:
-        """Return what parts of the schema say of a property, also by `patterns` of names, which may take for ever."""
+        """Return the schemas of a property in parts of the schema, also by `patterns` of names, which may never end."""
         found: list[Any] = []
         for part in parts:
             properties, by_pattern = _mapping(part, "properties"), _mapping(part, "patternProperties")
@@ -198,17 +198,17 @@ class CompiledSchema:
     # ---------------------------------------------------------------------------------------------------- values
 
     def coerce(self, value: Any, schema: Schema | None = None, *, repair: bool = False) -> tuple[Any, int]:
-        """Return the value in the types of a part of the schema, and how many values in it were repaired.
+        """Return the value in the types of a part of the schema, and the number of repaired values in it.
 
-        A whole float is an integer (3.0 → 3). With `repair`, text that is JSON of an allowed type is read (``"3"`` → 3,
-        ``"[1]"`` → [1]), and null is left out where a property may be left out and cannot be null. What cannot be
-        coerced stays as it is.
+        A whole float is an integer (3.0 → 3). With `repair`, text that is JSON of an allowed type is parsed (``"3"`` →
+        3, ``"[1]"`` → [1]), and null is omitted if a property is optional and cannot be null. Other values stay
+        unchanged.
         """
         coercion = _Coercion(self, repair)
         return coercion.value(value, self.schema if schema is None else schema), coercion.repaired
 
     def conjunction(self, schema: Schema) -> Iterator[Schema]:
-        """Return the parts that a value must satisfy all: the schema, what it refers to, and their `allOf`."""
+        """Yield all parts that a value must satisfy: the schema, its references, and their `allOf`."""
         seen: set[int] = set()
         waiting: list[Any] = [schema]
         while waiting:
@@ -221,7 +221,7 @@ class CompiledSchema:
                     waiting.append(self._target(part["$ref"]))
 
     def unknown_properties(self, value: Mapping[str, Any]) -> list[str]:
-        """Return the keys of an object that the schema does not name; none where it says what others may be."""
+        """Return the keys of an object that the schema does not name; none if it describes other keys."""
         known: set[str] = set()
         patterns: set[str] = set()
         parts: list[Any] = [self.schema]
@@ -240,10 +240,10 @@ class CompiledSchema:
         return [key for key in unknown if not any(re.search(pattern, key) for pattern in patterns)]
 
     def problems(self, value: Any) -> list[str]:
-        """Return why a value does not satisfy the schema, `MOST_PROBLEMS` reasons at most.
+        """Return the reasons why a value does not satisfy the schema, at most `MOST_PROBLEMS`.
 
         Raises:
-            ValueError: the value cannot be checked, being nested too deeply or of numbers that are too large.
+            ValueError: the value cannot be checked, because it is nested too deeply or contains too large numbers.
         """
         try:
             errors = islice(self.validator.iter_errors(value), MOST_PROBLEMS)
@@ -293,7 +293,7 @@ class _Coercion:
         return self.value(item, {"allOf": schemas}) if schemas else item
 
     def _branch(self, value: Any, branches: list[Any]) -> Any:
-        """Return the value as the first branch takes it that takes it unrepaired, else as the first that takes it."""
+        """Return the value coerced by the first branch that accepts it unrepaired, else by the first at all."""
         for repair in dict.fromkeys((False, self._repair)):
             for branch in branches:
                 if branch is True:
@@ -320,7 +320,7 @@ def _converted(value: Any, types: frozenset[str], repair: bool) -> Any:
 
 
 def is_of(value: Any, types: Collection[str]) -> bool:
-    """Whether a value is of one of these JSON types; a whole float is an integer, and a boolean is no number."""
+    """Return True if a value has one of these JSON types; a whole float is an integer, a boolean is no number."""
     if isinstance(value, bool):
         return "boolean" in types
     if isinstance(value, float) and value.is_integer() and "integer" in types:
@@ -362,7 +362,7 @@ def _validator_class(draft: Any) -> Any:
 
 
 def frozen(value: Any) -> Hashable:
-    """Return what stands for a value in a set; numbers as texts, since many can be chosen that have one hash."""
+    """Return a hashable key for a value; numbers as texts, since many numbers with one hash can be chosen."""
     if isinstance(value, dict):
         return frozenset((key, frozen(item)) for key, item in value.items())
     if isinstance(value, list):
@@ -373,7 +373,7 @@ def frozen(value: Any) -> Hashable:
 
 
 def _unique(validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
-    """Check `uniqueItems` in time for the length of a list; jsonschema compares each object in it with each other."""
+    """Check `uniqueItems` in linear time; jsonschema compares each object in the list with each other."""
     from jsonschema import ValidationError
 
     if wanted and isinstance(value, list) and len(set(map(frozen, value))) < len(value):
@@ -381,7 +381,7 @@ def _unique(validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[Va
 
 
 def _described(error: ValidationError, above: tuple[str | int, ...] = ()) -> Iterator[str]:
-    """Say what is wrong: of branches none of which fits, what is wrong by the one with the fewest problems."""
+    """Yield the problems; if no branch fits, those of the branch with the fewest problems."""
     path = (*above, *error.relative_path)
     value: Any = error.instance
     wanted: Any = error.validator_value
@@ -411,13 +411,13 @@ def _described(error: ValidationError, above: tuple[str | int, ...] = ()) -> Ite
 
 
 def place_of(path: tuple[str | int, ...]) -> str:
-    """Return `a.b[0]` for the place of a value within arguments; of a long one the beginning."""
+    """Return `a.b[0]` for the location of a value within arguments; a long one is cut."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part[:PLACE]}" for part in path[:PLACE]).lstrip(".")
     return text if len(text) <= PLACE else text[:PLACE] + "…"
 
 
 def shown(value: Any) -> str:
-    """Return the beginning of a value as JSON."""
+    """Return the start of a value as JSON."""
     text = ""
     for piece in json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value):
         text += piece[: SHOWN + 1]

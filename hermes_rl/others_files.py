@@ -1,8 +1,8 @@
-"""Read files that others wrote: run directories, task folders, and whatever else a stranger may have sent.
+"""Read untrusted files: run directories, task directories, and other files from unknown sources.
 
-Such a directory may hold links to files of this machine, pipes that nobody writes to, devices without an end, and files
-of any size. So its files are opened here alone: no link is followed, nothing but a regular file is opened, and no more
-than a bound is read.
+Such a directory may contain links to files of this host, pipes without a writer, endless devices, and files of any
+size. Therefore only this module opens its files: no link is followed, only regular files are opened, and the size is
+limited.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from hermes_rl.errors import UserError
 from hermes_rl.values import whole_text
 
 LARGEST = 64 << 20
-"""Bytes of a file that is read whole, unless its reader has another bound."""
+"""Maximum bytes of a file that is read completely, unless its reader has another limit."""
 MOST_FILES = 50_000
 LARGEST_DIRECTORY = 1 << 30
-"""Files and directories below a directory that is read whole, and the bytes of its files."""
+"""Maximum number of files and directories below a directory that is read completely, and bytes of its files."""
 KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a named pipe",
@@ -33,19 +33,19 @@ KINDS = {
 
 
 class RefusedFileError(UserError):
-    """A file that is not read: it is no regular file, a link leads to it, or it is too large."""
+    """A file that is not read: it is not a regular file, it is behind a link, or it is too large."""
 
 
 def open_file(path: Path, top: Path | None = None) -> BufferedReader:
     """Open a regular file for reading, without following a link.
 
     Args:
-        path: of the file.
+        path: path of the file.
         top: a directory above the file, which may be a link itself. None: the file's own directory.
 
     Raises:
-        RefusedFileError: the path or a directory between `top` and it is a link, or it is no regular file.
-        OSError: as for `open`, where there is no such file or it may not be read.
+        RefusedFileError: the path or a directory between `top` and it is a link, or it is not a regular file.
+        OSError: same as for `open`, if there is no such file or it must not be read.
     """
     top = path.parent if top is None else top
     names = path.relative_to(top).parts if path.is_relative_to(top) else ()
@@ -58,7 +58,7 @@ def open_file(path: Path, top: Path | None = None) -> BufferedReader:
             for name in names[:-1]:
                 directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
                 opened.callback(os.close, directory)
-            # A pipe would wait for a writer, and a terminal become that of this program.
+            # A pipe would wait for a writer, and a terminal would become that of this program.
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
             descriptor = os.open(names[-1], flags, dir_fd=directory)
         except OSError as error:
@@ -75,8 +75,11 @@ def open_file(path: Path, top: Path | None = None) -> BufferedReader:
 
 
 def read_file(path: Path, top: Path | None = None, limit: int = LARGEST) -> bytes:
-    """Return the bytes of a regular file; see `open_file`. Raises `RefusedFileError` too where there are more than
-    `limit`."""
+    """Return the bytes of a regular file; see `open_file`.
+
+    Raises:
+        RefusedFileError: as in `open_file`, or there are more than `limit` bytes.
+    """
     with open_file(path, top) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
@@ -85,8 +88,11 @@ def read_file(path: Path, top: Path | None = None, limit: int = LARGEST) -> byte
 
 
 def read_regular(path: Path, limit: int = LARGEST) -> bytes:
-    """Return the bytes of a regular file that a spec names, to which links may lead. Raises `OSError`, with the reason,
-    where it is none or has more than `limit`."""
+    """Return the bytes of a regular file that a spec names; links are followed.
+
+    Raises:
+        OSError: it is not a regular file or has more than `limit` bytes; the error contains the reason.
+    """
     real = path.resolve()
     try:
         return read_file(real, limit=limit)
@@ -95,7 +101,7 @@ def read_regular(path: Path, limit: int = LARGEST) -> bytes:
 
 
 def read_text(path: Path, top: Path | None = None, limit: int = LARGEST) -> str:
-    """Return a regular file as text; see `read_file`. Raises `RefusedFileError` too where it is not UTF-8."""
+    """Return a regular file as text; see `read_file`. Raises `RefusedFileError` too if it is not UTF-8."""
     try:
         return read_file(path, top, limit).decode()
     except UnicodeDecodeError as error:
@@ -103,7 +109,7 @@ def read_text(path: Path, top: Path | None = None, limit: int = LARGEST) -> str:
 
 
 def is_file(path: Path, top: Path | None = None) -> bool:
-    """Return whether `open_file` would open a path."""
+    """Return True if `open_file` would open a path."""
     try:
         open_file(path, top).close()
     except (OSError, RefusedFileError):
@@ -112,14 +118,14 @@ def is_file(path: Path, top: Path | None = None) -> bool:
 
 
 def list_below(directory: Path, top: Path, is_left_out: Callable[[Path], bool] | None = None) -> dict[Path, int]:
-    """Return what lies below a directory, without following a link: the paths in order, and `st_mode` of each.
+    """Return the paths below a directory in order, with `st_mode` of each, without following a link.
 
-    What is left out is not there and does not count, but what lies below it may.
+    Paths for which `is_left_out` returns True are omitted and do not count, but paths below them may be included.
 
     Raises:
-        RefusedFileError: the directory is not below `top`, or a link on the way to it; a name is not UTF-8; there are
-            more than `MOST_FILES`, or more than `LARGEST_DIRECTORY` bytes in them.
-        OSError: there is no such directory or it may not be read.
+        RefusedFileError: the directory is not below `top`, or is behind a link; a name is not UTF-8; there are more
+            than `MOST_FILES`, or more than `LARGEST_DIRECTORY` bytes in them.
+        OSError: there is no such directory or it must not be read.
     """
     names = directory.relative_to(top).parts if directory.is_relative_to(top) else ("..",)
     if ".." in names or _has_link(top, names):
@@ -143,6 +149,6 @@ def list_below(directory: Path, top: Path, is_left_out: Callable[[Path], bool] |
 
 
 def _has_link(top: Path, names: tuple[str, ...]) -> bool:
-    """Return whether one of the directories below `top` is a link."""
+    """Return True if one of the directories below `top` is a link."""
     places = (top.joinpath(*names[:count]) for count in range(1, len(names) + 1))
     return any(place.is_symlink() for place in places)

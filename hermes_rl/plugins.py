@@ -1,8 +1,8 @@
-"""Finding a user's code by reference: ``file.py:name`` or ``package.module:name``.
+"""Find a user's code by reference: ``file.py:name`` or ``package.module:name``.
 
-Owns importing files that are no package: each under a module name of its own, once per content, with the
-files beside it importable while it loads and nothing left in `sys.path` or under common names in
-`sys.modules`, so that two specs may both have a ``helpers.py``.
+This module imports files outside packages: each under a unique module name, once per content. The files in its
+directory are importable while it loads, and nothing remains in `sys.path` or under common names in `sys.modules`, so
+that two specs may both have a ``helpers.py``.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 _PACKAGE = f"{Path(__file__).parent}{os.sep}"
 _lock = threading.RLock()
 _siblings: dict[Path, dict[str, ModuleType]] = {}
-"""By folder: the modules that its files imported from beside them, shared by all files of the folder."""
+"""Modules that the files of a directory imported from this directory, shared by all files of the directory."""
 
 _PREFIX = "_hermes_rl_plugin_"
 _files: dict[str, str] = {}
-"""Name of each module that was loaded from a file that is no package → the file."""
-"""Beginning of the names of modules of files that are no packages."""
+"""Name of each module that was loaded from a file outside packages → the file."""
+"""Prefix of the names of modules from files outside packages."""
 SANDBOXES = "hermes_rl.sandboxes"
-"""Entry points of packages that bring a sandbox backend of their own."""
+"""Group of entry points for packages with their own sandbox backend."""
 
 
 def load_object(ref: str, base: Path | None = None) -> Any:
     """Return the object that `ref` names; a relative file is below `base` (default: the working directory).
 
-    The name may be dotted (``file.py:Class.method``). Raises `UserError` that says what was found.
+    The name may be dotted (``file.py:Class.method``). Raises `UserError` with the available names.
     """
     place, _, name = ref.rpartition(":")
     if not place or not name:
@@ -53,39 +53,45 @@ def load_object(ref: str, base: Path | None = None) -> Any:
 
 
 def load_module(place: str, base: Path | None = None) -> ModuleType:
-    """Return the module that a reference names before its colon: a file (see `load_object`), or one that is installed.
-    Raises `UserError` where it cannot be loaded."""
+    """Return the module that a reference names before its colon: a file (see `load_object`), or an installed one.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
     if place.endswith(".py"):
         return load_file((base or Path.cwd()) / Path(place).expanduser())
     return _import(place, place)
 
 
 class Code(NamedTuple):
-    """Where an object of somebody's code is, so that another process can load the same."""
+    """Location of an object in user code, from which another process can load it."""
 
     module: str
-    """Its module; for a file that is no package the name under which it was loaded, with a hash of its content."""
+    """Its module; for a file outside packages the name under which it was loaded, with a hash of its content."""
     name: str
     """Dotted name in that module."""
     file: str | None = None
-    """The file, where it is no importable module."""
+    """The file, unless it is an importable module."""
     finds: str | None = None
-    """Argument for the object, a function that returns what is meant; None where it is what is meant."""
+    """Argument for the object, a function that returns the requested object; None if it is the requested object."""
 
     @classmethod
     def of(cls, ref: str) -> Code:
-        """Say where the object of an absolute reference is; see `load_object`, which has loaded it."""
+        """Return the location of an object by its absolute reference, which `load_object` has loaded."""
         place, _, name = ref.rpartition(":")
         return cls(load_file(Path(place)).__name__, name, place) if place.endswith(".py") else cls(place, name)
 
     def load(self) -> Any:
-        """Return the object. Raises `UserError` where it is not there, its module cannot be loaded, or its file has
-        changed since."""
+        """Return the object.
+
+        Raises:
+            UserError: it does not exist, its module cannot be loaded, or its file has changed since.
+        """
         loaded = _attribute(self.load_module(), self.name, self.module)
         return loaded if self.finds is None else loaded(self.finds)
 
     def load_module(self) -> ModuleType:
-        """Return its module. Raises `UserError` where that cannot be loaded, or its file has changed since."""
+        """Return its module. Raises `UserError` if it cannot be loaded, or its file has changed since."""
         module = sys.modules.get(self.module)
         if module is None and self.file is not None:
             module = load_file(Path(self.file))
@@ -95,19 +101,19 @@ class Code(NamedTuple):
 
 
 def files_named_in(pickled: bytes) -> list[tuple[str, str]]:
-    """Return the name and the file of each module, loaded from a file that is no package, that a pickle refers to."""
+    """Return name and file of each module from a file outside packages that a pickle refers to."""
     return [(name, file) for name, file in tuple(_files.items()) if name.encode() in pickled]
 
 
 def itself(value: Any) -> Any:
-    """Return the value: what is asked for, where nothing has to be made of it."""
+    """Return the value unchanged."""
     return value
 
 
 def entry_points(group: str) -> list[EntryPoint]:
-    """Return what installed packages publish under a group of ours, as `importlib.metadata.entry_points` does.
+    """Return the entry points of installed packages in one of hermes-rl's groups.
 
-    That reads the files of all packages each time, which took a fifth of a short run.
+    `importlib.metadata.entry_points` reads the files of all packages each time, which took a fifth of a short run.
     """
     from importlib.metadata import distribution
 
@@ -115,7 +121,7 @@ def entry_points(group: str) -> list[EntryPoint]:
     for place in sys.path:
         with suppress(OSError):
             for package, point in _published_in(place, Path(place).stat().st_mtime_ns):
-                # Of two versions of a package, the first on the way counts.
+                # Of two versions of a package, the first on the path counts.
                 if point.group == group and point in distribution(package).entry_points:
                     points[point] = None
     return list(points)
@@ -123,16 +129,22 @@ def entry_points(group: str) -> list[EntryPoint]:
 
 @lru_cache(maxsize=256)
 def _published_in(place: str, changed: int) -> list[tuple[str, EntryPoint]]:
-    """Return the package and the point of everything that is published in a folder for us, until it changes."""
-    from importlib.metadata import distributions  # processes of foreign code have no use for it
+    """Return package and entry point of everything that a directory publishes for hermes-rl, until it changes."""
+    from importlib.metadata import distributions  # processes for user code do not need it
 
     points = ((package, point) for package in distributions(path=[place]) for point in package.entry_points)
     return [(package.name, point) for package, point in points if point.group.startswith("hermes_rl.")]
 
 
 def published(group: str, what: str, reserved: Container[str] = ()) -> dict[str, EntryPoint]:
-    """Find what installed packages publish under a group of entry points, by name, without those that are `reserved`.
-    Raises `UserError` where two packages publish one name. `what` says what is published."""
+    """Return the entry points of installed packages in a group, by name, without those that are `reserved`.
+
+    Args:
+        what: kind of the published objects, for error messages.
+
+    Raises:
+        UserError: two packages publish one name.
+    """
     points: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
         if point.name in points:
@@ -144,7 +156,7 @@ def published(group: str, what: str, reserved: Container[str] = ()) -> dict[str,
 
 
 def load_published(point: EntryPoint, what: str) -> Any:
-    """Load the object behind an entry point; raises `UserError` where it cannot be had."""
+    """Return the object of an entry point; raise `UserError` if it cannot be loaded."""
     try:
         return point.load()
     except (Exception, SystemExit) as error:  # its module may raise anything
@@ -176,11 +188,12 @@ def _execute(name: str, path: Path, source: bytes) -> ModuleType:
     sys.modules[name], _files[name] = module, str(path)
     try:
         with _folder_importable(path.parent):
-            # What was read, and not what Python keeps compiled: that is of any file of the same size and second.
+            # The source read above, and not Python's compiled cache, which may belong to another file of equal size and
+            # time.
             exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
     except BaseException as error:
         del sys.modules[name], _files[name]
-        if isinstance(error, Exception | SystemExit):  # a file that ends the program would end the run without a word
+        if isinstance(error, Exception | SystemExit):  # a file that exits would otherwise end the run silently
             raise UserError(f"{_place(error, path)}: {type(error).__name__}: {error}") from error
         raise
     return module
@@ -188,7 +201,7 @@ def _execute(name: str, path: Path, source: bytes) -> ModuleType:
 
 @contextmanager
 def _folder_importable(folder: Path) -> Iterator[None]:
-    """Let a file import those beside it, under their plain names, for as long as it loads."""
+    """Make the files of a directory importable under their plain names while a file loads."""
     own = _siblings.setdefault(folder, {})
     names = _importable_names(folder)
     hidden = {key: sys.modules.pop(key) for key in _under(names)}
@@ -206,7 +219,7 @@ def _folder_importable(folder: Path) -> Iterator[None]:
 def _importable_names(folder: Path) -> set[str]:
     files = {path.stem for path in folder.glob("*.py")}
     packages = {path.parent.name for path in folder.glob("*/__init__.py")}
-    # A file named like a module of the standard library must not take that from everybody else.
+    # A file named like a standard module must not replace it for other code.
     return (files | packages) - sys.stdlib_module_names
 
 
@@ -237,17 +250,17 @@ def _attribute(module: ModuleType, name: str, place: str) -> Any:
 
 
 LONGEST = 100
-"""Characters of a name up to which one like it is looked for; comparing two takes their lengths times each other."""
+"""Maximum characters of a name for which similar names are searched; a comparison takes the product of the lengths."""
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that this one is a misspelling of, if it is like one."""
+    """Return the known name that this one misspells, or None."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6) if len(name) <= LONGEST else []
     return matches[0] if matches else None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean `x`?`` where one of the known names is close to this one, else nothing."""
+    """Return ``; did you mean `x`?`` if one of the known names is close to this one, else an empty text."""
     meant = closest(name, known)
     return f"; did you mean `{meant}`?" if meant else ""
 
@@ -273,11 +286,11 @@ def _place(error: BaseException, path: Path) -> str:
 
 
 def place_of(error: BaseException, function: Callable[..., Any]) -> str:
-    """Return the error in words, with the last line of the file of `function` that led to it."""
+    """Return the error as text, with the last line of `function`'s file that led to it."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
-    if code is not None and code.co_filename.startswith(_PACKAGE):  # it has called code of somebody else
+    if code is not None and code.co_filename.startswith(_PACKAGE):  # it has called other code
         file = next((frame.filename for frame in frames if not frame.filename.startswith(_PACKAGE)), code.co_filename)
         own = [frame for frame in frames if frame.filename == file]
     where = f" at {(own or frames)[-1].filename}:{(own or frames)[-1].lineno}" if frames else ""

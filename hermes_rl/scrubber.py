@@ -1,4 +1,4 @@
-"""Masks secrets in texts that are shown or kept: failures, logs, and what a server sends back of what it was sent."""
+"""Mask secrets in texts that are shown or stored: failures, logs, and secrets that a server returns."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import quote
 
 EXCERPT = 300
-"""Characters of a server's answer that are kept with a failure."""
+"""Maximum characters of a server's response that are stored with a failure."""
 MASK = "***"
 _SHORTEST = 4
-"""Shorter values ("x", a placeholder for servers that want any key) would mask ordinary words."""
+"""Shorter values ("x", a placeholder for servers that accept any key) would mask ordinary words."""
 _LOOKS_SECRET = re.compile(r"\b(?:Bearer\s+\S+|sk-[A-Za-z0-9*_-]{8,}|hf_[A-Za-z0-9]{8,})")
 UNGUESSABLE = 16
-"""Characters from which on a secret is masked in what a server answers. A shorter one may be a placeholder ("EMPTY"),
-and the answer another text with the same word."""
+"""Minimum characters of a secret that is masked in a server's response. A shorter one may be a placeholder ("EMPTY"),
+and the response an unrelated text with the same word.
+"""
 
 
 NAMED = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
@@ -23,16 +24,16 @@ NAMED = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE", re.IGNORECA
 
 
 def keys_of(values: Mapping[str, str]) -> list[str]:
-    """Return the values with a name of a secret; of "Bearer abc" also the last word by itself."""
+    """Return the values whose names are those of secrets; of "Bearer abc" also the last word alone."""
     return [form for name, value in values.items() if NAMED.search(name) for form in (value, *value.split()[-1:])]
 
 
 class Scrubber:
-    """Masks the given secrets in all their encodings, and whatever else looks like a key.
+    """Mask the given secrets in all their encodings, and other texts that look like a key.
 
     Args:
-        secrets: what is not shown.
-        keys: those of them that nobody but the server is told.
+        secrets: texts that must not be shown.
+        keys: those of them that only the server knows.
     """
 
     def __init__(self, secrets: Iterable[str], keys: Iterable[str] = ()) -> None:
@@ -48,17 +49,19 @@ class Scrubber:
         return _LOOKS_SECRET.sub(MASK, text)
 
     def unechoed(self, raw: bytes) -> bytes:
-        """Return what a server has sent, without the keys that it was sent; short ones stay."""
+        """Return a server's response without the keys that it received; short ones stay."""
         return raw if self._own is None else self._own.sub(MASK.encode(), raw)
 
     def excerpt(self, text: str) -> str:
-        """Return one line of at most `EXCERPT` characters. It is scrubbed before it is cut, so no half secret stays."""
+        """Return one line of at most `EXCERPT` characters. It is scrubbed before it is cut, so no partial secret
+        remains.
+        """
         line = " ".join(self.scrub(text).split())
         return line if len(line) <= EXCERPT else line[: EXCERPT - 1] + "…"
 
 
 def _forms(secrets: Iterable[str], shortest: int) -> list[str]:
-    """Return what secrets look like in a text, the longest first."""
+    """Return the forms of secrets in a text, the longest first."""
     bare = [secret.strip() for secret in secrets]
     forms = {form for secret in bare for form in (secret, json.dumps(secret)[1:-1], quote(secret, safe=""))}
     return sorted((form for form in forms if len(form) >= shortest), key=len, reverse=True)

@@ -1,8 +1,8 @@
-"""The types of model servers: what a spec, a check or a message has to know of each, and who makes one.
+"""Define the types of model servers: the properties that specs, checks and messages need, and their implementations.
 
-Owns the table of the types that come along, and finding those of other packages. A package publishes a type of its own
-as an entry point of the group `hermes_rl.servers`: a `ServerType`. Names that are ours already cannot be taken. The
-table names code by reference, so that a spec is checked without importing any server.
+This module owns the table of the built-in types, and finds those of other packages. A package publishes a type as an
+entry point of the group `hermes_rl.servers`: a `ServerType`. Names of built-in types cannot be replaced. The table
+names code by reference, so that a spec is checked without importing any server.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean, load_object, load_published, published
 
 SERVERS = "hermes_rl.servers"
-"""Entry points of packages that bring a type of server."""
+"""Group of entry points for packages with their own type of server."""
 TEXT_PARTS = frozenset({"text"})
-"""Types of content parts that become token ids."""
+"""Types of content parts that are converted to token ids."""
 CHAT_PARTS = TEXT_PARTS | {"image_url", "input_audio"}
-"""Types of content parts that a chat request carries."""
+"""Types of content parts that a chat request may contain."""
 Code = str | Callable[..., Any]
 """A class or a function, or a reference to it: ``package.module:name``."""
 
 
 @dataclass(frozen=True)
 class ServerType:
-    """One type of server: token-level where it has `dialects`, else whatever `backend` makes.
+    """One type of server: token-level if it has `dialects`, else the server that `backend` creates.
 
     Attributes:
         backend: takes a `ServerConfig` and returns a `hermes_rl.servers.base.Backend`.
-        dialects: classes of `hermes_rl.servers.base.Dialect`, in the order in which a server is asked by them until it
-            knows one. Such a server says which tokens it sampled, so its policy needs a tokenizer.
-        tells_version: whether it tells the version of its weights without `weights_path`.
-        embedded: it plays scripts inside of this process, so it has no address, and a model's name means nothing.
-        needs: keys that a spec has to give.
-        rates: it is a reward model, which answers a conversation with numbers and says nothing.
-        parts: types of content parts that its requests carry. A message with another one is refused.
+        dialects: classes of `hermes_rl.servers.base.Dialect`, tried in order until a server supports one. Such a server
+            reports the tokens that it sampled, so its policy needs a tokenizer.
+        tells_version: True if it reports the version of its weights without `weights_path`.
+        embedded: True if it plays scripts inside this process, so it has no address, and a model's name means nothing.
+        needs: keys that a spec must set.
+        rates: True if it is a reward model, which returns only numbers for a conversation.
+        parts: types of content parts in its requests. A message with another one is refused.
     """
 
     backend: Code | None = None
@@ -50,12 +50,12 @@ class ServerType:
 
     @property
     def token_level(self) -> bool:
-        """Whether conversations are rendered here, and the server gets token ids and gives token ids."""
+        """True if conversations are rendered locally, and the server receives and returns token ids."""
         return bool(self.dialects)
 
     @property
     def exact(self) -> bool:
-        """Whether it says which tokens it sampled; an embedded one does as far as its tokenizer allows."""
+        """True if it reports the tokens that it sampled; an embedded one does if its tokenizer allows that."""
         return self.token_level or self.embedded
 
 
@@ -79,17 +79,18 @@ TYPES: Mapping[str, ServerType] = MappingProxyType(
         ),
     }
 )
-"""The types that come along. Stock vLLM's own version counts only weights that were loaded through its own interface,
-so it tells none."""
+"""The built-in types. Stock vLLM's own version counts only weights that were loaded through its own interface, so it
+reports none.
+"""
 DEFAULT = "openai"
 _ELSEWHERE = {"trl": "TRL's server is stock vLLM; use `type: vllm`, with /v1 at the end of base_url"}
-"""Types that people ask for, and why there are none."""
+"""Types that users ask for, and the reason why they do not exist."""
 
 
 def refused_part(messages: Sequence[Mapping[str, Any]], parts: frozenset[str]) -> str | None:
-    """Return which part of a message is of none of these types; None if there is no such part.
+    """Return a message about the first content part of another type, or None.
 
-    A part of text has no other keys where texts alone are carried, since templates find pictures by keys too.
+    A text part must have no other keys if only texts are allowed, because templates also detect images by their keys.
     """
     for number, message in enumerate(messages, start=1):
         content = message.get("content")
@@ -107,7 +108,7 @@ def refused_part(messages: Sequence[Mapping[str, Any]], parts: frozenset[str]) -
 
 
 def server_type(name: str) -> ServerType:
-    """Return the type of that name. Raises `UserError` where there is none, or its package cannot be loaded."""
+    """Return the type of that name. Raises `UserError` if there is none, or its package cannot be loaded."""
     if name in TYPES:
         return TYPES[name]
     points = published(SERVERS, "type of server", TYPES)
@@ -130,6 +131,6 @@ def type_names() -> tuple[str, ...]:
 
 
 def code_of(code: Code) -> Callable[..., Any]:
-    """Load the class or function behind a reference."""
+    """Return the class or function of a reference."""
     loaded: Callable[..., Any] = load_object(code) if isinstance(code, str) else code
     return loaded

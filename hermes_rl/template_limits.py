@@ -1,8 +1,8 @@
-"""Limits of time and size for templates of strangers: chat templates of tokenizers, and templates of specs.
+"""Limit time and size of untrusted templates: chat templates of tokenizers, and templates of specs.
 
-`LimitedEnvironment` renders as Jinja's sandbox does, and raises `TemplateTooLarge` where a template computes for too
-long or multiplies texts, so a template cannot stop the process. Each loop, call and filter looks at the time, and each
-operation that can make a large value looks at its operands before it is done.
+`LimitedEnvironment` renders like Jinja's sandbox, and raises `TemplateTooLarge` if a template computes for too long or
+multiplies texts, so a template cannot block the process. Each loop, call and filter checks the time, and each operation
+that can create a large value checks its operands first.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 SECONDS = 1.0
-"""Processor time of one rendering."""
+"""CPU time of one rendering."""
 LARGEST = 1 << 26
-"""Elements of one value: characters of a text, entries of a list."""
+"""Maximum number of elements of one value: characters of a text, entries of a list."""
 TOTAL = 1 << 30
-"""Bytes of all values that one rendering makes."""
+"""Maximum bytes of all values that one rendering creates."""
 SHORT = 1 << 12
-"""Characters of texts of which a filter may make what it likes: the result has no more than their product."""
+"""Maximum characters of texts that a filter may combine freely: the result is bounded by their product."""
 LARGEST_COUNT = 1 << 20
-"""The largest number that a filter or method is given: many are widths."""
+"""Maximum number passed to a filter or method: many are widths."""
 DIGITS_OF_NUMBERS = 4096
-"""Bits of the result of a multiplication or power."""
+"""Maximum bits of the result of a multiplication or power."""
 _SCALARS = frozenset({int, float, bool, type(None)})
 _WIDTH = re.compile(r"[%{][^%{}a-zA-Z]*(?:\d{7}|\*)|\{[^{}]*\{")
-"""A field of a format that is wide, or whose width is an argument."""
+"""A format field that is wide, or whose width is an argument."""
 
 
 class TemplateTooLarge(ValueError):
-    """A template computes for too long, or makes values that are too large."""
+    """A template computes for too long, or creates values that are too large."""
 
 
 class _Rendering(local):
-    """What the rendering in this thread may still use."""
+    """Remaining limits of the rendering in this thread."""
 
     ticks = 0
     deadline = math.inf
@@ -57,7 +57,7 @@ _rendering = _Rendering()
 
 @contextmanager
 def limited_rendering() -> Iterator[None]:
-    """Limit the time and the memory of what this thread renders within the block."""
+    """Limit the time and the memory of this thread's renderings within the block."""
     before = _rendering.deadline, _rendering.bytes_left
     _rendering.deadline, _rendering.bytes_left = time.thread_time() + SECONDS, TOTAL
     try:
@@ -73,7 +73,7 @@ def _tick() -> None:
 
 
 def _charged(value: Any) -> Any:
-    """Return a value that a template has made, once it fits."""
+    """Return a value that a template has created, after checking its size."""
     if isinstance(value, Sized):
         _require(len(value))
         _rendering.bytes_left -= sys.getsizeof(value)
@@ -99,14 +99,14 @@ def _joined(values: Iterable[Any]) -> str:
 
 
 def _writable(value: Any) -> Any:
-    """Return a value that a template writes, once it fits; a list of few entries may be large as a text."""
+    """Return a value that a template writes, after checking its size; a list of few entries may be large as a text."""
     if type(value) not in _SCALARS:
         _require(len(value) if type(value) is str else _size(value, {}))
     return value
 
 
 def _size(value: Any, known: dict[int, int]) -> int:
-    """Return the elements of a value with all within it, those that it holds several times each time."""
+    """Return the number of elements of a value, nested ones included; repeated ones count each time."""
     kind = type(value)
     if kind is str or isinstance(value, (str, bytes)):
         return len(value)
@@ -149,7 +149,7 @@ _LOOKING = frozenset(
     {"_not_none", "count", "d", "default", "first", "get", "items", "keys", "last", "length", "list", "rejectattr",
      "selectattr", "values"}
 )  # fmt: skip
-"""Those that write nothing of what they are given."""
+"""Filters and methods that do not write their arguments."""
 _FORMATTING = frozenset({"format", "format_map"})
 
 
@@ -168,7 +168,7 @@ def _require_result(name: str, arguments: tuple[Any, ...], named: Mapping[str, A
 
 
 def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter within the limits."""
+    """Return a filter with limits."""
     if name in _LOOKING:
         return function
     formats = name in _FORMATTING
@@ -184,14 +184,14 @@ def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Filters(dict[str, Callable[..., Any]]):
-    """The filters of an environment, each within the limits."""
+    """Filters of an environment, each with limits."""
 
     def __setitem__(self, name: str, function: Callable[..., Any]) -> None:
         super().__setitem__(name, _limited(name, function))
 
 
 class _Generator(CodeGenerator):
-    """Writes templates whose loops and joined texts are within the limits."""
+    """Code generator for templates whose loops and joined texts are limited."""
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802
         tick = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None, lineno=node.lineno)

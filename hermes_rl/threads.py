@@ -1,8 +1,8 @@
-"""Between threads and event loops: a function that blocks, run without holding up the loop, and the way back.
+"""Connect threads and event loops: run blocking functions without blocking the loop, and call a loop from a thread.
 
 No call waits for the thread of another one, and none of them keeps the program alive: the pool of the event loop has
-few threads, and a function that hangs would take one of them from everybody for good. A thread that has nothing left to
-do stays for a while, since to begin one costs more than most calls.
+few threads, and a function that hangs would block one of them permanently. An idle thread stays for a while, because
+starting one costs more than most calls.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ T = TypeVar("T")
 
 
 IDLE = 2.0
-"""Seconds that a thread stays without work."""
+"""Seconds for which an idle thread stays."""
 LEAVING = 5.0
-"""Seconds that user code has to end after it was cancelled."""
+"""Seconds for user code to end after it was cancelled."""
 PATIENCE = 0.5
-"""Seconds between two looks at whether the loop that is to answer still runs."""
+"""Seconds between two checks that the awaited loop is still running."""
 
 
 class Waits:
-    """Waits of threads for event loops that are given up together, such as those for one call of user code."""
+    """Waits of threads for event loops that are cancelled together, such as those for one call of user code."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._futures: set[concurrent.futures.Future[Any]] | None = set()
 
     def add(self, future: concurrent.futures.Future[Any]) -> None:
-        """Cancel this wait as soon as all are given up."""
+        """Register a wait, which is cancelled as soon as all are cancelled."""
         with self._lock:
             if self._futures is not None:
                 self._futures.add(future)
@@ -54,7 +54,7 @@ class Waits:
         future.cancel()
 
     def give_up(self) -> None:
-        """Cancel what is waited for, now and from now on."""
+        """Cancel all present and future waits."""
         with self._lock:
             futures, self._futures = self._futures, None
         for future in tuple(futures or ()):
@@ -62,14 +62,14 @@ class Waits:
 
 
 WAITS: contextvars.ContextVar[Waits | None] = contextvars.ContextVar("waits", default=None)
-"""To which the waits of a context belong."""
+"""Group of the waits of a context."""
 
 
 def wait_for_loop(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
     """Run `work` on a loop of another thread and wait for its result; the opposite of `in_thread`.
 
-    Whatever ends the wait before the work has ended, such as Ctrl-C, cancels the work. Raises `LoopGoneError` where the
-    loop has ended; a bare wait for its answer would never end.
+    Any event that ends the wait before the work has ended, such as Ctrl-C, cancels the work. Raises `LoopGoneError` if
+    the loop has ended; a plain wait for its result would never end.
     """
     step: _Step | None = getattr(_here, "step", None)
     if step is not None and step.loop is loop:
@@ -82,14 +82,14 @@ def wait_for_loop(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop)
             concurrent.futures.wait([future], timeout=PATIENCE)
             if not future.done() and not loop.is_running():
                 raise LoopGoneError
-    except BaseException:  # Ctrl-C too: the work would go on for nobody
+    except BaseException:  # also on Ctrl-C: the work would continue without a receiver
         future.cancel()
         raise
     return future.result()
 
 
 async def end_tasks(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancel tasks, and wait until they have ended, whatever they end with."""
+    """Cancel tasks, and wait until they have ended, with any outcome."""
     tasks = list(tasks)
     for task in tasks:
         task.cancel()
@@ -97,7 +97,7 @@ async def end_tasks(tasks: Iterable[asyncio.Future[Any]]) -> None:
 
 
 async def ended_within(tasks: Iterable[asyncio.Future[Any]], seconds: float) -> set[asyncio.Future[Any]]:
-    """Cancel tasks of user code, which may swallow that, and wait so long; return those that go on."""
+    """Cancel tasks of user code, which may suppress that, and wait for `seconds`; return those still running."""
     tasks = set(tasks)
     for task in tasks:
         task.cancel()
@@ -106,24 +106,24 @@ async def ended_within(tasks: Iterable[asyncio.Future[Any]], seconds: float) -> 
     done, running = await asyncio.wait(tasks, timeout=seconds)
     for task in done:
         if not task.cancelled():
-            task.exception()  # nobody else looks at it
+            task.exception()  # marks the exception as retrieved
     return running
 
 
 class LoopGoneError(UserError):
-    """What was asked for belongs to a run that has ended."""
+    """The requested object belongs to a run that has ended."""
 
     def __init__(self) -> None:
         super().__init__("the run has ended, and its sandboxes and servers with it")
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """Return the result of `function`. When the caller is cancelled the thread runs on, and its result is dropped."""
+    """Return the result of `function`. If the caller is cancelled, the thread continues, and its result is dropped."""
     return await _begun(function)
 
 
 def _begun(function: Callable[[], T]) -> asyncio.Future[T]:
-    """Begin `function` in a thread. No task, which would let SystemExit out of the event loop, holds its result."""
+    """Start `function` in a thread. No task holds its result: a task would let SystemExit out of the event loop."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
     context = contextvars.copy_context()
@@ -143,7 +143,7 @@ def _begun(function: Callable[[], T]) -> asyncio.Future[T]:
         try:
             loop.call_soon_threadsafe(settle, deliver)
         except RuntimeError:
-            return  # the loop was closed: nobody waits any more
+            return  # the loop was closed: no caller waits any more
 
     hand_over(work)
     return future
@@ -151,12 +151,13 @@ def _begun(function: Callable[[], T]) -> asyncio.Future[T]:
 
 _Jobs = queue.SimpleQueue[Callable[[], None]]
 _idle: list[_Jobs] = []
-"""Where threads without work wait for some, the last one first. Its steps are atomic, so it needs no lock."""
-os.register_at_fork(after_in_child=_idle.clear)  # the threads stay behind, and work handed to them would never end
+"""Queues of idle threads, the most recent one first. Its operations are atomic, so it needs no lock."""
+# the threads do not exist in a fork, so work passed to them would never end
+os.register_at_fork(after_in_child=_idle.clear)
 
 
 def hand_over(work: Callable[[], None]) -> None:
-    """Let a thread do this; it must not raise, and nobody waits for it."""
+    """Run `work` in a background thread. `work` must not raise."""
     try:
         jobs = _idle.pop()
     except IndexError:
@@ -166,10 +167,10 @@ def hand_over(work: Callable[[], None]) -> None:
 
 
 def _work_on(jobs: _Jobs) -> None:
-    work: Callable[[], None] | None = jobs.get()  # as an argument of the thread it would be kept as long as that
+    work: Callable[[], None] | None = jobs.get()  # not a thread argument, so that the first job is freed when it ends
     while work is not None:
         work()
-        work = None  # what the call held is free while the thread waits
+        work = None  # release the call's objects while the thread waits
         _idle.append(jobs)
         work = _next(jobs)
 
@@ -182,19 +183,19 @@ def _next(jobs: _Jobs) -> Callable[[], None] | None:
     try:
         _idle.remove(jobs)
     except ValueError:
-        return jobs.get()  # somebody took it from the list in the same moment, and is about to hand work over
+        return jobs.get()  # another thread has just claimed this one; its job arrives next
     return None
 
 
 def _carried(error: BaseException) -> BaseException:
-    """Return the exception as a future can hold it: StopIteration would end the coroutine that waits."""
+    """Return the exception in a form that a future can hold: StopIteration would end the waiting coroutine."""
     if isinstance(error, StopIteration):
         return RuntimeError(f"the function raised StopIteration: {error}")
     return error
 
 
 class PerLoopSemaphore:
-    """So many at once on each event loop, since a semaphore belongs to one."""
+    """Semaphores with `count` slots, one for each event loop, since a semaphore belongs to one."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -203,7 +204,7 @@ class PerLoopSemaphore:
         )
 
     def here(self) -> asyncio.Semaphore:
-        """Those of the running loop; use it with ``async with``."""
+        """Return the semaphore of the running loop; use it with ``async with``."""
         loop = asyncio.get_running_loop()
         semaphore = self._by_loop.get(loop)
         if semaphore is None:
@@ -213,15 +214,15 @@ class PerLoopSemaphore:
 
 _one = PerLoopSemaphore(1)
 BRISK = 0.0002
-"""Seconds after which a thread lets go of the interpreter while work on a large text is done; Python's own are 5 ms."""
+"""Switch interval of threads in seconds during work on a large text; Python's default is 5 ms."""
 _brisk_lock = threading.Lock()
 _brisk: list[float] = []
-"""Python's interval before each such work that is being done, the first one's being that of the program."""
+"""Python's switch interval before each such work in progress; the first is that of the program."""
 
 
 @contextlib.contextmanager
 def _briskly() -> Iterator[None]:
-    """Let threads take turns sooner: the event loop waits for a turn behind each thread that wants one."""
+    """Let threads switch more often: the event loop waits for its turn after each thread that wants one."""
     with _brisk_lock:
         _brisk.append(sys.getswitchinterval())
         sys.setswitchinterval(min(BRISK, _brisk[0]))
@@ -236,9 +237,9 @@ def _briskly() -> Iterator[None]:
 
 
 async def made_in_thread(make: Callable[[], T], unmake: Callable[[T], object]) -> T:
-    """Return what `make` makes in a thread; where the caller is cancelled meanwhile, it is unmade once it is there.
+    """Return the result of `make`, run in a thread; if the caller is cancelled meanwhile, `unmake` is called on it.
 
-    The thread cannot be stopped, and nobody else knows what it has made: a folder, a descriptor.
+    The thread cannot be stopped, and no other code knows the created object: a directory, a descriptor.
     """
     making = asyncio.get_running_loop().run_in_executor(None, make)
 
@@ -255,19 +256,19 @@ async def made_in_thread(make: Callable[[], T], unmake: Callable[[T], object]) -
 
 
 async def done_in_thread(work: Callable[[], T]) -> T:
-    """Return the result of `work`, which is done in a thread also where the caller is cancelled before it has begun.
+    """Return the result of `work`, which runs in a thread even if the caller is cancelled before its start.
 
-    `asyncio.to_thread` then drops it, and what it was to close or to remove is left.
+    `asyncio.to_thread` would drop it, and resources that it should close or remove would remain.
     """
     return await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, work))
 
 
 async def one_at_a_time(work: Callable[..., T], *arguments: Any, **more: Any) -> T:
-    """Do work on a large text in a thread, while no other such work is done.
+    """Run work on a large text in a thread, one job at a time per event loop.
 
-    Such work hardly lets go of the interpreter. Several threads of it would be no faster than one, and the event loop,
-    which then waits for its turn behind all of them, would be late by tenths of a second. Where the loop hears late
-    that the work has ended, it has much to do, and the next such work begins later by as much.
+    Such work rarely releases the interpreter. Several threads of it would be no faster than one, and the event loop,
+    which waits for its turn after all of them, would be late by tenths of a second. If the loop learns late that the
+    work has ended, it is busy, and the next such work starts later by the same amount.
     """
     loop, turn, ended = asyncio.get_running_loop(), _one.here(), math.inf
 
@@ -287,31 +288,31 @@ async def one_at_a_time(work: Callable[..., T], *arguments: Any, **more: Any) ->
 
 
 COMPUTES = 0.02
-"""Seconds of computing in a call from which on the calls of a function take turns."""
+"""Seconds of computing in a call from which the calls of a function take turns."""
 TURNS = 4
-"""Calls that compute at the same time, of all functions together."""
+"""Maximum number of concurrent computing calls, of all functions together."""
 GLANCE = 0.1
-"""Seconds between two looks at whether a call that has a turn computes."""
+"""Seconds between two checks if a call with a turn computes."""
 COMPUTING = 0.02
-"""Share of that time which a call that computes uses at least, however many others it shares the cores with."""
+"""Minimum fraction of that time that a computing call uses, however many others share the cores."""
 
 _turns = PerLoopSemaphore(TURNS)
 
 
 class Turns:
-    """The calls of one function of somebody else's, in threads: few at a time where it computes, else all at once.
+    """Limit concurrent calls of one user function in threads if it computes.
 
-    A thread that computes in Python holds the interpreter, and the event loop waits for its turn behind each of them:
-    with some dozens it would be late by seconds. Whether a function computes, or waits for a sandbox or a service, is
-    known once a call has ended.
+    A thread that computes in Python holds the interpreter, and the event loop waits for its turn after each of them:
+    with some dozens it would be late by seconds. After the first call it is known if a function computes, or waits for
+    a sandbox or a service.
     """
 
     def __init__(self) -> None:
         self._seconds: float | None = None
-        """Of computing in the last calls; None before one has ended."""
+        """Seconds of computing in the last calls; None before one has ended."""
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Return the result of `function`, like `in_thread`; a caller that is cancelled waits for no turn any more."""
+        """Return the result of `function`, like `in_thread`; a cancelled caller gives up its turn."""
         thread = _Clock()
         run = partial(self._timed, function, thread)
         running: asyncio.Future[T] | None = None
@@ -336,25 +337,25 @@ class Turns:
 
 
 class _Clock:
-    """How long one call has computed; any thread may ask."""
+    """Computing time of one call; any thread may read it."""
 
     def __init__(self) -> None:
         self._id: int | None = None
         self._began = 0.0
 
     def begin(self) -> None:
-        """Begin in the thread that computes."""
+        """Start the clock in the thread that computes."""
         self._began = time.thread_time()
         self._id = time.pthread_getcpuclockid(threading.get_ident())
 
     def seconds(self) -> float:
-        """Return 0 before it has begun."""
+        """Return the computing seconds; 0 before the start."""
         return 0.0 if self._id is None else time.clock_gettime(self._id) - self._began
 
 
 async def _until_it_waits(running: asyncio.Future[Any], thread: _Clock) -> None:
-    """Return when it has ended, or has hardly computed for a while: then another one may have its turn."""
-    used = -GLANCE  # it may not have begun at the first look
+    """Return when the call has ended, or has hardly computed for a while: then another one may have its turn."""
+    used = -GLANCE  # it may not have started at the first check
     try:
         while not (await asyncio.wait([running], timeout=GLANCE))[0]:
             before, used = used, thread.seconds()
@@ -366,26 +367,26 @@ async def _until_it_waits(running: asyncio.Future[Any], thread: _Clock) -> None:
 
 
 # ------------------------------------------------- A coroutine on the loop that may wait for the loop without await
-# Code of a user awaits on the loop of the run, since what it made there (a semaphore, a session) works nowhere else. In
-# the middle of it a call without await asks that very loop for an answer, which could never come there.
-# So each step of the coroutine, from one await to the next, has the stack of a thread, while the loop's thread stands
-# still: the two never run at once. A call without await gives the loop its turn back until it is answered.
+# User code awaits on the run's loop, because objects created there (a semaphore, a session) work nowhere else. A call
+# without await within it requests a result from the same loop, which would never arrive. So each step of the coroutine,
+# from one await to the next, runs on the stack of another thread, while the loop's thread is blocked: the two never run
+# at once. A call without await lets the loop run until the result is available.
 
 
 class OverlongError(Exception):
-    """A coroutine has held the loop, or has not ended, for longer than it may; it is left where it is."""
+    """A coroutine has blocked the loop, or has not ended, for longer than allowed; it is abandoned."""
 
 
 _Word = tuple[str, Any]
-"""What the thread of a step says to that of the loop: it `awaits` or `waits` for something, `returned` or `raised`."""
+"""Message from the thread of a step to that of the loop: `awaits` or `waits` for something, `returned` or `raised`."""
 _here = threading.local()
-"""`step`, where this thread runs one."""
+"""`step`, if this thread runs one."""
 stepping: dict[int, int] = {}
-"""Threads that stand in for those of event loops at this moment, by the thread of the loop."""
+"""Threads that act for those of event loops at this moment, by the thread of the loop."""
 
 
 class _Step:
-    """What a coroutine does from one await to the next."""
+    """The part of a coroutine from one await to the next."""
 
     def __init__(self, advance: Callable[[Any], Any], value: Any, context: contextvars.Context) -> None:
         self.loop, self.task = asyncio.get_running_loop(), asyncio.current_task()
@@ -395,17 +396,17 @@ class _Step:
         self._left = False
 
     def begin(self, longest: float) -> _Word:
-        """Begin it in a thread, and return its first word."""
+        """Start it in a thread, and return its first message."""
         hand_over(self._run)
         return self._word(longest)
 
     def answer(self, kind: str, value: Any, longest: float) -> _Word:
-        """Answer its call without await, and return its next word."""
+        """Return the result of its call without await to it, and return its next message."""
         self.answers.put((kind, value))
         return self._word(longest)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`, for which the loop has its turn meanwhile; called in the thread of the step."""
+        """Return the result of `work`, for which the loop runs meanwhile; called in the thread of the step."""
         if self._left:
             work.close()
             raise OverlongError
@@ -429,7 +430,7 @@ class _Step:
         before = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(*self._hooks)
         asyncio._set_running_loop(self.loop)
-        entered = asyncio.current_task() is None and self.task is not None  # newer Pythons ask the thread for its task
+        entered = asyncio.current_task() is None and self.task is not None  # newer Pythons store the task per thread
         if entered:
             asyncio.tasks._enter_task(self.loop, self.task)  # type: ignore[arg-type]
         _here.step, stepping[self._loop_thread] = self, threading.get_ident()
@@ -450,7 +451,7 @@ class _Step:
 
 
 def may_wait_for(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether `wait_for_loop` works here: not on the thread of the loop, but for steps of `in_steps`."""
+    """Return True if `wait_for_loop` works here: not on the loop's thread, except in steps of `in_steps`."""
     step: _Step | None = getattr(_here, "step", None)
     return asyncio._get_running_loop() is not loop or (step is not None and step.loop is loop)
 
@@ -459,8 +460,10 @@ def may_wait_for(loop: asyncio.AbstractEventLoop) -> bool:
 def in_steps(work: Coroutine[Any, Any, T], seconds: float, longest: float) -> Generator[Any, Any, T]:
     """Await `work` on the running loop, where it may also wait for this loop without await (`wait_for_loop`).
 
-    Once it has taken `seconds` it has to end when it is cancelled, which is the caller's to do. Raises `OverlongError`
-    where it did not, or one of its steps has held the loop for more than `longest` seconds.
+    After `seconds` it must end when the caller cancels it.
+
+    Raises:
+        OverlongError: it did not end, or one of its steps blocked the loop for more than `longest` seconds.
     """
     end, context = time.monotonic() + seconds, contextvars.copy_context()
     advance, sent = work.send, None
@@ -483,7 +486,7 @@ def in_steps(work: Coroutine[Any, Any, T], seconds: float, longest: float) -> Ge
         advance, sent = work.send, None
         try:
             yield value
-        except GeneratorExit:  # there is no loop any more
+        except GeneratorExit:  # the loop no longer exists
             work.close()
             raise
         except BaseException as error:  # noqa: BLE001 - raised where it awaits
@@ -491,18 +494,19 @@ def in_steps(work: Coroutine[Any, Any, T], seconds: float, longest: float) -> Ge
 
 
 RARE = (10_000, 5, 200)
-"""Thresholds of the three generations. To look at a young object takes a microsecond, and those of a turn are gone by
-this number of new ones. All objects are looked at once in ten million new ones, which is some ten thousand rollouts."""
+"""Thresholds of the three generations. Scanning a young object takes a microsecond, and those of a turn are freed
+within this number of new ones. A full collection happens every ten million new objects, about ten thousand rollouts.
+"""
 
 
 @contextlib.contextmanager
 def rare_full_collections() -> Iterator[None]:
-    """Within it the event loop is not stopped by full collections, which find next to nothing here.
+    """Prevent full collections, which find almost nothing here, from stopping the event loop within the block.
 
-    Such a one looks at every object that there is. With thousands of rollouts in flight that takes half a second, and
-    Python's own thresholds ask for it each time that a quarter more have begun. What is there already (the program
-    itself) is never looked at again, also afterwards: Python cannot say whether a caller had frozen objects without
-    looking at each of them.
+    A full collection scans every object. With thousands of rollouts in flight that takes half a second, and Python's
+    own thresholds trigger it each time that a quarter more have started. Existing objects (the program itself) are
+    never scanned again, even afterwards: Python cannot report if a caller had frozen objects without scanning each of
+    them.
     """
     before = gc.get_threshold()
     gc.freeze()

@@ -1,14 +1,14 @@
-"""The border for values that somebody else writes: JSON, numbers and text.
+"""Define how external values are read and written: JSON, numbers and text.
 
-It decides once what becomes of what Python can hold and others cannot. A number beyond the range of floats, infinity
-and NaN are null in JSON, read or written. A whole number may have any number of digits: `is_number` says whether it can
-be computed with. Half of a character (a lone surrogate) is escaped in JSON, and comes back as it was. Objects and lists
-within each other without end are refused.
+This module decides the handling of values that Python can represent and others cannot. A number beyond the range of
+floats, infinity and NaN are null in JSON, read or written. A whole number may have any number of digits: `is_number`
+returns True if it can be used in computations. A lone surrogate is escaped in JSON, and is restored unchanged. Objects
+and lists nested too deeply are refused.
 
-Reading JSON makes an object of each value, and what is done with them afterwards takes longer still, all of it while
-nothing else of the runner gets a turn. The size of a text says little: a long one may be one string. So its values are
-counted first, in one pass over the text which lets others have their turn. And where a value may begin at many places
-of a text, an attempt to read one costs no more than what is read: Python's error looks at all that stands before it.
+Parsing JSON creates an object for each value, and processing them takes longer still, while nothing else of the runner
+can run. The size of a text is a poor measure: a long one may be one string. So its values are counted first, in one
+pass over the text that lets other threads run. If a value may start at many positions of a text, an attempt to parse
+one costs no more than the parsed part: Python's own error scans all text before it.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ T = TypeVar("T")
 # --------------------------------------------------------------------------------------------- Numbers and text
 
 LARGEST_NUMBER = 1e100
-"""What is larger is not computed with: sums of squares of billions of such numbers are still finite."""
+"""Maximum number used in computations: sums of squares of billions of such numbers are still finite."""
 LARGEST_COUNT = 2**53
-"""A count that is larger is none: beyond it JSON numbers of other languages are not exact."""
+"""Maximum valid count: beyond it JSON numbers of other languages are not exact."""
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a number that can be computed with; true and false are none."""
+    """Return True if a value is a number that can be used in computations; booleans are not."""
     return isinstance(value, (int, float)) and value is not True and value is not False and abs(value) <= LARGEST_NUMBER
 
 
 def count_of(value: object) -> int:
-    """Return a count that somebody has told, 0 where it is none."""
+    """Return an external count, or 0 if it is invalid."""
     return int(value) if is_number(value) and 0 <= value <= LARGEST_COUNT else 0
 
 
 def own_copy(value: T) -> T:
-    """Return a copy of a value through and through; of plain ones in a seventh of the time that `deepcopy` takes."""
+    """Return a deep copy of a value; for plain values in a seventh of the time of `deepcopy`."""
     plain: Any = value
     try:
         copied: T = marshal.loads(marshal.dumps(plain))
@@ -67,13 +67,13 @@ def whole_text(text: str) -> str:
 
 
 LONGEST_NAME = 200
-"""Characters of a name that becomes a file or directory; file systems take 255 bytes."""
+"""Maximum characters of a name for a file or directory; file systems allow 255 bytes."""
 
 
 def safe_name(text: str) -> str:
     """Return a name of at most `LONGEST_NAME` ASCII characters for a file, a part of a path or URL, or a header.
 
-    Other characters than letters, digits and ``_.-~:`` are percent-encoded, and different texts have different names.
+    Characters other than letters, digits and ``_.-~:`` are percent-encoded, and different texts have different names.
     """
     quoted = quote(text, safe=":", errors="surrogatepass")
     if not quoted.strip("."):
@@ -84,7 +84,7 @@ def safe_name(text: str) -> str:
 
 
 def system_bytes(text: str) -> bytes:
-    """Return a path, an argument or a variable as the system takes it; `ValueError` where it cannot be one."""
+    """Return a path, an argument or a variable as bytes for the system; raise `ValueError` if it is invalid."""
     try:
         data = os.fsencode(text)
     except UnicodeEncodeError:
@@ -98,19 +98,23 @@ def system_bytes(text: str) -> bytes:
 
 
 class TooDeepError(ValueError):
-    """More than `MOST_LEVELS` objects and lists are within each other, or more than Python can read."""
+    """More than `MOST_LEVELS` objects and lists are nested, or more than Python can parse."""
 
     def __init__(self) -> None:
         super().__init__("nested too deeply")
 
 
 def read_own_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text that a run has written. Raises `ValueError` where it is none, `TypeError` where
-    it is no text."""
+    """Return the value of a JSON text that a run has written.
+
+    Raises:
+        ValueError: it is not JSON.
+        TypeError: it is not a text.
+    """
     if not isinstance(text, str | bytes):
         raise TypeError(f"JSON is a text, not a {type(text).__name__}")
     if isinstance(text, bytes) and orjson is not None and _MANY_DIGITS not in text.translate(_DIGITS_AS_ZEROS):
-        # In a fourth of the time. It refuses what Python's takes: halves of characters, numbers without end, NaN.
+        # A fourth of the time. It refuses values that Python accepts: lone surrogates, infinity, NaN.
         with suppress(ValueError):
             return orjson.loads(text)
     try:
@@ -122,7 +126,7 @@ def read_own_json(text: str | bytes) -> Any:
 
 
 def read_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text. Raises `ValueError` where it is none, or `TooDeepError`."""
+    """Return the value of a JSON text. Raises `ValueError` if it is invalid, or `TooDeepError`."""
     value = read_own_json(text)
     openings = ("[", "{") if isinstance(text, str) else (b"[", b"{")
     if sum(map(text.count, openings)) > MOST_LEVELS and too_deep(value):  # type: ignore[arg-type]
@@ -131,27 +135,27 @@ def read_json(text: str | bytes) -> Any:
 
 
 _BUFFER = 1 << 14
-"""Bytes that orjson begins with; a longer text takes what it needs."""
+"""Initial buffer of orjson in bytes; a longer text gets the required size."""
 
 
 def write_message(value: Any, default: Callable[[Any], Any] | None = None) -> bytes:
     """Return a value as JSON in UTF-8 without blanks, for a request; raises `TypeError` as `write_json` does.
 
-    It is several times as fast. Files keep their blanks: those who search in their lines know them.
+    This is several times as fast. Files keep their blanks, because users search in them.
     """
     plain = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
     try:
         written = orjson.dumps(value, default, plain)
-        # orjson keeps a buffer of 16 kB for a short text, and thousands of requests may wait for their answers.
+        # orjson keeps a buffer of 16 kB for a short text, and thousands of requests may wait for their responses.
         return bytes(memoryview(written)) if len(written) < _BUFFER else written
-    except orjson.JSONEncodeError:  # half of a character, a number without end, keys that are no text, or an error
+    except orjson.JSONEncodeError:  # a lone surrogate, infinity or NaN, keys that are not text, or an error
         return write_json(value, default=default)
 
 
 def write_json(
     value: Any, indent: int | None = None, default: Callable[[Any], Any] | None = None, *, ascii_only: bool = False
 ) -> bytes:
-    """Return a value as JSON in UTF-8; raises `TypeError` where it holds what neither JSON nor `default` can say."""
+    """Return a value as JSON in UTF-8; raise `TypeError` for objects that neither JSON nor `default` supports."""
     encode = _encoder(indent, default, ascii_only).encode
     try:
         text = encode(value)
@@ -171,11 +175,11 @@ def _float(digits: str) -> float | None:
 
 
 _MANY_DIGITS = b"0" * 19
-"""orjson makes a float of a whole number beyond 64 bits."""
+"""orjson converts a whole number beyond 64 bits to a float."""
 _DIGITS_AS_ZEROS = bytes(ord("0") if chr(byte).isdecimal() else byte for byte in range(256))
 _DECODER = json.JSONDecoder(parse_float=_float, parse_constant=lambda name: None)
 _BEGINNINGS = frozenset("{[")
-"""Of most texts: then no blanks have to be looked for."""
+"""First characters of most texts: then no blanks need to be skipped."""
 
 
 def _finite(value: Any) -> Any:
@@ -186,22 +190,23 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# ------------------------------------------------------------------------------------------ JSON within bounds
+# ------------------------------------------------------------------------------------------ JSON within limits
 
 MOST_VALUES = 100_000
-"""Values of a text that is read; separators and keys count as some too, and so do numbers and blanks by their length.
-Python takes 50 to 100 ms for so many, in which nothing else has its turn, in whatever thread they are read."""
+"""Maximum number of values in a text; separators and keys count as some too, and numbers and blanks by their length.
+Python takes 50 to 100 ms for this number, during which nothing else can run, in any thread.
+"""
 PER_VALUE = 32
-"""Bytes outside of strings that count as a value: to read a number takes the square of its digits."""
+"""Bytes outside strings that count as a value: parsing a number takes quadratic time in its digits."""
 LARGEST = 4 << 20
-"""Characters of the arguments of a call that are read."""
+"""Maximum characters of a call's arguments."""
 MOST_LEVELS = 200
-"""Levels of objects and lists within each other; what is done with a value goes down all of them."""
+"""Maximum nesting of objects and lists; functions that process a value recurse through all levels."""
 
 NESTED = f"have more than {MOST_LEVELS} objects and lists within each other"
 
 _IN_STRING = re.compile(rb'(?:[^"\\]{1,65536}+|\\.){0,64}+', re.DOTALL)
-"""A part of what stands between the quotes of a string, of bounded length."""
+"""A part of the content of a string, of bounded length."""
 
 
 def too_many_values(text: str | bytes, most: int = MOST_VALUES) -> bool:
@@ -210,7 +215,7 @@ def too_many_values(text: str | bytes, most: int = MOST_VALUES) -> bool:
         return False
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     marks = (b",", b"[", b"{")
-    # Most texts have few values even if all that stands in their strings is counted, and need not be looked through.
+    # Most texts have few values even if the content of their strings is counted, and need no scan.
     if sum(map(data.count, marks)) + (data.count(b'"') + 1) // 2 + 1 + len(data) // PER_VALUE <= most:
         return False
     count = place = 0
@@ -228,8 +233,11 @@ def too_many_values(text: str | bytes, most: int = MOST_VALUES) -> bool:
 
 
 def read_bounded(text: str | bytes, largest: int = LARGEST, most: int = MOST_VALUES) -> Any:
-    """Return the value of a JSON text; whoever reads it elsewhere may take it for one that can be read. Raises
-    `ValueError` where it is none, or one that is too large or nested too deeply; the message is a predicate."""
+    """Return the value of a JSON text within limits that any reader of the text can handle.
+
+    Raises:
+        ValueError: it is invalid, too large or nested too deeply; the message is a predicate.
+    """
     if len(text) > largest or too_many_values(text, most):
         raise ValueError(f"are too large to be read: at most {largest} characters and {most} values")
     try:
@@ -241,18 +249,22 @@ def read_bounded(text: str | bytes, largest: int = LARGEST, most: int = MOST_VAL
 
 
 WINDOW = 512
-"""Characters of the first part of a text in which a value is looked for; each further part is eight times longer."""
+"""Characters of the first part of a text in which a value is parsed; each further part is eight times longer."""
 LONGEST_WORD = 16
-"""Characters at the end of a part that may be the beginning of something longer, such as ``-Infinity``."""
+"""Characters at the end of a part that may be the start of a longer token, such as ``-Infinity``."""
 
 
 class UnwantedValueError(ValueError):
-    """A value that is not wanted, wherever the text ends; for what a decoder calls."""
+    """A value that is rejected regardless of the rest of the text; raised by functions that a decoder calls."""
 
 
 def read_value(decoder: json.JSONDecoder, text: str, start: int) -> tuple[Any, int]:
-    """Return the value that begins at `start` and its end, like `raw_decode`, in time for what is read alone. Raises
-    `ValueError` where there is none, or one with too many levels; a `JSONDecodeError` has its place behind `start`."""
+    """Return the value that starts at `start` and its end, like `raw_decode`, in time proportional to the parsed part.
+
+    Raises:
+        ValueError: there is no value, or one with too many levels. A `JSONDecodeError` has its position relative to
+            `start`.
+    """
     size = WINDOW
     while True:
         whole = start + size >= len(text)
@@ -272,17 +284,17 @@ def read_value(decoder: json.JSONDecoder, text: str, start: int) -> tuple[Any, i
 
 
 def _by_the_cut(error: ValueError, size: int) -> bool:
-    """Whether it may be that a value cannot be read because only its first `size` characters were there."""
+    """Return True if parsing may have failed because the text was cut after `size` characters."""
     if isinstance(error, json.JSONDecodeError):
         return error.pos >= size - LONGEST_WORD or error.msg.startswith("Unterminated")
-    return not isinstance(error, UnwantedValueError)  # too many digits, unless the number goes on as another one
+    return not isinstance(error, UnwantedValueError)  # too many digits, unless the number continues differently
 
 
 _HOLDERS = (dict, list)
 
 
 def too_deep(value: object) -> bool:
-    """Whether more than `MOST_LEVELS` objects and lists are within each other in a value that JSON can have."""
+    """Return True if more than `MOST_LEVELS` objects and lists are nested in a value that JSON can represent."""
     level = [value] if isinstance(value, _HOLDERS) else []
     for _ in range(MOST_LEVELS):
         if not level:

@@ -1,3 +1,3 @@
-"""The version of this package, without what else its front door knows."""
+"""The version of this package, without the imports of the package itself."""
 
 __version__ = "0.1.0"

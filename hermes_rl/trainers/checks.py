@@ -40,7 +40,7 @@ class TooLong:
     counts: Counter[str]
 
     def applied(self, group: dict[str, Any], longest: int | None) -> dict[str, Any]:
-        """Return the group with every sequence within `longest` tokens; with ``drop`` unchanged, to exclude it later."""
+        """Return the group with every sequence within `longest` tokens; unchanged with ``drop``, which excludes it."""
         if longest is None or self.policy == "drop":
             return group
         places = [place for place, tokens in enumerate(group.get("tokens") or []) if len(tokens) > longest]

@@ -160,7 +160,8 @@ class ForkServer:
         linger: float = 0.0,
         may_start: bool = False,
     ) -> StartedProcess:
-        """Return a new process that runs a function; its standard input is empty, its outputs are those of this one.
+        """Return a new process that runs a function; its standard input is empty, and it shares the outputs of this
+        one.
 
         Blocks until the process exists, about 5 ms, or a second if the fork server must import first.
 
@@ -170,7 +171,7 @@ class ForkServer:
             name: name of the process in `ps` and `top`; at most 15 characters.
             preload: further modules imported before the process starts. No module may read variables, start threads or
                 open files when it is imported.
-            environ: variables of the process; None for those of this one.
+            environ: variables of the process; None for the variables of this one.
             linger: seconds that the process may run on after its client has ended, to clean up.
             may_start: give the process a connection to the fork server, so that it can start processes too.
 
@@ -599,7 +600,7 @@ def _take_over(start: Mapping[str, Any]) -> None:
     except OSError:
         os.chdir("/")  # it was removed meanwhile
     for name, limit in start["limits"].items():
-        with suppress(ValueError, OSError):  # a hard limit above that of the fork server needs privileges
+        with suppress(ValueError, OSError):  # a hard limit above the fork server's needs privileges
             resource.setrlimit(getattr(resource, name), tuple(limit))
     os.sched_setaffinity(0, start["cores"])
     with suppress(OSError):  # likewise a lower niceness

@@ -320,7 +320,7 @@ def _converted(value: Any, types: frozenset[str], repair: bool) -> Any:
 
 
 def is_of(value: Any, types: Collection[str]) -> bool:
-    """Return True if a value has one of these JSON types; a whole float is an integer, a boolean is no number."""
+    """Return True if a value has one of these JSON types; a whole float is an integer, a boolean not a number."""
     if isinstance(value, bool):
         return "boolean" in types
     if isinstance(value, float) and value.is_integer() and "integer" in types:
@@ -381,7 +381,7 @@ def _unique(validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[Va
 
 
 def _described(error: ValidationError, above: tuple[str | int, ...] = ()) -> Iterator[str]:
-    """Yield the problems; if no branch fits, those of the branch with the fewest problems."""
+    """Yield the problems; if no branch fits, the problems of the branch with the fewest."""
     path = (*above, *error.relative_path)
     value: Any = error.instance
     wanted: Any = error.validator_value

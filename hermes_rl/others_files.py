@@ -33,7 +33,7 @@ KINDS = {
 
 
 class RefusedFileError(UserError):
-    """A file that is not read: it is not a regular file, it is behind a link, or it is too large."""
+    """A file that is not read: it is not a regular file, it is reached through a link, or it is too large."""
 
 
 def open_file(path: Path, top: Path | None = None) -> BufferedReader:
@@ -58,7 +58,7 @@ def open_file(path: Path, top: Path | None = None) -> BufferedReader:
             for name in names[:-1]:
                 directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
                 opened.callback(os.close, directory)
-            # A pipe would wait for a writer, and a terminal would become that of this program.
+            # A pipe would wait for a writer, and a terminal would become this program's.
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
             descriptor = os.open(names[-1], flags, dir_fd=directory)
         except OSError as error:
@@ -123,8 +123,8 @@ def list_below(directory: Path, top: Path, is_left_out: Callable[[Path], bool] |
     Paths for which `is_left_out` returns True are omitted and do not count, but paths below them may be included.
 
     Raises:
-        RefusedFileError: the directory is not below `top`, or is behind a link; a name is not UTF-8; there are more
-            than `MOST_FILES`, or more than `LARGEST_DIRECTORY` bytes in them.
+        RefusedFileError: the directory is not below `top`, or is reached through a link; a name is not UTF-8; there are
+            more than `MOST_FILES`, or more than `LARGEST_DIRECTORY` bytes in them.
         OSError: there is no such directory or it must not be read.
     """
     names = directory.relative_to(top).parts if directory.is_relative_to(top) else ("..",)

@@ -137,7 +137,7 @@ def _published_in(place: str, changed: int) -> list[tuple[str, EntryPoint]]:
 
 
 def published(group: str, what: str, reserved: Container[str] = ()) -> dict[str, EntryPoint]:
-    """Return the entry points of installed packages in a group, by name, without those that are `reserved`.
+    """Return the entry points of installed packages in a group, by name, without `reserved` names.
 
     Args:
         what: kind of the published objects, for error messages.

@@ -24,7 +24,7 @@ NAMED = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE", re.IGNORECA
 
 
 def keys_of(values: Mapping[str, str]) -> list[str]:
-    """Return the values whose names are those of secrets; of "Bearer abc" also the last word alone."""
+    """Return the values whose names denote secrets; of "Bearer abc" also the last word alone."""
     return [form for name, value in values.items() if NAMED.search(name) for form in (value, *value.split()[-1:])]
 
 
@@ -33,7 +33,7 @@ class Scrubber:
 
     Args:
         secrets: texts that must not be shown.
-        keys: those of them that only the server knows.
+        keys: secrets that only the server knows.
     """
 
     def __init__(self, secrets: Iterable[str], keys: Iterable[str] = ()) -> None:

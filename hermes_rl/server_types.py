@@ -1,6 +1,6 @@
 """Define the types of model servers: the properties that specs, checks and messages need, and their implementations.
 
-This module owns the table of the built-in types, and finds those of other packages. A package publishes a type as an
+This module owns the table of the built-in types, and finds types of other packages. A package publishes a type as an
 entry point of the group `hermes_rl.servers`: a `ServerType`. Names of built-in types cannot be replaced. The table
 names code by reference, so that a spec is checked without importing any server.
 """
@@ -126,7 +126,7 @@ def server_type(name: str) -> ServerType:
 
 
 def type_names() -> tuple[str, ...]:
-    """Return the name of every type, those of other packages last."""
+    """Return the name of every type, with types of other packages last."""
     return (*TYPES, *published(SERVERS, "type of server", TYPES))
 
 

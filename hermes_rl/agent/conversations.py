@@ -250,7 +250,7 @@ class Conversations:
         return found
 
     def _compare(self, messages: Sequence[Message], calls: Sequence[list[str]], digests: Sequence[bytes]) -> int | None:
-        """Record the replies that a request contains unchanged, and those that it contains with other tool calls.
+        """Record the replies that a request contains unchanged, and the ones with changed tool calls.
 
         Return the last changed reply.
         """

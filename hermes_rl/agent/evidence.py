@@ -57,8 +57,8 @@ def marked(
     """Return a conversation with the policy's replies as sampled, and `context: True` on unverified messages.
 
     Verified are the program's prompt, the replies, and after a reply one result for each of its tool calls. Results are
-    matched to calls by id if the ids are those of the calls, otherwise by order, because some programs omit or repeat
-    ids. Each result gets the id of its call.
+    matched to calls by id if the ids agree, otherwise by order, because some programs omit or repeat ids. Each result
+    gets the id of its call.
 
     Args:
         messages: messages as sent by the program, with the last reply.
@@ -94,7 +94,7 @@ def matched(
     delivered: Iterable[ProgramCall],
     offered: Sequence[str],
 ) -> list[ToolCall]:
-    """Return the tool calls of the policy: those of the graded conversation, then those of other conversations.
+    """Return the tool calls of the policy: first of the graded conversation, then of other conversations.
 
     A call of a tool of the spec is included if the tool server executed it, with the server's result. A call that was
     never executed is excluded, even if the program reports it, and so is a call that no policy reply contains. A call

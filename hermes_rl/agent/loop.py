@@ -58,7 +58,8 @@ class HermesAgentLoop:
         task_id: id of the rollout's sandbox (see `ToolContext`). The sandbox is created if it does not exist, and stays
             until `ToolContext(task_id).cleanup()`. Without an id, it is released at the end of `run`.
         options: the remaining limits; explicit arguments before it take precedence.
-        sandbox: configuration of a sandbox created here; None: that of the `server`'s environment, else the default.
+        sandbox: configuration of a sandbox created here; None: the configuration of the `server`'s environment, else
+            the default.
         user: responds to turns without tool calls; None: such a turn is the last one.
         budget_config: limits for tool results, as built by the configuration of an environment.
         tokenizer: estimates the tokens that a chat server has not counted yet; None: only the server's count is used.

@@ -144,7 +144,7 @@ class ProgramDriver:
         program: returns the program to start.
         runtime: the rollout's sandbox.
         user: sends messages to the seat and receives its replies; None: the program runs once, for the prompt.
-        toolkit: tools that it may be offered; default: those of the sandbox.
+        toolkit: tools that it may be offered; default: the toolkit of the sandbox.
         request_id: id of its requests; default: the task id of the sandbox.
         port: port in the sandbox at which it reaches the model; programs that share a sandbox use different ports.
     """

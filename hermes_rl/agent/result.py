@@ -193,7 +193,7 @@ class AgentResult:
         )
 
     def answering(self, text: str) -> AgentResult:
-        """Copy the result with one reply to its prompt in place of the agent's conversation, at the same step."""
+        """Copy the result with one reply to its prompt instead of the agent's conversation, at the same step."""
         return AgentResult(
             messages=[*own_copy(self.messages[: self.prompt_length]), {"role": "assistant", "content": text}],
             turns_used=1,

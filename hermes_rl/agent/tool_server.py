@@ -1,8 +1,8 @@
 """Serve the spec's tools to an agent program with the Model Context Protocol, at the same address as the model.
 
 The server implements the part of the protocol that tools need: one JSON response to each request over HTTP, without
-sessions and streams. Calls run with the same limits as those of the loop, and are recorded so that rewards see them.
-Source: the protocol's specification of 18 June 2025.
+sessions and streams. Calls run with the limits of the loop, and are recorded so that rewards see them. Source: the
+protocol's specification of 18 June 2025.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ToolServer:
     Args:
         runtime: the rollout's sandbox.
         options: limits for calls and results.
-        toolkit: the offered tools; default: those of the sandbox.
+        toolkit: the offered tools; default: the toolkit of the sandbox.
     """
 
     def __init__(self, runtime: ToolRuntime, options: LoopOptions, toolkit: Toolkit | None = None) -> None:

@@ -331,7 +331,7 @@ class Env:
     def tools(self, row: Row | str, group: str | None = None) -> list[dict[str, Any]]:
         """Return the OpenAI schemas of the tools of a rollout of the row.
 
-        If the spec draws toolsets for each group, they are those of `group`.
+        If the spec draws toolsets for each group, the tools are drawn for `group`.
         """
         found = self._row(row)
         with ThreadPoolExecutor(1) as thread:  # its loop can run while the caller's loop is blocked
@@ -470,7 +470,7 @@ class Env:
             ahead: number of finished groups that may wait for a request, while further ones run.
             drop_uniform: exclude groups whose scores are all equal.
             max_staleness: exclude a group if its oldest weights are, when it is returned, more than this number of
-                versions behind those of the policy.
+                versions older than the policy's.
             split: "train" or "eval".
             sampling, replays: as in `play`.
             batch: id of the call, such as "step-12", for a record; default: the index of the call.
@@ -553,7 +553,7 @@ class Env:
         Args:
             row, group, split, sampling: as in `play`; it is the only member of its group.
             tokenizer: a hub name, a directory or a tokenizer object of `transformers`, so that a turn may be token ids;
-                default: that of the spec's policy if it is token-level or scripted, else a turn is a message.
+                default: the tokenizer of the spec's policy if it is token-level or scripted, else a turn is a message.
             renderer: same as `renderer` of a server in a spec; its name is enough.
             context: maximum tokens of a conversation; None: no limit.
 

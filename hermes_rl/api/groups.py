@@ -143,7 +143,7 @@ async def _played(
     fresh: set[str],
     ahead: int,
 ) -> AsyncGenerator[tuple[Run, Group], None]:
-    """Yield the groups of the first run, and then those of further runs for the repeated rows."""
+    """Yield the groups of the first run, and then the groups of further runs for the repeated rows."""
     run, number = await first(), 0
     while True:
         run.on_played.append(lambda rollout: fresh.add(rollout.key.group))

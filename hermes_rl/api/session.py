@@ -108,7 +108,7 @@ class Stepped:
     async def make(
         cls, spec: Spec, tokenizer: Any, renderer: str | Mapping[str, Any] | None, context: int | None
     ) -> Stepped:
-        """Return a policy with the given tokenizer, else with that of the spec's policy if available."""
+        """Return a policy with the given tokenizer, else with the spec's if available."""
         settings = RendererSettings.of({"name": renderer} if isinstance(renderer, str) else renderer)
         new = partial(cls, context=context, seats=bool(spec.agents))
         if tokenizer is not None:

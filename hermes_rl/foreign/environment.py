@@ -1,7 +1,7 @@
 """Select the environment variables of worker processes for user code.
 
-These get general variables of the runner, such as PATH and the addresses of proxies, and those that specs list in
-`user_code.env`. Others, such as keys of model servers, stay in the runner.
+These get general variables of the runner, such as PATH and the addresses of proxies, and the variables that specs list
+in `user_code.env`. Others, such as keys of model servers, stay in the runner.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class ProcessPool:
         return OwnProcess(worker, self._take_back if reused else None)
 
     def _take_back(self, worker: Worker) -> None:
-        """Return an exclusively used process to the pool."""
+        """Put an exclusively used process back into the pool."""
         with self._lock:
             self._busy += 1
         self._pass_on(worker)

@@ -40,7 +40,7 @@ class AskingProcess(Protocol):
 
 
 class _Pickler(pickle.Pickler):
-    """Pickle values, with proxies in place of objects that live in the runner."""
+    """Pickle values, replacing objects that live in the runner by proxies."""
 
     def __init__(self, file: io.BytesIO, served: ServedObjects) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)

@@ -79,7 +79,7 @@ def from_json(message: bytes) -> Any:
         _require_few_values(message)
     try:
         return _DECODER.decode(message.decode("utf-8", "surrogatepass"))
-    except (ValueError, TypeError, RecursionError) as error:  # TypeError: invalid base64 input
+    except (ValueError, TypeError, RecursionError) as error:  # TypeError: the value for bytes is not a text
         raise WireError(f"no JSON: {error}") from error
 
 

@@ -215,7 +215,7 @@ def example_of(sequence: TokenSequence, ledger: Sequence[LedgerEntry], *, masked
     Args:
         sequence: its tokens.
         ledger: samples of each call of its rollout.
-        masked: True if nothing of it is trained on.
+        masked: True if none of its tokens is trained on.
     """
     first = sequence.spans[0].start if sequence.spans else len(sequence)
     mask, logprobs = [0] * len(sequence), None
@@ -516,7 +516,7 @@ class Rollout:
         return [dict(reply.sampling or {}) for reply in self.result.replies] if self.result is not None else []
 
     def fail(self, failure: Failure) -> None:
-        """Record an infrastructure failure: there is no score, and the cause and the partial result are kept.
+        """Record an infrastructure failure: there is no score, and it keeps the cause and the partial result.
 
         An episode of several seats fails as a whole.
         """
@@ -641,7 +641,7 @@ class Group:
         """Return one advantage per turn of each rollout, as sent to Atropos, or None if no reward assigns credit to
         turns.
 
-        `Example.of_turns` assigns those of a rollout to its tokens.
+        `Example.of_turns` assigns a rollout's advantages to its tokens.
         """
         return turn_advantages(self)
 

@@ -267,7 +267,7 @@ class RolloutRunner:
         return rollout
 
     def _record(self, *rollouts: Rollout) -> None:
-        """Record rollouts; their JSON records are kept only while they wait for their group."""
+        """Record rollouts; keep their JSON records only while they wait for their group."""
         self.store.record(*rollouts)
         for rollout in rollouts:
             if rollout.state is not RolloutState.WAITING:

@@ -547,7 +547,7 @@ class Tooling:
             await server.close()
 
     async def toolkit(self, group: str, state: Any, row: Row) -> Toolkit:
-        """Return the tools of a rollout: those of its group, and those of its own state, an object or a process.
+        """Return the tools of a rollout's group, and of its own state, which is an object or a process.
 
         Raises:
             UserError: the state or the row lacks something that an entry names.

@@ -25,8 +25,8 @@ def key_names(spec: Spec) -> set[str]:
 def named_variables(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of `environ` that the spec names.
 
-    These are keys and headers, those listed in `user_code.env`, and those that its sandbox backend and its toolsets of
-    hermes-agent read.
+    These are keys and headers, variables listed in `user_code.env`, and variables that its sandbox backend and its
+    toolsets of hermes-agent read.
     """
     names = key_names(spec).union(spec.user_code.env, OF_BACKENDS.get(spec.sandbox.backend, ()))
     names = names.union(*(OF_TOOLSETS.get(toolset, ()) for _, toolset in named_toolsets(spec)))

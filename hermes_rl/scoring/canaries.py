@@ -4,7 +4,7 @@ Canary tests detect cheating that a test report does not show: a cheat that forg
 functions, returns objects equal to everything, or reads expected values from a frame passes the copy just as it passes
 the original. `plant` puts copies among the tests of a file, in the same process, so that only the expected value
 distinguishes them: either of the two has the test's own name, either comes first, and both contain the author's text.
-The caller decides which copies count: those that the reference solution fails.
+The caller counts only copies that the reference solution fails.
 
 A copy must fail for *every* correct solution. Therefore only the expected value of an equation, the expected exception,
 or an assertion as a whole is changed; never the input of the code under test, nor a bound, nor a statement that may not
@@ -157,7 +157,7 @@ class _File:
                     yield _Test(prefix + each.name, each, prefix)
 
     def ways(self, test: _Test) -> tuple[list[_Change], list[_Change], Function | None] | None:
-        """Return possible changes of values and assertions, or those of a called helper if the test itself has none."""
+        """Return possible changes of values and assertions, or of a called helper's if the test itself has none."""
         if is_marked(test.function):
             return None
         called = sorted(_names_in(test.function) & self._helpers.keys())

@@ -355,7 +355,7 @@ class Grader:
 
         Args:
             also: further values that it may name.
-            answer: reply that replaces those of all seats.
+            answer: reply that replaces the replies of all seats.
         """
         own = reward.function.own(item)
         offered = {"item": own, "result": reward.function.own(result), "ctx": ctx, **also, **self._roles}
@@ -380,7 +380,7 @@ class Grader:
         only: Container[str] | None = None,
         seats: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
-        """Call the group-level rewards (those named `only`); `values[i]` receives those of rollout *i*.
+        """Call the group-level rewards (those named `only`); `values[i]` receives the values of rollout *i*.
 
         Args:
             seats: results of all seats by name, if the rollouts belong to one of several seats.

@@ -2,8 +2,9 @@
 
 This module owns the requests to a judge and the parsing of its replies, and measures on labelled cases how far a judge
 agrees with people. Rewards (`llm_judge`, `llm_pairwise`) provide the questions. The judged text stands between marks
-derived from it, so it cannot contain them; the judge is told to ignore instructions between them. If a judge gives no
-verdict on the agent's text, but gives one on a plain text in its place, the agent caused the failure.
+derived from it, so it cannot contain them; the system message instructs the judge to ignore instructions between them.
+If a judge gives no verdict on the agent's text, but gives one on a plain text in its place, the agent caused the
+failure.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class Steering:
         return None
 
     def packages(self, paths: Iterable[str]) -> list[str]:
-        """Return those of `paths` that only make a directory of tests a package, as an empty file does."""
+        """Return the `paths` that only make a directory of tests a package, as an empty file does."""
         return [path for path in paths if posixpath.basename(path) == INIT and self.steers(path)]
 
     def _trusted(self, path: str) -> bool:

@@ -128,7 +128,7 @@ class RewardValue:
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
     def times(self, factor: float, *, turns: bool) -> RewardValue:
-        """Return the value multiplied by `factor`; per-turn credit is kept only if the seat has these `turns`."""
+        """Return the value multiplied by `factor`; it keeps per-turn credit only if the seat has these `turns`."""
         value = None if self.value is None else self.value * factor
         per_turn = tuple(turn * factor for turn in self.per_turn) if turns and self.per_turn is not None else None
         return replace(self, value=value, per_turn=per_turn)
@@ -171,7 +171,7 @@ def reward_of(record: Mapping[str, Any]) -> RewardValue:
 def plain(returned: object, depth: int = DEEPEST) -> Any:
     """Return a reward's return value as plain values, which `of_plain` reads in the calling process.
 
-    Below `depth` levels only the type name of a value is kept, because no valid reward nests so deeply.
+    Below `depth` levels a value is replaced by its type name, because no valid reward nests so deeply.
     """
     if isinstance(returned, Score) and depth:
         metrics = returned.metrics
@@ -290,7 +290,7 @@ def _no_value(name: str, kind: str) -> RewardFailure:
 def of_steps(how: str, values: Sequence[RewardValue]) -> RewardValue:
     """Return the value of a reward that was called after each step of a rollout.
 
-    Its metrics are those of the steps, and `step_1`, `step_2`, … with the value of each.
+    It has the metrics of the steps, and `step_1`, `step_2`, … with the value of each.
 
     Args:
         how: `mean` over the steps, in which a missing metric of a step is 0; or `last`, the last step's.

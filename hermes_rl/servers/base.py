@@ -243,7 +243,7 @@ class ChatReply:
 class ContextLengthExceeded(HermesRLError):
     """The conversation exceeds the model's context. The policy caused this, so it is not a `Failure`.
 
-    `size` is that of the prompt and `context` that of the model, in tokens, if known.
+    `size` is the prompt's size and `context` the model's limit, in tokens, if known.
     """
 
     def __init__(self, message: str = "", size: int | None = None, context: int | None = None) -> None:
@@ -586,7 +586,7 @@ class Sampling:
         return b"".join((before, b"[", ids, b"]", behind))
 
     def parameters(self, dialect: Dialect) -> dict[str, Any]:
-        """Return the parameters under the server's own names: neutral values, overridden by those that are set."""
+        """Return the parameters under the server's own names: neutral values, overridden by set ones."""
         own = {theirs: value for ours, theirs in dialect.names.items() if (value := getattr(self, ours)) is not None}
         further = {name: value for name, value in self.further.items() if name in dialect.neutral}
         return {**dialect.neutral, **own, **further}
@@ -652,10 +652,10 @@ def scores_of(places: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
     """Validate a response and return its `TokenLogprobs`.
 
     Args:
-        places: for each token, log-probabilities by id at its position, those of at least `top_k` tokens and its own;
-            the entry of the first token is ignored.
+        places: for each token, log-probabilities by id at its position, for at least `top_k` tokens and itself; the
+            entry of the first token is ignored.
         prompt: the tokens.
-        top_k: number of most probable tokens that are kept.
+        top_k: number of most probable tokens to keep.
 
     Raises:
         Malformed: a position is missing or incomplete, or a log-probability is invalid.

@@ -95,7 +95,7 @@ class CountsTokens(Protocol):
 class Meter:
     """Model usage of each role: calls, tokens, and US dollars if known.
 
-    Calls made within it count, including those of tasks and threads started there.
+    Calls made within it count, including calls of tasks and threads started there.
     """
 
     __slots__ = ("_lock", "_token", "roles")
@@ -392,7 +392,7 @@ class SampledByFunction:
         self._ends = frozenset[int]()
 
     def know(self, ends: Iterable[int]) -> None:
-        """Record tokens that may end a turn in addition to those of a request."""
+        """Record tokens that may end a turn in addition to a request's stop tokens."""
         self._ends = frozenset(ends)
 
     async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:

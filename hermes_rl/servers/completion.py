@@ -83,7 +83,7 @@ class CompletionAdapter:
 
 
 def arguments(request: ChatRequest) -> dict[str, Any]:
-    """Return the request as keyword arguments of an OpenAI client, omitting those that are not set."""
+    """Return the request as keyword arguments of an OpenAI client, omitting unset ones."""
     names = ("tools", "temperature", "top_p", "max_tokens", "seed", "stop")
     fields = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
     if request.logprobs:

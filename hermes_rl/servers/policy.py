@@ -185,8 +185,8 @@ class Policy:
         Args:
             type: vllm, sglang, atropos, openai, scripted, or one of a package.
             base_url: its address.
-            model: its model, or a function that returns the name for each request, such as that of the newest adapter.
-                None is the only model of a token-level server, whose `tokenizer` must then be given.
+            model: its model, or a function that returns the name for each request, such as the name of the newest
+                adapter. None is the only model of a token-level server, whose `tokenizer` must then be given.
             api_key: sent as a bearer token, and never shown.
             tokenizer: a hub name or a directory; default: the model's own.
             renderer: same as `renderer` of a server in a spec, for token-level types; its name is enough.
@@ -349,7 +349,7 @@ class Policy:
         self._source.version = version
 
     async def close(self) -> None:
-        """Close the connections of an `endpoint`; those of other policies close with their environments."""
+        """Close the connections of an `endpoint`; other policies close with their environments."""
         await self.role.close()
 
     def enter(self) -> None:

@@ -78,7 +78,7 @@ class Limiter:
             raise
 
     def release(self) -> None:
-        """Return a slot."""
+        """Release a slot."""
         self.in_flight -= 1
         self._admit()
 

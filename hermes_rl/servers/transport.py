@@ -346,7 +346,7 @@ class Transport:
         return self._urls[path]
 
     async def _connected(self) -> aiohttp.ClientSession:
-        """Return the session of the running loop; it replaces that of an earlier loop."""
+        """Return the session of the running loop; it replaces the session of an earlier loop."""
         import aiohttp  # the scripted policy needs no HTTP
 
         loop = asyncio.get_running_loop()

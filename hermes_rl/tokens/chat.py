@@ -1,8 +1,8 @@
 """Convert messages to sequences with a true assistant mask, for servers that use text.
 
-Each sampled turn becomes a step (the rendered history and the rendered turn), and steps are merged like those of a
-token-level server. Nothing is invented: if a turn cannot be separated from its context, the result is a reason instead
-of a sequence. The ids are those of the rendered text, not those that the server sampled.
+Each sampled turn becomes a step (the rendered history and the rendered turn), and steps are merged as for a token-level
+server. Nothing is invented: if a turn cannot be separated from its context, the result is a reason instead of a
+sequence. The ids encode the rendered text and may differ from the sampled ones.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ REFUSALS = 10
 
 
 class _Answer(BaseModel):
-    """A response of the API; fields are those of `atroposlib.api.server`."""
+    """A response of the API; the fields have the names of `atroposlib.api.server`."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -66,7 +66,7 @@ class _Registered(_Answer):
     def follows(self, numbers: Collection[int], name: str | None) -> bool:
         """Return True if the API has been running since it assigned earlier numbers, and an earlier name.
 
-        It numbers environments, and those of one name too. A restart resets both to 0.
+        It numbers all environments, and the environments of one name. A restart resets both to 0.
         """
         before, now = _number_of(name), _number_of(self.wandb_name)
         return max(numbers) < self.env_id and (before is None or now is None or before < now)
@@ -206,7 +206,7 @@ class AtroposTrainer:
             await asyncio.sleep(1)
 
     async def _compared(self, log: DeliveryLog, answer: _Registered, unanswered: bool) -> tuple[list[str], list[str]]:
-        """Return the groups of the log that the API has lost with its queue, and those in doubt that it has.
+        """Return the groups of the log that the API has lost with its queue, and the groups in doubt that it has.
 
         An `unanswered` registration may follow the one in the log in an API that was restarted: then only the latest
         group of the API proves that it was not.
@@ -258,7 +258,7 @@ class AtroposTrainer:
             raise self._lost(f"it was restarted at step {step}")
         self._step = step
         if self._group_size == 1:
-            # For groups of one the API omits those of other environments: count them.
+            # For groups of one the API omits groups of other environments: count them.
             queue = max(queue, (await self._get("status", _Status)).queue_size)
         # Groups of other environments may not fill a batch without this one's, so only its own count.
         ahead = queued * self._group_size // self.batch_size if self.batch_size > 0 else 0

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class TooLong:
-    """Handling of sequences that are longer than a trainer accepts; `counts` are those that were cut or masked.
+    """Handling of sequences that are longer than a trainer accepts; `counts` are the cut or masked ones.
 
     ``drop`` excludes the whole group; ``truncate`` cuts the end of the sequence; ``mask`` replaces it by a filler, so
     that the rollout counts for its group's baseline and is not trained on.

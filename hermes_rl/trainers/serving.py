@@ -449,9 +449,8 @@ class Serving:
 class Together:
     """The environments of one process that feed one trainer: their turns, and a lock for sending.
 
-    Their weights determine their fractions of the sequences. Among those that can start a group, the next one is the
-    one with the fewest started sequences relative to its weight; one that cannot start does not block others, and
-    catches up later.
+    Their weights determine their fractions of the sequences. The next one to start a group has the fewest started
+    sequences relative to its weight; one that cannot start does not block others, and catches up later.
     """
 
     def __init__(self, number: int = 1) -> None:
@@ -488,9 +487,9 @@ class Together:
     def turn(self, mine: Serving) -> bool:
         """Return True if it is this one's turn to start another group.
 
-        Wait for one that is behind if it has not polled the trainer since, because it may find the same capacity, and
-        if it has the maximum number of groups in flight: otherwise others would take its fraction permanently, since it
-        is always full.
+        Wait for one that has started less if it has not polled the trainer since, because it may find the same
+        capacity, and if it has the maximum number of groups in flight: otherwise others would take its fraction
+        permanently, since it is always full.
         """
         behind = [serving for serving in self.feeding if serving.weight >= 0 and _used(serving) < _used(mine)]
         return mine.weight < 0 or not any(

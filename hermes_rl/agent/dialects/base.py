@@ -142,7 +142,7 @@ def text_in(content: Any, kinds: frozenset[str], what: str) -> str:
 def add_text(message: Message, text: str, key: str = "content") -> None:
     """Append a piece to a text of a message that is being parsed; `join_texts` joins the pieces.
 
-    Appending to a string copies it, so many small pieces would take quadratic time.
+    Appending to a string copies it, which would take quadratic time for many small pieces.
     """
     message.setdefault(key, []).append(text)
 

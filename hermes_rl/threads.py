@@ -54,7 +54,7 @@ class Waits:
         future.cancel()
 
     def give_up(self) -> None:
-        """Cancel all present and future waits."""
+        """Cancel all current and future waits."""
         with self._lock:
             futures, self._futures = self._futures, None
         for future in tuple(futures or ()):

@@ -174,7 +174,7 @@ class Endpoint:
 
     @property
     def waiting(self) -> float:
-        """Seconds that the program has waited for replies, including the present wait.
+        """Seconds that the program has waited for replies, including the current wait.
 
         Seconds during which it waits for several replies count once.
         """

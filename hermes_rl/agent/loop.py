@@ -102,7 +102,7 @@ class HermesAgentLoop:
         self.user = user
         self.tokenizer = tokenizer
         self._offered = self.toolkit
-        """Tools that the agent may call at present."""
+        """Tools that the agent may call currently."""
         self._answered_at = 0
         """Number of turns before the user's last message."""
 

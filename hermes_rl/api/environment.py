@@ -124,7 +124,7 @@ class PlayedBy(NamedTuple):
 
 @dataclass(frozen=True)
 class EnvStatus:
-    """Present state of an environment.
+    """Current state of an environment.
 
     Attributes:
         phases: number of running rollouts in each phase.
@@ -266,7 +266,7 @@ class Env:
             await policy.leave()
 
     def status(self) -> EnvStatus:
-        """Return its present state: running rollouts, retried calls, workers that have died."""
+        """Return its current state: running rollouts, retried calls, workers that have died."""
         roles = [*self._compiled.roles.items(), *(("policy", policy.role) for policy in self._policies)]
         retries, phases = Counter[str](), Counter[str]()
         for name, role in roles:
@@ -291,7 +291,7 @@ class Env:
             await self._workers.watch()
 
     async def announce(self) -> None:
-        """Wait until workers know the present versions and model names of the policies.
+        """Wait until workers know the current versions and model names of the policies.
 
         Every call that starts afterwards uses them. Otherwise workers get them some hundredths of a second later.
         """

@@ -386,7 +386,7 @@ class Runner:
             for module, file in pickle.loads(content[:ahead]):
                 Code(module, "", file).load_module()
             call = _unpickled(content[ahead:])
-            # without reading the present directory, which may have been removed
+            # without reading the current directory, which may have been removed
             os.chdir(self._directory or call.folder)
             function = call.code.load()
             returned = settled(function(**call.arguments))

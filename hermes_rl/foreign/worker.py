@@ -180,7 +180,7 @@ class Worker:
         return self.inbox.empty and not poller.poll(0)
 
     def fits(self, *codes: Code) -> bool:
-        """Return True if it can run a call of this code now, and has the present variables listed by specs."""
+        """Return True if it can run a call of this code now, and has the current variables listed by specs."""
         return self.knows.issuperset(codes) and self.warm.listed == listed_variables() and self.waits
 
     def end(self, why: str) -> None:

@@ -181,8 +181,8 @@ class RolloutRunner:
     ) -> asyncio.Task[Group]:
         """Start a group; `on_change` is called after every member.
 
-        With `whole`, the first member whose retries are exhausted stops the others and the group is dropped. Without
-        it, every member runs to its end and failed ones stay without a score. With `keep_lost`, failed members get the
+        With `whole`, the first member that fails permanently stops the others and the group is dropped. Without it,
+        every member runs to its end and failed ones stay without a score. With `keep_lost`, failed members get the
         state `lost` and count as the worst of a group in which two others have a score.
         """
         leaving = [_OpenMember(self, on_change).leave for _ in range(size)]

@@ -204,7 +204,7 @@ class Grader:
         Args:
             machines: opens sandboxes; None if the sandbox no longer exists and no called reward uses it.
             only: names of the rewards to call; None: all.
-            step: number of the present step, from 0, which rewards for steps find as `step` in their row.
+            step: number of the current step, from 0, which rewards for steps find as `step` in their row.
 
         Raises:
             Failure: a reward failed; `values` keeps the earlier ones.

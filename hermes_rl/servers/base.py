@@ -99,7 +99,7 @@ class ServerConfig:
         return ServerType(parts=CHAT_PARTS) if self.type == CALLABLE else server_type(self.type)
 
     def current(self) -> ServerConfig:
-        """Return the configuration with the present name of the model."""
+        """Return the configuration with the current name of the model."""
         return self if self.naming is None else replace(self, model=self.naming())
 
 

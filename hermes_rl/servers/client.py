@@ -601,7 +601,7 @@ class TokenSource(Protocol):
         """Sample one generation; raises `AttemptFailed` or `ContextLengthExceeded`."""
 
     async def weights(self) -> int | None:
-        """Return the present version of the weights, or None if unknown."""
+        """Return the current version of the weights, or None if unknown."""
 
     async def context_length(self) -> int | None:
         """Return the maximum tokens of a conversation, or None if unknown."""
@@ -627,7 +627,7 @@ class Asker:
         self._use(self._dialects[0])
 
     async def weights(self) -> int | None:
-        """Return the present version of the server's weights, or None if it does not report it."""
+        """Return the current version of the server's weights, or None if it does not report it."""
         return await self._versions.after()
 
     def hear(self, version: int) -> None:

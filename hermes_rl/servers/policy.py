@@ -283,7 +283,7 @@ class Policy:
         return PolicyDescription(self.number, tuple(map(_settings, configs)), self.captured)
 
     def told(self) -> WeightsTold:
-        """Return the trainer's present information about the weights; call it from one thread."""
+        """Return the trainer's current information about the weights; call it from one thread."""
         version, models = self.version, tuple(config.current().model for config in self.role.configs)
         if (version, models) != (self._news.version, self._news.models):
             self._news = WeightsTold(self._news.order + 1, version, models)
@@ -336,7 +336,7 @@ class Policy:
         await self.role.prepare()
 
     async def weights(self) -> int | None:
-        """Return the present version of the weights: the one set, else a server's; None if unknown."""
+        """Return the current version of the weights: the one set, else a server's; None if unknown."""
         return self.version if self.version is not None else await self.role.weights()
 
     @property

@@ -168,7 +168,7 @@ class TokenServer:
         return Sampled(sampled.ids.tolist(), sampled.logprobs.tolist(), sampled.finish, sampled.after, sampled.model)
 
     async def weights(self) -> int | None:
-        """Return the present version of the server's weights, or None if it does not report it."""
+        """Return the current version of the server's weights, or None if it does not report it."""
         return await self._source.weights()
 
     def hear(self, version: int) -> None:

@@ -50,7 +50,7 @@ class Versions:
         return self.known
 
     async def after(self, answered: int | None = None) -> int | None:
-        """Return the server's present version; `answered` is the one in its response, if any."""
+        """Return the server's current version; `answered` is the one in its response, if any."""
         if (pushed := self._pushed()) is not None:
             return pushed
         if answered is not None:

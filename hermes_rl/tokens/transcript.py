@@ -487,7 +487,7 @@ class RenderedPrompt:
     tools: Tools | None = None
 
     def __post_init__(self) -> None:
-        # The present state of the branch: it may grow by the reply to another prompt before this one gets its reply.
+        # The current state of the branch: it may grow by the reply to another prompt before this one gets its reply.
         self._answers = 0 if self.onto is None else len(self.onto.spans)
         self._listed = ((), 0) if self.onto is None else (self.onto.text, self.onto.listed)
 

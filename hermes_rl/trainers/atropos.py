@@ -148,7 +148,7 @@ class AtroposTrainer:
         self._group_size = 1
         self._weighted = False
         self._numbers = [0]
-        """Present number of the environment in the API, and its numbers at earlier starts whose groups are queued."""
+        """Current number of the environment in the API, and its numbers at earlier starts whose groups are queued."""
         self._log = DeliveryLog(None, self.name)
         self._step = 0
         self._refused = 0

@@ -78,7 +78,7 @@ class Hooks:
         """Handle groups that the trainer has taken from its queue.
 
         Args:
-            ages: present age of the oldest weights of each, in versions, if known.
+            ages: current age of the oldest weights of each, in versions, if known.
             stale: number of groups older than allowed.
         """
 

@@ -86,7 +86,7 @@ class Warm:
         self.loaded: frozenset[Code] = frozenset()
         """Code that each new fork has."""
         self.broken: frozenset[Code] = frozenset()
-        """Loaded code that failed to load, so that no call of it can have executed a policy's text."""
+        """Code among it that failed to load, so that no call of it can have executed a policy's text."""
 
     @property
     def alive(self) -> bool:

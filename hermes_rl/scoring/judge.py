@@ -95,7 +95,7 @@ class JudgeRole(Protocol):
     name: str
     scripted: bool
     verdicts: dict[str, Future[Mapping[str, Any]]]
-    """Current or pending verdicts, by the hash of the question; read and written by many threads."""
+    """Known or pending verdicts, by the hash of the question; read and written by many threads."""
 
     async def answer(
         self, messages: Sequence[dict[str, Any]], schema: Mapping[str, Any], temperature: float

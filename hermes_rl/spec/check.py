@@ -154,7 +154,7 @@ def _check_carried(
         sent = coerce(render(messages, row, key=key), ChatMessages)
         if (refused := refused_part(sent, server.kind.parts)) is not None:
             failed.add(path)
-            findings.problem(path, f"row {key}, {server.type}: {refused}")
+            findings.problem(path, f"{server.type}: {refused} (row {key})")
             return
 
 

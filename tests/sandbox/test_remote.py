@@ -56,9 +56,8 @@ async def test_what_is_asked_of_every_sandbox(module: ModuleType, ssh: SandboxCo
 @pytest.mark.timeout(400)
 async def test_files_of_the_kernel_are_refused_over_ssh(ssh: SandboxConfig) -> None:
     async with create_sandbox(ssh) as sandbox:
-        for path in test_sandbox_files.KERNEL_PATHS[::4]:  # a call takes half a second
-            await test_sandbox_files.test_files_of_the_kernel_are_refused(sandbox, path)
-            await sandbox.run("rm -rf ./*")
+        few = test_sandbox_files.KERNEL_PATHS[::4]  # a call takes half a second
+        await test_sandbox_files.test_files_of_the_kernel_are_refused(sandbox, few)
 
 
 @pytest.mark.slow

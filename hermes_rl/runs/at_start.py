@@ -1,7 +1,7 @@
-"""What a run refuses before its first rollout and `validate` can tell without running the spec's code.
+"""Problems that a run reports before its first rollout and that `validate` can find without running the spec's code.
 
-Each check calls what the run calls, so that both say it in the same words. What depends on the machine and not on the
-spec, such as a key that is not set, is a warning.
+Each check calls the same function as the run, so both report the same message. A problem that depends on the machine
+and not on the spec, such as a key that is not set, is a warning.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from hermes_rl.spec.section import is_template
 
 
 def refusals(spec: Spec) -> list[Problem]:
-    """Return what the run of a spec would refuse."""
+    """Return the problems for which a run of the spec would refuse to start."""
     return [*_shares(spec), *_rewards(spec), *_replay(spec)]
 
 
 def unset_variables(spec: Spec, environ: Mapping[str, str]) -> tuple[list[Problem], list[Problem]]:
-    """Return the variables of keys and headers that cannot be sent, and those that are not set."""
+    """Return the variables of keys and headers that cannot be sent, and the variables that are not set."""
     places: list[tuple[NodePath, str, str]] = []
     headers: list[tuple[NodePath, Mapping[str, str]]] = []
     for role, servers in spec.servers.items():

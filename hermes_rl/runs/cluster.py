@@ -1,9 +1,9 @@
-"""Workers as actors of a Ray cluster; the only module that imports Ray, and only where a run asks for it.
+"""Workers as actors of a Ray cluster. This is the only module that imports Ray, and only if a run asks for it.
 
-Ray places actors, starts them on nodes that join, says when one has died, and carries requests and answers. Owns how
-an actor is asked for, what it is told, and how it holds a `Player`. Keys travel as arguments of calls, in pieces that
-are so small that Ray keeps them in memory: nothing of them is in a runtime environment, a log, or a dashboard. Whoever
-may join a cluster gets them, and runs code in the run: so Ray has to ask every process for a token.
+Ray places actors, starts them on nodes that join, reports their death, and carries requests and responses. This module
+owns how an actor is requested, which setup it receives, and how it holds a `Player`. Keys travel as arguments of calls,
+in pieces small enough that Ray keeps them in memory; they never appear in a runtime environment, a log, or a dashboard.
+Any process that may join a cluster receives them and runs code in the run, so Ray must ask every process for a token.
 """
 
 from __future__ import annotations
@@ -44,21 +44,23 @@ from hermes_rl.version import __version__
 log = logging.getLogger(__name__)
 
 LOCAL = "local"
-"""The address of a cluster that is started on this machine, and ends with the run."""
+"""Address value for a cluster that is started on this machine and ends with the run."""
 CALLS = 10_000
-"""Requests that an actor may have at a time."""
+"""Concurrent requests per actor."""
 PIECE = 1 << 16
-"""Bytes of an argument that Ray keeps in memory; what is larger goes through its object store, which may be on disk."""
+"""Bytes of an argument that Ray keeps in memory; a larger argument goes through its object store, which may be on
+disk.
+"""
 STORE = 512 << 20
 """Bytes of the object store of a cluster that is started on this machine."""
 CONNECT = 10.0
-"""Seconds in which the head of a cluster takes a connection."""
+"""Timeout in seconds for connecting to the head of a cluster."""
 LEAST = "2.52"
-"""The first Ray that can ask for a token."""
+"""First Ray version that can ask for a token."""
 MODE, TOKEN, TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 """Variables that tell Ray whether it asks for a token, and which one."""
 OPEN, REFUSED = 3, 4
-"""Exit statuses of `KNOCK`: the cluster takes whoever has no token, or does not take ours."""
+"""Exit statuses of `KNOCK`: the cluster accepts a process without a token, or rejects the token of this process."""
 KNOCK = f"""
 import os, sys
 from ray._raylet import AuthenticationTokenLoader, Config, GcsClient
@@ -76,11 +78,13 @@ def admitted(mode):
 
 sys.exit({OPEN} if admitted("disabled") else 0 if admitted("token") else {REFUSED})
 """
-"""A program that asks the head of a cluster for its nodes, without a token and with ours; Ray has no other way."""
+"""Program that asks the head of a cluster for its nodes, without a token and with this process's token. Ray has no
+other way to check this.
+"""
 KNOCK_SECONDS = 60.0
-"""Seconds that it has, most of them for the import of Ray."""
+"""Timeout of that program in seconds; most of the time is spent importing Ray."""
 MOST = 256
-"""Workers that a run without a number of its own has at most."""
+"""Maximum number of workers if the run does not set a number."""
 NODE = "ray.io/node-id"
 """The label that Ray gives to each node."""
 ON_THE_NODE = frozenset({"bubblewrap", "docker", "singularity", "none"})
@@ -89,14 +93,16 @@ ON_THE_NODE = frozenset({"bubblewrap", "docker", "singularity", "none"})
 
 @dataclass(frozen=True)
 class Needs:
-    """What a worker asks Ray for: a core for itself, or as much as one sandbox of the spec may use."""
+    """Resources that a worker requests from Ray: a core for itself, or as much as one sandbox of the spec may use."""
 
     cpus: float
     memory: int
 
     @staticmethod
     def of(specs: Iterable[Spec]) -> Needs:
-        """Return what is enough for a worker of any of the specs, so that each place in a cluster fits them all."""
+        """Return the needs that are enough for a worker of any of the specs, so that each slot in a cluster fits them
+        all.
+        """
         cpus, memory = 1.0, 0
         for sandbox in [spec.sandbox for spec in specs if spec.sandbox.backend in ON_THE_NODE]:
             if isinstance(sandbox.limits.cpu, int | float):
@@ -121,11 +127,11 @@ class Needs:
 async def connected(
     openings: Sequence[Opening], address: str, note: Callable[[str], None]
 ) -> AsyncIterator[RayConnection]:
-    """Connect to a cluster, or start one on this machine; leave it, or end it, afterwards.
+    """Connect to a cluster, or start one on this machine; disconnect from it, or end it, afterwards.
 
-    `openings` are what the workers of each environment that shares the connection are told, and `address` is that of
-    the head of the cluster, as HOST:PORT; `auto` or `local`. Raises `UserError` where Ray is not installed, or cannot
-    be reached, or does not fit.
+    `openings` are the setups of the workers of each environment that shares the connection. `address` is the address of
+    the head of the cluster as HOST:PORT, or `auto` or `local`. Raises `UserError` if Ray is not installed, cannot be
+    reached, or is not suitable.
     """
     try:
         import ray
@@ -161,7 +167,7 @@ async def connected(
             yield RayConnection(ray, [opening.spec for opening in openings], address, folders, note)
         finally:
             ending = in_it(ray.shutdown)
-            while not ending.done():  # Ray removes all handlers of SIGTERM, seconds before its processes have ended
+            while not ending.done():  # Ray removes all handlers of SIGTERM seconds before its processes have ended
                 await asyncio.wait([ending], timeout=0.01)
                 _restore_sigterm_handler()
             await ending
@@ -172,11 +178,11 @@ async def connected(
 async def open_cluster(
     opening: Opening, ray: str | RayConnection, number: int | None, note: Callable[[str], None]
 ) -> AsyncIterator[Cluster]:
-    """Yield a cluster as where the workers of one environment come from.
+    """Yield a cluster as the source of workers of one environment.
 
-    `ray` is the address of a cluster (see `connected`), or the connection that the environment shares with others;
-    `number` of workers None means as many as there is room for. Raises `UserError` where the cluster cannot be had, or
-    has no room.
+    `ray` is the address of a cluster (see `connected`), or the connection that the environment shares with others. If
+    `number` is None, the cluster runs as many workers as it has room for. Raises `UserError` if the cluster is not
+    available or has no room.
     """
     async with AsyncExitStack() as stack:
         if isinstance(ray, str):
@@ -195,10 +201,10 @@ def _keys(opening: Opening) -> set[bytes]:
 
 @contextmanager
 def _token_required(ray: ModuleType, address: str) -> Iterator[None]:
-    """Let Ray ask for a token, and bring one, while this process is connected.
+    """Make Ray ask for a token, and send one, while this process is connected.
 
-    A cluster of this machine gets a new one, which is in the memory of its processes alone. Raises `UserError` where
-    this Ray knows no tokens, or there is none for the address.
+    A cluster of this machine gets a new token, which is only in the memory of its processes. Raises `UserError` if this
+    Ray version does not support tokens, or there is none for the address.
     """
     raylet = ray._raylet
     if not hasattr(raylet, "AuthenticationTokenLoader"):
@@ -229,7 +235,7 @@ def _token_required(ray: ModuleType, address: str) -> Iterator[None]:
 
 
 def _reread_token(raylet: Any) -> None:
-    """Let Ray, which may have been imported long ago, read its variables again."""
+    """Make Ray, which may have been imported long ago, read its variables again."""
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
 
@@ -248,7 +254,8 @@ def _has_token() -> bool:
 def _closed_head(ray: ModuleType, address: str) -> str:
     """Return the address of the head, as HOST:PORT; blocks.
 
-    Raises UserError where it cannot be reached, takes whoever has no token, or does not take ours.
+    Raises `UserError` if the head cannot be reached, accepts processes without a token, or rejects this process's
+    token.
     """
     _require_reachable(address)
     try:
@@ -291,7 +298,7 @@ def _cannot_connect(ray: ModuleType, address: str, error: object) -> UserError:
 
 
 def _require_reachable(address: str) -> None:
-    """Raise UserError where nothing listens at the address; Ray itself would try for minutes."""
+    """Raise UserError if nothing listens at the address; Ray itself would retry for minutes."""
     if address == "auto":
         return
     host, colon, port = address.rpartition(":")
@@ -311,7 +318,7 @@ def _require_reachable(address: str) -> None:
 
 def _connect(ray: ModuleType, address: str, folder: str | None) -> None:
     logging.getLogger("ray").setLevel(logging.CRITICAL)
-    # Ray has no switch for what it prints to stdout when a node dies; the results of the command line are there.
+    # Ray has no switch for its messages to stdout when a node dies; stdout is for the results of the command line.
     vars(ray)["_private"].worker.print_to_stdstream = _log
     more: dict[str, Any] = {"runtime_env": {"working_dir": folder}} if folder is not None else {}
     if address == LOCAL:
@@ -323,14 +330,14 @@ def _connect(ray: ModuleType, address: str, folder: str | None) -> None:
 
 
 def _log(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
-    """Take what Ray would print."""
+    """Log the text that Ray would print."""
     log.info("Ray: %s", "\n".join(data["lines"]))
 
 
 class RayConnection:
-    """The connection of this process to a Ray cluster, and who shares the room there.
+    """Connection of this process to a Ray cluster, and the environments that share the room there.
 
-    It is for the environments of `specs`, whose `folders` have travelled to the nodes.
+    It serves the environments of `specs`, whose `folders` were copied to the nodes.
     """
 
     def __init__(
@@ -339,14 +346,14 @@ class RayConnection:
         self.ray, self.address, self.folders = ray, address, folders
         self.needs = Needs.of(specs)
         self.alone = len(specs) == 1
-        """Whether it is for one environment, which tells the user of the cluster itself."""
+        """True if it serves one environment, which reports the cluster to the user itself."""
         self.nodes: list[Mapping[str, Any]] = []
-        """Those that are alive."""
+        """Nodes that are alive."""
         self._specs, self._awaited, self._note = specs, list(specs), note
         self.sharing: list[Cluster] = []
 
     async def look(self) -> None:
-        """Find out which nodes there are, and tell the user where they are others than before."""
+        """Update the list of nodes, and tell the user if it has changed."""
         nodes = await asyncio.to_thread(self.ray.nodes)
         before, self.nodes = self.what_there_is, [node for node in nodes if node["Alive"]]
         if not self.alone and self.what_there_is != before:
@@ -354,7 +361,7 @@ class RayConnection:
 
     @contextmanager
     def shared_by(self, cluster: Cluster) -> Iterator[None]:
-        """Give an environment its part of the room for as long as it is open. Raises UserError."""
+        """Give an environment its share of the room while it is open. Raises UserError."""
         if not any(cluster.spec is spec for spec in self._specs):
             raise UserError(
                 f"ray: the connection was opened for other specs than {cluster.spec.name}: load each spec once, and "
@@ -368,7 +375,7 @@ class RayConnection:
             self.sharing.remove(cluster)
 
     def share(self, cluster: Cluster) -> int:
-        """Return how many workers of an environment there is room for, beside those of the others."""
+        """Return how many workers of an environment there is room for, in addition to the workers of the others."""
         room = sum(map(self.needs.room, self.nodes))
         wanted = [sharing.most for sharing in self.sharing] + [MOST] * len(self._awaited)
         share = dealt(room, wanted)[self.sharing.index(cluster)]
@@ -392,7 +399,7 @@ class RayConnection:
 
 
 def dealt(room: int, wanted: Sequence[int]) -> list[int]:
-    """Return how many places each gets where they are dealt out in turns, to each as many as it wants at most."""
+    """Return how many slots each environment gets if slots are dealt out in turns, up to its requested number."""
     shares = [0] * len(wanted)
     while room > 0 and (wanting := [place for place, most in enumerate(wanted) if shares[place] < most]):
         for place in wanting[:room]:
@@ -413,7 +420,7 @@ class Cluster:
         self.placed = 0
         """Workers that are on a node, when it was last looked."""
         self._excluded: set[str] = set()
-        """Nodes on which no worker of this environment can play."""
+        """Nodes on which no worker of this environment can run rollouts."""
         self._follows, self._note = number is None, note
         calls = [server.max_concurrency for servers in opening.spec.servers.values() for server in servers]
         self.most = min([MOST, *calls]) if number is None else number
@@ -436,7 +443,7 @@ class Cluster:
         return [node for node in self.connection.nodes if node["NodeID"] not in self._excluded]
 
     async def begin(self) -> None:
-        """Find out how many workers there are to be, and tell the user. Raises UserError where none can ever play."""
+        """Set the number of workers, and tell the user. Raises UserError if no worker can ever run."""
         await self.connection.look()
         share = self.connection.share(self)
         if self._follows:
@@ -518,7 +525,7 @@ class ActorHandle(WorkerHandle):
             self.fail(DiedError())
 
     async def _open(self) -> bool:
-        """Wait for a place, and get ready there; False where something is wrong."""
+        """Wait for a slot and set up the worker there; return False if something is wrong."""
         place = await self._actor.place.remote()
         self.placed, self.machine = True, place["node"]
         self.name, self.location = f"{self.name} (on {place['host']})", f"the node {place['host']}"
@@ -538,7 +545,7 @@ class ActorHandle(WorkerHandle):
         return wrong is None
 
     async def _find_node(self) -> None:
-        """Ask Ray on which node an actor was that has ended before it could say so itself."""
+        """Ask Ray on which node an actor was that ended before it could report this itself."""
         if self.machine or self._actor is None:
             return
         state = self._cluster.connection.ray._private.state
@@ -549,7 +556,7 @@ class ActorHandle(WorkerHandle):
             self.machine, self.location = node, f"the node {nodes[node]}"
 
     async def _listen(self) -> None:
-        """Hear what the actor says, until it is to end."""
+        """Receive messages of the actor until it must end."""
         seconds = LOOK * max(1.0, self._cluster.number / 8)
         closing = asyncio.create_task(self._closing.wait())
         try:
@@ -580,13 +587,13 @@ class ActorHandle(WorkerHandle):
             message = await answer
         except self._errors.RayError as error:
             self.ended = self.ended or _words(error)
-            self.kill()  # what it has cannot be had any more; whoever waits hears of it when `live` ends
+            self.kill()  # its remaining results are not available; callers get the error when `live` ends
             return
         get = partial(self._get, artifacts) if self._cluster.has_artifacts else None
         self._answered(number, WorkerAnswer(message, get))
 
     def _get(self, artifacts: Any) -> Mapping[str, TakenArtifact]:
-        """Get artifacts from the node; blocks. Raises DiedError where it is gone."""
+        """Get artifacts from the node; blocks. Raises `DiedError` if the node is gone."""
         try:
             return dict(self._cluster.connection.ray.get(artifacts) or {})
         except self._errors.RayError as error:
@@ -605,7 +612,7 @@ class ActorHandle(WorkerHandle):
 
 
 def _words(error: Exception) -> str:
-    """Return why an actor is gone, as Ray says it, in a few words."""
+    """Return a short form of the reason that Ray gives for the loss of an actor."""
     if type(error).__name__ == "ActorUnavailableError":
         return "its process or its node is gone"
     if (cause := getattr(error, "cause", None)) is not None:  # raised by a method of the actor
@@ -616,7 +623,7 @@ def _words(error: Exception) -> str:
 
 
 def _unfit(error: Exception) -> UserError | RunError | None:
-    """Return what keeps every actor from starting, where that is it; None where another may do better."""
+    """Return the error that keeps every actor from starting, or None if another actor may succeed."""
     text = str(error)
     if "No module named" in text:
         missing = next(line for line in text.splitlines() if "No module named" in line).strip()
@@ -631,9 +638,10 @@ def _unfit(error: Exception) -> UserError | RunError | None:
 
 @dataclass(repr=False)  # Ray shows it in the messages of errors, and the pieces hold keys
 class _Actor:
-    """Holds a `Player` on an event loop of its own: Ray's is of another kind, which cannot start processes in a thread.
+    """Holds a `Player` on a separate event loop: Ray's loop is of another kind, which cannot start processes in a
+    thread.
 
-    Its methods are what the run calls, by way of Ray.
+    The run calls its methods through Ray.
     """
 
     pieces: list[bytes] = field(default_factory=list)
@@ -653,7 +661,7 @@ class _Actor:
             self._loop.run_forever()
 
     async def _there(self, work: Callable[[], Any]) -> Any:
-        """Call something of the player's on its loop, and return what it gives, awaited where that is to be."""
+        """Call a function of the player on its loop and return the result; an awaitable is awaited."""
 
         async def called() -> Any:
             result = work()
@@ -662,18 +670,18 @@ class _Actor:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(called(), self._loop))
 
     async def place(self) -> dict[str, str]:
-        """Say where it runs, and what."""
+        """Return the location of the actor and its resources."""
         import ray
 
         node = ray.get_runtime_context().get_node_id()
         return {"host": socket.gethostname(), "node": node, "version": __version__}
 
     async def take(self, piece: bytes) -> None:
-        """Take a piece of what is to be opened."""
+        """Add a piece of the pickled setup."""
         self.pieces.append(piece)
 
     async def open(self) -> list[str] | None:
-        """Get ready to play; returns what is wrong."""
+        """Set up the worker; return an error as `raised_of` describes it, or None."""
         opening = unpack(b"".join(self.pieces), Path.cwd())
         self.pieces.clear()
 
@@ -691,11 +699,11 @@ class _Actor:
         return answer, self.artifacts.pop(args[0].id, None) if kind == "play" else None
 
     async def hear(self, method: Any, *arguments: int) -> None:
-        """Do what needs no answer."""
+        """Handle a message that needs no response."""
         await self._there(lambda: self._player.hear(method, *arguments))
 
     async def condition(self, seconds: float) -> list[Mapping[str, Any]]:
-        """Wait that long; return how this worker does, and what it has to say."""
+        """Wait for that many seconds; return the condition of this worker and its pending messages."""
         await asyncio.sleep(seconds)
         messages, self.messages[:] = list(self.messages), []
         return [*messages, await self._there(self._player.condition)]

@@ -1,7 +1,7 @@
-"""`validate --deep`: rewards put to the test before a model is, by right and wrong answers in real sandboxes.
+"""`validate --deep`: test rewards before a model does, with right and wrong answers in real sandboxes.
 
-Owns the order: answers of each kind on a few rows, then blind answers on more. `deep_answers` plays them, `deep_checks`
-judges what they scored.
+Owns the order: answers of each kind on a few rows, then blind answers on more. `deep_answers` runs them, `deep_checks`
+judges their scores.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from hermes_rl.values import write_json
 
 ROWS = 3
 LOOKED_AT = 50
-"""Rows that get blind answers, and among which another row's solution is looked for."""
+"""Rows that get blind answers, and rows that are searched for another row's solution."""
 WHOLE = 50
-"""Rows whose conversations are kept until the end; of others, scores and values alone."""
+"""Rows whose conversations stay in memory until the end; of other rows only scores and values stay."""
 
 
 @dataclass
 class DeepReport:
-    """What was found.
+    """Result of `validate --deep`.
 
     Attributes:
-        scores: mean scores by kind of answer, None where none could be scored.
-        findings: what the checks found.
-        rows: how many rows were played.
+        scores: mean scores by kind of answer; None if none could be scored.
+        findings: findings of the checks.
+        rows: number of rows that were run.
         failing: keys of the rows whose solution does not succeed.
-        blind: by blind answer the number of rows, the mean score, and the share of rows on which it passes.
-        kept: folder with what was played, where something is wrong.
+        blind: for each blind answer the number of rows, the mean score, and the share of rows on which it passes.
+        kept: directory with the recorded rollouts, if something is wrong.
     """
 
     scores: dict[str, float | None] = field(default_factory=dict)
@@ -74,14 +74,14 @@ class DeepReport:
 async def examine(
     spec: Spec, keep: Path | None = None, *, rows: RowCount | None = None, replaced: str | None = None
 ) -> DeepReport:
-    """Play and judge a spec that was loaded for a demo.
+    """Run and judge a spec that was loaded for a demo.
 
     Args:
-        keep: folder for what was played, if something is wrong; what is there is replaced.
+        keep: directory for the rollouts if something is wrong; its content is replaced.
         rows: how many rows get all answers, however long it takes; None: a few, within half a minute.
         replaced: the image or backend that the demo replaces with the default sandbox.
 
-    Raises `UserError` where the rows cannot be had, are without end, or the environment cannot be started.
+    Raises `UserError` if the rows are not available or are infinite, or if the environment cannot be started.
     """
     split: Split = "eval" if spec.dataset.eval is not None and spec.dataset.eval.only else "train"
     sample = await asyncio.to_thread(_rows, spec, split, rows)
@@ -121,13 +121,13 @@ async def examine(
 
 
 def _rows(spec: Spec, split: Split, count: RowCount | None) -> list[Row]:
-    """Return the rows to play; blocks."""
+    """Return the rows to run; blocks."""
     rows = load_rows(spec, split, notify=lambda _: None)
     return counted_rows(spec, rows, LOOKED_AT if count is None else count, finite=rows.length is not None)
 
 
 def _slim(group: Group, place: int) -> Group:
-    """Drop the conversations of a group that nobody will look at: all rows of a dataset would fill the memory."""
+    """Drop the conversations of a group that no check reads: all rows of a dataset would fill the memory."""
     for rollout in group.rollouts if place >= WHOLE else ():
         for seat in rollout.seats:
             seat.result, seat.sequences = None, None

@@ -1,7 +1,7 @@
-"""The answers that `validate --deep` plays instead of a policy, and the environment that plays them.
+"""Answers that `validate --deep` uses instead of a policy, and the environment that runs them.
 
-`KINDS` are right and wrong answers to a few rows; `BLIND` are answers that solve nothing, played on more rows.
-`deep_checks` judges what they score, `deep` conducts both.
+`KINDS` are right and wrong answers to a few rows; `BLIND` are answers that solve nothing, tried on more rows.
+`deep_checks` judges their scores, `deep` calls both.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NO_EFFECT = ScriptedTurn(tools=(ScriptedCall("terminal", {"command": "true"}),))
 
 
 class RowQuestion(NamedTuple):
-    """What a blind answer may be made of."""
+    """Material from which a blind answer may be made."""
 
     prompt: str
     """Text of the row's prompt."""
@@ -83,12 +83,12 @@ def last_number(question: RowQuestion) -> Turns | None:
 
 
 def another_solution(question: RowQuestion) -> Turns | None:
-    """Play the solution of another row."""
+    """Return the solution of another row."""
     return question.other
 
 
 def frequent_answer(question: RowQuestion) -> Turns | None:
-    """Say what the solutions of most rows say."""
+    """Return the answer that most solutions give."""
     return None if question.frequent is None else (ScriptedTurn(say=question.frequent),)
 
 
@@ -126,7 +126,7 @@ class RefusingTool(DescribedTool):
 
 
 class Probe(CompiledSpec):
-    """The spec with an answer of each kind in each group, in the order of `KINDS`, or else of `answers`."""
+    """Spec whose groups contain an answer of each kind, in the order of `KINDS`, or else of `answers`."""
 
     answers: Answers | None = None
     gradings = 2
@@ -137,12 +137,13 @@ class Probe(CompiledSpec):
         self.rows = rows
         self.uses_tools = bool(spec.programs) or uses_tools(spec)
         self.regraded: dict[str, str] = {}
-        """What grading the same end state again has changed, by reward."""
+        """Changes found by grading the same end state again, by reward."""
 
     @property
     def judging(self) -> list[GradedReward]:
-        """Rewards that can judge blind answers: none that compares the members of a group, or asks a model, which a
-        script plays here."""
+        """Rewards that can judge blind answers. Rewards that compare the members of a group, or that ask a model, are
+        excluded: a script replaces the model here.
+        """
         roles = {*self.spec.servers, "roles"}
         return [
             reward
@@ -177,13 +178,13 @@ class Probe(CompiledSpec):
         names = BLIND if self.reads_answers else ACTING
         questions = [self.question(row) for row in self.rows]
         possible = {name: BLIND[name] for name in names if any(BLIND[name](each) is not None for each in questions)}
-        # Programs have tools of their own, and seats that are called as tools are no tools that could refuse.
+        # Programs bring their tools along, and seats that are called as tools are not tools that could refuse.
         calls_seats = self.spec.play is not None and self.spec.play.order == "call"
         refuses = not self.spec.programs and not calls_seats
         return {name: answer for name, answer in possible.items() if answer is not refused_calls or refuses}
 
     def question(self, row: Row) -> RowQuestion:
-        """Return what a blind answer to a row may be made of."""
+        """Return the material for blind answers to a row."""
         gold, other = gold_turns(self.spec, row), self.other(row)
         return RowQuestion(self.text(row), gold, None if other is None else gold_turns(self.spec, other), self.frequent)
 
@@ -278,7 +279,7 @@ def _number(value: float | None) -> str:
 async def play(
     probe: Probe, rows: Sequence[Row], split: Split, answers: Answers, seconds: float | None = BLIND_SECONDS
 ) -> AsyncIterator[Group]:
-    """Play each row with these answers, in their order, until `seconds` have passed; yields a group for each row."""
+    """Run each row with these answers, in their order, until `seconds` have passed; yield a group for each row."""
     probe.answers, probe.keep = answers, None
     end = None if seconds is None else time.monotonic() + seconds
     run = Run(probe, rows, Plan(size=len(answers), split=split, repeat=False, whole=False, replays=0))

@@ -1,8 +1,8 @@
-"""The checks of `validate --deep`: what the played answers show about rewards, prompts and rows.
+"""Checks of `validate --deep`: they report findings about rewards, prompts and rows from the answers that were run.
 
 Names and severities are in `hermes_rl.spec.deep_checks`. A rollout that ran out of time, or whose tests were all
-skipped, is reported as that, and the checks that compare scores leave it out. A finding that may be due to a script
-that plays a model is a warning.
+skipped, is reported as such and excluded from the checks that compare scores. A finding that may be caused by a script
+that replaces a model is a warning.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ SLOW_SECONDS = 10.0
 SHOWN = 400
 """Characters, from the end, of an output that is shown."""
 BEGINNING = 50
-"""Characters of a prompt by which a row is known."""
+"""Characters of a prompt that identify a row in messages."""
 NAMED = 5
-"""Rows, of those with one finding, that are named."""
+"""Rows per finding that are listed by name."""
 SHORT_PROMPT = 400
 """Characters of a prompt; a longer one may be a text in which the answer has to be found."""
 WRONG = {
@@ -61,7 +61,7 @@ class DeepFinding:
 
 @dataclass
 class DeepFindings:
-    """What the checks have found, each with the severity that the spec gives it."""
+    """Findings of the checks, each with the severity that the spec gives it."""
 
     spec: Spec
     found: list[DeepFinding] = field(default_factory=list)
@@ -79,7 +79,9 @@ class DeepFindings:
         return [each for each in self.found if each.severity == "error"]
 
     def name(self, row: Row) -> str:
-        """Return what people know a row by: the key that the spec chooses, or a hash with the start of the prompt."""
+        """Return the name of a row for messages: the key that the spec chooses, or a hash with the start of the
+        prompt.
+        """
         if self.spec.dataset.key is not None:
             return row.key
         words = " ".join(self.question(row)[: 8 * BEGINNING].split())
@@ -139,7 +141,9 @@ def _mean(rollouts: Iterable[Rollout]) -> float | None:
 
 
 def _asking(probe: Probe) -> dict[str, str]:
-    """Return the rewards that ask a server, each with its role; shipped ones ask in a form that scripts can answer."""
+    """Return the rewards that ask a server, each with its role; shipped rewards ask in a form that scripts can
+    answer.
+    """
     own = [reward for reward in probe.grader.rewards if probe.spec.rewards[reward.name].fn not in shipped_rewards()]
     return {
         reward.name: role
@@ -150,7 +154,7 @@ def _asking(probe: Probe) -> dict[str, str]:
 
 
 def _doubt(probe: Probe, row: Any, asking: Mapping[str, str]) -> str | None:
-    """Why a low score may be the doing of a script that plays here; None where the rewards alone decide."""
+    """Return why a script that replaces a model may have caused a low score, or None if the rewards alone decide."""
     for name, role in asking.items():
         return (
             f"but `{role}`, which reward {name} asks, is played by a script here, and a script does not judge as a "
@@ -237,7 +241,7 @@ def fails(probe: Probe, rollout: Rollout) -> bool:
 
 
 def _gold(findings: DeepFindings, probe: Probe, gold: Sequence[Rollout], unheard: set[int], doubt: str | None) -> None:
-    """Report the rows whose solution does not succeed, each with what every reward said."""
+    """Report the rows whose solution does not succeed, each with the result of every reward."""
     lacking = [row for row in _rows(gold) if not gold_turns(probe.spec, row)]
     if lacking:
         text = (
@@ -259,7 +263,7 @@ def _gold(findings: DeepFindings, probe: Probe, gold: Sequence[Rollout], unheard
 
 
 def _why(row: str, rollout: Rollout) -> str:
-    """Return what each reward said, and what came out last."""
+    """Return the result of each reward, and the last output."""
     score = "is not graded" if rollout.score is None else f"scores {rollout.score:g}"
     parts = [f"the solution of row {row} {score} (it ended with {rollout.ending})"]
     if rollout.result is not None and rollout.result.program is not None and not rollout.turns:
@@ -280,7 +284,7 @@ def _leaks(findings: DeepFindings, probe: Probe, judged: Mapping[str, list[Rollo
     for rollout in judged.get("gold", ()):
         row = rollout.key.row
         answer, prompt = last_words(gold_turns(probe.spec, row)).strip(), probe.text(row)
-        # The answer stands there by itself; a single letter says nothing.
+        # The answer is a separate word there; a single letter proves nothing.
         if len(answer) < 2 or not re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", prompt):
             return
         offered = offered or _is_offered(answer, prompt)
@@ -294,7 +298,7 @@ def _leaks(findings: DeepFindings, probe: Probe, judged: Mapping[str, list[Rollo
 
 
 def _is_offered(answer: str, prompt: str) -> bool:
-    """Return True if an answer stands in a long text, alone on a line, or among alternatives."""
+    """Return True if an answer appears in a long text, alone on a line, or among alternatives."""
     text = re.escape(answer)
     option = rf"(?m)^\W*(?:\w{{1,2}}[).:]\s*)?{text}\W*$"
     among = rf"(?:,|/|\bor\b|\|)\s*[\"'`]?{text}(?!\w)|(?<!\w){text}[\"'`]?\s*(?:,|/|\bor\b|\|)"
@@ -398,7 +402,7 @@ def judge_blind(
 def _passes(
     findings: DeepFindings, probe: Probe, passing: Mapping[str, list[Row]], summary: Mapping[str, Mapping[str, float]]
 ) -> None:
-    """Report the blind answer that passes on most rows, if these are half of them, and what an empty answer gets."""
+    """Report the blind answer that passes on most rows, if these are half of them, and the score of an empty answer."""
     success = probe.spec.evaluate.success
     shipped = probe.spec.folder.is_relative_to(shipped_dir("specs"))
     doubt = "but the other seats are played by scripts here" if probe.seats else None
@@ -459,7 +463,9 @@ def _is_worth_more(rollout: Rollout, other: Rollout) -> bool:
 
 
 def _values(group: Group, answers: Answers, reward: str) -> dict[str, float]:
-    """Return what a reward has given to each answer, by its name; those that it has judged."""
+    """Return the value that a reward gave to each answer, by the name of the answer; only answers that it has
+    judged.
+    """
     values = {name: rollout.rewards.get(reward) for name, rollout in zip(answers, group.rollouts, strict=True)}
     return {name: value.value for name, value in values.items() if value is not None and value.value is not None}
 

@@ -1,7 +1,7 @@
-"""What a trainer was sent: which groups, in which order, and how many of them it had used at each of its steps.
+"""Record of the groups sent to a trainer: their order, and how many of them it had used at each of its steps.
 
-Kept in `deliveries.jsonl` beside the rollouts. After a crash of this program nothing is sent again but what was under
-way; after one of the trainer, what the trainer says it has lost.
+The record is `deliveries.jsonl`, next to the rollouts. After a crash of this program only the groups in transit are
+sent again; after a crash of the trainer, the groups that it reports as lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ DELIVERIES = "deliveries.jsonl"
 
 @dataclass(frozen=True)
 class StepMark:
-    """At a step of the trainer: how many groups it had taken out of its queue, and the state of the environment."""
+    """State at a training step: how many groups the trainer had taken out of its queue, and the state of the
+    environment.
+    """
 
     step: int
     taken: int
@@ -27,7 +29,7 @@ class StepMark:
 
 
 def content_of(tokens: Iterable[Iterable[int]], scores: Iterable[float]) -> str:
-    """Return a short text that stands for the tokens and scores of a group; takes a moment for long ones."""
+    """Return a short text that identifies the tokens and scores of a group; takes a moment for long ones."""
     digest = blake2b(digest_size=12)
     for sequence in tokens:
         digest.update(array("q", sequence).tobytes() + b"|")
@@ -37,19 +39,19 @@ def content_of(tokens: Iterable[Iterable[int]], scores: Iterable[float]) -> str:
 
 @dataclass
 class DeliveryLog:
-    """The record of what one trainer was sent; it is read again at a start. Lines about other trainers are left alone.
+    """Record of the groups sent to one trainer; it is read again at a start. Records of other trainers are not changed.
 
     Attributes:
         journal: the file; None: the record ends with the process.
-        delivered: groups that the trainer has, in the order in which it got them.
-        doubtful: groups that were under way when an earlier start ended.
-        left_out: groups that are not to be sent, with the cause.
-        marks: one per step that the trainer was seen at.
-        session: what the trainer gave at its last registration, by which it knows us.
-        unanswered: whether a registration after that one may have reached the trainer.
-        contents: what tells the group in doubt, and the one before it, from others (`content_of`).
+        delivered: groups that the trainer has, in the order of delivery.
+        doubtful: groups that were in transit when an earlier start ended.
+        left_out: groups that must not be sent, with the cause.
+        marks: one per step at which the trainer was seen.
+        session: value that the trainer returned at its last registration, by which it identifies this environment.
+        unanswered: True if a registration after that one may have reached the trainer.
+        contents: content that distinguishes the group in doubt, and the one before it, from others (`content_of`).
         repeated: groups that were sent again, and that the trainer may have twice.
-        doubled: whether the trainer's queue may hold a group twice, so that the queue's length says too much.
+        doubled: True if the trainer's queue may hold a group twice, so that the length of the queue is too large.
     """
 
     journal: Journal | None
@@ -71,7 +73,7 @@ class DeliveryLog:
                 self._take(line)
 
     def settled(self, group: str) -> bool:
-        """Whether the trainer has the group, or is not to have it."""
+        """Return True if the trainer has the group, or must not have it."""
         return group in self._known or group in self.left_out
 
     def _take(self, line: dict[str, Any]) -> None:
@@ -109,12 +111,12 @@ class DeliveryLog:
         self._take(line)
 
     def sending(self, group: str, content: str = "") -> None:
-        """Record that the group is about to leave, and by what it can be told from others."""
+        """Record that the group is about to be sent, and the content that distinguishes it from others."""
         self._write("sending", group=group, content=content)
 
     @property
     def content_in_doubt(self) -> str | None:
-        """The content of the last group in doubt; None where nothing tells it from the one that was sent before."""
+        """Content of the last group in doubt, or None if nothing distinguishes it from the group sent before it."""
         content = self.contents.get(self.doubtful[-1], "") if self.doubtful else ""
         before = self.contents.get(self.delivered[-1]) if self.delivered else None
         return content if content and content != before else None
@@ -129,7 +131,7 @@ class DeliveryLog:
             self._write("repeated", groups=list(groups))
 
     def leave_out(self, group: str, cause: str) -> None:
-        """Record that the group is not to be sent, now or later."""
+        """Record that the group must not be sent, now or later."""
         self._write("left_out", group=group, cause=cause)
 
     def lost(self, groups: list[str]) -> None:
@@ -142,11 +144,11 @@ class DeliveryLog:
         self._write("registering")
 
     def registered(self, session: Any) -> None:
-        """Record by what the trainer knows us from now on; what was in doubt and did not arrive is sent again."""
+        """Record the new session of the trainer; groups that were in doubt and did not arrive are sent again."""
         self._write("registered", session=session)
 
     def step(self, step: int, queued: int, state: dict[str, Any]) -> None:
-        """Record that the trainer is at a step, with so many of our groups still in its queue."""
+        """Record that the trainer is at a step, with `queued` groups of this environment still in its queue."""
         self._write("step", step=step, taken=max(0, len(self.delivered) - queued), state=state)
 
     def at(self, step: int) -> StepMark:

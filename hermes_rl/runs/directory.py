@@ -1,7 +1,7 @@
-"""A run directory: where it lies, whose run it holds, and its files.
+"""A run directory: its path, the run that it belongs to, and its files.
 
-Owns the path, the check that a directory holds the same run, and the lock against a second process. Lines that
-survive a crash are `hermes_rl.runs.journal`, what they say `hermes_rl.runs.store`.
+Owns the path, the check that a directory belongs to the same run, and the lock against a second process. Records that
+survive a crash belong to `hermes_rl.runs.journal`, their content to `hermes_rl.runs.store`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from hermes_rl.values import read_own_json, write_json
 logger = logging.getLogger(__name__)
 
 LONGEST_NAME = 60
-"""Characters of a model's name in that of a folder."""
+"""Characters of a model's name in the name of a directory."""
 FORMAT = 2
-"""Of the files of a run directory: what `run.json` says under `format`."""
+"""Format version of the files of a run directory; `run.json` contains it under `format`."""
 
 
 class RunDirectory:
-    """The directory of one run. Use as a context manager: it is locked while open."""
+    """Directory of one run. Use it as a context manager: it is locked while open."""
 
     def __init__(self, path: Path, fingerprint: str = "") -> None:
         self.path = path
@@ -48,10 +48,11 @@ class RunDirectory:
 
     @classmethod
     def choose(cls, spec: Spec, mode: Mode, out: Path | None, *, fresh: bool = False) -> RunDirectory:
-        """Return this run's directory: `out`, or outputs/<name>/<mode>-<model>-<fingerprint>; `fresh`: one beside it.
+        """Return this run's directory: `out`, or outputs/<name>/<mode>-<model>-<fingerprint>; `fresh`: a new one next
+        to it.
 
-        What a run that failed before its first rollout has left may be used by the corrected spec. Raises `UserError`
-        where `out` holds results of another run, or files of somebody else that a run would overwrite.
+        The corrected spec may use the files of a run that failed before its first rollout. Raises `UserError` if `out`
+        holds results of another run, or other files that a run would overwrite.
         """
         current = fingerprint(spec, mode)
         path = out or Path("outputs") / spec.name / f"{mode}-{model_name(spec)}-{current}"
@@ -74,7 +75,7 @@ class RunDirectory:
         return directory
 
     def require_format(self) -> None:
-        """Raise UserError, with the way out, where an earlier version of hermes-rl wrote the files in another form."""
+        """Raise UserError, with a fix, if an earlier version of hermes-rl wrote the files in another format."""
         form = self.described().get("format")
         if form != FORMAT and self.has_rollouts and (self.path / "run.json").exists():
             raise UserError(
@@ -84,7 +85,9 @@ class RunDirectory:
             )
 
     def sibling(self) -> RunDirectory | None:
-        """Return the latest other run of the same spec and mode beside this one, where it lies in its default place."""
+        """Return the latest other run of the same spec and mode next to this one, if this one is in its default
+        location.
+        """
         runs = self.path.parent.glob(f"{self.path.name.partition('-')[0]}-*/run.json")
         others = [RunDirectory(file.parent) for file in sorted(runs, key=lambda file: file.stat().st_mtime)]
         others = [other for other in others if other.path != self.path and other.has_rollouts]
@@ -92,12 +95,12 @@ class RunDirectory:
 
     @property
     def artifacts(self) -> Path:
-        """Where the artifacts of rollouts are kept, one folder each."""
+        """Directory of the artifacts of rollouts; each rollout has a subdirectory."""
         return self.path / "artifacts"
 
     @property
     def has_rollouts(self) -> bool:
-        """True where an earlier run has finished a rollout here."""
+        """True if an earlier run has finished a rollout here."""
         return bool(self._results)
 
     @property
@@ -126,7 +129,7 @@ class RunDirectory:
             self._lock.close()
 
     def describe(self, spec: Spec, provenance: dict[str, Any]) -> None:
-        """Write `spec.yaml` and `run.json`; the images of what was played here before stay."""
+        """Write `spec.yaml` and `run.json`; the recorded images of earlier rollouts remain."""
         own = {"format": FORMAT, "name": spec.name, "fingerprint": self.fingerprint, **provenance, "images": {}}
         if results := self._results:
             known, written = self.described(), max(result.st_mtime for result in results)
@@ -134,17 +137,18 @@ class RunDirectory:
         self.rewrite(spec, own)
 
     def rewrite(self, spec: Spec, described: Mapping[str, Any]) -> None:
-        """Write the spec again, with all that `run.json` says."""
+        """Write the spec again, with all entries of `run.json`."""
         text = yaml.safe_dump(spec.resolved(), sort_keys=False, allow_unicode=True, width=110)
-        self.write_json("run.json", dict(described))  # first: by it the folder is known to be a run's
+        self.write_json("run.json", dict(described))  # first: it identifies the directory as a run directory
         write_atomically(self.path / "spec.yaml", text.encode())
         with suppress(OSError):  # without a cache the user is asked
             trust(self.code_digest(), f"written by a run: {self.path.absolute()}")
 
     def code_digest(self) -> str:
-        """Return a digest of what decides which code runs where the run is graded anew: its spec, and code beside it.
+        """Return a digest of the files that decide which code runs when the run is graded again: its spec and code in
+        it.
 
-        What agents have left among the artifacts is not asked about, as no run's spec names it.
+        Files that agents have left among the artifacts are ignored, as no run's spec names them.
         """
         digest = hashlib.sha256(read_file(self.path / "spec.yaml"))
         code: list[Path] = []
@@ -157,18 +161,18 @@ class RunDirectory:
         return digest.hexdigest()
 
     def add(self, entries: Mapping[str, Any]) -> None:
-        """Say more in `run.json`."""
+        """Add entries to `run.json`."""
         self.write_json("run.json", {**self.described(), **entries})
 
     def add_images(self, images: Mapping[str, Iterable[str]]) -> None:
-        """Digests of images that rollouts were played in, by name; a name may stand for several in turn."""
+        """Record digests of images in which rollouts ran, by name; a name may refer to several digests over time."""
         known = self.described().get("images") or {}
         merged = {name: sorted({*known.get(name, ()), *digests}) for name, digests in images.items()}
         if merged != {name: known.get(name) for name in merged}:
             self.add({"images": {**known, **merged}})
 
     def described(self) -> dict[str, Any]:
-        """Return what `run.json` says of the run that was here before; empty where there was none."""
+        """Return the content of `run.json` of the earlier run; empty if there was none."""
         path = self.path / "run.json"
         try:
             return read_description(path)
@@ -178,10 +182,10 @@ class RunDirectory:
             raise UserError(f"{path} cannot be read ({error}); choose another --out, or remove it") from error
 
     def journal(self, name: str | Path) -> Journal:
-        """Return a JSONL file of the run; a path, absolute or relative to the working directory, may lie elsewhere.
+        """Return a JSONL file of the run; a path, absolute or relative to the working directory, may be elsewhere.
 
-        Raises `RefusedFileError` where the file in the run directory is a link, through which lines would be written
-        elsewhere, or no regular file.
+        Raises `RefusedFileError` if the file in the run directory is a link, through which records would be written
+        elsewhere, or is not a regular file.
         """
         if isinstance(name, Path):
             return Journal(name)
@@ -194,11 +198,11 @@ class RunDirectory:
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """Return what a `run.json` says, in the form that runs write.
+    """Return the content of a `run.json` in the form that runs write.
 
     Raises:
-        UserError: it is in another form, too large, a link, or no regular file; with the name of the key.
-        OSError: it is not there, or may not be read.
+        UserError: it is in another form, too large, a link, or not a regular file; with the name of the key.
+        OSError: it does not exist, or may not be read.
     """
     try:
         described = read_own_json(read_file(path))
@@ -210,7 +214,9 @@ def read_description(path: Path) -> dict[str, Any]:
 
 
 def model_name(spec: Spec) -> str:
-    """Return what the folder calls the policy: the last part of its model's name, or its type where it has none."""
+    """Return the name of the policy in the directory name: the last part of its model's name, or its type if it has
+    none.
+    """
     policy = next(iter(spec.servers.get("policy", ())), None)
     if policy is None:
         return "policy"
@@ -219,14 +225,16 @@ def model_name(spec: Spec) -> str:
 
 
 def changed_parts(described: Mapping[str, Any], spec: Spec, mode: Mode) -> list[str]:
-    """Which parts of what defines a rollout are others than `run.json` says; empty where it does not say."""
+    """Return the parts of the rollout definition that differ from `run.json`; empty if `run.json` does not contain
+    them.
+    """
     before = described.get("parts") or {}
     now = fingerprint_parts(spec, mode)
     return [name for name in now if name in before and before[name] != now[name]]
 
 
 def refusal(path: Path, error: OSError) -> UserError:
-    """Return why a run cannot lie there, with what helps."""
+    """Return the error for a run directory that cannot be used, with a fix."""
     file = next((part for part in (path, *path.parents) if part.is_file()), None)
     if file is not None:
         return UserError(f"{path} cannot be a folder: {file} is a file; choose another --out")
@@ -239,6 +247,6 @@ def refusal(path: Path, error: OSError) -> UserError:
 
 
 def beside(path: Path) -> Path:
-    """Return the first path that does not exist yet, of `path` with a number behind its name."""
+    """Return the first path that does not exist yet: `path` with a number appended to its name."""
     others = (path.with_name(f"{path.name}-{number}") for number in count(2))
     return next(candidate for candidate in chain([path], others) if not candidate.exists())

@@ -1,7 +1,7 @@
-"""Evaluate mode: every row of the evaluation split, several rollouts each, and what may be concluded.
+"""Evaluate mode: run several rollouts on every row of the evaluation split, and compute the metrics.
 
-The same loop with the same tools as in training; rewards, endings and sandboxes are no different. What it concludes
-is computed from the records of the rollouts, so that a run that was cut short goes on to the same numbers.
+The loop, the tools, rewards, stop reasons and sandboxes are the same as in training. Metrics are computed from the
+records of the rollouts, so a resumed run gives the same numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hermes_rl.spec.suggest import choices
 from hermes_rl.visible import counted, most_frequent
 
 TOLERATED = 0.02
-"""Share of rollouts that may stay without a grade before the evaluation counts as failed."""
+"""Share of rollouts that may lack a score before the evaluation counts as failed."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class EvaluatePlan:
     span: tuple[float, float] = (0.0, 1.0)
     generation_params: Mapping[str, Any] = field(default_factory=dict)
     by: tuple[str, ...] = ()
-    """Columns of the rows by whose values the metrics are told as well."""
+    """Columns of the rows to group metrics by."""
 
     @classmethod
     def of(cls, spec: Spec) -> EvaluatePlan:
-        """Return what the spec says."""
+        """Return the plan of the spec."""
         return cls(
             rollouts=spec.evaluate.rollouts,
             success=spec.evaluate.success,
@@ -57,7 +57,7 @@ class EvaluatePlan:
         )
 
     def values(self, row: Row) -> tuple[str, ...]:
-        """Return what the row has in the columns `by`; raises UserError where it lacks one of them."""
+        """Return the row's values in the columns `by`; raises UserError if it lacks one of them."""
         for column in self.by:
             if column not in row.columns:
                 raise UserError(f"evaluate.by: row {row.key} has no column `{column}`{choices(column, row.columns)}")
@@ -66,10 +66,10 @@ class EvaluatePlan:
 
 @dataclass
 class Evaluation:
-    """What an evaluation found, over all rows that were played to their end, now or by an earlier call.
+    """Result of an evaluation, over all rows that were run to completion, now or by an earlier call.
 
-    `groups` are the ids of its rows' groups in the store. `causes` counts the rollouts without a grade by what failed;
-    `stopped` is the budget that ended it.
+    `groups` are the ids of its rows' groups in the store. `causes` counts the rollouts without a score by their
+    failure; `stopped` is the budget that ended it.
     """
 
     name: str
@@ -83,23 +83,25 @@ class Evaluation:
     ended: float = 0.0
     model: str | None = None
     interval: tuple[float, float] | None = None
-    """95 % interval of the mean score; None where the rows do not tell."""
+    """95 % interval of the mean score, or None if the rows do not determine it."""
     stopped: str | None = None
     retried: str = ""
-    """What was done again, in words; see `hermes_rl.runs.opening.Retried`."""
+    """Summary of the retries; see `hermes_rl.runs.opening.Retried`."""
     unasked: Counter[str] = field(default_factory=Counter)
-    """Rollouts whose agent program has never asked the model, by what it did instead."""
+    """Rollouts whose agent program never called the model, by their outcome."""
     ungraded_rows: list[dict[str, Any]] = field(default_factory=list, repr=False)
     """Rows with a rollout that has no grade: row_key, cause, detail."""
 
     @property
     def ungraded(self) -> int:
-        """Rollouts that infrastructure failed for good, and those that could not be compared because of them."""
+        """Rollouts whose infrastructure failures exhausted the retries, and rollouts that could not be compared because
+        of them.
+        """
         return self.causes.total()
 
     @property
     def problem(self) -> str | None:
-        """Why the evaluation counts as failed; None where it does not."""
+        """Reason why the evaluation counts as failed, or None if it does not."""
         if self.unasked.total() == self.rollouts:
             return "no agent program has asked the model, so the scores say nothing of it"
         if self.ungraded > TOLERATED * self.rollouts:
@@ -109,11 +111,11 @@ class Evaluation:
 
     @property
     def reliable(self) -> bool:
-        """False where it counts as failed."""
+        """False if the evaluation counts as failed."""
         return self.problem is None
 
     def require_reliable(self) -> None:
-        """Raise RunError where it counts as failed."""
+        """Raise RunError if the evaluation counts as failed."""
         if self.problem is not None:
             raise RunError(self.problem)
 
@@ -129,7 +131,9 @@ class Evaluation:
         }
 
     def samples(self) -> Iterator[dict[str, Any]]:
-        """Return the lines of samples.jsonl: atroposlib's `EvaluationSample` fields, and ours to find the rollout."""
+        """Return the records of samples.jsonl: atroposlib's `EvaluationSample` fields, and fields that identify the
+        rollout.
+        """
         first = (line for row in self.store.lines(self.groups) for line in row)
         for line in (line for each in first for line in (each, *each.get("others", ()))):
             yield {
@@ -142,8 +146,11 @@ class Evaluation:
 
 
 async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirectory]:
-    """Evaluate mode of a spec, into its run directory. Raises `UserError` where the spec, or what lies in the
-    directory, does not allow it; `RunError` where nothing could be graded, or too many rows failed."""
+    """Evaluate a spec into its run directory.
+
+    Raises `UserError` if the spec, or the content of the directory, does not allow it; `RunError` if nothing could be
+    graded, or too many rows failed.
+    """
     async with open_run(spec, launch) as opened:
         launch.progress.note(sampling_line(spec))
         evaluation = await evaluate(opened.run, EvaluatePlan.of(spec))
@@ -157,7 +164,7 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
 
 
 def sampling_line(spec: Spec) -> str:
-    """At which temperature an evaluation plays, and why: one rollout per row and several are not comparable."""
+    """Return the temperature of an evaluation and its reason: one rollout per row and several are not comparable."""
     if "temperature" in spec.evaluate.agent.model_fields_set:
         why = "evaluate.agent.temperature says so"
     elif spec.evaluate.rollouts == 1:
@@ -168,13 +175,13 @@ def sampling_line(spec: Spec) -> str:
 
 
 def evaluation_directory(spec: Spec, directory: RunDirectory) -> RunDirectory:
-    """Where metrics and samples go."""
+    """Return the directory for metrics and samples."""
     moved = spec.env.get("data_dir_to_save_evals")
     return RunDirectory(Path(moved)) if moved else directory
 
 
 def write_evaluation(evaluation: Evaluation, directory: RunDirectory) -> None:
-    """metrics.json and samples.jsonl."""
+    """Write metrics.json and samples.jsonl."""
     directory.path.mkdir(parents=True, exist_ok=True)
     directory.write_json("metrics.json", evaluation.metrics_file())
     with closing(directory.journal("samples.jsonl")) as samples:
@@ -182,13 +189,15 @@ def write_evaluation(evaluation: Evaluation, directory: RunDirectory) -> None:
 
 
 async def evaluate(run: Run, plan: EvaluatePlan) -> Evaluation:
-    """Play every row `plan.rollouts` times, but for the rollouts that are in the run's store already. Raises `RunError`
-    where there are no rows, nothing could be graded, or too many rows failed."""
+    """Run every row `plan.rollouts` times, except for rollouts that are already in the run's store.
+
+    Raises `RunError` if there are no rows, nothing could be graded, or too many rows failed.
+    """
     return await _Evaluating(run, plan).play()
 
 
 class _Evaluating:
-    """What is wanted of the run (`runs.run.Demand`), and where the rows are remembered in their order."""
+    """Demand of an evaluation (`runs.run.Demand`), which also stores the rows in their order."""
 
     def __init__(self, run: Run, plan: EvaluatePlan) -> None:
         assert run.store is not None, "metrics are computed from the records of the rollouts"
@@ -210,7 +219,7 @@ class _Evaluating:
         if not self.groups:
             raise RunError(self.stopped or "there are no rows to evaluate on; see dataset.eval")
         evaluation = await asyncio.to_thread(conclude, run.environment.name, self.plan, store, self.groups)
-        # The clock of the machine may be set meanwhile; what took so long is another clock's to say.
+        # The clock of the machine may be set meanwhile; durations come from the monotonic clock.
         evaluation.started, evaluation.ended = started, started + time.monotonic() - begun
         evaluation.stopped = self.stopped
         return evaluation
@@ -224,7 +233,7 @@ class _Evaluating:
         return True
 
     def _skip(self, row: Row, group: str, epoch: int) -> bool:
-        """Rows of which nothing is left to play; all of them are remembered in their order."""
+        """Return True if no rollout of the row is left to run; all rows are stored in their order."""
         self.groups[group] = self.plan.values(row)
         complete = self.store.complete(group)
         self.done += complete
@@ -232,9 +241,9 @@ class _Evaluating:
 
 
 def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: Mapping[str, tuple[str, ...]]) -> Evaluation:
-    """Return what the rollouts of these rows show, as far as all of a row were played.
+    """Return the result of the rollouts of these rows, counting a row only if all of its rollouts were run.
 
-    `groups` are those of the rows in their order, each with `plan.values` of its row. Raises `RunError` where nothing
+    `groups` are the groups of the rows in their order, each with `plan.values` of its row. Raises `RunError` if nothing
     was graded.
     """
     whole = [group for group in groups if store.played(group)]

@@ -1,4 +1,6 @@
-"""A spec's renderer: at hand or not, fit for its tools or not, and how many sequences its rollouts will have."""
+"""Check a spec's renderer: its availability, its support for the spec's tools, and the number of sequences per
+rollout.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:  # most specs are checked without a renderer, whose parts take
     from hermes_rl.tokens.rendering import Renderer
 
 OF_SMALL = "a rollout has 1 sequence"
-"""What is foretold of the small tokenizer: its template keeps all turns, with tools, users and reasoning."""
+"""Forecast for the small tokenizer: its template keeps all turns, with tools, users and reasoning."""
 
 
 def tokenizer_of(spec: Spec) -> str | None:
@@ -29,10 +31,11 @@ def _tokenizer(server: Server) -> str | None:
 
 
 def foreign_teachers(spec: Spec, *, at_hand: bool = False) -> list[Problem]:
-    """Find the servers of the teacher whose tokenizer is not the policy's, so that ids would mean other texts.
+    """Return the problems of teacher servers whose tokenizer differs from the policy's, so that ids would mean other
+    texts.
 
-    Models of one family have other names and one tokenizer, so those of other names are loaded and compared; with
-    `at_hand` only those for which no network is needed. Slow: call it in a thread.
+    Models of one family have different names and one tokenizer, so tokenizers with other names are loaded and compared;
+    with `at_hand` only tokenizers that need no network. Slow: call it in a thread.
     """
     if spec.distill is None or "policy" not in spec.servers:
         return []
@@ -62,7 +65,7 @@ def foreign_teachers(spec: Spec, *, at_hand: bool = False) -> list[Problem]:
 
 
 def require_same_tokenizer(spec: Spec) -> None:
-    """Raise UserError where the teacher's tokenizer is not known to be the policy's. Slow: call it in a thread."""
+    """Raise UserError if the teacher's tokenizer is not known to be the policy's. Slow: call it in a thread."""
     if problems := foreign_teachers(spec):
         raise UserError("\n".join(map(str, problems)))
 
@@ -74,9 +77,11 @@ def _server(spec: Spec, role: str, index: int) -> NodePath:
 
 
 def renderer_of(spec: Spec) -> Renderer:
-    """Return the renderer of the spec's policy. Slow: call it in a thread. Raises `TokenizerUnavailable` where the
-    tokenizer cannot be had; `RendererRefused` where its template does not allow exact tokens, or leaves out the spec's
-    tools."""
+    """Return the renderer of the spec's policy. Slow: call it in a thread.
+
+    Raises `TokenizerUnavailable` if the tokenizer is not available; `RendererRefused` if its template does not allow
+    exact tokens, or omits the spec's tools.
+    """
     from hermes_rl.tokens.load import load_renderer
     from hermes_rl.tokens.rendering import RendererSettings, require_tools
 
@@ -89,12 +94,12 @@ def renderer_of(spec: Spec) -> Renderer:
 
 
 def uses_tools(spec: Spec) -> bool:
-    """Whether the policy may call anything."""
+    """Return True if the policy may call a tool."""
     return bool(spec.tools or spec.toolsets.enabled or spec.toolsets.distribution)
 
 
 def forecast_of(spec: Spec) -> Forecast:
-    """How many sequences a rollout of this spec will have; raises as `renderer_of`."""
+    """Return the expected number of sequences of a rollout of this spec; raises the same errors as `renderer_of`."""
     from hermes_rl.tokens.forecast import forecast
     from hermes_rl.tokens.rendering import RendererRefused
     from hermes_rl.tokens.tokenizer import TemplateRefused
@@ -107,7 +112,7 @@ def forecast_of(spec: Spec) -> Forecast:
 
 
 def worded(forecast: Forecast | str, spec: Spec) -> str:
-    """Return a forecast in words; an agent program may begin several conversations."""
+    """Return a forecast as a message; an agent program may start several conversations."""
     whose = "each seat" if spec.agents else "each conversation" if spec.programs else "a rollout"
     return str(forecast).replace("a rollout", whose)
 
@@ -136,8 +141,11 @@ def unknown_renderers(spec: Spec) -> list[Problem]:
 
 
 def foretold(spec: Spec) -> str | None:
-    """Return what can be told about a rollout's sequences without a network; None where the tokenizer is not at hand.
-    Raises `UserError` where the policy is a token-level server, and no run with this renderer can begin."""
+    """Return the forecast of a rollout's sequences that needs no network, or None if the tokenizer is not available
+    locally.
+
+    Raises `UserError` if the policy is a token-level server and no run with this renderer can start.
+    """
     policy = spec.servers.get("policy")
     if not policy or not policy[0].kind.exact:
         return None

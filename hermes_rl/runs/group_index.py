@@ -1,8 +1,8 @@
-"""What a run remembers of each of its groups, so that its process does not grow with their number.
+"""Index of a run's groups, with bounded memory however many groups there are.
 
-Groups that are still played are objects. A settled one, of which nothing is left to be played or scored, is asked for
-seldom, and is kept in a private database of SQLite's: two megabytes of it lie in memory, the rest in a temporary file
-that the system removes with the process.
+Groups in progress are objects. A settled group, of which nothing is left to run or score, is read seldom and is stored
+in a private SQLite database: two megabytes of it are in memory, the rest in a temporary file that the system removes
+with the process.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from hermes_rl.rollouts.rollout import RolloutState
 
 @dataclass(frozen=True, slots=True)
 class PlayedEntry:
-    """Where a rollout's line begins in its file, and what decides whether the rollout has to be played again."""
+    """Offset of a rollout's record in its file, and the fields that decide if the rollout must be run again."""
 
     begin: int
     attempt: int
     state: RolloutState
     score: float | None
     part: str | None = None
-    """See `Seat.part`; None also where one agent plays alone."""
+    """See `Seat.part`; None also if one agent runs alone."""
     others: tuple[tuple[int, float | None, str | None], ...] = ()
-    """Of the other seats of its episode: where the line begins, the score, and the part."""
+    """Other seats of its episode: the offset of the record, the score, and the part."""
 
 
 @dataclass(slots=True)
 class GroupEntry:
-    """What is recorded about one group. `ended` and `waiting` are by the member's index in the group."""
+    """Recorded state of one group. `ended` and `waiting` are indexed by the member's index in the group."""
 
     row_key: str
     epoch: int
@@ -42,8 +42,9 @@ class GroupEntry:
 
 
 class GroupIndex(Mapping[str, GroupEntry]):
-    """The entries by the id of the group. An entry that is changed has to be `put` again. Raises `RunError` where the
-    temporary file cannot be written."""
+    """Entries by the id of the group. An entry that is changed must be `put` again. Raises `RunError` if the temporary
+    file cannot be written.
+    """
 
     def __init__(self) -> None:
         self.open: dict[str, GroupEntry] = {}
@@ -52,11 +53,11 @@ class GroupIndex(Mapping[str, GroupEntry]):
         self._settled = sqlite3.connect("", check_same_thread=False, isolation_level=None)
         self._settled.execute("PRAGMA journal_mode = OFF")
         self._settled.execute("PRAGMA synchronous = OFF")
-        # Ids are bytes: one that a dataset gave may hold what is no UTF-8.
+        # Ids are bytes: an id from a dataset may not be valid UTF-8.
         self._settled.execute("CREATE TABLE settled (place INTEGER PRIMARY KEY, id BLOB UNIQUE, entry BLOB)")
 
     def put(self, group: str, entry: GroupEntry, *, settled: bool) -> None:
-        """Keep an entry in the place of the one before."""
+        """Replace the previous entry."""
         if not settled:
             self.open[group] = entry
             return
@@ -81,7 +82,7 @@ class GroupIndex(Mapping[str, GroupEntry]):
         return _unpacked(entry[0])
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the ids: those of settled groups in the order in which they were settled, then the others."""
+        """Yield the ids: settled groups first, in the order in which they were settled, then the others."""
         for (group,) in self._settled.execute("SELECT id FROM settled ORDER BY place"):
             yield group.decode("utf-8", "surrogatepass")
         yield from self.open
@@ -90,7 +91,7 @@ class GroupIndex(Mapping[str, GroupEntry]):
         return len(self.open) + int(self._settled.execute("SELECT count(*) FROM settled").fetchone()[0])
 
     def __del__(self) -> None:
-        # Results are read after the files of the run were closed, so that nobody but the last reader can say when.
+        # Results are read after the files of the run were closed, so that only the last reader can close this.
         self._settled.close()
 
 

@@ -1,4 +1,4 @@
-"""`groups.jsonl`: what of it belongs to this run, and is as the run's rollouts say."""
+"""`groups.jsonl`: the records of it that belong to this run and match the run's rollouts."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB, TokenLogprobs, T
 from hermes_rl.values import write_json, write_message
 
 # ----------------- Files for other tools and trainers, made from the rollouts of a run of process mode
-# The shapes are those that TRL and Axolotl load (docs/tokens.md). Messages are what chat templates take: arguments
-# are objects, and there are no keys without a value, since templates ask which keys are there. A rollout of several
-# sequences is several rows.
+# TRL and Axolotl load these shapes (docs/tokens.md). Messages have the form that chat templates accept: arguments are
+# objects, and keys without a value are absent, since templates test which keys exist. A rollout of several sequences
+# becomes several rows.
 
 FILES: Mapping[str, tuple[str, ...]] = {"sft": ("sft.jsonl",), "dpo": ("dpo.jsonl", "dpo-text.jsonl")}
 TABLE = "rollouts.parquet"
@@ -53,7 +53,7 @@ def sft_rows(
 
 
 def dpo_rows(group: Group) -> Iterator[dict[str, Any]]:
-    """Yield the best and the worst rollout of a group as a pair of messages; nothing where they are equal.
+    """Yield the best and the worst rollout of a group as a pair of messages; yield nothing if they are equal.
 
     Tokens and labels of both sides are None unless each of the two rollouts is one sequence.
     """
@@ -76,7 +76,7 @@ def dpo_rows(group: Group) -> Iterator[dict[str, Any]]:
 def dpo_text_rows(group: Group, tokenizer: Tokenizer | None) -> Iterator[dict[str, Any]]:
     """Yield the rows as texts, control tokens included, as the model saw and wrote them.
 
-    Nothing where tokens are not known, or where a rollout is several sequences.
+    Yields nothing if tokens are not known, or if a rollout is several sequences.
     """
     for best, worst in _pair(group):
         chosen, rejected = _parts(best), _parts(worst)
@@ -95,9 +95,9 @@ def write_format(
     tokenizer: Tokenizer | None,
     rewards: Sequence[str],
 ) -> list[str]:
-    """Write the files that `section` asks for anew from the groups that are there. Blocks.
+    """Write the files that `section` requests again from the existing groups. Blocks.
 
-    Returns each file and how many rows it has, in words.
+    Returns each file with its number of rows, as a message.
     """
     kind, best, least = section.format, section.best, section.min_score
 
@@ -166,16 +166,16 @@ def _trained(group: Group) -> list[Rollout]:
 
 
 def seats_of(lines: Sequence[Line]) -> list[list[Line]]:
-    """Return the lines of a group's members for each seat that is trained, where several agents share it; else all."""
+    """Return the records of a group's members for each trained seat if several agents share the group; else all."""
     seats = zip(*((line, *line.get("others", ())) for line in lines), strict=True)
     trained = [seat for seat in seats if "seat" not in seat[0] or seat[0]["seat"]["trained"]]
     return [[{**line, "others": ()} for line in seat] for seat in trained]
 
 
 def group_of(name: str, lines: Sequence[Line], masks: Callable[[Ending], bool]) -> Group:
-    """Return a group as the lines of its members have it; `masks` says which endings are not trained on.
+    """Return a group from the records of its members; `masks` tells which stop reasons are not trained on.
 
-    The row, and the tools, stand in the line of the first rollout alone.
+    Only the record of the first rollout contains the row and the tools.
     """
     row = Row(key=lines[0]["row_key"], columns=lines[0].get("row") or {}, index=0, digest="")
     tools = next((line["tools"] for line in lines if line.get("tools")), ())
@@ -196,7 +196,7 @@ def _messages(rollout: Rollout) -> list[dict[str, Any]]:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the message as templates take it; a call that could not be read is the text that it was."""
+    """Return the message as templates accept it; a call that could not be parsed becomes its original text."""
     calls: list[dict[str, Any]] = []
     content = message["content"] or ""
     for call in message.get("tool_calls") or ():
@@ -210,7 +210,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pair(group: Group) -> Iterator[tuple[Rollout, Rollout]]:
-    """Yield the best and the worst; none where they are equal."""
+    """Yield the best and the worst rollout; nothing if they are equal."""
     scored = [rollout for rollout in _trained(group) if rollout.score is not None]
     if scored:
         best, worst = max(scored, key=_score), min(scored, key=_score)
@@ -224,7 +224,7 @@ def _pair_fields(best: Rollout, worst: Rollout) -> dict[str, Any]:
 
 
 def _parts(rollout: Rollout) -> tuple[array[int], array[int]] | None:
-    """Ids of the prompt and of all behind it, where they are one sequence."""
+    """Return the ids of the prompt and of all tokens after it, if they are one sequence."""
     line = rollout.sequence
     if line is None or not line.spans:
         return None
@@ -233,7 +233,10 @@ def _parts(rollout: Rollout) -> tuple[array[int], array[int]] | None:
 
 
 def _tools(rollout: Rollout) -> str | None:
-    """As text, since their schemas have keys of their own; None where there are none, as templates ask for that."""
+    """Return the tools as text, since their schemas have varying keys, or None if there are none.
+
+    Templates test for None.
+    """
     assert rollout.result is not None
     return json.dumps(list(rollout.result.tool_schemas), ensure_ascii=False) if rollout.result.tool_schemas else None
 
@@ -243,34 +246,34 @@ def _score(rollout: Rollout) -> float:
     return rollout.score
 
 
-# ------------- The lines of a group: how a group of rollouts looks in `groups.jsonl` and on the way to a trainer
-# `group_lines` is the one place where they are made, whoever writes or sends them. A line is a ScoredDataGroup with the
-# keys that atroposlib 0.4.0 knows (`atroposlib.envs.base.ScoredDataGroup`), and `group`, `row_key`, `run` and
-# `certificate`, which join it to the rollouts and prove its tokens.
+# ------------- The records of a group: the form of a group of rollouts in `groups.jsonl` and on the way to a trainer
+# `group_lines` creates them for all writers and senders. A record is a ScoredDataGroup with the keys that atroposlib
+# 0.4.0 knows (`atroposlib.envs.base.ScoredDataGroup`), and `group`, `row_key`, `run` and `certificate`, which join it
+# to the rollouts and prove its tokens.
 #
-# A trajectory API keeps a group whose size is not the registered one for ever, so a rollout of several sequences
-# cannot make a group larger. Line *b* holds sequence *b* of each rollout and has exactly as many entries as the
-# group; where a rollout has no such sequence there is a filler: one token that is masked, with the rollout's own
-# score, and an override that sets its advantage to zero. So has a member that was lost (`endings.lost: worst`), with
-# the score of the worst: a trainer that compares the scores takes it into account, and trains on nothing of it.
+# A trajectory API stores a group whose size differs from the registered size forever, so a rollout of several sequences
+# cannot make a group larger. Record *b* holds sequence *b* of each rollout and has exactly as many entries as the
+# group; a rollout without such a sequence gets a filler: one masked token, with the rollout's own score, and an
+# override that sets its advantage to zero. A member whose retries were exhausted (`endings.lost: worst`) gets a filler
+# too, with the score of the worst member: a trainer that compares the scores counts it, and does not train on it.
 
 FILLER_OVERRIDE = {"set_advantage_to_zero": True}
 OF_TEACHER: Mapping[str, Any] = {"ref_logprobs": MASKED_LOGPROB, "distill_token_ids": [], "distill_logprobs": []}
-"""The fields with what a teacher says of each token, and what stands there for the one token of a filler."""
+"""Fields with the teacher's values for each token, and their values for the one token of a filler."""
 GROUP_KEYS = ("group", "scores")
-"""What a line of groups.jsonl has to have, to go on from it."""
+"""Keys that a record of groups.jsonl must have to be resumed."""
 
 
 def group_lines(
     group: Group, generation_params: Mapping[str, Any], run: str = "", of: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return the lines of a group: one where each rollout has one sequence, else one for each sequence of the longest.
+    """Return the records of a group: one if each rollout has one sequence, else one for each sequence of the longest.
 
-    `tokens` and `masks` are None where the tokens of any rollout cannot be known; nothing is invented.
-    `inference_logprobs` is an empty list where the server gave none, since trainers take its length. `ref_logprobs`,
-    `distill_token_ids` and `distill_logprobs` are there where a teacher was asked about every rollout. Only the first
-    line has the messages and the images of the prompts. `run` is the fingerprint of the run, and `of` the group of
-    episodes that this one is a part of: its lines then name the `seats` of its entries, and which part they are
+    `tokens` and `masks` are None if the tokens of any rollout are unknown; tokens are never invented.
+    `inference_logprobs` is an empty list if the server returned none, since trainers read its length. `ref_logprobs`,
+    `distill_token_ids` and `distill_logprobs` are present if a teacher was asked about every rollout. Only the first
+    record has the messages and the images of the prompts. `run` is the fingerprint of the run. `of` is the group of
+    episodes that this group is a part of: its records then name the `seats` of their entries, and the part
     (`compared`).
     """
     layers = _token_layers(group)
@@ -311,7 +314,7 @@ def _images(rollout: Rollout) -> list[str]:
 
 
 def _token_layers(group: Group) -> list[dict[str, Any]]:
-    """Return the token fields of each layer; one layer without tokens where those of any rollout are not known."""
+    """Return the token fields of each layer; one layer without tokens if the tokens of any rollout are unknown."""
     known = [rollout.sequences for rollout in group.rollouts if not _lost(rollout)]
     if None in known or not any(known):
         overrides = _overrides([(rollout, rollout.masked or _lost(rollout)) for rollout in group.rollouts])
@@ -350,7 +353,7 @@ _OF_A_FILLER = TokenLogprobs(numbers(), 0, ids(), numbers())
 
 
 def _taught(rollouts: Sequence[Rollout], number: int) -> Mapping[str, list[Any] | None]:
-    """Return what the teacher says of each entry, with one list per token; its part that was not asked for is None."""
+    """Return the teacher's values for each entry, one list per token; a part that was not requested is None."""
     if any(rollout.teacher is None and not _lost(rollout) for rollout in rollouts):
         return _UNTAUGHT
     teachers = [[] if _lost(rollout) else rollout.teacher or [] for rollout in rollouts]
@@ -364,7 +367,7 @@ def _taught(rollouts: Sequence[Rollout], number: int) -> Mapping[str, list[Any] 
 
 
 def _overrides(entries: Sequence[tuple[Rollout, bool]]) -> list[dict[str, Any]] | None:
-    """Return what the trainer is told of each entry, (rollout, it teaches nothing); None where there is nothing."""
+    """Return the trainer's overrides for each entry (rollout, is_filler), or None if there are none."""
     each = [{**rollout.overrides, **(FILLER_OVERRIDE if untaught else {})} for rollout, untaught in entries]
     return each if any(each) else None
 
@@ -374,7 +377,9 @@ def _lost(rollout: Rollout) -> bool:
 
 
 def _line(rollout: Rollout, sequence: TokenSequence | None, first: TokenSequence) -> dict[str, Any]:
-    """Tokens, masks and log-probabilities of one entry; `first` is a sequence of the group, for a filler's token."""
+    """Return tokens, masks and log-probabilities of one entry; `first` is a sequence of the group, for a filler's
+    token.
+    """
     if sequence is None:
         own = first if _lost(rollout) else (rollout.sequences or [first])[0]
         return {"tokens": own.tokens[:1], "masks": [MASKED], "logprobs": [MASKED_LOGPROB]}
@@ -387,19 +392,19 @@ def _line(rollout: Rollout, sequence: TokenSequence | None, first: TokenSequence
 # -------------------------------------------------------------------------------- Their JSON
 
 COMPRESS_FROM = 1024
-"""Bytes from which a body is compressed."""
+"""Size in bytes from which a body is compressed."""
 
 
 async def encoded(value: Any) -> bytes:
-    """Return the JSON of a value, made in a thread: a group of long rollouts would hold up the event loop.
+    """Return the JSON of a value, encoded in a thread: a group of long rollouts would block the event loop.
 
-    Raises ValueError for what JSON does not have (NaN).
+    Raises `ValueError` for values that JSON does not have (NaN).
     """
     return await one_at_a_time(_json, value)
 
 
 async def body_of(value: Any) -> tuple[bytes, dict[str, str]]:
-    """Return a request's body and its headers; compressed where that is worth it."""
+    """Return a request's body and its headers; compressed if that saves enough."""
     body = await encoded(value)
     headers = {"Content-Type": "application/json"}
     if len(body) < COMPRESS_FROM:
@@ -408,19 +413,19 @@ async def body_of(value: Any) -> tuple[bytes, dict[str, str]]:
 
 
 def _json(value: Any) -> bytes:
-    """Return the JSON of a value; between two items of an object, or of a list of lists, others get their turn."""
+    """Return the JSON of a value; yield to other threads between two items of an object, or of a list of lists."""
     if isinstance(value, Mapping):
         return b"{%b}" % b",".join(write_message(str(key)) + b":" + _json(item) for key, item in value.items())
     if isinstance(value, list) and value and isinstance(value[0], list | dict):
         return b"[%b]" % b",".join(map(_json, value))
     data = write_message(value, _plain)
     if b"null" in data and not isinstance(value, str):
-        json.dumps(value, default=_plain, allow_nan=False)  # NaN is no number that is missing
+        json.dumps(value, default=_plain, allow_nan=False)  # NaN must fail here: it is not a missing number
     return data
 
 
 def _plain(value: Any) -> Any:
-    """Return numbers of numpy and the like, which hand-written environments may send, as Python's."""
+    """Return numbers of numpy and similar libraries, which hand-written environments may send, as Python numbers."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} has no JSON form")
@@ -431,9 +436,9 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class GroupsFile:
-    """The groups of the run with the fingerprint `run`; `moved`: the file lies outside of the run directory.
+    """Groups of the run with the fingerprint `run`; `moved`: the file is outside the run directory.
 
-    The file is made from the store: a group that is missing in it, or differs from its rollouts, is written from them.
+    The file is built from the store: a group that is missing in it, or differs from its rollouts, is written from them.
     """
 
     journal: Journal
@@ -441,7 +446,7 @@ class GroupsFile:
     moved: bool = False
 
     def check(self, group_size: int) -> None:
-        """Raise UserError where groups are of another run, or of another size than those that would follow."""
+        """Raise UserError if the file contains groups of another run, or of another size than the new groups."""
         for line in self.journal.read(*GROUP_KEYS):
             if line.get("run", None if self.moved else self.run) != self.run:
                 raise UserError(
@@ -456,14 +461,14 @@ class GroupsFile:
                 )
 
     def groups(self) -> set[str]:
-        """Every group that is in the file."""
+        """Return the ids of all groups in the file."""
         return {line["group"] for line in self.journal.read(*GROUP_KEYS)}
 
     def reconcile(self, store: RolloutStore, changed: Set[str] = frozenset(), *, compare: bool = True) -> set[str]:
-        """Return the groups that are written as their rollouts are; the others, and those `changed`, are taken out.
+        """Return the groups whose records match their rollouts; the others, and the `changed` groups, are removed.
 
-        Without `compare` scores may be others than those of the rollouts: an environment's own code has made them.
-        Raises `UserError` where a file elsewhere holds groups whose rollouts are not here.
+        Without `compare`, scores may differ from the scores of the rollouts: an environment's user code made them.
+        Raises `UserError` if a file elsewhere holds groups whose rollouts are missing here.
         """
         layers: dict[str, set[int]] = {}
         totals: dict[str, int] = {}
@@ -499,7 +504,7 @@ class GroupsFile:
         self.journal.keep(line for line in self.journal.read() if first(line))
 
     async def encoded(self, lines: list[dict[str, Any]]) -> list[bytes]:
-        """Return the lines of a group as they are to be written; their JSON is made off the event loop."""
+        """Return the encoded records of a group; their JSON is made off the event loop."""
         return [await encoded(line) for line in lines]
 
     def write(self, lines: list[bytes]) -> None:
@@ -512,7 +517,7 @@ class GroupsFile:
 
 
 def _members(line: Mapping[str, Any]) -> int | None:
-    """Return how many members the group of a line has; None where it compares the seats of one of them."""
+    """Return how many members the group of a record has, or None if it compares the seats of one member."""
     if not isinstance(line["scores"], list):
         return 0
     if "seats" not in line:

@@ -1,7 +1,7 @@
-"""`WorkerHandle`: one worker as the run sees it, whether it is a process of this machine or an actor of a Ray cluster.
+"""`WorkerHandle`: one worker as the run sees it, a process of this machine or an actor of a Ray cluster.
 
-Owns which requests it has not answered, and what it last said of itself. How a request gets to it is up to the
-subclass: `ProcessHandle`, whose process runs `worker`, or `ActorHandle` of `cluster`.
+Owns its pending requests and its last reported condition. The subclass owns the transport: `ProcessHandle`, whose
+process runs `worker`, or `ActorHandle` of `cluster`.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ T = TypeVar("T")
 START = 600.0
 """Seconds that a worker may take to start: it loads the spec's code and its tokenizer."""
 SILENT = 300.0
-"""Seconds without a word after which a worker has stopped; it speaks several times a second."""
+"""Seconds without a message after which a worker counts as stopped; it sends several messages per second."""
 CLOSING = 30.0
-"""Seconds that a worker has to release its sandboxes; it gives itself less."""
+"""Seconds that a worker has to release its sandboxes; its internal limit is shorter."""
 RELEASE = 10.0
-"""Seconds that whoever gives up a rollout waits for its sandbox to be released."""
+"""Seconds to wait for the sandbox of an abandoned rollout to be released."""
 PRELOAD = ("aiohttp", "tokenizers", "hermes_rl.tools.toolsets.file", "hermes_rl.tools.toolsets.terminal")
-"""What most workers import when they start, beside `worker`."""
+"""Modules that most workers import when they start, in addition to `worker`."""
 EXIT = 5.0
-"""Seconds that a process takes, at most, to be gone once its socket is closed or it is killed."""
+"""Maximum seconds that a process takes to exit once its socket is closed or it is killed."""
 ANSWER = b'{"id": '
-"""How an answer to a request begins; everything else that a worker says is short."""
+"""Start of the message that answers a request; all other messages of a worker are short."""
 
 
 Heard: TypeAlias = Callable[["WorkerHandle", Mapping[str, Any]], None]
-"""Gets what a worker says beside its answers."""
+"""Receives the messages of a worker that do not answer a request."""
 
 
 class DiedError(Exception):
@@ -55,50 +55,50 @@ class DiedError(Exception):
 
 
 class WorkerAnswer(NamedTuple):
-    """What a worker answers: JSON, and where artifacts came with it, the function that gets them; it blocks."""
+    """Response of a worker: JSON, and the function that gets the artifacts if there are any; that function blocks."""
 
     message: bytes
     artifacts: Callable[[], Mapping[str, TakenArtifact]] | None = None
 
 
 class WorkerHandle(ABC):
-    """One worker: what it was asked and has not answered, and what it last said of itself.
+    """One worker: its pending requests and its last reported condition.
 
-    `name` is what the user reads of it.
+    `name` is the name that messages show to the user.
     """
 
     def __init__(self, name: str, heard: Heard) -> None:
         self.name = name
         self.placed = True
-        """Whether it has somewhere to run; on a cluster it may have to wait for that."""
+        """True if the worker has a node to run on; on a cluster it may have to wait for one."""
         self.ready = self.closed = False
         self.error: UserError | RunError | RuntimeError | None = None
-        """What it found wrong when it started."""
+        """Error that the worker reported when it started."""
         self.asked: dict[int, asyncio.Future[WorkerAnswer]] = {}
         """Requests without an answer; one that was cancelled is among them until its work has ended."""
         self.finished = 0
         """Requests that it has answered."""
         self.waiting: Counter[str] = Counter()
-        """Calls that wait for a place at the servers of a policy, by its number; see `Player`."""
+        """Calls that wait for a slot at the servers of a policy, by the number of the policy; see `Player`."""
         self.descriptors = 0
         self.phases: Counter[str] = Counter()
         self.seconds = 0.0
-        """Of processor time."""
+        """Used processor time in seconds."""
         self.free = 1.0
         """Share of its machine's memory that is free."""
         self.machine, self.cores = "", usable_cores()
-        """Where it runs, and how many cores there are for all workers of that machine."""
+        """Machine of the worker, and number of cores for all workers of that machine."""
         self.location = name
-        """What is excluded, in words, if workers cannot play there."""
+        """Description of the location to exclude if workers cannot run there."""
         self.retries: Counter[str] = Counter()
         self.lost = 0
-        """Rollouts that it had not answered when it died, and that somebody waited for."""
+        """Awaited rollouts that it had not answered when it died."""
         self.ended = ""
-        """How it ended, in words."""
+        """Description of how the worker ended."""
         self._heard = heard
         self._numbers = count(1)
         self._wanted: set[int] = set()
-        """The numbers of rollouts that somebody waits for."""
+        """Numbers of the rollouts that a caller still awaits."""
 
     @abstractmethod
     async def live(self) -> None:
@@ -106,24 +106,30 @@ class WorkerHandle(ABC):
 
     @abstractmethod
     def tell(self, number: int, kind: str, *args: Any) -> None:
-        """Send it a request of that number (`Player.answer`), or, with 0, what needs no answer (`Player.hear`)."""
+        """Send a request with this number (`Player.answer`), or, with 0, a message that needs no response
+        (`Player.hear`).
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Let it release what it has and end; `live` returns then. One that is still starting has nothing."""
+        """Let the worker release its resources and end; `live` then returns. A worker that is still starting has
+        none.
+        """
 
     @abstractmethod
     def kill(self) -> None:
-        """End it at once."""
+        """End the worker immediately."""
 
     def make_room(self) -> None:
-        """Let it end although it may be at work, which others do again."""
+        """Let the worker end even during work, which other workers then do again."""
         self.closed, self.ended = True, "it made room for workers of another environment"
         self.fail(DiedError())
         self.close()
 
     async def ask(self, kind: str, *args: Any) -> WorkerAnswer:
-        """Return the answer; where the wait is cancelled, so is the work, and it is released. Raises `DiedError`."""
+        """Return the response; cancelling the wait cancels the work, and its resources are released. Raises
+        `DiedError`.
+        """
         number = next(self._numbers)
         answer: asyncio.Future[WorkerAnswer] = asyncio.get_running_loop().create_future()
         self.asked[number] = answer
@@ -141,11 +147,11 @@ class WorkerHandle(ABC):
         finally:
             self._wanted.discard(number)
             if not answer.cancel():
-                answer.exception()  # nobody else may look at it
+                answer.exception()  # no other code may look at it
         return answer.result()
 
     def fail(self, error: Exception) -> None:
-        """Let everybody who waits for an answer have an error."""
+        """Raise an error in all callers that wait for a response."""
         self.lost += len(self._wanted)
         for answer in self.asked.values():
             if not answer.done():
@@ -168,13 +174,15 @@ class WorkerHandle(ABC):
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:
-    """Wait that long; raises TimeoutError."""
+    """Await `work` for at most `seconds`. Raises `TimeoutError`."""
     async with asyncio.timeout(seconds):
         return await work
 
 
 class ProcessHandle(WorkerHandle):
-    """One worker process, which is told `opening` first, and keeps artifacts of sandboxes in the folder `artifacts`."""
+    """One worker process, which receives `opening` first, and stores artifacts of sandboxes in the directory
+    `artifacts`.
+    """
 
     def __init__(self, opening: Opening, artifacts: Path | None, name: str, heard: Heard) -> None:
         super().__init__(name, heard)
@@ -232,14 +240,14 @@ class ProcessHandle(WorkerHandle):
             self._writer.write(framed(pickle.dumps(message)))
 
     def _take(self, message: bytes) -> None:
-        """Hand an answer to whoever waits for it. Only its first bytes are looked at: it may be large."""
+        """Hand a response to its caller. Only its first bytes are read here: it may be large."""
         if message.startswith(ANSWER):
             self._answered(int(message[len(ANSWER) : message.index(b",")]), WorkerAnswer(message))
         else:
             self._take_news(json.loads(message))
 
     async def _end(self) -> None:
-        """See to it that the process is gone, and find out how it ended."""
+        """Ensure that the process is gone, and find out how it ended."""
         if self._writer is not None:
             self._writer.close()
         if self._process is None:

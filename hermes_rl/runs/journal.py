@@ -1,4 +1,4 @@
-"""Files of JSON lines that survive a crash and have one writer."""
+"""JSONL files that survive a crash and have one writer."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _BLOCK = 1 << 16
 class Journal:
     """A JSONL file that is only appended to.
 
-    It is locked while open: a file outside of the run directory may be named by two runs. Opening changes nothing in
-    it, since it may be somebody else's: what a crash has torn is not read, and is cut off before the first write.
-    Raises `UserError` where another process has it open.
+    It is locked while open: two runs may name the same file outside a run directory. Opening changes nothing in it,
+    since it may be another program's file: an incomplete record after a crash is not read, and is cut off before the
+    first write. Raises `UserError` if another process has it open.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,25 +31,27 @@ class Journal:
             self._file: IO[bytes] = path.open("ab", buffering=0)
         try:
             _lock(self._file, path)
-        except BaseException:  # whoever asked has no journal to close
+        except BaseException:  # the caller has no journal to close
             self._file.close()
             raise
         self._mended = False
 
     def append(self, record: dict[str, Any]) -> int:
-        """Write one line and hand it to the system; returns where it begins. Raises `RunError` where the file cannot be
-        written (disk full, permission); it ends with the line before. Raises `UserError` where it ends with a line that
-        no run has written."""
+        """Write one record and flush it to the system; return its offset.
+
+        Raises `RunError` if the file cannot be written (disk full, permission); the file then ends with the previous
+        record. Raises `UserError` if it ends with a line that no run has written.
+        """
         return self._write(write_message(record) + b"\n")
 
     def append_all(self, records: Iterable[dict[str, Any]]) -> list[int]:
-        """Write several lines together, as `append`; returns where each begins."""
+        """Write several records together, as `append`; return the offset of each."""
         lines = [write_message(record) + b"\n" for record in records]
         begin = self._write(b"".join(lines))
         return [begin + offset for offset in accumulate((len(line) for line in lines[:-1]), initial=0)]
 
     def append_lines(self, lines: Iterable[bytes]) -> int:
-        """Write lines of JSON that are made already, together; as `append`."""
+        """Write encoded JSON records together, as `append`."""
         return self._write(b"".join(line + b"\n" for line in lines))
 
     def _write(self, line: bytes) -> int:
@@ -60,14 +62,16 @@ class Journal:
             while written < len(line):
                 written += self._file.write(line[written:]) or 0
         except OSError as error:
-            # A part of a line would break the next one, where somebody makes room meanwhile.
+            # A partial record would corrupt the next one if disk space becomes available meanwhile.
             with suppress(OSError):
                 self._file.truncate(begin)
             raise _unwritable(self.path, error) from error
         return begin
 
     def _mend(self) -> None:
-        """End the last line where a crash has cut it short, or cut it off; raises UserError where it is not ours."""
+        """Repair the last record after a crash: add its newline or remove it; raises UserError if no run has written
+        it.
+        """
         if self._mended:
             return
         with cannot_write(self.path), self.path.open("rb+") as file:
@@ -83,12 +87,12 @@ class Journal:
         self._mended = True
 
     def read(self, *keys: str) -> Iterator[dict[str, Any]]:
-        """Yield the lines that are there; raises UserError where one is no JSON object, or lacks one of `keys`."""
+        """Yield the existing records; raises UserError if one is not a JSON object, or lacks one of `keys`."""
         for _, record in self.scan(*keys):
             yield record
 
     def scan(self, *keys: str) -> Iterator[tuple[int, dict[str, Any]]]:
-        """As `read`, each line with where it begins."""
+        """Yield the records as `read` does, each with its offset."""
         begin = 0
         with self.path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
@@ -101,7 +105,7 @@ class Journal:
         return next(self.scan(), None) is None
 
     def at(self, begin: int) -> dict[str, Any]:
-        """Return the line that begins there, as `append` or `scan` said."""
+        """Return the record at this offset, as returned by `append` or `scan`."""
         with self.path.open("rb") as lines:
             lines.seek(begin)
             record: dict[str, Any] = read_own_json(lines.readline())
@@ -123,11 +127,11 @@ class Journal:
         return record
 
     def keep(self, lines: Iterable[dict[str, Any]]) -> None:
-        """Replace the content in one step, so that a crash leaves the old or the new; `lines` may come from `read`."""
+        """Replace the content atomically, so that a crash leaves the old or the new; `lines` may come from `read`."""
         with replaced(self.path) as partial:
             with partial.open("wb") as new:
                 new.writelines(write_message(line) + b"\n" for line in lines)
-            # The new file is locked before it takes the place of the old one, so that nobody slips in between.
+            # The new file is locked before it replaces the old one, so that no other process gets the lock in between.
             following: IO[bytes] = partial.open("ab", buffering=0)
             _lock(following, partial)
         self._file.close()
@@ -138,22 +142,24 @@ class Journal:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that it is never seen half written; raises RunError where it cannot be, and the old one stays."""
+    """Write a file atomically; raises RunError if it cannot be written, and the old file then stays."""
     with replaced(path) as partial:
         partial.write_bytes(data)
 
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Give where a file is written that then takes the place of another in one step, unless something is raised. Raises
-    `RunError` where it cannot be written."""
+    """Yield a temporary path that atomically replaces `path` afterwards, unless an exception is raised.
+
+    Raises `RunError` if the file cannot be written.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     with cannot_write(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield partial
             partial.replace(path)
-        except BaseException:  # Ctrl-C too: half a file would stay beside the whole one
+        except BaseException:  # Also on Ctrl-C: leave no partial file next to the complete one
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
             raise
@@ -161,7 +167,7 @@ def replaced(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def cannot_write(path: Path) -> Iterator[None]:
-    """Raise RunError where the file system refuses: the user can make room or choose another place."""
+    """Raise RunError if the file system refuses: the user can free space or choose another location."""
     try:
         yield
     except OSError as error:
@@ -192,9 +198,9 @@ def _lock(file: IO[bytes], path: Path) -> None:
 
 
 def is_torn(line: bytes) -> bool:
-    """Whether a line is what a crash leaves of a line of a journal: it has no end, and what is there begins as ours do.
+    """Return True if a line is the incomplete rest of a record after a crash: it starts like one and has no newline.
 
-    A file system may have kept the length of what was written without its content, which is zeros then.
+    A file system may have recorded the length of the data without its content, which is then zeros.
     """
     if line.endswith(b"\n") or not b'{"'.startswith(line[:2].rstrip(b"\0")):
         return False
@@ -206,7 +212,7 @@ def is_torn(line: bytes) -> bool:
 
 
 def _end_of_lines(file: IO[bytes]) -> int:
-    """Return where the last newline of a file ends; 0 where it has none."""
+    """Return the offset after the last newline of a file, or 0 if it has none."""
     begin = file.seek(0, os.SEEK_END)
     while begin > 0:
         begin, end = max(0, begin - _BLOCK), begin

@@ -1,6 +1,6 @@
-"""What is left to play: one answer for the store, a dry run, sets of runs and every mode.
+"""Remaining rollouts: one implementation for the store, a dry run, sets of runs and every mode.
 
-That is, the members of a group that are missing, and the rows that are not worth another group now.
+It computes the members of a group that are missing, and the rows that are not worth another group now.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from hermes_rl.rollouts.rollout import Group, RolloutState
 
 
 def left_to_play(states: Mapping[int, RolloutState], size: int, *, compared: bool) -> list[int]:
-    """Return the members of a group that are not played and scored yet, by their index.
+    """Return the members of a group that are not run and scored yet, by their index.
 
     Args:
-        states: of the members that are recorded, by their index. An earlier start may have asked for more than `size`
-            of them; those beyond it count for nothing.
-        size: members that the group is to have.
-        compared: whether a reward compares the members. It never does without one that was left out, and then nothing
-            is left to do.
+        states: states of the recorded members, by their index. An earlier start may have requested more than `size` of
+            them; members beyond it do not count.
+        size: requested members of the group.
+        compared: True if a reward compares the members. It never does if a member was excluded, and then nothing is
+            left to do.
     """
     members = [states.get(index) for index in range(size)]
     if compared and RolloutState.LEFT_OUT in members:
@@ -29,29 +29,29 @@ def left_to_play(states: Mapping[int, RolloutState], size: int, *, compared: boo
 
 
 def group_name(row_key: str, at: int, *, repeat: bool) -> str:
-    """Return the id of a row's group: of a pass over the rows where they repeat, else of a place where it stands."""
+    """Return the id of a row's group: with the pass over the rows if they repeat, else with the position of the row."""
     return f"{row_key}:{at}" if repeat or at else row_key
 
 
-# Rows that infrastructure fails again and again: set aside, so that the others are played, and reported
+# Quarantine: rows that fail again and again for infrastructure reasons are excluded and reported, and the others run
 
 STRIKES = 2
-"""Groups of a row in succession that were dropped for our reasons, each after all replays, until it is set aside."""
+"""Consecutive groups of a row, dropped for infrastructure failures after all retries, until it is quarantined."""
 
 
 class Quarantine:
-    """Counts the failures of each row; one group that is complete clears it."""
+    """Counts the failures of each row; one complete group resets the count."""
 
     def __init__(self, set_aside: Iterable[dict[str, Any]] = ()) -> None:
         self.set_aside: dict[str, dict[str, Any]] = {entry["row_key"]: dict(entry) for entry in set_aside}
-        """What is said of each row that is set aside: row_key, cause, detail."""
+        """Entry of each quarantined row: row_key, cause, detail."""
         self._strikes: Counter[str] = Counter()
 
     def __contains__(self, row_key: object) -> bool:
         return row_key in self.set_aside
 
     def count(self, group: Group) -> bool:
-        """Take a finished group into account; True where its row is set aside by it."""
+        """Count a finished group; return True if it quarantines its row."""
         key = group.row.key
         if group.dropped is None or group.dropped.graded:
             self._strikes.pop(key, None)
@@ -67,28 +67,28 @@ class Quarantine:
         return list(self.set_aside.values())
 
 
-# Which rows are worth another group: those in whose groups the scores still differ, since only these teach. A row
-# whose last groups were uniform, n of them in succession, is played in every 2ⁿ-th pass over the rows only (16th at
-# most), so that one that a better policy finds interesting again comes back. Nothing is left to chance: what was
-# played decides, and is read again when a run goes on.
+# Rows that are worth another group: rows whose groups still differ in score, since only these teach. A row whose last n
+# groups were uniform is run only in every 2ⁿ-th pass over the rows (16th at most), so that it returns if a better
+# policy makes its scores differ. The decision is deterministic: it depends on the recorded groups, which a resumed run
+# reads again.
 
 RAREST = 4
-"""Uniform groups in succession beyond which a row becomes no rarer."""
+"""Consecutive uniform groups beyond which the interval of a row does not grow."""
 
 
 class Curriculum:
-    """Uniform groups in succession, by row, as `state` gave them; without `prefer_differing` every row is wanted."""
+    """Consecutive uniform groups by row, as in `state`; without `prefer_differing` every row is selected."""
 
     def __init__(self, prefer_differing: bool, uniform: Mapping[str, int] | None = None) -> None:
         self._active = prefer_differing
         self._uniform: Counter[str] = Counter(uniform or {})
 
     def wants(self, row_key: str, epoch: int) -> bool:
-        """Whether a row is to be played in this pass over the rows, which count from 0."""
+        """Return True if a row must be run in this pass over the rows; passes count from 0."""
         return not self._active or epoch % 2 ** min(self._uniform[row_key], RAREST) == 0
 
     def count(self, row_key: str, uniform: bool | None) -> None:
-        """Take into account whether a finished group is uniform; None, of an incomplete one, says nothing."""
+        """Record if a finished group is uniform; None, for an incomplete one, changes nothing."""
         if not self._active or uniform is None:
             return
         if uniform:
@@ -97,5 +97,5 @@ class Curriculum:
             del self._uniform[row_key]
 
     def state(self) -> dict[str, Any] | None:
-        """For a file, as JSON; None where there is nothing to keep."""
+        """Return the state as JSON for a file, or None if there is none."""
         return dict(self._uniform) or None

@@ -1,6 +1,7 @@
-"""The form of a line of `rollouts.jsonl`, of `run.json` and of `spec.yaml`: a run writes them, others may change them.
+"""Form of a record of `rollouts.jsonl`, of `run.json` and of `spec.yaml`: runs write them, other programs may change
+them.
 
-Whoever reads one asks here, once, whether what it has is of the kind that all readers count on.
+Each reader calls these checks once, to make sure that the data has the types on which all readers rely.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ Check = Callable[[Any], bool]
 
 
 WHOLE = ("id", "row_key", "group", "index", "state", "rewards", "score", "messages", "usage", "timings", "tool_calls")
-"""What a whole line has in any case."""
+"""Keys that every complete record has."""
 
 
 def problem_of(line: object, keys: Sequence[str] = ()) -> str | None:
-    """Say as a predicate what in a line, or in a part of it with these keys, is not as a run writes it; else None."""
+    """Return as a predicate what differs in a record, or in a part of it with these keys, from a run's form; else
+    None.
+    """
     if not isinstance(line, dict):
         return "is no JSON object"
     for name in keys:
@@ -29,14 +32,14 @@ def problem_of(line: object, keys: Sequence[str] = ()) -> str | None:
 
 
 def problem_of_description(described: object) -> str | None:
-    """Say as a predicate what in the value of a `run.json` is not as a run writes it; else None."""
+    """Return as a predicate what differs in the value of a `run.json` from a run's form; else None."""
     if not isinstance(described, dict):
         return "is no JSON object"
     return "is nested too deeply" if too_deep(described) else _wrong(described, _DESCRIPTION)
 
 
 def problem_of_spec(spec: object) -> str | None:
-    """Say as a predicate what in the spec of a run is not as readers of runs count on; else None."""
+    """Return as a predicate how the spec of a run differs from the form that readers of runs expect; else None."""
     if not isinstance(spec, dict):
         return "is no mapping"
     return _wrong(spec, _SPEC)
@@ -80,7 +83,7 @@ def _named(check: Check) -> Check:
 
 
 def _with(must: Mapping[str, Check], may: Mapping[str, Check] | None = None) -> Check:
-    """Check for an object that has all keys of `must`; what `may` names, it may have."""
+    """Return a check for an object that has all keys of `must` and may have the keys of `may`."""
     checks = {**(may or {}), **must}
     return lambda value: (
         isinstance(value, dict)
@@ -108,7 +111,7 @@ _program = _with(
     {"exit_code": _maybe(lambda value: type(value) is int), "refusal": _text},
 )
 _FORM: Mapping[str, Check] = {
-    # A state or an ending may be one of another version, which is shown as it is.
+    # A state or a stop reason may come from another version; it is shown unchanged.
     **dict.fromkeys(("id", "row_key", "group", "row_digest", "state", "ending"), _text),
     **dict.fromkeys(("epoch", "index", "attempt", "turns", "prompt_length"), _place),
     "played": _maybe(_text),

@@ -1,10 +1,9 @@
-"""How often rollouts of a run are lost: played, and then not graded for a reason of ours.
+"""Track how often rollouts of a run fail for infrastructure reasons and are not graded.
 
-A lost rollout is played again, so that a few of them change nothing. But an agent that could choose not to be graded
-would show here first: as one row, or one policy, whose rollouts are lost far more often than those of others. So they
-are counted by cause, by row and by policy, failed attempts included; `run.json` has them under `lost`. Counted beside
-them are the members of groups that were given up, after all replays, and those of them that stay in their group as the
-worst (`endings.lost`).
+Failed rollouts are retried, so a few failures are harmless. An agent that could choose not to be graded would show up
+as one row, or one policy, that fails far more often than the others. Failures are therefore counted by cause, by row
+and by policy, failed attempts included; `run.json` contains the counts under `lost`. It also counts the members of
+groups whose retries were exhausted, and the members of these that stay in their group as the worst (`endings.lost`).
 """
 
 from __future__ import annotations
@@ -17,30 +16,30 @@ from hermes_rl.endings import Ending
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutState
 
 ENOUGH = 6
-"""Attempts of a row from which its rate means something: three rollouts, each played twice."""
+"""Attempts of a row from which its rate is meaningful: three rollouts, each run twice."""
 OFTEN = 0.5
-"""Share of a row's attempts that are lost, from which the user hears of it."""
+"""Failure rate of a row from which the user is warned."""
 WORKER_DIED = "worker_died"
-"""The cause of rollouts that failed with the workers that had them, whatever ended those."""
+"""Cause of rollouts that failed because their worker died, for any reason."""
 SHOWN = 20
-"""Rows in `run.json`: those that lost most."""
+"""Rows in `run.json`: the rows with most failures."""
 
 
 @dataclass
 class Attempts:
-    """What became of the attempts at one thing."""
+    """Attempt and failure counts of one row, one policy, or the whole run."""
 
     played: int = 0
     causes: Counter[str] = field(default_factory=Counter)
 
     @property
     def rate(self) -> float:
-        """Share of the attempts that were lost."""
+        """Fraction of the attempts that failed."""
         return self.causes.total() / self.played if self.played else 0.0
 
     @property
     def listed(self) -> str:
-        """The causes in words, the most frequent first."""
+        """Description of the causes, the most frequent first."""
         return ", ".join(f"{cause}: {count}" for cause, count in self.causes.most_common())
 
     def record(self) -> dict[str, Any]:
@@ -54,27 +53,27 @@ class Losses:
     def __init__(self) -> None:
         self.all = Attempts()
         self.by_row: dict[str, Attempts] = {}
-        """Of rows that lost any; `_played` has the attempts of the others."""
+        """Rows with failures; `_played` has the attempts of the others."""
         self.by_policy: dict[str, Attempts] = {}
         self._played: Counter[str] = Counter()
         self._warned: set[str] = set()
         self.members = 0
-        """Members of groups that were played to an end."""
+        """Members of groups that were run to completion."""
         self.given_up: Counter[str] = Counter()
-        """Those that were given up, by row."""
+        """Members whose retries were exhausted, by row."""
         self.kept_as_worst = 0
-        """Those that count as the worst of their group."""
+        """Members that count as the worst of their group."""
 
     def count(self, rollout: Rollout) -> str | None:
-        """Take an attempt into account; what the user should hear now, if anything.
+        """Count an attempt; return a warning for the user, if there is one.
 
-        A rollout that was cancelled, or is older than the trainer wants, says nothing of its row.
+        A rollout that was cancelled, or is older than the trainer allows, is ignored: it does not depend on its row.
         """
         if rollout.ending in (Ending.CANCELLED, Ending.STALE):
             return None
         row, lost = rollout.key.row.key, not rollout.ending.graded
         self._played[row] += 1
-        # The model that answered; a rollout that was lost before has none.
+        # The model that replied; a rollout that failed earlier has none.
         replies = rollout.result.replies if rollout.result is not None else []
         policy = next((reply.model for reply in reversed(replies) if reply.model), "(no answer)")
         if policy not in self.by_policy:
@@ -89,7 +88,7 @@ class Losses:
         return self._word(row) if lost else None
 
     def end(self, group: Group) -> None:
-        """Take a group into account that has ended."""
+        """Count a finished group."""
         for rollout in group.rollouts:
             if rollout.ending not in (Ending.CANCELLED, Ending.STALE):
                 self.members += 1
@@ -129,7 +128,7 @@ class Losses:
 
     @property
     def words(self) -> str:
-        """Return the rate and its causes in words; empty where nothing was lost."""
+        """Description of the rate and its causes; empty if nothing failed."""
         if not self.all.causes:
             return ""
         words = f"{self.all.rate:.1%} of the rollouts played were lost ({self.all.listed})"

@@ -1,7 +1,7 @@
-"""The numbers of an evaluation, by the names under which they are reported.
+"""Compute the metrics of an evaluation, by their reported names.
 
-A mean comes with an error that takes the groups of rollouts into account. pass@k and pass^k are estimated without bias.
-Rollouts that were not graded bound what the mean could be; they are never counted as 0.
+The error of a mean takes the groups of rollouts into account. pass@k and pass^k are unbiased estimates. Rollouts that
+were not graded bound the possible mean; they are never counted as 0.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from hermes_rl.scoring.value import RewardValue, reward_of
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What counts of a rollout: its record without what was said.
+    """Fields of a rollout that metrics need: its record without the messages.
 
-    A rollout without a score was either `left_out`, because the spec drops an ending, or it is ungraded. An ungraded
-    one has a `cause`: the ending that kept it from being graded, which may be that of another member of its group.
+    A rollout without a score was either `left_out`, because the spec drops its stop reason, or it is ungraded. An
+    ungraded rollout has a `cause`: the stop reason that prevented grading, which may be the stop reason of another
+    member of its group.
     """
 
     score: float | None
@@ -49,13 +50,13 @@ class Played:
     """Calls of which an argument was repaired."""
     model: str | None = None
     cost: float | None = None
-    """US dollars of all models; None where nobody tells the policy's."""
+    """US dollars of all models, or None if the policy's cost is unknown."""
     left_out: bool = False
     cause: Ending | None = None
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Played:
-        """From a line of rollouts.jsonl."""
+        """Return the fields from a record of rollouts.jsonl."""
         return cls(
             score=line["score"],
             ending=Ending(line["ending"]),
@@ -74,18 +75,18 @@ class Played:
 
 
 COUNT = "eval/reward_count/"
-"""Begins the metric that says over how many rollouts a mean is, where not all graded ones have the value."""
+"""Prefix of the metric with the number of rollouts in a mean, if not all graded rollouts have the value."""
 COUNT_PASS = "eval/pass_count/"
-"""Begins the metric that says over how many rows pass@k and pass^k are, where not all have k graded rollouts."""
+"""Prefix of the metric with the number of rows in pass@k and pass^k, if not all have k graded rollouts."""
 Row = Sequence[Played]
 """All rollouts of one row."""
 
 
 def row_of(lines: Iterable[Mapping[str, Any]]) -> list[Played]:
-    """Return the rollouts of one row from their lines.
+    """Return the rollouts of one row from their records.
 
-    A reward that compares the members of a group needs all of them: a member that ended well is ungraded where another
-    one failed, and that one's ending is the cause.
+    A reward that compares the members of a group needs all of them: a member that finished is ungraded if another one
+    failed, and the stop reason of the failed one is the cause.
     """
     played = [Played.of(line) for line in lines]
     failed = next((each.cause for each in played if each.cause is not None and not each.cause.graded), None)
@@ -98,11 +99,11 @@ def row_of(lines: Iterable[Mapping[str, Any]]) -> list[Played]:
 def metrics_of(
     rows: Sequence[Row], rollouts_per_row: int, success: float, span: tuple[float, float]
 ) -> dict[str, float]:
-    """All metrics; means are over graded rollouts, `eval/ungraded` says how many there were not.
+    """Return all metrics; means are over graded rollouts, and `eval/ungraded` is the number of ungraded ones.
 
-    Where some were not graded, `eval/mean_reward_lower` and `_upper` bound the mean that grading them could give.
-    pass@k and pass^k are means over the rows with at least k graded rollouts; where some rows have fewer, `COUNT_PASS`
-    says how many these are.
+    If some were not graded, `eval/mean_reward_lower` and `_upper` bound the mean that grading them could give. pass@k
+    and pass^k are means over the rows with at least k graded rollouts; if some rows have fewer, `COUNT_PASS` gives the
+    number of rows.
     """
     played = [rollout for row in rows for rollout in row]
     rollouts = [rollout for rollout in played if not rollout.left_out]
@@ -130,7 +131,7 @@ def metrics_of(
 
 
 BY = "eval/by/"
-"""Begins the metrics of those rows that have a value in a column: `eval/by/<column>/<value>/<metric>`."""
+"""Prefix of the metrics of the rows with one value in a column: `eval/by/<column>/<value>/<metric>`."""
 _TOLD_BY = ("eval/mean_reward", "eval/mean_reward_stderr", "eval/rows", "eval/ungraded")
 
 
@@ -151,15 +152,15 @@ def metrics_by(
 
 
 BY_SEAT = "eval/seat/"
-"""Begins the metrics of one of several seats: `eval/seat/<seat>/<metric>`; all others are the first seat's."""
+"""Prefix of the metrics of one of several seats: `eval/seat/<seat>/<metric>`; all others are the first seat's."""
 
 
 def metrics_by_seat(
     rows: Sequence[Sequence[Mapping[str, Any]]], rollouts_per_row: int, success: float
 ) -> dict[str, float]:
-    """Return what `metrics_by` does, of each seat of episodes with several, from the lines of all rows.
+    """Return the metrics of `metrics_by` for each seat of episodes with several, from the records of all rows.
 
-    A seat that no reward pays, such as a judge's, has no score to tell of.
+    A seat that no reward pays, such as a judge's seat, has no score to report.
     """
     metrics: dict[str, float] = {}
     seats: dict[str, list[list[Mapping[str, Any]]]] = {}
@@ -177,15 +178,16 @@ def metrics_by_seat(
 
 
 RATING = "eval/rating/"
-"""Begins the metrics of how much stronger the first seat is than a rival: `eval/rating/<role>`, in Elo, with the
-bounds `/low` and `/high` of its 95 % interval."""
+"""Prefix of the metrics of how much stronger the first seat is than an opponent: `eval/rating/<role>`, in Elo, with the
+bounds `/low` and `/high` of its 95 % interval.
+"""
 
 
 def ratings(rows: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
-    """Return the rating of the first seat against each role that has played another seat, where there are several.
+    """Return the rating of the first seat against each role that played another seat, if there are several opponents.
 
     A score, from 0 to 1, is the share of a win. The interval of that share is over rows (`statistics.interval`), and a
-    share makes 400 points ten to one; it ends at 1,200, where a sample shows no more.
+    share makes 400 points ten to one; it ends at 1,200, the limit that a sample can show.
     """
     scores: dict[str, list[list[float]]] = {}
     for row in rows:

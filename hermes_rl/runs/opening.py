@@ -1,7 +1,7 @@
-"""Opening a run of a spec: everything between the command line and the first rollout, for every mode alike.
+"""Set up a run of a spec: everything between the command line and the first rollout, for every mode.
 
-`open_run` finds out what can be found wrong beforehand, loads rows and tokenizer, opens the run directory, brings what
-lies there to what the spec says now, describes the run, and gives a `SpecRun` to the mode that consumes its groups.
+`open_run` finds the errors that can be found before a run, loads rows and tokenizer, opens the run directory, updates
+its records to the present spec, describes the run, and passes a `SpecRun` to the mode that consumes its groups.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from hermes_rl.threads import in_thread, made_in_thread
 
 @dataclass(frozen=True)
 class Launch:
-    """What the user asked for beside the spec.
+    """Options of a run that are not part of the spec.
 
-    `environ` is where the keys of servers are. `ray` is the Ray cluster that plays: its address, `local`, or a
-    connection that is shared. `at_end` is called with the run directory and what tells the user, in a thread, when the
-    run has ended in any way. `pick` chooses among the rows; without it all are played.
+    `environ` holds the keys of servers. `ray` is the Ray cluster that runs the rollouts: its address, `local`, or a
+    shared connection. `at_end` is called with the run directory and the function that notifies the user, in a thread,
+    when the run has ended for any reason. `pick` selects rows; without it all rows are run.
     """
 
     mode: Mode
@@ -61,13 +61,13 @@ class Launch:
     ray: str | RayConnection | None = None
     at_end: Callable[[Path, Callable[[str], None]], None] | None = None
     beside: list[Run] | None = None
-    """The runs that play in this process at the same time, of which this becomes one; None: it is the only one."""
+    """Runs that share this process, to which this one is added; None: it is the only one."""
     pick: Callable[[Rows], Rows] | None = None
 
 
 @dataclass
 class Records:
-    """What a run has on disk, brought to what the spec says now. `changed` groups have other scores than before."""
+    """Records of a run on disk, updated to the present spec. `changed` groups have other scores than before."""
 
     directory: RunDirectory
     store: RolloutStore
@@ -78,20 +78,20 @@ class Records:
 
 @dataclass(frozen=True)
 class Retried:
-    """What this start of a run did again: rollouts that infrastructure failed, and calls by the role of the server."""
+    """Retries of this start of a run: rollouts with infrastructure failures, and calls by the role of the server."""
 
     rollouts: int = 0
     calls: Mapping[str, int] = field(default_factory=dict)
     last_failure: str = ""
-    """Why the last call that failed in this process did."""
+    """Reason of the last failed call in this process."""
     died: int = 0
     """Workers that died."""
     replayed: int = 0
-    """Rollouts that were played again because of it."""
+    """Rollouts that were run again because of it."""
 
     @property
     def words(self) -> str:
-        """In words; empty where nothing was done again."""
+        """Description of the retries; empty if there were none."""
         calls = ", ".join(f"{role} {count}" for role, count in self.calls.items())
         why = f" ({self.last_failure:.120})" if self.last_failure else ""
         parts = [f"rollouts played again: {self.rollouts}"] if self.rollouts else []
@@ -101,7 +101,7 @@ class Retried:
         return "; ".join(parts)
 
     def record(self) -> dict[str, Any]:
-        """For `run.json`."""
+        """Return the entry for `run.json`."""
         lost = {"workers": {"died": self.died, "rollouts": self.replayed}} if self.died else {}
         return {"rollouts": self.rollouts, "calls": dict(self.calls), **lost}
 
@@ -118,7 +118,7 @@ class SpecRun:
     log: WandbLog
     progress: Progress
     workers: Workers | None = None
-    """The processes that play; None where this one does."""
+    """Processes that run the rollouts, or None if this process does."""
 
     @property
     def directory(self) -> RunDirectory:
@@ -130,7 +130,7 @@ class SpecRun:
 
     @property
     def retried(self) -> Retried:
-        """What was done again so far."""
+        """Retries so far."""
         roles, workers = self.compiled.roles, self.workers
         calls = Counter({role: server.retries for role, server in roles.items() if server.retries})
         failure = next((role.last_failure for role in roles.values() if role.last_failure), "")
@@ -140,7 +140,7 @@ class SpecRun:
         return Retried(self.run.runner.replayed, calls, failure, workers.died, workers.replayed)
 
     def status(self) -> RunStatus:
-        """Return how the run does (`hermes_rl.runs.progress.Watched`)."""
+        """Return the status of the run (`hermes_rl.runs.progress.Watched`)."""
         run, workers = self.run, self.workers
         return RunStatus(
             in_flight=run.runner.open,
@@ -155,25 +155,26 @@ class SpecRun:
         )
 
     def pause(self, paused: bool) -> None:
-        """Begin nothing new while it is paused."""
+        """Start nothing new while the run is paused."""
         self.run.paused = paused
         self.run.wake()
 
     def finish(self) -> None:
-        """Begin nothing new, and end with what is in flight."""
+        """Start nothing new, and end when the rollouts in flight have ended."""
         self.run.budget.ended = "you asked for it"
         self.run.wake()
 
     def set_concurrency(self, rollouts: int) -> None:
-        """Keep so many rollouts in flight."""
+        """Keep this number of rollouts in flight."""
         self.run.set_concurrency(rollouts)
 
 
 @dataclass
 class OwnCode:
-    """What a class that was made of a spec does by its own code, instead of the spec or beside it.
+    """User code of a class made from a spec that replaces the spec or adds to it.
 
-    `rows` are the items that it hands out; None: the spec's rows. `servers`: it has other ones than the spec names.
+    `rows` are the items that the code provides; None: the spec's rows. `servers`: True if it uses other servers than
+    the spec names.
     """
 
     compiled: CompiledSpec
@@ -183,7 +184,7 @@ class OwnCode:
 
 
 def require_runnable(spec: Spec, launch: Launch, compiled: CompiledSpec | None = None) -> CompiledSpec:
-    """Return the compiled spec, once all is looked at that needs no server; raises UserError with what to do."""
+    """Return the compiled spec after all checks that need no server; raises UserError with a fix."""
     if "policy" not in spec.servers:
         raise UserError("servers.policy is missing: name the model that acts")
     if launch.mode != "evaluate" and spec.dataset.eval is not None and spec.dataset.eval.only:
@@ -199,15 +200,17 @@ def require_runnable(spec: Spec, launch: Launch, compiled: CompiledSpec | None =
 
 
 def require_machine(compiled: CompiledSpec, note: Callable[[str], None], training: str | None) -> CompiledSpec:
-    """Return the compiled spec, once its sandbox works here where one may be used, and isolates what is trained on.
+    """Return the compiled spec, after a check that its sandbox works here if one may be used, and isolates trained
+    rollouts.
 
     Args:
         compiled: the spec.
-        note: tells the user.
-        training: what makes rollouts for training, for the message; None: they are for the user's eyes.
+        note: notifies the user.
+        training: name of the mode that makes rollouts for training, for the message; None: they are only for the user
+            to read.
 
     Raises:
-        UserError: the sandbox cannot be used, with what to do.
+        UserError: the sandbox cannot be used, with a fix.
     """
     spec = compiled.spec
     require_descriptors()
@@ -215,7 +218,7 @@ def require_machine(compiled: CompiledSpec, note: Callable[[str], None], trainin
         require_by_hand(spec.sandbox.backend, training)
     servers = any(tool.mcp is not None and tool.mcp.where == "sandbox" for tool in spec.tools)
     if spec.toolsets.enabled or spec.toolsets.distribution or servers or compiled.uses_context:
-        # Never go on without the fence unless the spec says so.
+        # Never continue without isolation unless the spec requests it.
         if spec.sandbox.backend == "none":
             note(f"WARNING: {WARNING}")
         elif spec.sandbox.backend == "bubblewrap":
@@ -225,8 +228,10 @@ def require_machine(compiled: CompiledSpec, note: Callable[[str], None], trainin
 
 @asynccontextmanager
 async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> AsyncIterator[SpecRun]:
-    """Open the run; what it has found out is in `run.json` when it closes. Raises `UserError` where the spec cannot run
-    here, its rows cannot be had, or another run lies in the directory."""
+    """Open the run; its findings are in `run.json` when it closes.
+
+    Raises `UserError` if the spec cannot run here, its rows are not available, or the directory contains another run.
+    """
     compiled = require_runnable(spec, launch, own.compiled if own is not None else None)
     split = split_of(launch.mode)
     count = workers_of(spec, launch.mode, launch.ray)
@@ -278,7 +283,7 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
                 offered, versions = compiled.tooling.fingerprints, await engines(compiled.policy.configs)
                 made_with = provenance(spec, launch.mode, rows.fingerprint, encoder.tokenizer, offered, versions)
                 directory.describe(spec, {**made_with, "grading": records.grading.record()})
-                # A trainer that is served names the project itself, once it has registered.
+                # In serve mode the trainer names the project itself, after registration.
                 logging = wandb_log(spec, directory.path) if launch.mode != "serve" else nullcontext(WandbLog(None))
                 with logging as log:
                     run = Run(
@@ -315,9 +320,11 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
 async def open_records(
     directory: RunDirectory, compiled: CompiledSpec, rows: Rows, mode: Mode, size: int, progress: Progress
 ) -> AsyncIterator[Records]:
-    """Open the store and the file of groups, with every rollout brought to the spec's rewards and scoring. Raises
-    `UserError` where what is there is of another run, or cannot be graded again; nothing was touched. Raises `RunError`
-    where a judge could not be asked; nothing was changed."""
+    """Open the store and the file of groups, with every rollout updated to the spec's rewards and scoring.
+
+    Raises `UserError` if the records are of another run, or cannot be graded again; nothing was changed. Raises
+    `RunError` if a judge could not be called; nothing was changed.
+    """
     spec = compiled.spec
     grading = Grading.of(spec, compiled.grader, size)
     with ExitStack() as stack:
@@ -328,7 +335,7 @@ async def open_records(
             file = GroupsFile(journal, directory.fingerprint, moved=moved is not None)
             groups_file = stack.enter_context(closing(file))
             groups_file.check(size)
-        # Every line that is there is read, which takes a minute for some gigabytes.
+        # All records are read, which takes a minute for some gigabytes.
         store = await made_in_thread(
             lambda: RolloutStore(directory, size, compared=compiled.has_group_rewards), RolloutStore.close
         )
@@ -339,7 +346,7 @@ async def open_records(
 
 
 def plan_of(spec: Spec, mode: Mode) -> Plan:
-    """How the groups of this mode are played."""
+    """Return the plan by which the groups of this mode are run."""
     plan = Plan(
         size=spec.group_size(mode),
         concurrency=in_flight(spec, mode),
@@ -357,7 +364,9 @@ def plan_of(spec: Spec, mode: Mode) -> Plan:
 
 
 def budget_of(spec: Spec, mode: Mode) -> RunBudget:
-    """Return the spec's bounds; where it names none for failures, as many groups may fail as process is to write."""
+    """Return the spec's budget; if it sets no limit for failures, as many groups may fail as process mode must
+    write.
+    """
     limit = spec.budget.max_failures
     return RunBudget(
         max_failures=spec.process.groups if limit is None and mode == "process" else limit,
@@ -368,7 +377,7 @@ def budget_of(spec: Spec, mode: Mode) -> RunBudget:
 
 
 def in_flight(spec: Spec, mode: Mode) -> int | None:
-    """Rollouts at a time, where the spec bounds them, by a number of rollouts or by Atropos' number of groups."""
+    """Return the maximum number of concurrent rollouts in the spec, set directly or by Atropos' number of groups."""
     groups = spec.env.get("max_eval_workers" if mode == "evaluate" else "max_num_workers")
     if mode != "evaluate" and (groups is None or groups < 0) and spec.env.get("max_num_workers_per_node"):
         groups = spec.env["max_num_workers_per_node"] * len(spec.servers.get("policy", ()))
@@ -378,7 +387,7 @@ def in_flight(spec: Spec, mode: Mode) -> int | None:
 
 
 def workers_of(spec: Spec, mode: Mode, ray: str | RayConnection | None = None) -> int | None:
-    """How many workers play; 1 is this process alone, and None is as many as the Ray cluster has room for."""
+    """Return the number of workers; 1 is this process alone, and None is as many as the Ray cluster has room for."""
     section = spec.section(mode)
     if ray is not None and section.workers == 1 and not spec.is_written((mode, "workers")):
         return None
@@ -386,7 +395,7 @@ def workers_of(spec: Spec, mode: Mode, ray: str | RayConnection | None = None) -
 
 
 def _require_plain(own: OwnCode | None) -> None:
-    """Raise UserError for workers of a class with code of its own: they play the spec alone."""
+    """Raise UserError for workers of a class with user code: they run only the spec."""
     if own is not None and (own.environment is not own.compiled or own.rows is not None or own.servers):
         raise UserError(
             "workers: this environment has code of its own beside the spec, which runs in one process alone; leave "
@@ -423,12 +432,12 @@ _WITHOUT_EFFECT: Mapping[str, tuple[tuple[Mode, ...], str]] = {
         (("process", "evaluate"), _OF_A_TRAINER),
     ),
 }
-"""Flags of Atropos, the modes in which nothing comes of them, and what to do instead."""
+"""Flags of Atropos, the modes in which they have no effect, and the fix."""
 _AS_IF_ABSENT = {("worker_timeout", "-1"), ("include_messages", "true")}
 
 
 def require_effect(flags: Sequence[str], mode: Mode) -> None:
-    """Raise UserError for a flag of which nothing comes in this mode, with what to do instead."""
+    """Raise UserError for a flag that has no effect in this mode, with a fix."""
     for place, word in enumerate(flags):
         option, equals, value = word.partition("=")
         name = option.removeprefix("--env.")
@@ -440,14 +449,14 @@ def require_effect(flags: Sequence[str], mode: Mode) -> None:
 
 
 def generation_params(spec: Spec, mode: Mode) -> dict[str, Any]:
-    """How the policy sampled, for trainers and records."""
+    """Return the sampling parameters of the policy, for trainers and records."""
     agent = spec.agent_for(mode)
     params = {"temperature": agent.temperature, "top_p": agent.top_p, "max_tokens": agent.max_tokens}
     return {name: value for name, value in params.items() if value is not None}
 
 
 def what_is_new(directory: RunDirectory, spec: Spec, launch: Launch) -> str:
-    """Return which parts of the spec have changed since the latest run beside this one; empty where there is none."""
+    """Return the parts of the spec that changed since the latest sibling run; empty if there is none."""
     earlier = None if launch.fresh else directory.sibling()
     if earlier is None:
         return ""

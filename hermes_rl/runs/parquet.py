@@ -1,7 +1,8 @@
-"""`process.format: parquet`: a table for pandas, polars and `datasets`. The only importer of pyarrow.
+"""`process.format: parquet`: write a table for pandas, polars and `datasets`. This is the only importer of pyarrow.
 
-A row is one sequence of a rollout, or a rollout where its tokens are not known. Columns have one type in every row, so
-that each library reads the file as it is: rewards are a column each, what differs in shape is JSON as text.
+A row is one sequence of a rollout, or a rollout if its tokens are not known. Columns have one type in every row, so
+that each library reads the file without conversion: rewards are a column each, and values of varying shape are JSON as
+text.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from hermes_rl.runs.journal import replaced
 from hermes_rl.values import whole_text, write_json
 
 BATCH = 256
-"""Rows that are written together; so many are in memory at once."""
+"""Rows that are written together and are in memory at the same time."""
 
 
 def write_table(path: Path, groups: Iterable[Group], rewards: Sequence[str]) -> int:
-    """Write the rollouts of groups into a file, which is there once it is complete; returns the number of rows.
+    """Write the rollouts of groups into a file, which exists once it is complete; return the number of rows.
 
-    Each of the `rewards` becomes the column `reward/<name>`. Raises `RunError` where it cannot be written.
+    Each of the `rewards` becomes the column `reward/<name>`. Raises `RunError` if it cannot be written.
     """
     import pyarrow
     from pyarrow import parquet
@@ -63,7 +64,7 @@ def write_table(path: Path, groups: Iterable[Group], rewards: Sequence[str]) -> 
 
 
 def rows(group: Group, rewards: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a group's rollouts, the ones that are masked included."""
+    """Yield the rows of a group's rollouts, including masked ones."""
     for rollout in group.rollouts:
         if rollout.result is None:
             continue
@@ -74,7 +75,9 @@ def rows(group: Group, rewards: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def of_row(row: Row) -> dict[str, Any]:
-    """Return the key of a row, and its columns as text: they may have the names of ours, and any types."""
+    """Return the key of a row, and its columns as text: they may have the names of other columns here, and any
+    types.
+    """
     return {"row_key": row.key, "row": whole_text(write_json(row.columns).decode()) if row.columns else None}
 
 
@@ -100,7 +103,7 @@ def _of_rollout(rollout: Rollout, rewards: Sequence[str]) -> dict[str, Any]:
 
 
 def _double(value: float | None) -> float | None:
-    """Return a number as the column has it, which takes no integer that a double does not have exactly."""
+    """Return a number in the column's form, which accepts no integer that a double cannot represent exactly."""
     return None if value is None else float(value)
 
 

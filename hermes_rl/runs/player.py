@@ -1,8 +1,9 @@
-"""`Player`: the body of a worker, which plays rollouts for a run in another process and keeps nothing.
+"""`Player`: the body of a worker, which runs rollouts for a run in another process and stores nothing.
 
-Owns the compiled spec of its process (sandboxes, clients of servers, tokenizer, the spec's own code), and the way of a
-request to its answer. What is played, in which order, how often, and what is written, is up to the run. How requests
-and answers travel is up to who has the player: a worker process (`worker`), or an actor of a Ray cluster (`cluster`).
+Owns the compiled spec of its process (sandboxes, clients of servers, tokenizer, the spec's user code), and the handling
+of a request until its response. The run decides which rollouts run, in which order and how often, and what is written.
+The transport of requests and responses belongs to the owner of the player: a worker process (`worker`), or an actor of
+a Ray cluster (`cluster`).
 """
 
 from __future__ import annotations
@@ -39,24 +40,24 @@ from hermes_rl.tokens.transcript import packed
 from hermes_rl.values import write_json
 
 Tell: TypeAlias = Callable[[Mapping[str, Any]], None]
-"""Says something to the run beside the answers: `{"log": …}` or `{"note": …}`."""
+"""Sends a message to the run that answers no request: `{"log": …}` or `{"note": …}`."""
 OWN = 0
-"""The number of the spec's own policy, among those of other policies (`Policy.number`)."""
+"""Number of the spec's policy, among the numbers of other policies (`Policy.number`)."""
 IDLE = 64
-"""Policies that a worker keeps although nothing is played with them; each has connections and maybe a tokenizer."""
+"""Policies that a worker keeps open without rollouts; each has connections and maybe a tokenizer."""
 
 
 @dataclass(frozen=True)
 class Opening:
-    """What a worker is told first. It holds keys, so it travels only where nobody else reads it.
+    """First message to a worker. It holds keys, so it must travel only over private channels.
 
     Attributes:
-        spec: what is played.
-        mode: in which mode the run is; None: there is none, and each rollout comes with its `PlaySettings`.
-        environ: the runner's variables, of which it keeps only `variables`; None: those of this process.
-        level: from which level on it sends what hermes_rl logs; by default as this process logs it.
-        won: what the first seats have scored against each rival before; each worker counts on for itself.
-        variables: the runner's variables that the spec names; the worker's own come below them.
+        spec: the spec to run.
+        mode: mode of the run; None: there is none, and each rollout comes with its `PlaySettings`.
+        environ: the runner's variables, of which only `variables` are stored; None: the variables of this process.
+        level: level from which hermes_rl's log records are sent to the run; by default the level of this process.
+        won: scores of the first seats against each opponent so far; each worker continues the count separately.
+        variables: the runner's variables that the spec names; they take precedence over the worker's variables.
     """
 
     spec: Spec
@@ -73,12 +74,12 @@ class Opening:
 
 @dataclass(frozen=True)
 class PlaySettings:
-    """What a rollout is played with, where that is not the same for all rollouts.
+    """Settings of a rollout, if they are not the same for all rollouts.
 
     Attributes:
-        options: what bounds and steers it.
-        policy: the model that acts; None: the spec's own.
-        told: what is known of that policy's weights.
+        options: options that bound and steer the loop.
+        policy: the model that acts; None: the spec's policy.
+        told: last known update of that policy's weights.
     """
 
     options: LoopOptions
@@ -87,12 +88,14 @@ class PlaySettings:
 
 
 class _ActingPolicy:
-    """A policy that acts in this worker, in the environment `world`; None is the spec's own, which that has made."""
+    """A policy that acts in this worker, in the environment `world`; None is the spec's policy, which the environment
+    made.
+    """
 
     def __init__(self, world: CompiledSpec, policy: Policy | None) -> None:
         self.world, self.policy = world, policy
         self.playing: list[RolloutRunner] = []
-        """One for each rollout that it acts in."""
+        """Runner of each rollout in which it acts."""
         self._encoder: Encoder | None = None
         self._loading = asyncio.Lock()
 
@@ -101,7 +104,7 @@ class _ActingPolicy:
         return self.world.policy
 
     async def encoder(self) -> Encoder:
-        """Return what gives tokens to its rollouts; made once."""
+        """Return the encoder of its rollouts; made once."""
         async with self._loading:
             if self._encoder is None:
                 self._encoder = await encoder_with(self.policy, self.role.configs[0])
@@ -109,24 +112,24 @@ class _ActingPolicy:
 
 
 class Player:
-    """Plays the rollouts that a run asks for, on one event loop; `keep` keeps their artifacts."""
+    """Runs the rollouts that a run requests, on one event loop; `keep` stores their artifacts."""
 
     def __init__(self, opening: Opening, tell: Tell, keep: Keep | None) -> None:
         self._opening, self._tell, self._keep = opening, tell, keep
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         self._stack = AsyncExitStack()
         self._runners: dict[str, RolloutRunner] = {}
-        """Of a run, by the split."""
+        """Runners of a run, by split."""
         self._acting: dict[int, _ActingPolicy] = {}
-        """By their numbers; the one that was used last is the last."""
+        """Acting policies by number; the last one was used last."""
         self._news: dict[int, WeightsTold] = {}
-        """What was told last of a policy's weights, by its number: a request may come later that knows less."""
+        """Last weight update of each policy, by number: a later request may contain older information."""
         self._retries_of_gone = 0
         self._shared: tuple[int, int] | None = None
         self._fixed: set[int] = set()
 
     async def open(self) -> list[str] | None:
-        """Get ready to play; returns what is wrong, as the run raises it again (`raised_of`), or None."""
+        """Get ready to run rollouts; return an error in the form in which the run raises it (`raised_of`), or None."""
         _log_to(self._tell, self._opening.level)
         try:
             spec = self._opening.spec
@@ -149,7 +152,7 @@ class Player:
         return None
 
     async def close(self) -> None:
-        """Cancel what is played, and release everything, also where a part of that fails."""
+        """Cancel running rollouts, and release everything, even if a part of that fails."""
         async with self._stack as stack:
             for acting in self._acting.values():
                 stack.push_async_callback(acting.role.close)
@@ -159,10 +162,12 @@ class Player:
     def _note(self, text: str) -> None:
         self._tell({"note": text})
 
-    # ------------------------------------------------------------------ what the run asks for, and says
+    # ------------------------------------------------------------------ requests and messages of the run
 
     def answer(self, number: int, kind: Literal["play", "compare", "told"], *args: Any) -> Coroutine[Any, Any, bytes]:
-        """Begin what is asked for; returns what waits for the answer: JSON that begins with the request's number."""
+        """Start handling a request; return the task that produces its JSON response, which starts with the request's
+        number.
+        """
         methods: Mapping[str, Callable[..., Coroutine[Any, Any, dict[str, Any]]]] = {
             "play": self._play,
             "compare": self._compare,
@@ -176,7 +181,7 @@ class Player:
         try:
             answer = await task
         except asyncio.CancelledError:
-            answer = {}  # nobody waits for it; the run hears that its sandbox is released
+            answer = {}  # no caller waits for it; the run learns that its sandbox is released
         except Exception as error:  # noqa: BLE001 - carried to the run, which ends by it as if it were its own
             answer = {"raised": raised_of(error)}
         finally:
@@ -189,7 +194,7 @@ class Player:
             return write_json({"id": number, **condition, "raised": raised_of(error)})
 
     def hear(self, kind: Literal["fix", "share", "cancel", "told"], *args: Any) -> None:
-        """Do what the run says and needs no answer to."""
+        """Handle a message of the run that needs no response."""
         if kind == "cancel":
             if args[0] in self._tasks:
                 self._tasks[args[0]].cancel()
@@ -206,18 +211,18 @@ class Player:
 
     @property
     def _roles(self) -> list[ModelClient]:
-        """All models that this worker asks."""
+        """All models that this worker calls."""
         others = [acting.role for number, acting in self._acting.items() if number != OWN]
         return [*self._compiled.roles.values(), *others]
 
     def _roles_of(self, number: int) -> list[ModelClient]:
-        """Return the client of a policy, where this worker has one."""
+        """Return the client of a policy, if this worker has one."""
         if number == OWN:
             return [role for name, role in self._compiled.roles.items() if name == POLICY]
         return [self._acting[number].role] if number in self._acting else []
 
     def condition(self) -> dict[str, Any]:
-        """Return what the run's admission looks at."""
+        """Return the values that the run's admission uses."""
         numbers = {OWN, *self._acting}
         waiting = {str(number): role.waiting for number in numbers for role in self._roles_of(number) if role.waiting}
         runners = [*self._runners.values(), *(runner for acting in self._acting.values() for runner in acting.playing)]
@@ -255,7 +260,7 @@ class Player:
             await self._let_go()
 
     def _acting_policy(self, description: PolicyDescription | None) -> _ActingPolicy:
-        """Make what acts by the description of a policy."""
+        """Create the acting policy from the description of a policy."""
         if description is None:
             return _ActingPolicy(self._compiled, None)
         policy = Policy.of_description(description)
@@ -267,7 +272,7 @@ class Player:
         return _ActingPolicy(self._compiled.played_by(policy.role), policy)
 
     async def _let_go(self) -> None:
-        """Close the policies that nothing is played with, but for the last few; an endpoint lives for one rollout."""
+        """Close the policies without rollouts, except the last few; an endpoint lives for one rollout."""
         idle = [number for number, acting in self._acting.items() if number != OWN and not acting.playing]
         ended = {number for number in idle if (policy := self._acting[number].policy) is not None and policy.captured}
         gone = ended.union(idle[: max(0, len(idle) - IDLE)])
@@ -319,7 +324,7 @@ class Player:
 
 
 async def encoder_of(spec: Spec, split: Split) -> Encoder:
-    """Return what gives the rollouts of a split their tokens, with the policy's tokenizer."""
+    """Return the encoder that gives the rollouts of a split their tokens, with the policy's tokenizer."""
     name = tokenizer_of(spec)
     if name is None and not spec.servers["policy"][0].kind.embedded:
         return Encoder(None, "The policy names neither a model nor a tokenizer; set servers.policy.tokenizer")
@@ -332,7 +337,7 @@ async def encoder_of(spec: Spec, split: Split) -> Encoder:
 
 
 async def encoder_with(policy: Policy | None, config: ServerConfig) -> Encoder:
-    """Return what gives tokens to the rollouts of a policy, or of the spec's own, whose (first) server is `config`."""
+    """Return the encoder for the rollouts of a policy, or of the spec's policy, whose (first) server is `config`."""
     if policy is not None and policy.captured:
         return Encoder(None, "the trainer captures the tokens at its endpoint")
     if policy is not None and policy.tokenizer is not None:
@@ -348,7 +353,9 @@ async def encoder_with(policy: Policy | None, config: ServerConfig) -> Encoder:
 
 
 def raised_of(error: Exception) -> list[str]:
-    """Return what an exception is for the run: the user's mistake, an end of the run, or a bug with its traceback."""
+    """Return the kind and text of an exception for the run: a user's mistake, an end of the run, or a bug with its
+    traceback.
+    """
     if isinstance(error, UserError):
         return ["user", str(error)]
     if isinstance(error, RunError):
@@ -359,7 +366,7 @@ def raised_of(error: Exception) -> list[str]:
 
 
 def error_of(kind: str, text: str) -> UserError | RunError | RuntimeError:
-    """Return what `raised_of` described, as the run raises it."""
+    """Return the exception that `raised_of` described, for the run to raise."""
     if kind == "bug":
         return RuntimeError(f"in a worker: {text}")
     return UserError(text) if kind == "user" else RunError(text)
@@ -372,7 +379,7 @@ def _log_to(tell: Tell, level: int) -> None:
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             message = {"log": [record.name, record.levelno, self.format(record)]}  # with its traceback
-            with suppress(RuntimeError):  # the loop is closed: nobody hears it any more
+            with suppress(RuntimeError):  # the loop is closed: there is no receiver any more
                 loop.call_soon_threadsafe(tell, message)
 
     logger.addHandler(Handler())

@@ -1,4 +1,4 @@
-"""Process mode: groups are written to a file until there are as many as the spec asks for."""
+"""Process mode: write groups to a file until it has as many as the spec requests."""
 
 from __future__ import annotations
 
@@ -20,39 +20,40 @@ from hermes_rl.spec.model import Spec
 from hermes_rl.visible import most_frequent
 
 MANY = 10
-"""Uniform groups, at least, before the user hears of them."""
+"""Minimum number of uniform groups before the user is notified."""
 HOPELESS = 100
-"""Groups, at least, that are dropped or left out before a run that has written nothing ends."""
+"""Minimum number of dropped or excluded groups after which a run that has written nothing ends."""
 
 
 @dataclass
 class ProcessSummary:
-    """What a run of process mode did; `there` groups were there before, `stopped` is the budget that ended it.
+    """Result of process mode; `there` groups existed before, `stopped` is the budget that ended it.
 
-    `failed` are groups that infrastructure failed, `dropped` those that the spec drops for their ending, by cause.
+    `failed` are groups with infrastructure failures, `dropped` the groups that the spec drops for their stop reason, by
+    cause.
     """
 
     written: int = 0
     there: int = 0
     uniform: int = 0
     unmade: int = 0
-    """Groups of which an environment's own code made nothing."""
+    """Groups of which an environment's user code made nothing."""
     exact: int = 0
-    """Groups that were written now and whose certificate is exact; `sampled` and `trained` are the tokens of all."""
+    """Token-exact groups that were written now; `sampled` and `trained` are the tokens of all."""
     sampled: int = 0
     trained: int = 0
     attempts: int = 0
-    """Rollouts that were played, failed attempts included."""
+    """Rollouts that were run, failed attempts included."""
     failed: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     quarantined: list[dict[str, Any]] = field(default_factory=list)
-    """Rows that were set aside: row_key, cause, detail."""
+    """Quarantined rows: row_key, cause, detail."""
     lost: str = ""
-    """How many of the rollouts were lost, in words; see `hermes_rl.runs.losses`."""
+    """Summary of the rollouts that failed; see `hermes_rl.runs.losses`."""
     seconds: float = 0.0
     stopped: str | None = None
     retried: str = ""
-    """What was done again, in words; see `hermes_rl.runs.opening.Retried`."""
+    """Summary of the retries; see `hermes_rl.runs.opening.Retried`."""
 
     def count(self, group: Group) -> None:
         """Count a group that was written, and its tokens."""
@@ -65,8 +66,11 @@ class ProcessSummary:
 
 
 async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDirectory]:
-    """Process mode of a spec, into its run directory. Raises `UserError` where the spec, or what lies in the directory,
-    does not allow it; `RunError` where too many groups failed, or nothing more can be written."""
+    """Run process mode of a spec, into its run directory.
+
+    Raises `UserError` if the spec, or the content of the directory, does not allow it; `RunError` if too many groups
+    failed, or nothing more can be written.
+    """
     async with open_run(spec, launch) as opened:
         assert opened.records.groups_file is not None
         work = Processing(opened.run, opened.records.groups_file, spec.process.groups, opened.log)
@@ -86,19 +90,21 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
 
 
 class Processing:
-    """Writes the groups of a run into a file, going on from those that are in it, until it has the `target`."""
+    """Writes the groups of a run into a file, continuing from the groups in it, until it has the `target`."""
 
     def __init__(self, run: Run, file: GroupsFile, target: int, log: GroupLog | None = None) -> None:
         self.run, self.file, self.target, self.log = run, file, target, log or WandbLog(None)
         self.summary = ProcessSummary()
         self._done: set[str] = set()
         self._lines: dict[str, tuple[list[dict[str, Any]], list[bytes]]] = {}
-        """What is to be written of groups that have ended, by their id: the lines, and their JSON."""
+        """Encoded groups that have ended, by their id: the records, and their JSON."""
 
     async def play(self, changed: Set[str] = frozenset()) -> ProcessSummary:
-        """Write the groups that are missing; those `changed` since they were written are written again. Raises
-        `RunError` where too many groups failed, there are no rows, or nothing more can be written; `UserError` where
-        what the file holds cannot be gone on with."""
+        """Write the missing groups; groups in `changed`, which changed since they were written, are written again.
+
+        Raises `RunError` if too many groups failed, there are no rows, or nothing more can be written; `UserError` if
+        the content of the file cannot be continued.
+        """
         started, run, summary = time.monotonic(), self.run, self.summary
         unfinished = self._take_up(changed)
         run.progress.begin(self.target, self.complete, further=unfinished)
@@ -122,7 +128,7 @@ class Processing:
         """Groups that are in the file."""
         return self.summary.there + self.summary.written
 
-    # ------------------------------------------------------------------ what is wanted (`runs.run.Demand`)
+    # ------------------------------------------------------------------ demand (`runs.run.Demand`)
 
     @property
     def satisfied(self) -> bool:
@@ -135,7 +141,7 @@ class Processing:
     # ------------------------------------------------------------------ groups
 
     def _take_up(self, changed: Set[str]) -> int:
-        """Find out what is there already; returns how many rollouts there are of groups that are not complete."""
+        """Read the existing groups; return how many rollouts of incomplete groups exist."""
         store = self.run.store
         if store is None:
             self._done = self.file.groups()
@@ -148,7 +154,7 @@ class Processing:
         return store.rollouts_of_unfinished_groups()
 
     async def _prepare(self, group: Group) -> None:
-        """Make the lines of a group; what takes long here holds up no other group."""
+        """Make the records of a group; slow work here does not delay other groups."""
         if not self.run.left_out(group):
             lines = await self.run.lines(group)
             self._lines[group.id] = lines, await self.file.encoded(lines)
@@ -165,7 +171,7 @@ class Processing:
         self.run.progress.step(self.complete, group)
 
     def _give_up(self) -> None:
-        """End a run that writes nothing, however long it plays."""
+        """End a run that writes nothing, however long it runs."""
         summary, ended = self.summary, self.run.budget.left_out.total()
         left_out = summary.uniform + summary.unmade + ended
         if summary.written == 0 and left_out > max(10 * self.target, HOPELESS):
@@ -176,7 +182,7 @@ class Processing:
             )
 
     def _discard(self, group: Group) -> None:
-        """Count a group that is not written although nothing failed; many are told."""
+        """Count a group that is not written although nothing failed; notify the user if there are many."""
         summary = self.summary
         if self.run.left_out(group):
             summary.uniform += 1

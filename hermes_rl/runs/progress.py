@@ -1,4 +1,4 @@
-"""What a run says while it goes on: on the terminal, and to Weights & Biases where the spec asks for it.
+"""Progress of a run: messages on the terminal, and metrics for Weights & Biases if the spec requests them.
 
 Everything on the terminal goes to stderr; results are for stdout. This is the only importer of wandb.
 """
@@ -27,15 +27,16 @@ from hermes_rl.visible import counted, visible
 logger = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------------------------------------- Weights & Biases
-# Nothing is set through the environment, and a run without `wandb:` never imports it. wandb is kept from writing down
-# the command line, the console and the working tree: a key may be in any of them.
+# Nothing is set through the environment, and a run without `wandb:` never imports it. wandb must not record the command
+# line, the console and the working tree: a key may be in any of them.
 
 _PRIVATE = {"console": "off", "save_code": False, "disable_git": True, "x_disable_meta": True}
 
 
 class Tracker:
-    """One wandb run. Raises `UserError` where wandb cannot begin a run: no account on this machine, a project that
-    cannot be written to."""
+    """One wandb run. Raises `UserError` if wandb cannot start a run: no account on this machine, or no write access to
+    the project.
+    """
 
     def __init__(
         self,
@@ -67,11 +68,11 @@ class Tracker:
             raise UserError(f"wandb: {reason}. Run `wandb login`, or set wandb.mode to offline") from error
 
     def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log numbers and texts under their names; nothing more once wandb has failed, which is said."""
+        """Log numbers and texts under their names; log nothing more once wandb has failed, which is reported."""
         self._unless_failed(lambda: self.run.log(dict(metrics), step=step))
 
     def table(self, rows: Sequence[tuple[str, float]]) -> Any:
-        """(text, score) pairs as a table that `log` takes."""
+        """Return (text, score) pairs as a table that `log` accepts."""
         return self._wandb.Table(columns=["text", "score"], data=[list(row) for row in rows])
 
     def close(self) -> None:
@@ -95,14 +96,14 @@ class Tracker:
 # ------------------------------------------------------------------- What process and evaluate mode log to wandb
 
 KEPT, PER_GROUP = 32, 1
-"""Groups of which rollouts are shown, and rollouts shown of each, where `env:` does not say."""
+"""Groups of which rollouts are shown, and rollouts shown of each, if `env:` does not set them."""
 
 
 class GroupLog(Protocol):
-    """What is told of every group of process mode."""
+    """Receives every group of process mode."""
 
     async def group(self, group: Group, written: int | None, lines: Sequence[dict[str, Any]]) -> None:
-        """Note a group that has ended; it was the n-th that was `written`, with these lines, or was left out."""
+        """Log a group that has ended; it was the n-th that was `written`, with these records, or was excluded."""
 
 
 class WandbLog:
@@ -115,7 +116,7 @@ class WandbLog:
         self.texts: deque[list[tuple[str, float]]] = deque(maxlen=most)
 
     async def group(self, group: Group, written: int | None, lines: Sequence[dict[str, Any]]) -> None:
-        """Count a group, and log it where it is the n-th that was `written`."""
+        """Count a group, and log it if it is the n-th that was `written`."""
         if self.tracker is None:
             return
         self.training.add_group(group)
@@ -142,7 +143,7 @@ class WandbLog:
 
 @contextmanager
 def wandb_log(spec: Spec, folder: Path) -> Iterator[WandbLog]:
-    """Open the log that the spec's `wandb` asks for, with its files below `folder`; raises UserError as `Tracker`."""
+    """Open the log that the spec's `wandb` requests, with its files below `folder`; raises UserError as `Tracker`."""
     settings, tracker = spec.wandb, None
     if settings is not None and settings.mode != "disabled":
         names = settings.project or spec.name, settings.name or spec.name
@@ -156,29 +157,29 @@ def wandb_log(spec: Spec, folder: Path) -> Iterator[WandbLog]:
 
 
 def mode_of(settings: Wandb) -> Literal["online", "offline", "disabled"] | None:
-    """Return the mode that a spec names; None where it names none, so that wandb looks at WANDB_MODE itself."""
+    """Return the mode that a spec names, or None if it names none, so that wandb reads WANDB_MODE itself."""
     return settings.mode if "mode" in settings.model_fields_set else None
 
 
 # -------------------------------------------------------------------------------------------------- The terminal
 
 EVERY = 5.0
-"""Seconds between two lines where stderr is no terminal."""
+"""Seconds between two lines if stderr is not a terminal."""
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How a run does at this moment.
+    """Status of a run at this moment.
 
     Attributes:
-        concurrency: how many rollouts are to be in flight; None: as many as the machine and the servers carry.
-        phases: of those in flight, how many are at what (`hermes_rl.tools.base.Phase`).
-        waiting_calls: that have no place at a server of the policy's yet.
-        tokens: that the policy's servers have read and written for this start of the run.
-        cost: in US dollars, as far as the servers tell it.
+        concurrency: target number of rollouts in flight; None: as many as the machine and the servers carry.
+        phases: number of rollouts in flight by phase (`hermes_rl.tools.base.Phase`).
+        waiting_calls: calls that have no slot at a server of the policy's yet.
+        tokens: tokens that the policy's servers have read and written for this start of the run.
+        cost: cost in US dollars, as far as the servers report it.
         failures: groups and rollouts that were not graded, by cause.
-        again: what was done again, in words; empty where nothing was.
-        paused: whether nothing new begins for now.
+        again: description of the retries; empty if there were none.
+        paused: True if nothing new starts for now.
     """
 
     in_flight: int
@@ -193,7 +194,9 @@ class RunStatus:
 
 
 class Watched(Protocol):
-    """A run that somebody watches, and may steer; `hermes_rl.runs.opening.SpecRun` is one, and says what these do."""
+    """A run that a caller watches, and may steer; `hermes_rl.runs.opening.SpecRun` implements it and documents its
+    members.
+    """
 
     @property
     def directory(self) -> RunDirectory: ...
@@ -208,7 +211,7 @@ class Watched(Protocol):
 
 
 class Progress:
-    """Counts groups and prints one line now and then; on a terminal the line is rewritten in place."""
+    """Counts groups and prints a line at intervals; on a terminal the line is rewritten in place."""
 
     def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
         self.stream = stream if stream is not None else sys.stderr
@@ -218,7 +221,7 @@ class Progress:
         self._scored, self._sum = 0, 0.0
         self.watched: Watched | None = None
         self.noted: Callable[[str], None] | None = None
-        """Told of every note as well."""
+        """Receives every note as well."""
         self._inline = self.stream.isatty()
         self._open_line = False
         self._last = time.monotonic()
@@ -226,7 +229,7 @@ class Progress:
 
     @contextmanager
     def watching(self, watched: Watched) -> Iterator[None]:
-        """Watch a run as long as it is open."""
+        """Watch a run while it is open."""
         self.watched = watched
         looking = asyncio.get_running_loop().create_task(self._look(watched))
         try:
@@ -236,13 +239,13 @@ class Progress:
             self.watched = None
 
     async def _look(self, watched: Watched) -> None:
-        """Print the line also where no group ends for long."""
+        """Print the line even if no group ends for a long time."""
         while True:
             await asyncio.sleep(max(self._last + EVERY - time.monotonic(), EVERY / 10))
             self._tell()
 
     def begin(self, total: int | None, done: int = 0, *, what: str = "groups", further: int = 0) -> None:
-        """Say how much there is to do, and how much of it is there already; `further` rollouts of unfinished ones."""
+        """Show the total amount of work and the existing part of it; `further` rollouts belong to unfinished groups."""
         self.total, self.what = total, what
         self._text = f"{done}/{total or '?'} {what}"
         if (done or further) and not self.quiet:
@@ -254,7 +257,7 @@ class Progress:
         self.show(f"{done}/{self.total or '?'} {self.what}", group.scores, last=done == self.total)
 
     def show(self, text: str, scores: Sequence[float], *, last: bool = False) -> None:
-        """Take scores into the mean, and print the line with it if the last one is some time ago."""
+        """Add scores to the mean, and print the line with it if the last line is old enough."""
         self._scored, self._sum, self._text = self._scored + len(scores), self._sum + sum(scores), text
         self._tell(at_once=last)
 
@@ -270,13 +273,13 @@ class Progress:
         return f"{self._sum / self._scored:.3f}" if self._scored else "–"
 
     def note(self, message: str) -> None:
-        """Something that the user should know, even with --quiet."""
+        """Show a message that the user must know, even with --quiet."""
         self.say(message)
         if self.noted is not None:
             self.noted(message)
 
     def say(self, message: str) -> None:
-        """Show a line, whatever it is about."""
+        """Show a line on any subject."""
         self.end()
         print(visible(message), file=self.stream, flush=True)
 
@@ -287,11 +290,11 @@ class Progress:
             self._open_line = False
 
     def named(self, name: str) -> Progress:
-        """Return what one of several environments says here, by its name."""
+        """Return the progress of one of several environments, which adds its name."""
         return _Named(name, self)
 
     def write(self, text: str) -> None:
-        """Print the line that is there now and then."""
+        """Print the status line."""
         text = visible(text)
         if self._inline:
             self.stream.write(f"\r\x1b[2K{text}")
@@ -302,7 +305,7 @@ class Progress:
 
 
 class _Named(Progress):
-    """What one of several environments says, with its name before each line."""
+    """Progress of one of several environments, with its name before each line."""
 
     def __init__(self, name: str, shared: Progress) -> None:
         super().__init__(shared.stream, quiet=shared.quiet)

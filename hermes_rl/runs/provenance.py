@@ -1,4 +1,4 @@
-"""What a run was made with: versions, the dataset's fingerprint, hashes of the code and texts that it used."""
+"""Provenance of a run: versions, the dataset's fingerprint, hashes of the code and texts that it used."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def provenance(
     tool_servers: Mapping[str, str] | None = None,
     engines: Sequence[str | None] = (),
 ) -> dict[str, Any]:
-    """Return the content of `run.json`, beside name and fingerprint; no addresses with credentials, no keys.
+    """Return the content of `run.json`, except name and fingerprint; no addresses with credentials, no keys.
 
-    `parts` are hashes of what defines a rollout, so that a later run can say which of it has changed;
-    `tool_servers` are fingerprints of what each MCP server offers, `engines` the versions that the policy's servers
-    tell.
+    `parts` are hashes of the parts that define a rollout, so that a later run can report which part has changed;
+    `tool_servers` are fingerprints of the tools of each MCP server, `engines` the versions that the policy's servers
+    report.
     """
     policy, agent = spec.servers.get("policy", ()), spec.agent_for(mode)
     packages: dict[str, str | None] = dict.fromkeys(_PACKAGES)
@@ -71,12 +71,13 @@ def provenance(
 
 
 def resumed(known: Mapping[str, Any], started: str, written: float) -> dict[str, Any]:
-    """Return what `run.json` says of the starts of a run that goes on: the first, this one, seconds of those before.
+    """Return the `run.json` entries on the starts of a resumed run: the first, this one, and the seconds of earlier
+    ones.
 
     Args:
-        known: what it said so far.
-        started: when this start began.
-        written: when the last start wrote something last, in seconds since 1970; it may have been killed.
+        known: previous content.
+        started: time of this start.
+        written: time of the last write of the last start, in seconds since 1970; it may have been killed.
     """
     began, ended = (seconds_of(known.get(name)) for name in ("resumed" if "resumed" in known else "started", "ended"))
     if began is None:
@@ -86,7 +87,7 @@ def resumed(known: Mapping[str, Any], started: str, written: float) -> dict[str,
 
 
 def seconds_of(moment: object) -> float | None:
-    """Return a time of `run.json` in seconds since 1970; None where it is none."""
+    """Return a time of `run.json` in seconds since 1970, or None if it is not a time."""
     try:
         return datetime.fromisoformat(moment).timestamp()  # type: ignore[arg-type]
     except (ValueError, TypeError):
@@ -94,12 +95,12 @@ def seconds_of(moment: object) -> float | None:
 
 
 def moment() -> str:
-    """Return the time as `run.json` says it, to the millisecond."""
+    """Return the time in the form of `run.json`, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _sampling(server: Server, agent: Agent) -> dict[str, Any]:
-    """Return what the server is asked for: its parameters in its own terms, and whether calls have a seed."""
+    """Return the sampling parameters of the server: in its terms, and if calls have a seed."""
     if server.kind.token_level:
         sampling = Sampling(ids(), 1, (), agent.temperature, agent.top_p).policy(code_of(server.kind.dialects[0])())
     else:  # Other fields of extra_body may be secrets.
@@ -109,7 +110,7 @@ def _sampling(server: Server, agent: Agent) -> dict[str, Any]:
 
 
 def tokenizer_hashes(tokenizer: Tokenizer) -> dict[str, str | None]:
-    """Return hashes of what a tokenizer does: the ids of a text, and a conversation with a tool in its template.
+    """Return hashes of a tokenizer's output: the ids of a text, and a conversation with a tool in its template.
 
     Files would differ between releases that tokenise the same.
     """
@@ -129,7 +130,8 @@ _CONVERSATION: list[dict[str, Any]] = [
     {"role": "assistant", "content": "a", "tool_calls": [_CALL]},
     {"role": "tool", "tool_call_id": "c0", "content": "t"},
 ]
-# Not those of `tokens/probing`: what is rendered is hashed into the records of runs, and must not change with them.
+# Not the tools of `tokens/probing`: the rendered text is hashed into the records of runs, and must not change with
+# them.
 _TOOL = {
     "type": "function",
     "function": {
@@ -145,7 +147,7 @@ def _digest(text: str) -> str:
 
 
 def code_hashes(spec: Spec) -> dict[str, str]:
-    """SHA-256 of each code file that the spec names, by what the spec calls it."""
+    """Return the SHA-256 of each code file that the spec names, by its name in the spec."""
     references = {f"rewards.{name}": reward.fn for name, reward in spec.rewards.items()}
     references |= {f"tools.{i}": tool.python for i, tool in enumerate(spec.tools) if tool.python}
     if spec.state is not None:

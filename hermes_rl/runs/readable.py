@@ -1,4 +1,4 @@
-"""Rollouts as text that people can read in wandb, with the limits that Atropos' users know."""
+"""Rollouts as readable text for wandb, with the limits that Atropos' users know."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def _lines(message: Mapping[str, Any]) -> list[str]:
 
 
 def cut(text: str, limit: int) -> str:
-    """At most `limit` characters, with a mark where something was left out."""
+    """Return at most `limit` characters, with a mark where text was omitted."""
     return text if len(text) <= limit else text[:limit] + "..."

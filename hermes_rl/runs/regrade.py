@@ -1,4 +1,4 @@
-"""`hermes-rl regrade`: other rewards or weights over what a run kept; nothing is played."""
+"""`hermes-rl regrade`: apply other rewards or weights to recorded rollouts; no rollout is run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hermes_rl.spec.overrides import Overrides
 
 @dataclass(frozen=True)
 class Regraded:
-    """What a regrade did: groups that are in the file now, or the evaluation that was concluded anew."""
+    """Result of a regrade: groups that are in the file now, or the new result of the evaluation."""
 
     directory: RunDirectory
     groups: int | None = None
@@ -40,10 +40,10 @@ async def regrade(
     *,
     progress: Progress,
 ) -> Regraded:
-    """Score, and where its rewards have changed judge, the rollouts in a run directory anew; nothing is played.
+    """Score the rollouts in a run directory again, and judge them again if their rewards changed; no rollout is run.
 
-    `overrides` change the run's spec. Raises `UserError` where no run is there, the change is one of what is played, or
-    a reward needs what was not kept; `RunError` where a judge could not be asked; nothing was changed.
+    `overrides` change the run's spec. Raises `UserError` if there is no run, the change affects how rollouts run, or a
+    reward needs data that was not recorded; `RunError` if a judge could not be called; nothing was changed.
     """
     directory, described = _open(path)
     mode: Mode = described["mode"]
@@ -77,7 +77,7 @@ def _open(path: Path) -> tuple[RunDirectory, dict[str, Any]]:
 
 
 def compiled_to_grade(spec: Spec, environ: Mapping[str, str] | None) -> CompiledSpec:
-    """Return a spec whose rollouts are not played: the policy's key need not be at hand, unless a reward asks it."""
+    """Return a spec whose rollouts are not run: the policy's key may be missing, unless a reward calls the policy."""
     others = {role: servers for role, servers in spec.servers.items() if role != POLICY}
     compiled = CompiledSpec(spec.model_copy(update={"servers": others}), environ)
     asks_policy = any(POLICY in reward.function.parameters for reward in compiled.grader.rewards)
@@ -93,7 +93,7 @@ def _concluded(records: Records, spec: Spec, rows: Rows) -> Evaluation:
 
 
 async def _write_groups(records: Records, compiled: CompiledSpec) -> Regraded:
-    """Take out the groups whose scores are others now, and write them and those that may be written since."""
+    """Remove the groups whose scores have changed, and write them and the groups that may be written since."""
     store, file = records.store, records.groups_file
     assert file is not None
     encoder = Encoder(None, "the rollout was kept without tokens")

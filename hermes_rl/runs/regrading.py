@@ -1,9 +1,9 @@
-"""Bringing the recorded rollouts of a run to the rewards and the scoring that the spec has now; nothing is played.
+"""Update the recorded rollouts of a run to the present rewards and scoring of the spec; no rollout is run.
 
-Every reward's value is recorded, so other weights, another clamp or another policy for endings need no new rollouts:
-the recorded values are combined again (rescoring). A reward that has changed is called again for what was recorded
-(re-judging). Its values are kept in `regrade.jsonl` until all of them are there, so that a judge is never asked twice
-for the same. At the end the store is replaced file by file in one step.
+Every reward's value is recorded, so other weights, another clamp or another policy for stop reasons need no new
+rollouts: the recorded values are combined again (rescoring). A reward that has changed is called again on the record
+(re-judging). Its values are stored in `regrade.jsonl` until all of them are complete, so that a judge is never asked
+twice for the same value. At the end each file of the store is replaced atomically.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ from hermes_rl.spec.model import Spec
 from hermes_rl.spec.section import thaw
 from hermes_rl.threads import end_tasks, made_in_thread
 
-# ------------------------------------------------ What a change of the rewards means for rollouts that are there
-# Every reward's value is recorded, so other weights, a clamp or an ending policy need no new rollouts: what is
-# there is scored anew (`rescore`). Another reward is called for what was kept (`rejudge`).
+# ------------------------------------------------ Effect of changed rewards on existing rollouts
+# Every reward's value is recorded, so other weights, a clamp or a policy for stop reasons need no new rollouts: the
+# recorded values are scored again (`rescore`). A changed reward is called on the record (`rejudge`).
 
 
 @dataclass(frozen=True)
 class Grading:
-    """`rewards` are hashes of what gives a reward its value, by name; the rest makes a score of the values."""
+    """Definition of a score. `rewards` are hashes of each reward's inputs, by name; the other fields turn values into a
+    score.
+    """
 
     rewards: Mapping[str, str] = field(default_factory=dict)
     weightings: Sequence[Weighting] = ()
@@ -50,7 +52,7 @@ class Grading:
     combine: str = "sum"
     endings: Mapping[str, Any] = field(default_factory=dict)
     seats: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Names of the seats that a reward pays, by its name; one that is not here pays all."""
+    """Names of the seats that a reward pays, by its name; a reward that is missing here pays all."""
 
     @classmethod
     def of(cls, spec: Spec, grader: Grader, size: int) -> Grading:
@@ -69,7 +71,7 @@ class Grading:
         )
 
     def paying(self, line: Mapping[str, Any]) -> list[str]:
-        """Return the names of the rewards that count for the rollout of a line."""
+        """Return the names of the rewards that count for the rollout of a record."""
         seat = (line.get("seat") or {}).get("name")
         return [name for name in self.rewards if seat is None or seat in self.seats.get(name, (seat,))]
 
@@ -78,20 +80,20 @@ class Grading:
         return {"rewards": dict(self.rewards), "scoring": self.scoring()}
 
     def scoring(self) -> dict[str, Any]:
-        """Return what a score is made of its rewards' values with, as JSON."""
+        """Return the settings that turn the rewards' values into a score, as JSON."""
         weightings = sorted(map(asdict, self.weightings), key=lambda weighting: str(weighting["name"]))
         clamp = list(self.clamp) if self.clamp else None
         more: dict[str, Any] = {"seats": dict(self.seats)} if self.seats else {}
-        more |= {"combine": self.combine} if self.combine != "sum" else {}  # runs of before say nothing of it
+        more |= {"combine": self.combine} if self.combine != "sum" else {}  # older runs do not record it
         return {"weightings": weightings, "clamp": clamp, "endings": dict(self.endings), **more}
 
     def changed(self, before: Mapping[str, Any]) -> set[str]:
-        """Return the rewards that have another value than they had, or are new."""
+        """Return the rewards that are new or may have another value than before."""
         old = before.get("rewards") or {}
         return {name for name, digest in self.rewards.items() if old.get(name) != digest}
 
     def score(self, line: Mapping[str, Any]) -> tuple[float | None, str | None]:
-        """Return the score of a graded rollout from its line in rollouts.jsonl, or why there is none."""
+        """Return the score of a graded rollout from its record in rollouts.jsonl, or why there is none."""
         policy = self.endings.get(line["ending"], "grade")
         if policy == "drop":
             return None, f"the spec drops rollouts that end with {line['ending']}"
@@ -114,10 +116,10 @@ class Grading:
 
 
 def _material(spec: Spec, reward: GradedReward, code: str | None, size: int) -> dict[str, Any]:
-    """Return what a reward's value depends on; a file is its content, so that a spec may move."""
+    """Return the inputs of a reward's value; a file is represented by its content, so that a spec may move."""
     written, takes = spec.rewards[reward.name], reward.function.parameters
-    # Another judge is another reward. One that takes `roles` may ask any of them; with another policy, the run is
-    # another.
+    # Another judge is another reward. A reward that takes `roles` may call any of them; with another policy, the run is
+    # another one.
     roles = [role for role in spec.servers if role in takes or ("roles" in takes and role != "policy")]
     not_laid = sorted(name for name, artifact in spec.artifacts.items() if not artifact.lay)
     return {
@@ -144,7 +146,7 @@ PROGRESS = "regrade.jsonl"
 AT_ONCE = 64
 """Rollouts that are judged at a time."""
 JUDGEABLE = {Ending.REWARD_FAILURE, Ending.JUDGE_FAILURE}
-"""Failures of ours that left the whole conversation, so that a reward that was mended can judge it."""
+"""Infrastructure failures that left the full conversation, so that a repaired reward can judge it."""
 
 Line = dict[str, Any]
 
@@ -157,11 +159,10 @@ async def bring_up_to_date(
     rows: Iterable[Row],
     note: Callable[[str], None],
 ) -> set[str]:
-    """Score the rollouts of the store as `grading` says now; repeating it after a crash does no harm.
+    """Update the scores of the store's rollouts to `grading`; repeating it after a crash does no harm.
 
-    Returns the groups that have another score, or are trained on otherwise, than before. Raises `UserError` where what
-    is there cannot be scored again; it says the way out. Raises `RunError` where a judge could not be asked; nothing
-    was changed.
+    Returns the groups whose score, or use for training, has changed. Raises `UserError` with a fix if the records
+    cannot be scored again. Raises `RunError` if a judge could not be called; nothing was changed.
     """
     if store.empty:
         return set()
@@ -194,24 +195,24 @@ async def bring_up_to_date(
 
 @dataclass
 class Rescoring:
-    """Gives lines the score that their rewards' values make now. `endings` are the spec's of before."""
+    """Gives records the score of their rewards' values under the present grading. `endings` are the earlier spec's."""
 
     grading: Grading
     rejudging: Rejudging
     endings: Mapping[str, Any]
     changed: set[str] = field(default_factory=set)
-    """Groups that have another score, or are trained on otherwise."""
+    """Groups whose score, or use for training, has changed."""
     count: int = 0
 
     def scored(self, line: Line) -> Line:
-        """Return the line with its score."""
+        """Return the record with its score."""
         line["rewards"] = {name: line["rewards"][name] for name in self.grading.rewards if name in line["rewards"]}
         if line["state"] == RolloutState.LOST and self.grading.endings.get(LOST) != "worst":
             line["state"] = str(RolloutState.FAILED)
             self.changed.add(group_of_episode(line))
         judged = self.rejudging.apply(line)
         if judged and set(line["rewards"]) != set(self.grading.paying(line)):
-            # A reward that failed was mended; what compares the rollout with its group is still to be called.
+            # The failed reward was repaired; rewards that compare the rollout with its group are still missing.
             line |= {"score": None, "error": None, "state": str(RolloutState.WAITING)}
         waits = line["state"] == RolloutState.WAITING
         was_dropped = self.endings.get(line["ending"]) == "drop"
@@ -228,7 +229,7 @@ class Rescoring:
 
 
 def obstacle(reward: GradedReward) -> str | None:
-    """Why a reward cannot judge what a run kept; None where it can."""
+    """Return why a reward cannot judge recorded rollouts, or None if it can."""
     if reward.function.uses_context and not reward.fresh:
         return "it looks into the rollout's own sandbox (ctx), which is gone; `sandbox: fresh` looks at kept artifacts"
     if reward.steps is not None:
@@ -241,7 +242,7 @@ def obstacle(reward: GradedReward) -> str | None:
 
 
 def require_judgeable(grader: Grader, names: Iterable[str]) -> None:
-    """Raise UserError, before anything is touched, with a line for each reward that would need another play."""
+    """Raise UserError, before any change, with a line for each reward that would need new rollouts."""
     wanted = set(names)
     obstacles = [(reward.name, why) for reward in grader.rewards if reward.name in wanted and (why := obstacle(reward))]
     if obstacles:
@@ -253,7 +254,7 @@ def require_judgeable(grader: Grader, names: Iterable[str]) -> None:
 
 @dataclass
 class Rejudging:
-    """Judges the rollouts of a store by the rewards that have changed; `rows` are where they started from."""
+    """Judges the rollouts of a store by the rewards that have changed; `rows` are the rows of the rollouts."""
 
     directory: RunDirectory
     compiled: CompiledSpec
@@ -263,16 +264,18 @@ class Rejudging:
     values: defaultdict[str, dict[str, RewardValue]] = field(default_factory=lambda: defaultdict(dict))
     """Values by id of the rollout."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Why a reward could not judge a rollout, by its id."""
+    """Reason why a reward could not judge a rollout, by the rollout's id."""
 
     @property
     def grader(self) -> Grader:
         return self.compiled.grader
 
     async def judge(self, store: RolloutStore, changed: set[str]) -> None:
-        """Fill `values` and `failed`. Raises `UserError` where a reward cannot judge what was kept, or a row is no
-        longer there; `RunError` where a judge could not be asked, or most rollouts cannot be judged; nothing was
-        changed."""
+        """Fill `values` and `failed`.
+
+        Raises `UserError` if a reward cannot judge the record, or a row no longer exists; `RunError` if a judge could
+        not be called, or most rollouts cannot be judged; nothing was changed.
+        """
         require_judgeable(self.grader, changed)
 
         def read() -> tuple[dict[str, set[str]], set[str]]:
@@ -303,7 +306,7 @@ class Rejudging:
             )
 
     def _wanted(self, line: Line, changed: set[str]) -> set[str]:
-        """Return the rewards to be called for a rollout: those that changed, and those that failed before."""
+        """Return the rewards to call for a rollout: rewards that changed, and rewards that failed before."""
         if line["state"] in (RolloutState.FAILED, RolloutState.LOST, RolloutState.LEFT_OUT):
             if Ending(line["ending"]) not in JUDGEABLE or line.get("played") is None:
                 return set()
@@ -325,7 +328,7 @@ class Rejudging:
         )
 
     def _resume(self, journal: Journal, changed: set[str]) -> None:
-        """Take up what an earlier call has judged by the same rewards."""
+        """Load the values that an earlier call has judged by the same rewards."""
         text = json.dumps({name: self.grading.rewards[name] for name in sorted(changed)})
         key = hashlib.sha256(text.encode()).hexdigest()[:16]
         lines = list(journal.read("id", "rewards"))
@@ -388,7 +391,7 @@ class Rejudging:
         self.values[name] |= values
 
     def apply(self, line: Line) -> bool:
-        """Put the values into a rollout's line; False where it was not judged anew."""
+        """Put the values into a rollout's record; return False if it was not judged again."""
         if line["id"] in self.failed:
             failed = {"ending": str(Ending.REWARD_FAILURE), "state": str(RolloutState.FAILED)}
             line |= {**failed, "score": None, "error": self.failed[line["id"]]}
@@ -403,7 +406,7 @@ class Rejudging:
 
 
 def _lines(store: RolloutStore) -> Iterator[Line]:
-    """Every rollout; of several attempts at one place that a reward failed, the first."""
+    """Yield every rollout; of several attempts at one place that a reward failed, the first."""
     seen: set[tuple[str, int]] = set()
     for line in store.all_lines():
         place = line["group"], line["index"]
@@ -416,7 +419,7 @@ def _lines(store: RolloutStore) -> Iterator[Line]:
 
 
 async def _all(works: Iterable[Any]) -> None:
-    """Run them, so many at a time; the first failure ends the others."""
+    """Run the coroutines with bounded concurrency; the first failure ends the others."""
     places = asyncio.Semaphore(AT_ONCE)
     tasks: set[asyncio.Task[None]] = set()
 

@@ -1,6 +1,6 @@
-"""What the policy is sent first for a row: messages and tools, and the text and tokens that are made of them.
+"""First request to the policy for a row: messages and tools, and the text and tokens made from them.
 
-The first request is made by the same loop that plays, and caught where a model would be asked.
+The first request is made by the loop that runs rollouts, and intercepted before the call of a model.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from hermes_rl.tokens.tokenizer import TemplateRefused
 from hermes_rl.tokens.transcript import Transcript
 
 SEARCHED = 100_000
-"""Rows among which a key is looked for."""
+"""Rows that are searched for a key."""
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """The first request for a row, as a chat server gets it, and `config` of the policy's first server.
+    """First request for a row, in the form that a chat server gets, and `config` of the policy's first server.
 
     Attributes:
-        exact: True where the text is what the server gets, as token ids; False where it gets messages and tools.
-        text: what the chat template of the policy's tokenizer makes of it; None where nobody can tell.
+        exact: True if the server gets the text, as token ids; False if it gets messages and tools.
+        text: rendering by the chat template of the policy's tokenizer, or None if it is unknown.
         ids: the tokens of the text, and `pieces` the text of each.
         missing: why there is no text.
     """
@@ -56,12 +56,12 @@ class Rendered:
 
     @property
     def body(self) -> dict[str, Any]:
-        """The JSON that a chat server is sent."""
+        """JSON body that a chat server receives."""
         body: dict[str, Any] = json.loads(json.dumps(chat_body(self.request, self.config), default=dict))
         return body
 
     def record(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the JSON form."""
         rest = {name: value for name, value in self.body.items() if name not in ("messages", "tools")}
         return {
             "row_key": self.row.key,
@@ -85,14 +85,16 @@ class _AskedError(Exception):
 
 
 class _Catching:
-    """Stands where the policy stands, and asks nobody."""
+    """Replaces the policy, and calls no model."""
 
     async def chat(self, request: ChatRequest) -> ChatReply:
         raise _AskedError(request)
 
 
 def find_row(rows: Rows, wanted: str, split: Split) -> Row:
-    """Return a row by its key, its place of play from 0, or how its key begins; raises UserError unless it is one."""
+    """Return a row by its key, a prefix of its key, or its position from 0; raises UserError unless exactly one row
+    matches.
+    """
     begins = []
     for row in islice(rows, SEARCHED):
         if row.key == wanted:
@@ -114,11 +116,11 @@ def find_row(rows: Rows, wanted: str, split: Split) -> Row:
 
 
 async def chosen_row(spec: Spec, wanted: str, split: Split | None, notify: Callable[[str], None]) -> tuple[Row, Split]:
-    """Return the row that is asked for, and its split: train, where there are such rows. Raises as `find_row`."""
+    """Return the requested row and its split: train, if there are such rows. Raises as `find_row`."""
     only = spec.dataset.eval is not None and spec.dataset.eval.only
     among: Split = split or ("eval" if only else "train")
     rows = await asyncio.to_thread(load_rows, spec, among, notify=notify, lazily=True)
-    # Without `dataset.key` keys are hashes, so that a small number is a place; no row behind it is needed.
+    # Without `dataset.key` keys are hashes, so a small number is a position; no row after it is needed.
     is_place = spec.dataset.key is None and wanted.isdecimal() and int(wanted) < SEARCHED
     if is_place and (found := await asyncio.to_thread(lambda: next(islice(rows, int(wanted), None), None))) is not None:
         return found, among
@@ -130,9 +132,9 @@ async def chosen_row(spec: Spec, wanted: str, split: Split | None, notify: Calla
 
 
 async def render_row(compiled: CompiledSpec, row: Row, split: Split, *, with_text: bool) -> Rendered:
-    """Return the first request for a row; nothing is asked, and no sandbox is started unless a tool's server needs one.
+    """Return the first request for a row; no model is called, and no sandbox starts unless a tool's server needs one.
 
-    With `with_text` also what only the server renders is rendered, where its tokenizer can be had.
+    With `with_text`, requests that only the server renders are rendered too, if its tokenizer is available.
 
     Raises:
         UserError: a template or a tool does not work; RunError: a server of tools cannot be started.
@@ -180,7 +182,7 @@ def _with_text(spec: Spec, rendered: Rendered) -> Rendered:
 
 
 def placeholders(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment, with a word for each key of a server that is not set, as nobody is asked."""
+    """Return the environment, with a placeholder for each server key that is not set, as no server is called."""
     return {
         **dict.fromkeys(key_names(spec), "not-needed"),
         **{name: value for name, value in environ.items() if value.strip()},

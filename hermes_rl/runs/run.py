@@ -1,10 +1,9 @@
-"""`Run`: the one conductor of rollouts, whatever they are for.
+"""`Run`: the one controller of rollouts, for every purpose.
 
-It decides which row comes next, begins groups while there is room for them, and hands on each group as it ends.
-Process, evaluate, serve, `validate --deep`, the Python API and environments written by hand all consume
-`Run.groups`; none of them has a loop over groups of its own. A slow source of rows is asked beside the groups that are
-running (`RowSource`), and `RunBudget` says when a run has used up what it may. `hermes_rl.runs.opening` opens the run
-of a spec.
+It selects the next row, starts groups while there is capacity for them, and yields each group when it ends. Process,
+evaluate, serve, `validate --deep`, the Python API and environments written by hand all consume `Run.groups`; none of
+them has a separate loop over groups. A slow source of rows is read concurrently with the running groups (`RowSource`),
+and `RunBudget` ends a run that has used up its budget. `hermes_rl.runs.opening` opens the run of a spec.
 """
 
 from __future__ import annotations
@@ -42,32 +41,32 @@ from hermes_rl.runs.workers import Workers, WorkersUsing
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.threads import end_tasks, in_thread
 
-# ------------------------------------------------------------------------------------------ Where rows come from
-# Rows that are all there are taken as they are. A generator, a streamed dataset or an environment's own code may wait
-# for a network or compute; those are asked in a thread, beside the groups that are running.
+# ------------------------------------------------------------------------------------------ Sources of rows
+# A finite list of rows is used directly. A generator, a streamed dataset or an environment's user code may wait for a
+# network or compute; these are read in a thread, concurrently with the running groups.
 
 T = TypeVar("T")
 
 
 class RowSource:
-    """Rows that can be gone through any number of times, as far as what they come from allows it.
+    """Rows that can be iterated any number of times, as far as their source allows it.
 
-    They are there, or come; asynchronous ones are gone through once.
+    They are in memory or are streamed; an asynchronous source is iterated once.
     """
 
     def __init__(self, rows: Iterable[Row] | AsyncIterable[Row]) -> None:
         self._rows = rows
         self.slow = isinstance(rows, AsyncIterable) or (isinstance(rows, Rows) and rows.length is None)
         self._begun: tuple[Row, AsyncIterator[Row]] | None = None
-        """The first row and what follows it, where somebody has looked at it before the first pass."""
+        """First row and the remaining iterator, if a caller has read the row before the first pass."""
 
     @property
     def length(self) -> int | None:
-        """How many rows there are; None where that is not known, or there is no end."""
+        """Number of rows, or None if it is unknown or infinite."""
         return len(self._rows) if not self.slow and isinstance(self._rows, Rows | list | tuple) else None
 
     async def first(self) -> Row | None:
-        """Return the first row, which stands for any; None where there is none. The next pass begins with it."""
+        """Return the first row as a representative, or None if there is none. The next pass starts with it."""
         rows = self._pass()
         async for row in rows:
             if self.slow:
@@ -76,7 +75,7 @@ class RowSource:
         return None
 
     async def require_first(self, split: Split) -> Row:
-        """Return the first row; raises RunError where there is none."""
+        """Return the first row; raises RunError if there is none."""
         first = await self.first()
         if first is not None:
             return first
@@ -106,7 +105,9 @@ class RowSource:
 
 
 class Lookahead(Generic[T]):
-    """The next item of an asynchronous source; one that is `slow` is asked beside everything else, and then `wake`d."""
+    """Next item of an asynchronous source; a `slow` source is read concurrently with everything else, and calls `wake`
+    then.
+    """
 
     def __init__(self, source: AsyncIterator[T], *, slow: bool, wake: Callable[[], None]) -> None:
         self._source, self._slow, self._wake = source, slow, wake
@@ -114,7 +115,7 @@ class Lookahead(Generic[T]):
         self.exhausted = False
 
     async def take(self) -> T | None:
-        """Return the next item; None where it is not there yet, or there is no other (`exhausted`)."""
+        """Return the next item, or None if it has not arrived yet or there is no other (`exhausted`)."""
         if not self._slow:
             return self._answered(await self._next())
         if self._next_item is None:
@@ -133,21 +134,21 @@ class Lookahead(Generic[T]):
         return item
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Stop reading."""
         if self._next_item is not None:
             await end_tasks([self._next_item])
 
 
-# ----------------------------------------------------------------- What a run may use up: failures, tokens, time
+# ----------------------------------------------------------------- Budget of a run: failures, tokens, time
 
 
 @dataclass
 class RunBudget:
-    """Counts what a run uses; `None` is no bound.
+    """Counts the use of resources by a run; `None` is unlimited.
 
-    `max_failures` are groups (rows, in evaluation) that infrastructure failed for good, `max_tokens` prompt and
-    completion tokens of the policy as its servers counted them, `max_cost` US dollars of all models as servers tell
-    them or the spec's prices say, `deadline` seconds from the start.
+    `max_failures` are groups (rows, in evaluation) whose retries were exhausted by infrastructure failures,
+    `max_tokens` prompt and completion tokens of the policy as counted by its servers, `max_cost` US dollars of all
+    models as reported by servers or computed from the spec's prices, `deadline` seconds from the start.
     """
 
     max_failures: int | None = None
@@ -157,18 +158,18 @@ class RunBudget:
     clock: Callable[[], float] = time.monotonic
     failures: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
-    """Groups that the spec drops by a policy's ending."""
+    """Groups that the spec drops by a stop reason caused by the policy."""
     tokens: int = 0
     cost: float = 0.0
     last_failure: str = ""
     ended: str | None = None
-    """Why somebody has ended the run early; None where nobody has."""
+    """Reason for which a caller ended the run early, or None."""
 
     def __post_init__(self) -> None:
         self.started = self.clock()
 
     def spend(self, rollout: Rollout) -> None:
-        """Count what a rollout, also a failed attempt, has used; raises RunError where a bounded cost is not told."""
+        """Count the use of a rollout, failed attempts included; raises RunError if a bounded cost is not reported."""
         if rollout.result is None:
             return
         usage = rollout.result.usage
@@ -185,12 +186,12 @@ class RunBudget:
             )
 
     def count(self, group: Group) -> None:
-        """Take a finished group into account; raises RunError where too many groups failed."""
+        """Count a finished group; raises RunError if too many groups failed."""
         if group.dropped is None:
             return
         failed = next((r for r in group.rollouts if r.error is not None and not r.ending.graded), None)
         if failed is None and group.dropped.graded:
-            self.left_out[str(group.dropped)] += 1  # the spec drops this ending; nothing has failed
+            self.left_out[str(group.dropped)] += 1  # the spec drops this stop reason; nothing has failed
             return
         self.failures[str(failed.ending if failed is not None else group.dropped)] += 1
         self.last_failure = (failed.error if failed is not None else group.detail) or ""
@@ -202,7 +203,7 @@ class RunBudget:
             )
 
     def used_up(self) -> str | None:
-        """Return what ends the run cleanly, in words; None while there is room."""
+        """Return a description of the exhausted budget that ends the run cleanly; None while there is budget."""
         if self.ended is not None:
             return self.ended
         if self.max_tokens is not None and self.tokens >= self.max_tokens:
@@ -214,43 +215,45 @@ class RunBudget:
         return None
 
 
-# ------------------------------------------------------------------------------------------------- The conductor
+# ------------------------------------------------------------------------------------------------- The controller
 
 BURST = 1000
-"""Rollouts that begin in one turn of the event loop; many thousands would stop it for seconds."""
+"""Rollouts that start in one turn of the event loop; many thousands would stop it for seconds."""
 
 DETAIL = 300
-"""Characters of why a rollout ended, as run.json has it."""
+"""Maximum characters of a stop reason's detail in run.json."""
 PASSED_BY = 256
-"""Rows after which others have their turn: each takes some 10 µs, and all rows of an epoch may be passed by."""
+"""Rows after which other tasks get their turn: each takes some 10 µs, and all rows of an epoch may be skipped."""
 
 REFUSALS, SAME_REFUSALS = 16, 3
-"""Groups that are refused before any rollout was graded, in any and in the same words, from which on the run ends: the
-spec is wrong, and not a row."""
+"""Groups refused before any rollout was graded, for any reason and for the same reason, from which the run ends: the
+spec is wrong, not a row.
+"""
 HOPELESS = 100_000
-"""Rows in succession that are set aside, after which no other is waited for: a source may repeat the same for ever."""
+"""Consecutive quarantined rows after which the search for another ends: a source may repeat the same rows forever."""
 
 Skip = Callable[[Row, str, int], bool]
-"""Whether a row is passed by, from the row, the id that its group would have, and the epoch."""
+"""Returns True to skip a row, from the row, the id that its group would have, and the epoch."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the groups of a run are played.
+    """Settings for running the groups of a run.
 
     Attributes:
         size: rollouts of a group, all on one row.
         split: "train" or "eval".
-        repeat: the rows are played over and over, epoch after epoch; otherwise each is played once.
-        whole: a group of which a member failed for good is dropped; otherwise that member stays without a score.
-        keep_lost: in such a group a member that failed for good counts as the worst, as long as two have a score.
-        drop_uniform: a group whose scores are all equal is not handed to a trainer or a file.
+        repeat: the rows are run repeatedly, epoch after epoch; otherwise each is run once.
+        whole: a group is dropped if the retries of a member are exhausted; otherwise that member has no score.
+        keep_lost: in such a group a member whose retries are exhausted counts as the worst, as long as two have a
+            score.
+        drop_uniform: a group whose scores are all equal is not passed to a trainer or a file.
         prefer_differing: rows whose groups still differ in score are preferred (see `Curriculum`).
         concurrency: rollouts in flight; None: as many as the machine and the servers carry.
-        replays: how often a rollout that infrastructure failed is played again.
-        generation_params: how the policy samples, for the lines of groups.
-        fingerprint: of the run, for the lines of groups.
-        mark: ends the id of each group, so that no other run has the same ids; nothing for a run that is gone on with.
+        replays: maximum number of retries of a rollout after infrastructure failures.
+        generation_params: sampling parameters of the policy, for the records of groups.
+        fingerprint: fingerprint of the run, for the records of groups.
+        mark: suffix of the id of each group, so that no other run has the same ids; empty for a run that is resumed.
     """
 
     size: int
@@ -268,18 +271,18 @@ class Plan:
 
 
 class Demand(Protocol):
-    """What the consumer of a run's groups still wants."""
+    """Remaining demand of the consumer of a run's groups."""
 
     def wants(self, running: int) -> bool:
-        """Whether another group may begin while so many are running."""
+        """Return True if another group may start while `running` groups are running."""
 
     @property
     def satisfied(self) -> bool:
-        """Whether no further group is to begin; the run ends when those that are running have ended."""
+        """True if no further group must start; the run ends when the running groups have ended."""
 
 
 class Everything:
-    """Every group that there is."""
+    """Demand for every group."""
 
     satisfied = False
 
@@ -289,30 +292,30 @@ class Everything:
 
 @runtime_checkable
 class PlaysGroups(Protocol):
-    """An environment that plays whole groups by its own code."""
+    """Environment that runs complete groups by user code."""
 
     async def play_group(self, row: Row, group: str, epoch: int, size: int) -> Group: ...
 
 
 @runtime_checkable
 class MakesLines(Protocol):
-    """An environment that makes, or changes, the lines of a group by its own code."""
+    """Environment that makes, or changes, the records of a group by user code."""
 
     async def lines(self, group: Group, lines: list[dict[str, Any]]) -> list[dict[str, Any]]: ...
 
 
 class Run:
-    """Conducts the rollouts of one environment on rows, as the plan says.
+    """Controls the rollouts of one environment on rows, by the plan.
 
     Args:
         store: the record of rollouts; None records nothing.
         encoder: gives rollouts their tokens; None leaves them without.
-        budget: what the run may use up.
-        progress: where the user is told what happens.
-        policy: another policy than the environment's own.
+        budget: resources that the run may use.
+        progress: receives messages for the user.
+        policy: another policy than the environment's.
         runner: another runner than one for this plan.
-        workers: other processes that play; None: this one does.
-        beside: the runs that play in this process at the same time; this one is added to them.
+        workers: other processes that run rollouts; None: this process does.
+        beside: the runs that share this process; this one is added to them.
     """
 
     def __init__(
@@ -337,8 +340,9 @@ class Run:
         self.quarantine = Quarantine()
         self.losses = Losses()
         self.endings: dict[str, dict[str, Any]] = {}
-        """By ending, how many attempts of this start had it (`count`; an episode has that of the first seat which did
-        not end naturally), and why the first one had it (`first`), where that is known."""
+        """Attempts of this start by stop reason: their number (`count`; for an episode, the stop reason of the first
+        seat that did not end naturally), and the detail of the first one (`first`), if it is known.
+        """
         self.curriculum = Curriculum(plan.prefer_differing)
         self.admission: Admission
         if workers is None:
@@ -355,23 +359,23 @@ class Run:
             replays=plan.replays,
             elsewhere=workers,
         )
-        # What ends the run is the error itself, and not that too many groups failed.
+        # The error itself ends the run, not the number of failed groups.
         most = max(1, min(self.rows.length or REFUSALS, self.budget.max_failures or REFUSALS))
         self.runner.refusals, self.runner.same_refusals = min(REFUSALS, most), min(SAME_REFUSALS, most)
         self.runner.on_played = self._played
         self.on_played: list[Callable[[Rollout], None]] = []
-        """Told of every rollout that was played, failed attempts included."""
+        """Receives every rollout that was run, failed attempts included."""
         self.beside = [] if beside is None else beside
         self.beside.append(self)
         self.begun = 0
-        """Groups that this start of the run has begun."""
+        """Groups that this start of the run has started."""
         self.attempts = 0
-        """Rollouts that this start of the run has played, failed attempts included."""
+        """Rollouts that this start of the run has run, failed attempts included."""
         self.paused = False
-        """Whether nothing new begins for now; what is in flight goes on."""
+        """True if nothing new starts for now; rollouts in flight continue."""
         self._changed = asyncio.Event()
         self._recorded: frozenset[str] = frozenset()
-        """Groups that the curriculum knows from the record."""
+        """Recorded groups that the curriculum has counted."""
         if store is not None and plan.prefer_differing:
             self._recorded = frozenset(group for group in store.groups if store.complete(group))
             for group in sorted(self._recorded, key=lambda group_id: store.groups[group_id].epoch):
@@ -386,17 +390,17 @@ class Run:
     ) -> AsyncGenerator[Group, None]:
         """Yield groups in the order in which they end; close it with `contextlib.aclosing`.
 
-        Another group begins while the machine and the servers carry it and the demand wants it. A group that takes
-        long holds up no other, and neither does a slow source of rows. When the generator is closed, everything in
-        flight is cancelled and released.
+        Another group starts while the machine and the servers carry it and the demand requests it. A slow group does
+        not block others, and neither does a slow source of rows. When the generator is closed, everything in flight is
+        cancelled and released.
 
         Args:
-            skip: rows that are passed by, such as those that an earlier start has finished.
-            demand: what is still wanted; None: every group.
-            prepare: what an ended group goes through, beside all that is played meanwhile, before it is yielded.
+            skip: selects rows to skip, such as rows that an earlier start has finished.
+            demand: remaining demand; None: every group.
+            prepare: processes an ended group, concurrently with all running groups, before it is yielded.
 
         Raises:
-            RunError: a budget of failures is used up, or the cost cannot be told although it is bounded.
+            RunError: a budget of failures is used up, or the cost is not reported although it is bounded.
         """
         demand = demand or Everything()
         running: set[asyncio.Task[Group]] = set()
@@ -412,7 +416,7 @@ class Run:
         try:
             while True:
                 begins = not source.exhausted and not demand.satisfied and not self.paused
-                # Rollouts of other runs are carried by the same cores and the same memory.
+                # Rollouts of other runs use the same cores and the same memory.
                 beside = sum(run.runner.open for run in self.beside if run is not self)
                 begins = begins and self.admission.admits(self.runner.open, beside)
                 begins = begins and demand.wants(len(running))
@@ -441,22 +445,22 @@ class Run:
             await end_tasks(running)
 
     def wake(self) -> None:
-        """Look at once whether another group may begin: the demand has changed."""
+        """Check now if another group may start: the demand has changed."""
         self._changed.set()
 
     @property
     def concurrency(self) -> int | None:
-        """Rollouts that are to be in flight; None: as many as the machine and the servers carry."""
+        """Target number of rollouts in flight; None: as many as the machine and the servers carry."""
         return self.admission.concurrency if isinstance(self.admission, Fixed) else None
 
     def set_concurrency(self, rollouts: int) -> None:
-        """Keep so many rollouts in flight from now on; those that are beyond it are finished."""
+        """Keep this number of rollouts in flight from now on; surplus rollouts are finished."""
         self.admission = Fixed(max(1, rollouts), self.admission.descriptors, self.admission.memory)
         self.runner.slots.bound(max(1, rollouts))
         self.wake()
 
     async def lines(self, group: Group) -> list[dict[str, Any]]:
-        """Return the lines of a group for a file or a trainer; see `hermes_rl.runs.groups`."""
+        """Return the records of a group for a file or a trainer; see `hermes_rl.runs.groups`."""
         lines = group.parts
         if lines is None:
             lines = await self._lines(group)
@@ -471,17 +475,17 @@ class Run:
             if not (self.plan.drop_uniform and part.uniform):
                 part.certificate = await certified(part)
                 lines += group_lines(part, self.plan.generation_params, self.plan.fingerprint, of=group.id)
-        # Together they are the group of the run, whose lines are written and sent as one.
+        # Together they are the group of the run, whose records are written and sent as one.
         return [{**line, "layer": number, "layers": len(lines)} for number, line in enumerate(lines)]
 
     def left_out(self, group: Group) -> bool:
-        """Whether a group is not for a trainer or a file: it was dropped, or all of its scores are equal."""
+        """Return True if a group is not for a trainer or a file: it was dropped, or all of its scores are equal."""
         return group.dropped is not None or (self.plan.drop_uniform and group.uniform)
 
-    # ------------------------------------------------------------------ which row comes next
+    # ------------------------------------------------------------------ the next row
 
     async def _following(self, skip: Skip) -> AsyncIterator[tuple[Row, str, int]]:
-        """Yield each row that is to be played, with the id of its group and the epoch."""
+        """Yield each row to run, with the id of its group and the epoch."""
         epoch = passed_by = set_aside = 0
         seen: Counter[str] = Counter()
         while True:
@@ -508,7 +512,7 @@ class Run:
                 return
             epoch += 1
 
-    # ------------------------------------------------------------------ playing
+    # ------------------------------------------------------------------ running groups
 
     def _start(self, row: Row, group: str, epoch: int) -> asyncio.Task[Group]:
         size, environment = self.plan.size, self.environment
@@ -563,7 +567,7 @@ class Run:
         self.budget.spend(rollout)
 
     def _account(self, group: Group) -> None:
-        """Take an ended group into account, and tell the user where something went wrong."""
+        """Count an ended group, and notify the user if something went wrong."""
         self.losses.end(group)
         if group.dropped is not None and self.plan.whole:
             self.progress.note(f"group {group.id} dropped ({group.dropped}): {group.detail}")
@@ -574,8 +578,8 @@ class Run:
     async def _wait(self, *, for_ever: bool) -> None:
         """Wait until something has changed.
 
-        Nobody says when a server, the cores or the memory have room again: that is looked at now and then.
-        (`wait_for` can lose a cancellation that comes in the same moment as what it waits for.)
+        There is no event for free capacity of a server, the cores or the memory: they are polled. (`wait_for` can lose
+        a cancellation that arrives in the same moment as the awaited result.)
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(None if for_ever else LOOK):

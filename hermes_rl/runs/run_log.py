@@ -1,7 +1,7 @@
-"""`run.log`: what a run said and what hermes_rl logged while it was open, with the time and without secrets.
+"""`run.log`: messages of a run and log records of hermes_rl while it was open, with the time and without secrets.
 
-It is for the person who looks later at a run that somebody else has watched, or nobody: what is on the terminal is gone
-by then. Everything that hermes_rl logs from INFO on is in it, `--verbose` or not.
+It is for a reader who did not watch the run: the output of the terminal is gone by then. It contains everything that
+hermes_rl logs from INFO on, with or without `--verbose`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from hermes_rl.visible import visible
 
 NAME = "run.log"
 LARGEST = 1 << 25
-"""Bytes after which the file becomes `run.log.1`, and a new one begins."""
+"""Bytes after which the file becomes `run.log.1`, and a new one starts."""
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 """Variables with such a name hold secrets."""
 SHORTEST = 8
-"""Characters from which on a value is taken for a secret; shorter ones would take parts out of ordinary words."""
+"""Minimum length of a secret in characters; shorter values would remove parts of ordinary words."""
 
 
 @contextmanager
 def run_log(folder: Path, progress: Progress, environ: Mapping[str, str] | None) -> Iterator[None]:
-    """Write `run.log` in this folder as long as the run is open, with what the progress says to the user.
+    """Write `run.log` in this directory while the run is open, with the messages of the progress to the user.
 
-    The secrets of `environ` are not written; None: those of the process's own.
+    The secrets of `environ` are not written; None: the secrets of this process's environment.
     """
     handler = _File(folder / NAME, secrets_of(os.environ if environ is None else environ), progress)
     logger = logging.getLogger("hermes_rl")
@@ -63,7 +63,7 @@ def redacted(text: str, secrets: Iterable[str]) -> str:
 
 
 class _File(RotatingFileHandler):
-    """Writes lines as long as the file system takes them; that it does not any more is said once."""
+    """Writes lines while the file system accepts them; the first failure is reported once."""
 
     def __init__(self, path: Path, secrets: list[str], progress: Progress) -> None:
         self._secrets, self._progress, self._failed = secrets, progress, False
@@ -74,7 +74,7 @@ class _File(RotatingFileHandler):
         self.setFormatter(formatter)
 
     def note(self, message: str) -> None:
-        """Write what the user was told."""
+        """Write a message that the user has seen."""
         self.handle(logging.LogRecord("hermes_rl", logging.INFO, "", 0, message, None, None))
 
     def format(self, record: logging.LogRecord) -> str:
@@ -86,7 +86,7 @@ class _File(RotatingFileHandler):
         if not self._failed:
             super().emit(record)
         alone = logging.getLogger("hermes_rl").handlers == [self] and not logging.getLogger().handlers
-        if record.levelno >= logging.WARNING and alone:  # nobody else hears what hermes_rl logs
+        if record.levelno >= logging.WARNING and alone:  # hermes_rl's log records have no other handler
             assert logging.lastResort is not None
             logging.lastResort.handle(record)  # as it would be without this file
 

@@ -1,8 +1,8 @@
-"""The statistics of scores: means with their intervals, pass@k, and what two runs over the same rows differ by.
+"""Statistics of scores: means with their intervals, pass@k, and the differences of two runs over the same rows.
 
 Rollouts of one row are not independent of each other, and rows of one family (a template, a repository) may not be
-either: every error and interval is over clusters. All of it is of the package, so that an interval means the same
-wherever it is shown.
+either: every error and interval is over clusters. All of it is implemented in the package, so that an interval has the
+same meaning wherever it is shown.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from functools import lru_cache
 from statistics import fmean, variance
 
 CONFIDENCE = 0.95
-"""Of every interval."""
+"""Confidence of every interval."""
 UNIT = (0.0, 1.0)
 """The scale of most scores."""
 POWER = 0.8
-"""With which the smallest detectable difference would be found."""
+"""Power with which the smallest detectable difference would be found."""
 
 mean = fmean
-"""The arithmetic mean; `ValueError` where there are no values."""
+"""The arithmetic mean; raises `ValueError` if there are no values."""
 Samples = Mapping[str, Sequence[float]]
 """A quantity of a run: its values by row."""
 
@@ -42,12 +42,13 @@ def clustered_stderr(clusters: Sequence[Sequence[float]]) -> float | None:
 
 
 def interval(clusters: Sequence[Sequence[float]]) -> tuple[float, float] | None:
-    """Return where the true mean lies in 95 of 100 cases, clusters (rows) being independent; None with fewer than two.
+    """Return the interval of the true mean in 95 of 100 cases, clusters (rows) being independent; None with fewer than
+    two.
 
     Scores between 0 and 1 have Wilson's interval of a share, for as many independent values as would have this mean and
-    the clustered error (Korn and Graubard, 1998), with Student's quantile: Student's own covers far less near the ends
-    of the scale. Where all rows are alike, it reaches as far as the most rows of another kind that may have been missed
-    (see `paired`). Scores on another scale have Student's interval, and none where all rows are alike.
+    the clustered error (Korn and Graubard, 1998), with Student's quantile: Student's interval covers far less near the
+    ends of the scale. If all rows are alike, it reaches as far as the most rows of another kind that may have been
+    missed (see `paired`). Scores on another scale have Student's interval, and none if all rows are alike.
     """
     filled = [cluster for cluster in clusters if cluster]
     error, count = clustered_stderr(filled), len(filled)
@@ -67,14 +68,14 @@ def interval(clusters: Sequence[Sequence[float]]) -> tuple[float, float] | None:
 
 @lru_cache(maxsize=256)
 def share_interval(share: float, count: float, z: float = 1.96) -> tuple[float, float]:
-    """Return the interval of a share of so many, more than none, after Wilson (1927); by default that of 95 %."""
+    """Return the interval of a share of `count` values (more than 0), after Wilson (1927); by default with 95 %."""
     middle = share + z * z / (2 * count)
     width = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     return (middle - width) / (1 + z * z / count), (middle + width) / (1 + z * z / count)
 
 
 def _missed(count: int, confidence: float = CONFIDENCE) -> float:
-    """Return the chance that another kind has at most, of which none was among so many (Clopper and Pearson, 1934)."""
+    """Return the maximum chance of another kind if none was among `count` (Clopper and Pearson, 1934)."""
     return 1.0 - math.pow((1.0 - confidence) / 2, 1 / count)
 
 
@@ -133,7 +134,7 @@ def incomplete_beta(a: float, b: float, x: float) -> float:
 
 
 def pass_at_k(n: int, successes: int, k: int) -> float:
-    """Chance that at least one of `k` rollouts drawn from `n` succeeds (Chen et al. 2021, unbiased)."""
+    """Return the chance that at least one of `k` rollouts drawn from `n` succeeds (Chen et al. 2021, unbiased)."""
     _check(n, successes, k)
     return 1.0 - math.comb(n - successes, k) / math.comb(n, k)
 
@@ -169,10 +170,10 @@ class Difference:
     """One quantity in two runs, over the rows that have it in both: its mean in A and in B, and b - a.
 
     Attributes:
-        families: in how many families these rows come; as many as rows where each stands for itself.
-        low: lower end of the 95 % interval of the difference; None where it cannot be told, as `high`.
-        detectable: the smallest true difference that this many rows would show in four of five comparisons; None where
-            it cannot be told.
+        families: number of families of these rows; equals the number of rows if each row is its own family.
+        low: lower end of the 95 % interval of the difference, or None if it is unknown; likewise `high`.
+        detectable: the smallest true difference that this many rows would show in four of five comparisons, or None if
+            it is unknown.
     """
 
     name: str
@@ -187,7 +188,7 @@ class Difference:
 
     @property
     def beyond_chance(self) -> bool:
-        """True where the interval does not hold 0."""
+        """True if the interval does not contain 0."""
         return self.low is not None and self.high is not None and not self.low <= 0.0 <= self.high
 
 
@@ -199,23 +200,23 @@ def paired(
     confidence: float = CONFIDENCE,
     family: Mapping[str, str] | None = None,
 ) -> Difference | None:
-    """Return the difference of a quantity; None where no row has it in both runs.
+    """Return the difference of a quantity, or None if no row has it in both runs.
 
-    The interval holds both of two. One is over families of rows, by the jackknife: how much the difference changes when
-    one of them is left out (Efron and Stein, 1981); with families of one row each its error is that of the mean of the
-    rows' differences. The other one is by permutation: which differences come up where the rollouts of each row are
-    dealt to the two runs at random. It holds whatever the numbers of rollouts and however skewed the values, where the
-    first one finds differences between two runs of one model: with one rollout beside eight, for example.
+    The interval covers two intervals. One is over families of rows, by the jackknife: the change of the difference when
+    one of them is omitted (Efron and Stein, 1981); with families of one row each its error is the error of the mean of
+    the rows' differences. The other one is by permutation: the differences that occur if the rollouts of each row are
+    dealt to the two runs at random. It is valid for any numbers of rollouts and any skew of the values, where the first
+    one finds differences between two runs of one model: with one rollout against eight, for example.
 
-    Where all rows differ by the same amount, as where none differs, neither says anything. The interval then comes
-    from the most families of another kind that may have been missed: with n alike, another one differs with a chance
-    below 1 - 0.025^(1/n), at a confidence of 97.5 % (Clopper and Pearson, 1934), and by no more than `span` allows.
-    Values between 0 and 1 differ by 1 at most, and their interval reaches no further.
+    If all rows differ by the same amount, as when none differs, neither gives an interval. The interval then comes from
+    the most families of another kind that may have been missed: with n alike, another one differs with a chance below 1
+    - 0.025^(1/n), at a confidence of 97.5 % (Clopper and Pearson, 1934), and by no more than `span` allows. Values
+    between 0 and 1 differ by 1 at most, and their interval reaches no further.
 
     Args:
         a, b: values by row of the first and the second run.
-        span: the lowest and the highest value that are possible; None where nobody knows.
-        family: the family of each row; None where each row stands for itself.
+        span: the lowest and the highest possible value; None if unknown.
+        family: the family of each row; None if each row is its own family.
     """
     common = [row for row in a if a[row] and b.get(row)]
     if not common:
@@ -246,16 +247,19 @@ def paired(
 
 
 DEALT = 3_999
-"""How often the rollouts of rows are dealt anew."""
+"""Number of random redistributions of the rollouts of rows."""
 MANY, MANY_VARIED = 1_000, 30
-"""Rows whose sum is as good as normally distributed: of one kind with two different values, and with more of them."""
+"""Rows from which a sum is approximately normally distributed: rows of one kind with two different values, and all rows
+with more.
+"""
 
 
 def _by_chance(rows: Sequence[tuple[Sequence[float], Sequence[float]]], confidence: float) -> tuple[float, float]:
-    """Return the least and the most that the mean difference of two runs of one model is, but for rare cases.
+    """Return the lowest and highest mean difference of two runs of one model, except in rare cases.
 
-    `rows` are the values of both runs. Those of each row are exchangeable then, so they are dealt to the two at random,
-    again and again, always in the same way; a difference that comes up as it is counts half (Lancaster's mid-p, 1961).
+    `rows` are the values of both runs. The values of each row are exchangeable then, so they are dealt to the two at
+    random, again and again, always in the same way; a difference equal to the observed one counts half (Lancaster's
+    mid-p, 1961).
     """
     import numpy
 

@@ -1,9 +1,9 @@
-"""`RolloutStore`: everything that a run knows about its rollouts, written to disk before it counts.
+"""`RolloutStore`: the record of a run's rollouts, written to disk before it counts.
 
-`rollouts.jsonl` has a line for each rollout that has ended. `waiting.jsonl` has those that were played and get their
-score together with their group, so that a crash in between costs no generation. Resuming, grading anew, evaluating and
-delivering read the store and nothing else. A line holds all that is needed to score the rollout again and to make the
-lines of its group; it is found again by the fields `group`, `index`, `attempt` and `state`.
+`rollouts.jsonl` has a record for each rollout that has ended. `waiting.jsonl` has the rollouts that were run and get
+their score together with their group, so that a crash in between costs no generation. Resuming, regrading, evaluating
+and delivering read only the store. A record holds everything that is needed to score the rollout again and to make the
+records of its group; it is found again by the fields `group`, `index`, `attempt` and `state`.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ from hermes_rl.servers.base import ChatReply, LedgerEntry
 from hermes_rl.tokens.transcript import TokenLogprobs, WeightVersions, packed, unpacked
 from hermes_rl.values import read_json
 
-# --------------------------------------------------------------------------------- A rollout as a line, and back
-# A line of `rollouts.jsonl` holds all that is needed to score the rollout again and to make the lines of its group
-# (`hermes_rl.runs.groups`).
+# --------------------------------------------------------------------------------- A rollout as a record, and back
+# A record of `rollouts.jsonl` holds everything that is needed to score the rollout again and to make the records of its
+# group (`hermes_rl.runs.groups`).
 
 DIGITS = 16
-"""Of the hash of a row's content, enough to see that it is another."""
+"""Digits of the hash of a row's content, enough to detect another content."""
 ROLLOUT_KEYS = (
     "id", "row_key", "group", "epoch", "index", "attempt", "state", "rewards", "score", "ending", "error",
 )  # fmt: skip
-"""What a line of rollouts.jsonl has to have, to go on from it."""
+"""Keys that a record of rollouts.jsonl must have to be resumed."""
 
 
 def rollout_record(rollout: Rollout) -> dict[str, Any]:
     """Return the JSON form of a finished rollout; times in seconds, rounded to the microsecond.
 
-    `others` are the records of the other seats of its episode, which the store writes as lines of their own.
+    `others` are the records of the other seats of its episode, which the store writes as separate records.
     """
     result = rollout.result
     others = {"others": [rollout_record(other) for other in rollout.others]} if rollout.others else {}
@@ -94,14 +94,14 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "prompt_length": result.prompt_length if result else 0,
         "tool_calls": _calls(result) if result else [],
         "sequences": None if rollout.sequences is None else [packed(sequence) for sequence in rollout.sequences],
-        # For each call what its server said: count, digest, length and check of the prompt, weights' versions.
+        # For each call the server's report: count, digest, length and check of the prompt, weights' versions.
         "sampled": [
             [own.count, own.digest.hex(), own.prompt, own.prompt_check, own.weights.before, own.weights.after]
             for own in rollout.ledger
         ],
         **({"teacher": [logprobs.packed() for logprobs in rollout.teacher]} if rollout.teacher is not None else {}),
         "tools": list(result.tool_schemas) if result and rollout.key.index == 0 else None,
-        # Once for each group, for people to read; what is played comes from the dataset.
+        # Once for each group, for people to read; a run reads the row from the dataset.
         **({"row": readable_columns(rollout.key.row.columns)} if rollout.key.index == 0 else {}),
         **({"artifacts": rollout.artifacts} if rollout.artifacts else {}),
         **({"image": rollout.image} if rollout.image else {}),
@@ -115,7 +115,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
 
 
 def _outcome(rollout: Rollout) -> dict[str, Any]:
-    """Return what the comparison with its group may still change."""
+    """Return the fields that the comparison with its group may still change."""
     return {
         "state": str(rollout.state),
         "rewards": {name: value.record() for name, value in rollout.rewards.items()},
@@ -126,17 +126,17 @@ def _outcome(rollout: Rollout) -> dict[str, Any]:
 
 
 def _calls(result: AgentResult) -> list[dict[str, Any]]:
-    """Return the calls without what the messages hold: their results, and arguments that ran as they were written."""
+    """Return the calls without the data in the messages: their results, and arguments that ran unchanged."""
     written, records = written_calls(result.messages[result.prompt_length :]), []
     for call in result.tool_calls:
         record = {"turn": call.turn, "id": call.id, "name": call.name, "seconds": round(call.seconds, 6)}
         record |= {"repaired": call.repaired} if call.repaired else {}
         call_written = written.get((call.turn, call.id))
         if call_written is None or call.arguments != call_written.arguments:
-            # As text: what a tool was given may hold numbers that JSON does not have.
+            # As text: a tool's arguments may hold numbers that JSON does not have.
             record["arguments"] = json.dumps(call.arguments, ensure_ascii=False, default=str)
         if call.result != (call_written.result if call_written is not None else ""):
-            record["result"] = call.result  # it stands in no message, or the program has sent another one
+            record["result"] = call.result  # no message contains it, or the program has sent another one
         record |= {"executed_by": call.executed_by} if call.executed_by != "hermes_rl" else {}
         records.append(record if call.error is None else {**record, "error": call.error})
     return records
@@ -144,7 +144,7 @@ def _calls(result: AgentResult) -> list[dict[str, Any]]:
 
 @dataclass
 class WrittenCall:
-    """What the messages say of a call: its arguments, parsed where they can be, and what the model was told."""
+    """A call in the messages: its arguments, parsed if possible, and the result that the model received."""
 
     arguments: Any
     result: str = ""
@@ -168,8 +168,10 @@ def written_calls(messages: Sequence[Mapping[str, Any]]) -> dict[tuple[int, str]
 
 
 def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
-    """Return the rollout at a place, as its line has it; its seed, and whether it is masked, are up to the environment.
-    Raises `UserError` where the line lacks something."""
+    """Return the rollout at a place from its record; the environment sets its seed and mask.
+
+    Raises `UserError` if the record lacks something.
+    """
     try:
         sequences = None if line.get("sequences") is None else [unpacked(sequence) for sequence in line["sequences"]]
         result = None if line.get("played", "") is None else result_of(line)
@@ -200,12 +202,12 @@ def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
 
 
 def result_of(line: Mapping[str, Any]) -> AgentResult:
-    """Return what rewards see of a rollout; of the server's replies, what its record says of the policy."""
+    """Return the part of a rollout that rewards see; the server's replies come from the record of the policy."""
     messages = list(line["messages"])
     spoken = messages[line.get("prompt_length", 0) :]
     written = written_calls(spoken)
     policy = line.get("policy") or {}
-    # A rollout that a reward or its server failed had ended before, and so its rewards see it.
+    # A rollout with a failed reward or judge had ended before; its rewards see that stop reason.
     ending = Ending(line.get("played") or line["ending"])
     return AgentResult(
         messages=messages,
@@ -229,14 +231,14 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
 
 
 def _replies(line: Mapping[str, Any], spoken: list[dict[str, Any]]) -> Iterator[ChatReply]:
-    """Yield the server's answers as far as they are recorded: what was sampled, else only who answered."""
+    """Yield the server's replies if they are recorded: the sampled tokens, else only the model's name."""
     model, kind = line["policy"].get("model") or "", line["policy"].get("type") or ""
     settings = line["policy"].get("sampling")
     if not line.get("sampled"):
         yield ChatReply({}, None, {}, model, kind, sampling=settings)
         return
     answers = len(line["sampled"])
-    # A program has had answers that do not stand in its main conversation.
+    # A program may have received replies that are not in its main conversation.
     messages = [{}] * answers if "program" in line else [each for each in spoken if each["role"] == "assistant"]
     each = settings if isinstance(settings, list) else [settings] * answers
     for message, (count, digest, prompt, check, before, after), sampling in zip(
@@ -267,7 +269,7 @@ _STATES = frozenset(map(str, RolloutState))
 
 
 class _UsageCount:
-    """Sums what lines say of calls, tokens and cost, by role; the last line of a rollout that has waited counts."""
+    """Sums calls, tokens and cost of records, by role; the last record of a rollout that has waited counts."""
 
     def __init__(self) -> None:
         self.roles: dict[str, dict[str, float]] = {}
@@ -291,14 +293,14 @@ class _UsageCount:
 
 
 class RolloutStore:
-    """The rollouts in a run directory; it answers `hermes_rl.rollouts.runner.Recorded`.
+    """Rollouts in a run directory; implements `hermes_rl.rollouts.runner.Recorded`.
 
     Args:
         size: members of a group.
         compared: rewards compare the members of a group, so that all of them get their scores together.
 
     Raises:
-        UserError: another process uses a file, or a line was not written by this form of run.
+        UserError: another process uses a file, or a record was not written by this form of run.
     """
 
     def __init__(self, directory: RunDirectory, size: int, *, compared: bool = False) -> None:
@@ -312,7 +314,7 @@ class RolloutStore:
             if compared or (directory.path / WAITING).exists():
                 self._waiting = directory.journal(WAITING)
             self.load()
-        except BaseException:  # whoever asked has no store to close, and its files are locked
+        except BaseException:  # the caller has no store to close, and its files are locked
             self._rollouts.close()
             if self._waiting is not None:
                 self._waiting.close()
@@ -321,7 +323,7 @@ class RolloutStore:
     # ------------------------------------------------------------------ reading the files
 
     def load(self) -> None:
-        """Read what is in the files; call it again whenever they were rewritten."""
+        """Read the files; call it again whenever they were rewritten."""
         self._index()
         if self._orphans:
             for journal in self._journals:
@@ -339,23 +341,25 @@ class RolloutStore:
         self._index()
 
     def rewrite(self, change: Callable[[Line], Line]) -> None:
-        """Put another line in the place of each, each file in one step: a crash leaves the old file or the new one."""
+        """Replace each record by its changed form; each file is replaced atomically, so a crash leaves the old or the
+        new one.
+        """
         for journal in self._journals:
             journal.keep(change(line) for line in journal.read(*ROLLOUT_KEYS))
 
     def all_lines(self) -> Iterator[Line]:
-        """Every line of every file, failed attempts included."""
+        """Yield every record of every file, failed attempts included."""
         for journal in self._journals:
             yield from journal.read(*ROLLOUT_KEYS)
 
     @property
     def empty(self) -> bool:
-        """True where nothing was recorded yet."""
+        """True if nothing was recorded yet."""
         return all(journal.empty for journal in self._journals)
 
     @property
     def usage(self) -> dict[str, dict[str, float]]:
-        """What each role's models were asked for all that is recorded: calls, tokens, and dollars where known."""
+        """Use of each role's models in all records: calls, tokens, and dollars if known."""
         return self._usage.roles
 
     @property
@@ -365,16 +369,18 @@ class RolloutStore:
     def _index(self) -> None:
         self._groups, self._usage = GroupIndex(), _UsageCount()
         self.won: dict[str, tuple[float, int]] = {}
-        """What the first seats had scored against each role of another seat when the files were read, and how often."""
+        """Sum of the first seats' scores against each role of another seat when the files were read, and their
+        number.
+        """
         self._orphans: set[Place] = set()
-        """Episodes of which a run that was killed has written some seats only: the first seat's line is the last."""
+        """Episodes of which a killed run has written only some seats: the first seat's record is the last."""
         for begin, line, others in self._episodes(self._rollouts):
             self._enter_ended(line, begin, others)
         for begin, line, others in self._episodes(self._waiting) if self._waiting is not None else ():
             self._enter_waiting(line, begin, others)
 
     def _episodes(self, journal: Journal) -> Iterator[tuple[int, Line, list[tuple[int, Line]]]]:
-        """Yield where each rollout's line begins, and the line; and the same of the other seats of its episode."""
+        """Yield the offset and the record of each rollout, with the same pairs for the other seats of its episode."""
         others: list[tuple[int, Line]] = []
         for begin, line in journal.scan(*ROLLOUT_KEYS):
             problem = problem_of(line)
@@ -408,7 +414,7 @@ class RolloutStore:
     def _enter_waiting(self, line: Line, begin: int, others: Sequence[tuple[int, Line]]) -> None:
         group = self._entered(line)
         ended = group.ended.get(line["index"])
-        if ended is None or ended.attempt != line["attempt"]:  # else it has waited, and its last line is known
+        if ended is None or ended.attempt != line["attempt"]:  # else it has waited, and its last record is known
             for _, seat in ((begin, line), *others):
                 self._usage.enter(seat)
         group.waiting[line["index"]] = _entry(line, begin, others)
@@ -422,10 +428,10 @@ class RolloutStore:
         self._groups.put(group, known, settled=self._settled(known))
 
     def _to_compare_again(self) -> set[tuple[str, int, int]]:
-        """Lines that are taken out of the rollouts, since their group is still to be compared as a whole.
+        """Return the records to remove from the rollouts, since their group must be compared again as a whole.
 
-        A run that was killed while it wrote a compared group has written some of its members only, and one whose
-        comparison failed has said so in lines that hold no score. Both wait again afterwards.
+        A run that was killed while it wrote a compared group has written only some of its members, and one whose
+        comparison failed has recorded that in records without a score. Both wait again afterwards.
         """
         if not self.compared:
             return set()
@@ -449,11 +455,11 @@ class RolloutStore:
 
     @property
     def groups(self) -> Mapping[str, GroupEntry]:
-        """What is recorded, by the id of the group."""
+        """Recorded groups, by id."""
         return self._groups
 
     def complete(self, group: str) -> bool:
-        """Return True where nothing of the group is left to be played or scored."""
+        """Return True if no rollout of the group is left to run or score."""
         known = self._groups.get(group)
         return known is not None and self._settled(known)
 
@@ -462,12 +468,14 @@ class RolloutStore:
         return not left_to_play(states, self.size, compared=self.compared)
 
     def played(self, group: str) -> bool:
-        """Return True where every member was played to its end, perhaps to a failure."""
+        """Return True if every member was run to completion, perhaps to a failure."""
         known = self._groups.get(group)
         return known is not None and all(index in known.ended for index in range(self.size))
 
     def scores(self, group: str) -> list[float | None]:
-        """Return what the members count as in order, see `baseline`; None for one that has no score."""
+        """Return the score with which each member counts, in order, see `baseline`; None for a member without a
+        score.
+        """
         known = self._groups.get(group)
         ended = known.ended if known is not None else {}
         return baseline(
@@ -478,9 +486,9 @@ class RolloutStore:
         )
 
     def left_out(self, group: str, *, drop_uniform: bool) -> bool:
-        """Return True where the group was played to its end and is not to be written or sent.
+        """Return True if the group was run to completion and must not be written or sent.
 
-        Either the spec drops how one of its members ended, or all of its scores are the same.
+        Either the spec drops the stop reason of one of its members, or all of its scores are the same.
         """
         if not self.complete(group):
             return False
@@ -488,7 +496,7 @@ class RolloutStore:
         return uniform is None or (drop_uniform and uniform)
 
     def uniform(self, group: str) -> bool | None:
-        """Return `Group.uniform` of a group; None where one of its rollouts has no score."""
+        """Return `Group.uniform` of a group, or None if one of its rollouts has no score."""
         scores = [score for score in self.scores(group) if score is not None]
         if len(scores) < self.size:
             return None
@@ -501,13 +509,13 @@ class RolloutStore:
         return are_uniform(known or [scores])
 
     def rollouts_of_unfinished_groups(self) -> int:
-        """How many rollouts are recorded of groups that are not complete."""
+        """Return how many rollouts of incomplete groups are recorded."""
         members = set(range(self.size))
-        # What is final or waits for its group is not played again.
+        # Final and waiting rollouts are not run again.
         return sum(len(members & (_final(known) | set(known.waiting))) for known in self._groups.open.values())
 
     def require_same(self, row: Row, group: str) -> None:
-        """Raise UserError where the content of a row is no longer that of its recorded rollouts."""
+        """Raise UserError if the content of a row differs from the content that its recorded rollouts had."""
         known = self._groups.get(group)
         if known is not None and known.digest and known.digest != row.digest[:DIGITS]:
             raise UserError(
@@ -516,9 +524,9 @@ class RolloutStore:
             )
 
     def lines(self, groups: Iterable[str]) -> Iterator[list[Line]]:
-        """For each group whose members have all been played: a line per member, the last one where it failed.
+        """Yield a record per member for each group whose members have all been run; the last record of a failed member.
 
-        The lines of the other seats of its episode are its `others`.
+        The records of the other seats of its episode are its `others`.
         """
         for group in groups:
             if self.played(group):
@@ -528,13 +536,13 @@ class RolloutStore:
     # ------------------------------------------------------------------ for the runner
 
     def attempts(self, key: RolloutKey) -> int:
-        """How many attempts at this place are recorded, so that no id is given twice."""
+        """Return how many attempts at this place are recorded, so that no id is given twice."""
         known = self._groups.get(key.group)
         entries = (known.ended.get(key.index), known.waiting.get(key.index)) if known is not None else ()
         return max((entry.attempt + 1 for entry in entries if entry is not None), default=0)
 
     async def recall(self, key: RolloutKey) -> Rollout | None:
-        """Return the rollout of this place where it need not be played again: it is final, or waits for its group."""
+        """Return the rollout of this place if it need not run again: it is final, or waits for its group."""
         known = self._groups.get(key.group)
         if known is None:
             return None
@@ -548,9 +556,9 @@ class RolloutStore:
         return rollout_of(line, key)
 
     async def group(self, group: str, environment: Environment) -> Group:
-        """Return a group that is complete, with what its rollouts have of tokens."""
+        """Return a complete group, with the recorded tokens of its rollouts."""
         known = self._groups[group]
-        # Every member is recorded, so nothing of the row is needed but its key.
+        # Every member is recorded, so only the key of the row is needed.
         row = Row(key=known.row_key, columns={}, index=0, digest=known.digest)
         keys = [RolloutKey(row, group, index, self.size) for index in range(self.size)]
         rollouts = [rollout for key in keys if (rollout := await self.recall(key)) is not None]
@@ -559,7 +567,7 @@ class RolloutStore:
         return Group(group, row, rollouts, known.epoch)
 
     def record(self, *rollouts: Rollout) -> None:
-        """Write the lines of rollouts that belong together, in one piece; raises RunError where that cannot be."""
+        """Write the records of rollouts that belong together, in one piece; raises RunError if that fails."""
         for waits in (True, False):
             episodes = [
                 rollout_record(rollout) for rollout in rollouts if (rollout.state is RolloutState.WAITING) is waits
@@ -568,7 +576,7 @@ class RolloutStore:
                 continue
             journal = self._waiting if waits else self._rollouts
             assert journal is not None, "only a store of compared groups has rollouts that wait"
-            # The first seat's line is the last of its episode: where it is there, the others are.
+            # The first seat's record is the last of its episode: if it exists, the others exist too.
             lines = [line for episode in episodes for line in (*episode.pop("others", ()), episode)]
             others: list[tuple[int, Line]] = []
             for line, begin in zip(lines, journal.append_all(lines), strict=True):
@@ -579,7 +587,7 @@ class RolloutStore:
                 others = []
 
     def close(self) -> None:
-        """Close the files; the one of those that wait is removed where none does."""
+        """Close the files; the file of waiting rollouts is removed if none waits."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             if not any(set(known.waiting) - _final(known) for known in self._groups.values()):
@@ -604,7 +612,7 @@ def _seat_of(record: Mapping[str, Any]) -> Seat:
 
 
 def _read(journal: Journal, entry: PlayedEntry) -> Line:
-    """Return the line of a rollout with those of the other seats of its episode."""
+    """Return the record of a rollout with the records of the other seats of its episode."""
     line = journal.at(entry.begin)
     return {**line, "others": [journal.at(begin) for begin, *_ in entry.others]} if entry.others else line
 
@@ -618,18 +626,18 @@ def _place(line: Line) -> Place:
 
 
 def other_seat(line: Mapping[str, Any]) -> str:
-    """Return the name of the seat of a line, where it is another one than the first of its episode; else nothing."""
+    """Return the name of a record's seat if it is not the first seat of its episode; else an empty string."""
     return str(line["seat"]["name"]) if group_of_episode(line) != line["group"] else ""
 
 
 def group_of_episode(line: Mapping[str, Any]) -> str:
-    """Return the group of the episode that the line of a seat is part of; its own where one agent plays."""
+    """Return the group of the episode of a seat's record; the record's group if one agent runs alone."""
     group: str = line["seat"]["of"] if "seat" in line else line["group"]
     return group
 
 
 def _episode(line: Line) -> Place:
-    """Return the place of the episode that the line of a seat is part of."""
+    """Return the place of the episode of a seat's record."""
     return group_of_episode(line), line["index"], line["attempt"]
 
 

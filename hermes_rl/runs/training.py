@@ -1,4 +1,4 @@
-"""What is counted while groups are played for training, under the names that people know."""
+"""Metrics of groups that run for training, under the names that users of Atropos know."""
 
 from __future__ import annotations
 
@@ -49,19 +49,21 @@ class TrainingMetrics:
                 self._rewards.setdefault(name, []).append(reward.value)
 
     def add_group(self, group: Group) -> None:
-        """Count a group with its rollouts, and its cause where it was dropped."""
+        """Count a group with its rollouts, and its cause if it was dropped."""
         for rollout in group.rollouts:
             self.add_rollout(rollout)
         if group.dropped is not None:
             self.dropped[str(group.dropped)] += 1
 
     def add_arrivals(self, ages: Sequence[int], stale: int) -> None:
-        """Count groups that the trainer took, each so many versions behind, and how many were older than allowed."""
+        """Count groups that the trainer took, each with its staleness in versions, and how many were older than
+        allowed.
+        """
         self._ages += ages
         self._stale += stale
 
     def take(self) -> dict[str, Any]:
-        """Return the metrics, which begin anew."""
+        """Return the metrics, and reset them."""
         metrics: dict[str, Any] = {}
         if self.scores:
             metrics["train/mean_reward"] = sum(self.scores) / len(self.scores)

@@ -1,7 +1,7 @@
-"""The folders of a spec, on their way to machines that do not have them.
+"""Package a spec's directories for machines that do not have them.
 
-Owns what of them travels, and the packing of a spec so that its paths lead there: a path below one of its folders is
-packed as the part below it, and unpacked below wherever that folder has arrived.
+Owns the selection of files, and the packing of a spec so that its paths lead there: a path below one of its directories
+is packed as the part below it, and unpacked below the location where that directory has arrived.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from pathlib import Path, PurePath
 from typing import Any
 
 MOST_BYTES = 100 << 20
-"""Bytes of files that travel, at most."""
+"""Maximum bytes of copied files."""
 MOST_FILES = 10_000
-"""Files that travel, at most."""
+"""Maximum number of copied files."""
 OUTPUTS = "outputs"
-"""Where runs are written, right in the folder: it stays."""
+"""Directory of runs, directly in a spec's directory; it is not copied."""
 _LEFT = frozenset({"__pycache__", "node_modules", "venv"})
-"""Folders that stay wherever they are: what is in them is made, not written."""
+"""Directories that are never copied: their content is generated."""
 
 
 def stage(
     folders: Collection[Path], into: Path, secrets: Collection[bytes], note: Callable[[str], None]
 ) -> tuple[Path, ...]:
-    """Copy folders to `into/0`, `into/1`, …; returns those that were copied, in this order; blocks.
+    """Copy directories to `into/0`, `into/1`, …; return the copied ones, in this order; blocks.
 
-    Names that begin with a dot or end in `.env`, files that hold a secret, run directories and what is made anew stay
-    behind. Where all together is too large nothing is copied, and the user is told.
+    Excluded are names that start with a dot or end in `.env`, files that hold a secret, run directories and generated
+    files. If the total is too large, nothing is copied and the user is notified.
     """
     tops = [folder for folder in sorted(folders) if not any(other in folder.parents for other in folders)]
     size = count = 0
@@ -62,7 +62,7 @@ def stage(
 
 
 def _files(top: Path) -> Iterator[Path]:
-    """Files below a folder that travel; links are followed, and what they lead to travels in their place."""
+    """Yield the files below a directory to copy; links are followed, and their targets are copied instead."""
     for name, folders, files in os.walk(top, followlinks=True):
         here = Path(name)
         folders[:] = [
@@ -76,7 +76,9 @@ def _files(top: Path) -> Iterator[Path]:
 
 
 def _is_left(folder: Path) -> bool:
-    """Whether a folder is a run directory, an environment of Python, or a link to a folder that it is in itself."""
+    """Return True if a directory is a run directory, a Python environment, or a link to a directory that contains
+    it.
+    """
     is_ours = any((folder / mark).exists() for mark in ("run.json", "rollouts.jsonl", "pyvenv.cfg"))
     return is_ours or folder.parent.resolve().is_relative_to(folder.resolve())
 

@@ -1,9 +1,9 @@
 """A worker process: a `Player` at one end of a socket, whose other end the run holds (`hermes_rl.runs.workers`).
 
-It ends with its run: when the other end of its socket is closed, it releases what it has. Both ends send frames, each a
-length of four bytes and then the message. The run sends pickled objects: it is the parent of the worker and runs the
-same code. A worker answers in JSON, in the form in which the record keeps a rollout, so that nothing that an agent or a
-reward has made is ever unpickled.
+It ends with its run: when the other end of its socket is closed, it releases its resources. Both ends send frames, each
+a length of four bytes and then the message. The run sends pickled objects: it is the parent of the worker and runs the
+same code. A worker answers in JSON, in the form in which the record keeps a rollout, so that no data of an agent or a
+reward is ever unpickled.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from hermes_rl.values import write_json
 GRACE = 20.0
 """Seconds that a worker has to release its sandboxes when its run is gone."""
 MOST = 1 << 30
-"""Bytes of one message; a rollout takes kilobytes to megabytes."""
+"""Maximum bytes of one message; a rollout takes kilobytes to megabytes."""
 BUFFER = 1 << 20
 """Bytes that a reader holds before the other side has to wait."""
 _LENGTH = struct.Struct(">I")
 
 
 class FrameTooLargeError(ValueError):
-    """A message is longer than any that makes sense."""
+    """A message is longer than the limit."""
 
 
 def framed(message: bytes) -> bytes:
@@ -49,7 +49,7 @@ def framed(message: bytes) -> bytes:
 
 
 async def received(reader: asyncio.StreamReader) -> bytes | None:
-    """Return the next message; None where the other side has ended."""
+    """Return the next message, or None if the other side has ended."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         return await reader.readexactly(length) if length <= MOST else None
@@ -58,7 +58,7 @@ async def received(reader: asyncio.StreamReader) -> bytes | None:
 
 
 def main(descriptor: int) -> None:
-    """Play for the run at the other end of this socket until it is closed; the entry point of the process."""
+    """Run rollouts for the run at the other end of this socket until it is closed; the entry point of the process."""
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)  # a sandbox that held it would keep the run's end open
     threading.Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()
@@ -67,7 +67,7 @@ def main(descriptor: int) -> None:
 
 
 def _end_with(descriptor: int) -> None:
-    """End this process some time after the other end was closed, even where its event loop has stopped."""
+    """End this process some time after the other end was closed, even if its event loop has stopped."""
     waiting = select.poll()
     waiting.register(descriptor, getattr(select, "POLLRDHUP", select.POLLHUP))
     waiting.poll()
@@ -88,7 +88,9 @@ class _Worker:
         self._gone = False
 
     async def work(self, opening: Opening, artifacts: Path | None, silent: float) -> None:
-        """Play until the run closes its end, which takes a worker that says nothing for `silent` seconds for dead."""
+        """Run rollouts until the run closes its end; the run takes a worker without messages for `silent` seconds as
+        dead.
+        """
         keep = partial(keep_artifacts, artifacts) if artifacts is not None else None
         player = Player(opening, self._tell, keep)
         if (wrong := await player.open()) is not None:
@@ -117,10 +119,12 @@ class _Worker:
             await self._send(write_json({"id": number, "retries": {}, "raised": raised_of(error)}))
 
     async def _tell_how_it_does(self, player: Player, silent: float) -> None:
-        """Tell again and again what the run's admission looks at; the run hears by it that this worker lives."""
+        """Report at intervals the values that the run's admission uses; they also show the run that this worker
+        lives.
+        """
         while not self._gone:
-            # The kernel ends a process that does not come here any more: code that never lets go of the interpreter
-            # would outlive a run that was killed.
+            # The kernel ends a process that does not get here any more: code that never releases the interpreter would
+            # outlive a killed run.
             signal.setitimer(signal.ITIMER_REAL, silent)
             await self._send(write_json(player.condition()))
             await asyncio.sleep(LOOK)
@@ -131,7 +135,7 @@ class _Worker:
             try:
                 await self._writer.drain()
             except ConnectionError:
-                self._gone = True  # the end of the socket is noticed where it is read
+                self._gone = True  # the reader notices the end of the socket
 
     def _tell(self, message: Mapping[str, Any]) -> None:
         if not self._gone:

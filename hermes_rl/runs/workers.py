@@ -1,9 +1,9 @@
-"""The workers of a run, which play on more cores than one process of Python can use, and on more machines than one.
+"""Workers of a run, which run rollouts on more cores than one Python process can use, and on several machines.
 
-The run stays the only one that decides and writes. It sends a worker the key of a rollout, and gets back the line that
-the record is to have. Owns choosing a worker for a rollout, replacing one that died, and their end. A dead worker costs
-what it was playing, which another plays again as the same attempt, since nothing of it was recorded. What a worker is,
-a process of this machine or an actor of a Ray cluster, is up to `WorkerHandle` and where it comes from.
+The run stays the only one that decides and writes. It sends a worker the key of a rollout, and gets back the record.
+Owns choosing a worker for a rollout, replacing one that died, and their end. A dead worker costs its running rollouts,
+which another worker runs again as the same attempt, since no part of them was recorded. The kind of a worker, a process
+of this machine or an actor of a Ray cluster, belongs to `WorkerHandle` and its source.
 """
 
 from __future__ import annotations
@@ -46,47 +46,50 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 DEATHS = 3
-"""Workers that may die with the same rollout, and those that may die one after the other on a machine, or in a worker's
-place on this one, before one of them has answered anything."""
+"""Workers that may die with the same rollout, and workers that may die one after the other on a machine, or in a
+worker's slot on this one, before one of them has answered anything.
+"""
 LARGE = 1 << 16
-"""Bytes of an answer from which on it is read in a thread."""
+"""Bytes of a response from which it is parsed in a thread."""
 SAME = 30.0
-"""Seconds in which the same words of several workers are told once."""
+"""Seconds in which the same message of several workers is shown once."""
 ROOM = 600.0
-"""Seconds without any worker that can play after which the run ends: a cluster has had no room for that long."""
+"""Seconds without any worker that can run rollouts after which the run ends: a cluster has had no room for that
+long.
+"""
 LOOK = 2.0
-"""Seconds between two looks at how many workers there is room for."""
+"""Seconds between two checks of the number of workers that there is room for."""
 NEWS = 0.02
-"""Seconds between two looks at what trainers have told of the weights of the policies that act."""
+"""Seconds between two checks for new weights that trainers have announced for the acting policies."""
 TAKEN = 5.0
-"""Seconds in which workers have taken up what was told."""
+"""Seconds in which workers have applied an announcement."""
 
 
 class WorkerSource(Protocol):
-    """Where workers come from."""
+    """Source of workers."""
 
     number: int
-    """How many there are to be."""
+    """Requested number of workers."""
 
     def handle(self, number: int, heard: Heard) -> WorkerHandle:
         """Return another worker, which has not been started."""
 
     async def look(self) -> None:
-        """Find out again how many there are to be."""
+        """Update the requested number of workers."""
 
     def surplus(self, handles: Sequence[WorkerHandle]) -> Sequence[WorkerHandle]:
-        """Return which of the workers are to end, as there is no room for them any more."""
+        """Return the workers that must end because there is no room for them any more."""
 
     def exclude(self, handle: WorkerHandle) -> bool:
-        """Start no worker any more where this one could not play; returns True if another may start elsewhere."""
+        """Start no worker any more where this one could not run; return True if another may start elsewhere."""
 
     def explain(self) -> str:
-        """Say why no worker has a place to play at."""
+        """Return why no worker has a node to run on."""
 
 
 @dataclass
 class LocalWorkers:
-    """Workers that are processes of this machine, started with the run: as many as were asked for."""
+    """Workers that are processes of this machine, started with the run, in the requested number."""
 
     opening: Opening
     number: int
@@ -96,7 +99,7 @@ class LocalWorkers:
         return ProcessHandle(self.opening, self.artifacts, f"worker {number + 1} of {self.number}", heard)
 
     async def look(self) -> None:
-        """They stay as many."""
+        """Keep the number: it never changes."""
 
     def surplus(self, handles: Sequence[WorkerHandle]) -> Sequence[WorkerHandle]:
         return ()
@@ -118,17 +121,18 @@ async def open_workers(
     note: Callable[[str], None],
     ray: str | RayConnection | None = None,
 ) -> AsyncIterator[Workers | None]:
-    """Start the workers of a run, and end them afterwards; None for one on this machine, which is this process itself.
+    """Start the workers of a run, and end them afterwards; yields None for one on this machine, which is this process
+    itself.
 
     Args:
-        opening: what each of them is told.
-        number: of workers; None: as many as the Ray cluster has room for.
-        compiled: the environment as this process has it.
-        artifacts: where artifacts of sandboxes are kept; None: nowhere.
-        ray: the Ray cluster that plays: its address, or a connection that is shared; None: this machine.
+        opening: setup of each worker.
+        number: number of workers; None: as many as the Ray cluster has room for.
+        compiled: the environment of this process.
+        artifacts: directory for artifacts of sandboxes; None: they are not stored.
+        ray: the Ray cluster that runs the rollouts: its address, or a shared connection; None: this machine.
 
     Raises:
-        UserError, RunError: what a worker found wrong with the spec, or they cannot be started.
+        UserError, RunError: an error that a worker found in the spec, or they cannot be started.
     """
     if number == 1 and ray is None:
         yield None
@@ -147,7 +151,9 @@ async def open_workers(
 
 
 def require_shares(spec: Spec, number: int) -> None:
-    """Raise UserError for a server that takes fewer calls at a time than there are workers: each has a part of them."""
+    """Raise UserError for a server that accepts fewer concurrent calls than there are workers: each gets a share of
+    them.
+    """
     for role, servers in spec.servers.items():
         for server in servers:
             if server.max_concurrency < number:
@@ -162,9 +168,9 @@ class WorkersDied(DiedElsewhere):
 
 
 class Workers:
-    """The workers of a run; it answers `hermes_rl.rollouts.runner.Elsewhere` and `rollouts.admission.Calls`.
+    """Workers of a run; implements `hermes_rl.rollouts.runner.Elsewhere` and `rollouts.admission.Calls`.
 
-    `compiled` is the environment as this process has it.
+    `compiled` is the environment of this process.
     """
 
     def __init__(self, source: WorkerSource, compiled: CompiledSpec, note: Callable[[str], None]) -> None:
@@ -174,27 +180,29 @@ class Workers:
         self._looking: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._error: Exception | None = None
-        """Why the workers cannot go on."""
+        """Reason why the workers cannot continue."""
         self._fixed: set[int] = set()
-        """The policies, by their numbers, whose servers get as many calls at a time as they may have."""
+        """Numbers of the policies whose servers get their maximum of concurrent calls."""
         self._closing = False
         self._in_vain: Counter[str | int] = Counter()
         """Workers that died, one after the other, before they had answered anything: by the machine, or the number."""
         self._excluded_for: set[str] = set()
-        """Why machines were excluded, as far as the user was told."""
+        """Reasons for excluding machines that were shown to the user."""
         self.died = self.replayed = 0
-        """Workers that died, and rollouts that were played again because of it."""
+        """Workers that died, and rollouts that were run again because of it."""
         self._seconds_of_dead = 0.0
         self._retries_of_dead: Counter[str] = Counter()
         self._passed_on: dict[str, float] = {}
         self._acting: Counter[Policy] = Counter()
-        """How many rollouts are being played with each policy that the spec does not name."""
+        """Number of running rollouts for each policy that the spec does not name."""
         self._announced: dict[int, int] = {}
-        """Which of the words on their weights (`WeightsTold.order`) all workers were sent."""
+        """Last weight update (`WeightsTold.order`) that was sent to all workers, by policy."""
         self._announcing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Wait until all processes, or the first worker of a cluster, can play; raises what one of them found wrong."""
+        """Wait until all processes, or the first worker of a cluster, can run; raises the error that one of them
+        found.
+        """
         self._fill()
         self._looking = asyncio.create_task(self._look())
         while not (all if isinstance(self._source, LocalWorkers) else any)(
@@ -203,7 +211,7 @@ class Workers:
             await self._change()
 
     async def close(self) -> None:
-        """End them, with what they are playing, and wait until what they held is released."""
+        """End the workers with their rollouts, and wait until their resources are released."""
         self._closing = True
         beside = [task for task in (self._looking, self._announcing) if task is not None]
         await end_tasks(beside)
@@ -219,7 +227,9 @@ class Workers:
         await asyncio.gather(*lives)
 
     async def watch(self) -> None:
-        """Wait until they cannot go on, and raise why: they die again and again, or one found something wrong."""
+        """Wait until the workers cannot continue, and raise why: they die again and again, or one found something
+        wrong.
+        """
         while True:
             await self._change()
 
@@ -228,10 +238,11 @@ class Workers:
     async def play(
         self, key: RolloutKey, split: str, settings: PlaySettings | None = None, deaths: int = DEATHS
     ) -> Rollout:
-        """Play one attempt; `settings` are what it is played with where that is not what the run says.
+        """Run one attempt; `settings` are its settings if they differ from the run's.
 
         Raises:
-            UserError, RunError: what ends a run that plays by itself too, or so many workers have died with it.
+            UserError, RunError: an error that would end a run without workers too, or `deaths` workers have died with
+                it.
         """
         answer, size = await self._answered(f"rollout {key.id}", deaths, "play", key, split, settings)
         rollout = await _off_the_loop(size, lambda: rollout_of(answer["line"], key))
@@ -255,16 +266,18 @@ class Workers:
             raise Failure(detail, ending=Ending(ending))
 
     def using(self, policy: Policy | None, options: LoopOptions) -> WorkersUsing:
-        """Return the same workers for a policy and settings of its own; raises UserError where it is bound here."""
+        """Return the same workers for another policy and settings; raises UserError if the policy is bound to this
+        process.
+        """
         return WorkersUsing(self, policy, options)
 
     # ------------------------------------------------------------------ for policies whose weights change
 
     @contextmanager
     def acting(self, policy: Policy) -> Iterator[None]:
-        """While a rollout is played with the policy, tell workers what its trainer tells of the weights."""
+        """Keep workers informed of the policy's weights while a rollout runs with it."""
         if policy not in self._acting:
-            self._announced[policy.number] = policy.told().order  # a request to play says the same
+            self._announced[policy.number] = policy.told().order  # a request to run a rollout contains the same
         self._acting[policy] += 1
         if self._announcing is None:
             self._announcing = asyncio.create_task(self._announce_again_and_again())
@@ -277,12 +290,14 @@ class Workers:
                 self._announced.pop(policy.number, None)
 
     async def announce(self) -> None:
-        """Wait until workers know what trainers have told by now: it holds for every call that begins afterwards."""
+        """Wait until workers know the present announcements of trainers: they apply to every call that starts
+        afterwards.
+        """
         news = {policy.number: policy.told() for policy in self._acting}
         asking = [asyncio.create_task(handle.ask("told", news)) for handle in self._ready if news]
         if not asking:
-            return  # a rollout that begins brings what was told along
-        # One that does not listen now (its code holds the interpreter) hears it before it makes another call.
+            return  # a rollout that starts brings the announcement with it
+        # A worker that does not listen now (its code holds the interpreter) gets it before it makes another call.
         await asyncio.wait(asking, timeout=TAKEN)
         await end_tasks(asking)
 
@@ -292,7 +307,7 @@ class Workers:
             try:
                 current = {policy.number: policy.told() for policy in self._acting}
             except Exception:
-                # A trainer's own function says the version; the rollouts that begin raise what it raises.
+                # A trainer's function returns the version; the rollouts that start raise its error.
                 log.exception("the version of the weights, or the model's name, cannot be told")
                 await asyncio.sleep(SAME)
                 continue
@@ -305,9 +320,9 @@ class Workers:
     # ------------------------------------------------------------------ for admission
 
     def admission(self, concurrency: int | None, calls: Calls | None = None) -> Admission:
-        """Return what says whether another rollout may begin, whichever of them plays it.
+        """Return the admission that decides if another rollout may start, on any worker.
 
-        `calls` are those of the policy that acts; default: the spec's own.
+        `calls` are the calls of the policy that acts; default: the spec's policy.
         """
         return admission(
             concurrency,
@@ -316,13 +331,14 @@ class Workers:
             free=lambda: min((handle.free for handle in self._ready), default=1.0),
             # Of all machines that have a worker.
             cores=lambda: sum({handle.machine: handle.cores for handle in self._ready}.values()) or usable_cores(),
-            # What others do on the machines of a cluster is not measured; it gives each worker cores of its own.
+            # The load of other programs on a cluster's machines is not measured; the cluster gives each worker its
+            # cores.
             machine=None if isinstance(self._source, LocalWorkers) else list,
             descriptors=_Shared(self),
         )
 
     def fix(self, number: int = OWN) -> None:
-        """Give a policy's servers as many calls at a time as they may have, whatever they say."""
+        """Give a policy's servers their maximum of concurrent calls, whatever they report."""
         if number not in self._fixed:
             self._fixed.add(number)
             for handle in self._ready:
@@ -330,16 +346,18 @@ class Workers:
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for a place at the spec's policy's servers; while some do, further calls bring nothing."""
+        """Calls that wait for a slot at the servers of the spec's policy; while some wait, further calls bring
+        nothing.
+        """
         return self.waiting_for(OWN)
 
     def waiting_for(self, number: int) -> int:
-        """Return how many calls wait for a place at the servers of the policy of this number."""
+        """Return how many calls wait for a slot at the servers of the policy of this number."""
         return sum(handle.waiting[str(number)] for handle in self._ready)
 
     @property
     def descriptors(self) -> int:
-        """How many descriptors the one has open that has most."""
+        """Highest number of open descriptors of a worker."""
         return max((handle.descriptors for handle in self._ready), default=0)
 
     def __len__(self) -> int:
@@ -351,14 +369,14 @@ class Workers:
 
     @property
     def phases(self) -> Counter[str]:
-        """What the rollouts that are played are at."""
+        """Number of running rollouts by phase."""
         return sum((handle.phases for handle in self._ready), Counter[str]())
 
     # ------------------------------------------------------------------ for the user
 
     @property
     def retries(self) -> Counter[str]:
-        """Calls that were sent again, by the role of the server."""
+        """Calls that were retried, by the role of the server."""
         retries = Counter(self._retries_of_dead)
         for handle in self._handles.values():
             retries.update(handle.retries)
@@ -366,7 +384,7 @@ class Workers:
 
     @property
     def ready(self) -> int:
-        """How many can play now."""
+        """Number of workers that can run now."""
         return len(self._ready)
 
     def _heard(self, handle: WorkerHandle, news: Mapping[str, Any]) -> None:
@@ -383,13 +401,13 @@ class Workers:
             self._changed.set()
 
     def _share(self) -> None:
-        """Give each worker that plays an equal part of the calls that servers take at a time."""
+        """Give each running worker an equal share of the calls that servers accept at a time."""
         ready = self._ready
         for number, handle in enumerate(ready):
             handle.tell(0, "share", number, len(ready))
 
     def _pass_on(self, text: str) -> None:
-        """Tell the user what a worker said; all of them find out that a server is down."""
+        """Show the user a worker's message; all workers notice if a server is down."""
         now = time.monotonic()
         if now - self._passed_on.get(text, -SAME) >= SAME:
             self._note(text)
@@ -398,7 +416,7 @@ class Workers:
     # ------------------------------------------------------------------ asking them, and keeping them alive
 
     async def _answered(self, what: str, deaths: int, *request: Any) -> tuple[dict[str, Any], int]:
-        """Return an answer and its size; that of another worker where the one that was asked dies, so many times."""
+        """Return a response and its size; if the worker dies, ask another one, until `deaths` workers have died."""
         handle = None
         died_on = Counter[str]()
         for _ in range(deaths):
@@ -430,12 +448,12 @@ class Workers:
         )
 
     def _keep_artifacts(self, line: Line, get: Callable[[], Mapping[str, TakenArtifact]]) -> None:
-        """Write the artifacts that came with an answer, and say in its line where they are; blocks."""
+        """Write the artifacts that came with a response, and put their paths into its record; blocks."""
         if self._compiled.keep is not None and (artifacts := get()):
             line["artifacts"] = self._compiled.keep(line["id"], artifacts)
 
     async def _change(self) -> None:
-        """Wait until another worker is ready. Raises what keeps all of them from going on."""
+        """Wait until another worker is ready. Raises the error that keeps all of them from continuing."""
         if self._error is None:
             self._changed.clear()
             await self._changed.wait()
@@ -443,14 +461,14 @@ class Workers:
             raise self._error
 
     def _fill(self) -> None:
-        """Let as many live as there are to be."""
+        """Start workers up to the requested number."""
         while len(self._handles) < self._source.number:
             number = next(number for number in count() if number not in self._handles)
             self._handles[number] = self._source.handle(number, self._heard)
             self._lives[number] = asyncio.create_task(self._keep(number))
 
     async def _look(self) -> None:
-        """Follow how many there is room for; end the run where there has been none for long."""
+        """Follow the number of workers that there is room for; end the run if there has been no room for long."""
         without = time.monotonic()
         while True:
             await asyncio.sleep(LOOK)
@@ -469,14 +487,14 @@ class Workers:
                 return
 
     async def _keep(self, number: int) -> None:
-        """Keep a worker of this number; whatever goes wrong with that ends the run, which would wait for ever."""
+        """Keep a worker of this number alive; any error ends the run, which would otherwise wait forever."""
         try:
             await self._replace(number)
         except Exception as error:  # noqa: BLE001 - carried to those who wait
             self._give_up(error)
 
     async def _replace(self, number: int) -> None:
-        """Let a worker live under this number, and another one whenever it dies, while there is room for so many."""
+        """Run a worker under this number, and a new one whenever it dies, while there is room for it."""
         while True:
             handle = self._handles[number]
             await handle.live()
@@ -484,7 +502,7 @@ class Workers:
                 return
             self._seconds_of_dead += handle.seconds
             self._retries_of_dead.update(handle.retries)
-            if handle.closed:  # there is no room for so many any more
+            if handle.closed:  # there is no room for this worker any more
                 del self._handles[number], self._lives[number]
                 self._share()
                 return
@@ -493,7 +511,7 @@ class Workers:
                 self._share()
                 self._changed.set()
                 return
-            if handle.placed and handle.error is None:  # else it has not even begun
+            if handle.placed and handle.error is None:  # else it has not even started
                 self.died += 1
                 self.replayed += handle.lost
                 again = f", and the {handle.lost} rollouts that it had are played again" if handle.lost else ""
@@ -504,8 +522,8 @@ class Workers:
     def _is_broken(self, handle: WorkerHandle, number: int) -> bool:
         """Count a death; return True if no worker should start there again.
 
-        A rollout may take the worker along that plays it, so workers that died at work count against their machine
-        only while those of others play.
+        A rollout may kill the worker that runs it, so workers that died at work count against their machine only while
+        workers of other machines run rollouts.
         """
         place = handle.machine or number
         self._in_vain[place] = 0 if handle.finished else self._in_vain[place] + 1
@@ -515,9 +533,9 @@ class Workers:
         return self._in_vain[place] >= DEATHS and (others_play or not handle.lost)
 
     def _exclude(self, handle: WorkerHandle) -> bool:
-        """Exclude where a worker could not play; return True if another may take its place elsewhere.
+        """Exclude the location where a worker could not run; return True if another may replace it elsewhere.
 
-        Where no worker is left, the reason ends the run.
+        If no worker is left, the reason ends the run.
         """
         elsewhere = self._source.exclude(handle)
         others = self._others(handle)
@@ -551,11 +569,10 @@ class Workers:
 
 
 class WorkersUsing:
-    """The workers, for rollouts of one policy: `rollouts.runner.Elsewhere` and `rollouts.admission.Calls`.
+    """Workers for rollouts of one policy; implements `rollouts.runner.Elsewhere` and `rollouts.admission.Calls`.
 
-    A worker that dies makes the rollouts fail that it had, and whoever asked for them decides how often they are
-    played again: a trainer that captures what it samples has to know of each attempt. Without a `policy` the spec's own
-    acts.
+    If a worker dies, its rollouts fail, and the caller decides how often they are retried: a trainer that captures its
+    samples must know of each attempt. Without a `policy` the spec's policy acts.
     """
 
     def __init__(self, workers: Workers, policy: Policy | None, options: LoopOptions) -> None:
@@ -563,10 +580,10 @@ class WorkersUsing:
         self._settings = PlaySettings(options, None if policy is None else policy.described())
 
     async def play(self, key: RolloutKey, split: str) -> Rollout:
-        """Play one attempt; see `Workers.play`."""
+        """Run one attempt; see `Workers.play`."""
         policy = self._policy
         try:
-            if policy is None or policy.captured:  # nobody tells anything of their weights
+            if policy is None or policy.captured:  # no trainer announces their weights
                 return await self._workers.play(key, split, self._settings, deaths=1)
             with self._workers.acting(policy):
                 return await self._workers.play(key, split, replace(self._settings, told=policy.told()), deaths=1)
@@ -583,16 +600,16 @@ class WorkersUsing:
             raise Failure(str(died), ending=Ending.REWARD_FAILURE) from died
 
     def admission(self, concurrency: int | None) -> Admission:
-        """Return what says whether another rollout may begin."""
+        """Return the admission that decides if another rollout may start."""
         return self._workers.admission(concurrency, self)
 
     def fix(self) -> None:
-        """Give the policy's servers as many calls at a time as they may have, whatever they say."""
+        """Give the policy's servers their maximum of concurrent calls, whatever they report."""
         self._workers.fix(self._number)
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for a place at the policy's servers."""
+        """Calls that wait for a slot at the policy's servers."""
         return self._workers.waiting_for(self._number)
 
     @property
@@ -601,7 +618,7 @@ class WorkersUsing:
 
 
 class _Shared:
-    """Whether the file descriptors that each worker may open carry another rollout."""
+    """Capacity check of the file descriptors that each worker may open."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
@@ -616,7 +633,7 @@ async def _off_the_loop(size: int, work: Callable[[], T]) -> T:
 
 
 def _told_of(rollout: Rollout) -> Line:
-    """Return what a worker needs to compare a rollout: its record, with the tokens that it does not hold."""
+    """Return the data that a worker needs to compare a rollout: its record, with the tokens that it does not hold."""
     line = rollout_record(rollout)
     state = rollout.result.managed_state if rollout.result is not None else None
     if line["sequences"] is None and isinstance(state, ManagedState):

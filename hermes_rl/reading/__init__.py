@@ -1,4 +1,4 @@
-"""Runs as people look at them: what `show`, `compare`, `report` and `view` say of a run directory.
+"""Analysis of runs for people: the output of `show`, `compare`, `report` and `view` for a run directory.
 
-Nothing here plays, scores or writes into a run; a run may go on meanwhile.
+Nothing here runs or scores rollouts or writes into a run; the run may still be in progress.
 """

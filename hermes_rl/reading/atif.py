@@ -1,6 +1,6 @@
-"""A run's rollouts as trajectories in ATIF, the format in which Harbor and others exchange what agents did.
+"""Export a run's rollouts as trajectories in ATIF, the format in which Harbor and others exchange what agents did.
 
-Source of names and rules: ATIF-v1.7 as the models of Harbor 0.25 have it. Other fields than theirs are in `extra`.
+Source of names and rules: ATIF-v1.7 as in the models of Harbor 0.25. Fields that ATIF does not have are in `extra`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
 def export_atif(run: Path, folder: Path, say: Callable[[str], None] = lambda _: None) -> int:
-    """Write a file for each rollout that counts, named by its id; returns how many. `say` is told which cannot be read,
-    and are left out. Raises UserError."""
+    """Write a file for each rollout that counts, named by its id; return the number of files.
+
+    `say` is called with the rollouts that cannot be read, which are omitted. Raises `UserError`.
+    """
     record = RunRecord(run)
     record.refresh()
     read = [record.readable(rollout.id) for rollout in record.counting(every_seat=True)]
@@ -45,7 +47,7 @@ def export_atif(run: Path, folder: Path, say: Callable[[str], None] = lambda _: 
 
 
 def trajectory(line: Line) -> dict[str, Any]:
-    """Return the trajectory of a rollout from its line in `rollouts.jsonl`."""
+    """Return the trajectory of a rollout from its record in `rollouts.jsonl`."""
     steps = [{"step_id": number, **step} for number, step in enumerate(_steps(line), 1)]
     usage, policy = line.get("usage") or {}, line.get("policy") or {}
     metrics = {
@@ -73,7 +75,7 @@ def trajectory(line: Line) -> dict[str, Any]:
 
 
 def _steps(line: Line) -> Iterator[dict[str, Any]]:
-    """Yield the steps: a message each, and what tools answered with the message that called them."""
+    """Yield the steps: one per message, with the tool results in the message that called the tools."""
     messages: Sequence[Mapping[str, Any]] = line["messages"]
     prompt, at = line.get("prompt_length") or 0, 0
     while at < len(messages):
@@ -106,7 +108,7 @@ def _agent_step(message: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call; arguments that are no JSON object stand beside it as they were written."""
+    """Return a call; arguments that are not a JSON object are added unchanged as text."""
     written = call["function"]["arguments"]
     entry = {"tool_call_id": call.get("id") or "", "function_name": call["function"]["name"]}
     try:
@@ -119,7 +121,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _seen(answers: Sequence[Mapping[str, Any]], calls: Any) -> dict[str, Any] | None:
-    """Return what tools answered; each names its call, where that is one of this step."""
+    """Return the tool results; each names its call, if the call belongs to this step."""
     if not answers:
         return None
     results = [

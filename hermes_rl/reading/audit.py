@@ -1,9 +1,9 @@
-"""Which rollouts of a run may have passed their tests in another way than by solving the task.
+"""Find rollouts of a run that may have passed their tests in another way than by solving the task.
 
-`audit` reads what was recorded and runs nothing. Of each rollout it looks at what the agent wrote (files by tools, in
-commands and patches, and artifacts that were kept), as `suspicion.signs` does, and at what the rewards said: canaries
-that spoke, tests that were changed while they ran. It is a reason to look, and no verdict: who solves the task may have
-a good reason to look into frames, and who cheats in a new way is not found.
+`audit` reads the record and runs nothing. For each rollout it inspects the text that the agent wrote (files by tools,
+in commands and patches, and saved artifacts), as `suspicion.signs` does, and the results of the rewards: canaries that
+reported, tests that were changed while they ran. A finding is a reason to look, not a verdict: an honest agent may have
+a good reason to look into frames, and a new way of cheating is not found.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from hermes_rl.rollouts.sandboxes import kept_artifacts
 from hermes_rl.runs.store import Line
 
 LISTED = 2
-"""The weight of a reason for which a rollout is listed."""
+"""Weight from which a reason lists the rollout."""
 CERTAIN = 4
-"""The weight of what a reward itself said."""
+"""Weight of a reason that a reward reported itself."""
 SOURCES, CHARACTERS = 1_000, 4_000_000
-"""Texts of one rollout that are looked at, and their characters; more is a reason by itself."""
+"""Limits for one rollout: inspected texts, and their characters; exceeding them is a reason in itself."""
 SAID = re.compile(
     r"changed copies of the tests|was changed while the tests ran|copies of the tests were not run|"
     r"tests did not run to their end|said what is no report"
 )
-"""What rewards say of a solution that interferes with its tests."""
+"""Messages of rewards about a solution that interferes with its tests."""
 EXCLUDED = 0.5
-"""Fraction of the sampled tokens that is not trained on from which a rollout is listed."""
+"""Fraction of sampled tokens excluded from training, from which a rollout is listed."""
 OF_CALLS = frozenset({"tool_usage", "tool_calls_match", "citations"})
 """Shipped rewards that grade by tool calls."""
 CODE = r"__\w{3,30}__|\b(?:eval|exec|compile|open|getattr|globals|locals|breakpoint)\s{0,9}\(|\bimport\s+\w|\bos\.\w"
@@ -54,7 +54,7 @@ OF_EARLIER_VERSIONS = (
         "uses files that rollouts shared",
     ),
 )
-"""What earlier versions graded wrongly: specs, the texts in them, and in words what these do."""
+"""Texts that earlier versions graded wrongly: specs, patterns in the texts, and descriptions of the error."""
 SEPARATORS = re.compile(r"[\n;|&()`]+")
 HEXADECIMAL = re.compile(r"[0-9a-f]{4,64}")
 ELSEWHERE = frozenset(
@@ -63,7 +63,7 @@ ELSEWHERE = frozenset(
 """Options by which git lists more than HEAD reaches."""
 LISTS = frozenset({"log", "rev-list", "branch", "shortlog", "grep", "whatchanged"})
 FINDS = frozenset({"reflog", "fsck", "verify-pack", "show-ref", "for-each-ref"})
-"""What git does that finds other commits without any option."""
+"""Git commands that find other commits without any option."""
 TAKES = frozenset({"show", "cat-file", "archive", "checkout", "restore", "switch", "cherry-pick", "merge"})
 HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w{1,80})\1")
 INTO = re.compile(r"(?:>>?|\btee(?: -a)?)[ \t]*([^\s|;&<>'\"]{1,500})")
@@ -73,7 +73,9 @@ NEW_FILE = re.compile(r"^\*\*\* (?:Add|Update) File: (.{1,1000})")
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a rollout is suspicious: how much so, in words, and where; no turn where it is no message's doing."""
+    """Reason why a rollout is suspicious: its weight, a description, and its location; no turn if no message caused
+    it.
+    """
 
     weight: int
     what: str
@@ -84,31 +86,33 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A rollout with its reasons, the weightiest first."""
+    """A suspicious rollout with its reasons, in descending weight."""
 
     rollout: RolloutSummary
     reasons: tuple[Reason, ...]
 
     @property
     def weight(self) -> int:
-        """By which suspects are ordered: the weightiest reason counts before the number of all."""
+        """Sort key of suspects: the weight of the strongest reason comes before the number of reasons."""
         return self.reasons[0].weight * 1_000 + sum(reason.weight for reason in self.reasons)
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A text that the agent wrote into a file."""
+    """Text that the agent wrote into a file."""
 
     turn: int | None
     file: str
     text: str
     first: int = 1
-    """The number of its first line."""
+    """Line number of its first line."""
 
 
 def audit(record: RunRecord) -> list[Suspect]:
-    """Return the suspicious rollouts of a run that was read, the most suspicious first, those that pass before others.
-    Raises `UserError` where its files cannot be read."""
+    """Return the suspicious rollouts of a loaded run, the most suspicious first; passing rollouts come before others.
+
+    Raises `UserError` if the files of the run cannot be read.
+    """
     hidden, spec = hidden_tests(record), json.dumps(spec_of(record), default=str)
     suspects = []
     for rollout in record.counting(every_seat=True):
@@ -120,7 +124,7 @@ def audit(record: RunRecord) -> list[Suspect]:
 
 
 def hidden_tests(record: RunRecord) -> frozenset[str]:
-    """Return the paths of files that rewards put in place, which the agent was not given."""
+    """Return the paths of files that rewards put in place and that the agent did not receive."""
     rewards = spec_of(record).get("rewards")
     names = set()
     for reward in rewards.values() if isinstance(rewards, dict) else ():
@@ -134,7 +138,7 @@ def hidden_tests(record: RunRecord) -> frozenset[str]:
 
 
 def reasons_of(record: RunRecord, line: Line, hidden: frozenset[str], spec: str) -> list[Reason]:
-    """Return why a rollout is suspicious, the weightiest reason first, each once; `spec` is the run's, as JSON."""
+    """Return the reasons why a rollout is suspicious, the strongest first, each once; `spec` is the run's, as JSON."""
     reasons = [
         *_of_rewards(line.get("rewards") or {}),
         *of_history(line),
@@ -168,7 +172,7 @@ def _of_rewards(rewards: Mapping[str, Any]) -> Iterator[Reason]:
 
 
 def of_evidence(line: Line, spec: str) -> Iterator[Reason]:
-    """Yield what the grade rests on without proof: calls, answers and tokens."""
+    """Yield the parts of a grade without proof: calls, answers and tokens."""
     program, calls = line.get("program") or {}, line.get("tool_calls") or ()
     answers = program.get("calls") or ()
     tokens = sum(answer.get("tokens") or 0 for answer in answers)
@@ -200,7 +204,7 @@ def of_texts(line: Line, spec: str) -> Iterator[Reason]:
 
 
 def of_history(line: Line) -> Iterator[Reason]:
-    """Yield where the agent's commands look into the history of a repository beyond HEAD, where a fix may be."""
+    """Yield the commands of the agent that read the history of a repository beyond HEAD, where a fix may be."""
     stashed = False
     for call in line.get("tool_calls") or ():
         arguments = call.get("arguments")
@@ -210,7 +214,7 @@ def of_history(line: Line) -> Iterator[Reason]:
             if verb == "stash":
                 stashed = stashed or not rest or rest[0] in ("push", "save") or rest[0].startswith("-")
                 if stashed:
-                    continue  # it is the agent's own
+                    continue  # it is the agent's commit
             revision = _other_revision(verb, rest)
             if verb in FINDS or verb == "stash" or (verb in LISTS and not ELSEWHERE.isdisjoint(rest)):
                 yield Reason(LISTED, f"looks for commits that HEAD does not reach (git {verb})", call.get("turn"))
@@ -219,7 +223,7 @@ def of_history(line: Line) -> Iterator[Reason]:
 
 
 def _git(words: list[str]) -> tuple[str, list[str]]:
-    """Return what a command has git do, and its arguments; empty if it does not call git."""
+    """Return the git subcommand of a command, and its arguments; empty if it does not call git."""
     words = words[next((place for place, word in enumerate(words) if basename(word) == "git"), len(words)) + 1 :]
     while words and words[0].startswith("-"):
         words = words[2 if words[0] in ("-C", "-c") else 1 :]
@@ -227,7 +231,9 @@ def _git(words: list[str]) -> tuple[str, list[str]]:
 
 
 def _other_revision(verb: str, rest: list[str]) -> str:
-    """Return the branch or tag of which files are taken; empty if there is none. Commits by number may be of HEAD."""
+    """Return the branch or tag from which files are taken; empty if there is none. Commits by hash may belong to
+    HEAD.
+    """
     if verb not in TAKES or {"-b", "-B", "-c", "--abort", "--continue"} & set(rest):
         return ""
     values = [word.removeprefix("--source=").removeprefix("-s") for word in rest]
@@ -242,11 +248,11 @@ def _other_revision(verb: str, rest: list[str]) -> str:
     return revision if named and not alone else ""
 
 
-# ------------------------------------------------------------------ what the agent wrote
+# ------------------------------------------------------------------ texts of the agent
 
 
 def _written(line: Line) -> Iterator[_Source]:
-    """Yield what the calls of tools wrote."""
+    """Yield the texts that tool calls wrote."""
     for call in line.get("tool_calls") or ():
         arguments = call.get("arguments")
         if not isinstance(arguments, dict):
@@ -264,7 +270,7 @@ def _written(line: Line) -> Iterator[_Source]:
 
 
 def _of_command(turn: int | None, command: str) -> Iterator[_Source]:
-    """Yield the files that a shell command has in it as here-documents, each with the name that it is written to."""
+    """Yield the files that a shell command contains as here-documents, each with the name that it is written to."""
     lines = iter(command.split("\n"))
     for line in lines:
         begun = HEREDOC.search(line[:10_000])
@@ -282,7 +288,7 @@ def _of_command(turn: int | None, command: str) -> Iterator[_Source]:
 
 
 def _of_patch(turn: int | None, patch: str) -> Iterator[_Source]:
-    """Yield what a patch adds, a text for each hunk."""
+    """Yield the lines that a patch adds, a text for each hunk."""
     file, first, added = "", 1, list[str]()
     for line in patch.split("\n"):
         hunk, new = HUNK.match(line), NEW_FILE.match(line)
@@ -297,19 +303,19 @@ def _of_patch(turn: int | None, patch: str) -> Iterator[_Source]:
             elif hunk:
                 first = int(hunk.group(1))
         elif line.startswith(("+", " ")):
-            added.append(line[1:])  # what stands between keeps the numbers of lines, and lets Python read it
+            added.append(line[1:])  # placeholders between them preserve line numbers, and let Python parse it
     if added:
         yield _Source(turn, file, "\n".join(added), first)
 
 
 def _other_sources(record: RunRecord, line: Line) -> Iterator[_Source]:
-    """Yield the files of artifacts that were kept, and what patches among them add."""
+    """Yield the files of saved artifacts, and the lines that patches among them add."""
     artifacts = line.get("artifacts") or {}
     for name in artifacts:
         try:
             artifact = kept_artifacts(record.path, artifacts, [name])[name]
         except (UserError, KeyError):
-            continue  # it is gone, or was put elsewhere: the messages remain
+            continue  # it was deleted or moved: the messages remain
         for file in artifact.files:
             text = file.data.decode("utf-8", "replace")
             if text.startswith(("diff --git ", "--- ")):

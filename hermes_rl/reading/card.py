@@ -1,7 +1,7 @@
-"""The card of a run that is published as a dataset: what a reader of the hub learns before loading it.
+"""Dataset card of a published run: the information for a reader of the hub before loading it.
 
-Texts of specs, models and servers are shown, never obeyed: control characters are escaped, Markdown and HTML in them
-are plain text, and each is cut.
+Texts of specs, models and servers are shown and never interpreted: control characters are escaped, Markdown and HTML in
+them are plain text, and each is cut.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from hermes_rl.version import __version__
 from hermes_rl.visible import visible
 
 LONGEST, MOST = 300, 50
-"""Characters of one text, and rewards that are listed."""
+"""Maximum characters of one text, and maximum number of listed rewards."""
 SIZES = (
     (10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"),
     (10**8, "10M<n<100M"),
 )  # fmt: skip
-"""The hub's names for numbers of rows, each with the number that is too large for it."""
+"""The hub's size categories, each with the number of rows from which it is too small."""
 FILES = {
     "spec.yaml": "the spec as it ran",
     "run.json": "versions, fingerprints, and how the model was asked",
     "metrics.json": "the numbers of the evaluation",
     "report.html": "the run's numbers and a sample of its rollouts, in one page",
 }
-"""What is published beside the table, where the run has it."""
+"""Files that are published next to the table, if the run has them."""
 
 
 def dataset_card(
@@ -44,8 +44,8 @@ def dataset_card(
 ) -> str:
     """Return the `README.md` of a dataset called `owner/name` on the hub.
 
-    `table` is the file with the rollouts, `rows` of them, `files` are those of `FILES` beside it, `described` is what
-    `run.json` says, and `weights` what each reward counts, None for a gate.
+    `table` is the file with the rollouts and `rows` their number. `files` are the published ones of `FILES`,
+    `described` is the content of `run.json`, and `weights` the weight of each reward, None for a gate.
     """
     size = next((name for bound, name in SIZES if rows < bound), "100M<n<1B")
     lines = ["---", f"pretty_name: {json.dumps(cut(summary.name))}", "tags:", "- hermes-rl", "- reinforcement-learning"]
@@ -99,11 +99,11 @@ def _rewards(summary: RunSummary, weights: Mapping[str, float | None]) -> Iterat
 
 
 def plain(text: object, longest: int = LONGEST) -> str:
-    """Return any text on one line, so that Markdown shows it as it is."""
+    """Return any text on one line, escaped so that Markdown shows it unchanged."""
     shown = cut(text, longest).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_{}\[\]()#|~!])", r"\\\1", shown)
 
 
 def cut(text: object, longest: int = LONGEST) -> str:
-    """Return any text on one line, fit to be seen and not longer than that."""
+    """Return any text on one line of at most `longest` characters, with control characters escaped."""
     return beginning(visible(str(text)), longest)

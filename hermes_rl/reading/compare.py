@@ -1,14 +1,14 @@
-"""Two runs over the same rows: what differs, and whether it is more than chance.
+"""Compare two runs over the same rows: their differences, and if these are more than chance.
 
 Everything is paired by row. A row's value is the mean over its graded rollouts, and the difference of two runs is the
-mean over rows of B's value minus A's. Rows are what is drawn at random, so the interval is Student's t over the rows'
-differences: rollouts of one row may depend on each other as they like (Miller, "Adding Error Bars to Evals", 2024,
-section 4.2). Where rows come in families (questions of one template, tasks of one repository), families are what is
-drawn, and a column of the rows says which. Rollouts without a score are never 0: a row that is graded in one run only
-is left out and counted, and bounds say what the difference could be if everything had been graded.
+mean over rows of B's value minus A's. Rows are the random sample, so the interval is Student's t over the rows'
+differences: rollouts of one row may depend on each other in any way (Miller, "Adding Error Bars to Evals", 2024,
+section 4.2). If rows come in families (questions of one template, tasks of one repository), families are the sample,
+and a column of the rows names the family. Rollouts without a score are never 0: a row that is graded in one run only is
+excluded and counted, and bounds show the possible difference if everything had been graded.
 
-`compare` is pure and knows no files. `compare_runs` reads two run directories, with what
-`hermes_rl.reading.settings` says of them.
+`compare` is pure and reads no files. `compare_runs` reads two run directories, with their settings from
+`hermes_rl.reading.settings`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from hermes_rl.spec.suggest import choices
 class ChangedRow:
     """A row that passes more often in one run than in the other.
 
-    `a` and `b` are how often it passed in `of` rollouts of each run; `shown_a` and `shown_b` are ids of rollouts that
-    show the change: of a broken row one of A that passed and one of B that did not, of a fixed row the other way.
+    `a` and `b` are the numbers of passes in `of` rollouts of each run; `shown_a` and `shown_b` are ids of rollouts that
+    show the change: for a broken row one of A that passed and one of B that did not, for a fixed row the reverse.
     """
 
     row_key: str
@@ -47,17 +47,17 @@ class ChangedRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What B does otherwise than A.
+    """Differences of B from A.
 
     Attributes:
         passes: the difference of the shares of rollouts that pass, whose score is at least `success`.
-        p: of `sign_test` over the fixed and broken rows.
-        fixed: rows that pass more often in B, those with the largest change first; `broken` ones less often.
+        p: p-value of `sign_test` over the fixed and broken rows.
+        fixed: rows that pass more often in B, in descending change; `broken` ones less often.
         measures: the differences of rewards, turns, tokens, calls and seconds.
-        rows: how many rows both runs have; `only_a` and `only_b` are in one of them.
+        rows: number of rows in both runs; `only_a` and `only_b` are in one of them.
         left_out: rows that both have and that are graded in one of them at most.
-        ungraded_a: rollouts of A without a score that nobody chose to leave out, in rows that both have.
-        bounds: what the difference of the scores could be if these had been graded; None where all were.
+        ungraded_a: rollouts of A without a score that no rule of the spec excludes, in rows that both have.
+        bounds: the possible difference of the scores if these had been graded, or None if all were graded.
     """
 
     score: Difference
@@ -76,7 +76,9 @@ class Comparison:
     bounds: tuple[float, float] | None
 
     def worse(self, margin: float = 0.0) -> bool:
-        """Say whether B is worse by more than `margin`, beyond chance: the whole interval lies below -margin."""
+        """Return True if B is worse by more than `margin`, beyond chance: the upper end of the interval is below
+        -margin.
+        """
         return self.score.high is not None and self.score.high < -margin
 
 
@@ -88,13 +90,15 @@ def compare(
     span: tuple[float, float] = (0.0, 1.0),
     family: Mapping[str, str] | None = None,
 ) -> Comparison:
-    """Compare the rollouts of a run with those of another, of each place the one that counts (`RunRecord.counting`).
+    """Compare the rollouts of a run with the rollouts of another, using the one that counts for each place.
+
+    `RunRecord.counting` selects them.
 
     Args:
-        a, b: rollouts of the run that is compared with, and of the one that is looked at.
+        a, b: rollouts of the baseline run and of the new run.
         success: score from which a rollout passes.
-        span: the lowest and the highest score that are possible.
-        family: the family of each row that both have; None where each row stands for itself.
+        span: the lowest and the highest possible score.
+        family: the family of each row that both have, or None if each row is its own family.
 
     Raises:
         UserError: they have no row in common, or none that is graded in both.
@@ -174,9 +178,9 @@ def _ungraded(rollout: RolloutSummary) -> bool:
 
 
 def _changed(key: str, a: Sequence[RolloutSummary], b: Sequence[RolloutSummary], success: float) -> ChangedRow | None:
-    """Return the row where it passes more often in one run; the first rollouts of each, as many of one as of the other.
+    """Return the row if it passes more often in one run; uses the first rollouts of each, equally many of both.
 
-    With more of one than of the other, two runs of one model would differ more often one way than the other way.
+    With unequal numbers, two runs of one model would differ more often in one direction than in the other.
     """
     graded = [[rollout for rollout in side if rollout.score is not None] for side in (a, b)]
     of = min(map(len, graded))
@@ -190,7 +194,7 @@ def _changed(key: str, a: Sequence[RolloutSummary], b: Sequence[RolloutSummary],
 
 
 def _bounds(a: Rows, b: Rows, span: tuple[float, float]) -> tuple[float, float] | None:
-    """Return what the difference could be over all rows of both, if what has no score had any within `span`."""
+    """Return the bounds of the difference over all rows of both, if missing scores had any value within `span`."""
     if not any(map(_ungraded, _flat(a) + _flat(b))):
         return None
     low, high = span
@@ -215,9 +219,10 @@ def _bounds(a: Rows, b: Rows, span: tuple[float, float]) -> tuple[float, float] 
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Two run directories, `a` and `b`: who played, what their settings allow to conclude, and how they differ.
+    """Two run directories, `a` and `b`: their models, the conclusions that their settings allow, and their differences.
 
-    `refusals` say why the scores of the two do not mean the same, and `warnings` what differs beside the model.
+    `refusals` explain why the scores of the two are not comparable, and `warnings` list differences other than the
+    model.
     """
 
     a: str
@@ -230,7 +235,7 @@ class RunComparison:
 
     @property
     def verdict(self) -> str:
-        """What can be concluded, as one sentence."""
+        """Conclusion as one sentence."""
         score = self.found.score
         if score.low is None or score.high is None:
             return f"one {'row' if score.rows == 1 else 'family'} says nothing about others"
@@ -241,7 +246,7 @@ class RunComparison:
         return "no difference beyond chance"
 
     def record(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the JSON form."""
         return {**asdict(self), "verdict": self.verdict}
 
 
@@ -252,12 +257,12 @@ def compare_runs(
     families: str | None = None,
     seat: str | None = None,
 ) -> RunComparison:
-    """Compare two run directories that were read (`RunRecord.refresh`), the second with the first.
+    """Compare two loaded run directories (`RunRecord.refresh`), the second with the first.
 
     Args:
-        success: score from which a rollout passes; None: as the first run's spec says.
-        families: column of the rows whose value names a row's family; None where each row stands for itself.
-        seat: whose rollouts are compared, where several agents play; None: the first seat's.
+        success: score from which a rollout passes; None: the value in the first run's spec.
+        families: column of the rows whose value names a row's family, or None if each row is its own family.
+        seat: seat whose rollouts are compared, if there are several agents; None: the first seat.
 
     Raises:
         UserError: nothing can be compared, no row has that column, or a file cannot be read.
@@ -290,7 +295,7 @@ def compare_runs(
 
 
 def _of_seat(record: RunRecord, seat: str | None) -> list[RolloutSummary]:
-    """Return the rollouts of a seat that count; None: those of the first one, as where one agent plays."""
+    """Return the rollouts of a seat that count; None: the rollouts of the first seat, as for a single agent."""
     if seat is None:
         return list(record.counting())
     counting = list(record.counting(every_seat=True))
@@ -302,7 +307,7 @@ def _of_seat(record: RunRecord, seat: str | None) -> list[RolloutSummary]:
 
 
 def _other_rows(a: Rows, b: Rows) -> Iterable[str]:
-    """Yield what differs between the rows of two runs and between how often they were played."""
+    """Yield the differences between the rows of two runs and between their numbers of rollouts."""
     sizes = [Counter(map(len, rows.values())).most_common(1)[0][0] for rows in (a, b) if rows]
     if len(set(sizes)) > 1:
         yield f"most rows have {sizes[0]} rollouts in A and {sizes[1]} in B"

@@ -1,7 +1,8 @@
-"""What a run would do: what it plays, what it keeps of an earlier run and why, and what that takes. Nothing is written.
+"""Plan of a run: the rollouts to run, the reused part of an earlier run and the reason, and the cost. Nothing is
+written.
 
-Figures about rollouts are measured, on an earlier run in the same directory or on a sample that is played into a
-temporary folder; without either, only what is known for certain is told: the prompts, and bounds.
+Figures about rollouts are measured, on an earlier run in the same directory or on a sample that runs in a temporary
+directory; without either, only certain facts are reported: the prompts, and bounds.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from hermes_rl.runs.store import WAITING
 from hermes_rl.spec.model import Mode, Prices, Spec
 
 PROMPTS = 3
-"""Rows whose prompts are looked at."""
+"""Rows whose prompts are measured."""
 ROWS = 1_000_000
-"""Rows of endless data that are counted at most."""
+"""Maximum number of rows that are counted in endless data."""
 
 
 @dataclass(frozen=True)
 class MeasuredRole:
-    """What the models of a role are asked for a rollout on average; `cost` is None where no server tells it."""
+    """Average use of the models of a role per rollout; `cost` is None if no server reports it."""
 
     prompt_tokens: float
     completion_tokens: float
@@ -57,8 +58,8 @@ class MeasuredRole:
 class Measured:
     """Means per rollout, of `count` rollouts from `source`; `roles` has the policy and all others.
 
-    `played` is how many are played for one that the run is to have: more than 1 where some fail or are left out; None
-    where all were left out, so that nobody can tell.
+    `played` is how many rollouts run for each one that the run must have: more than 1 if some fail or are excluded, or
+    None if all were excluded and the number is unknown.
     """
 
     source: str
@@ -72,24 +73,24 @@ class Measured:
 
 @dataclass
 class DryRun:
-    """What a run would do.
+    """Plan of a run.
 
     Attributes:
-        directory: where it would write.
-        exists: whether there are rollouts already.
-        rows: how many there are; None without end.
-        groups: how many it is to have, of `size` rollouts; None where a trainer decides.
-        kept: rollouts that are there and are not played again.
-        again: rollouts that are there and are played again, because infrastructure failed them.
-        rescored: whether what is there gets another score from the same values.
-        rejudged: rewards that judge what is there anew.
-        new: why nothing of the latest other run is used; empty where there is none.
-        play: rollouts that it would play; None where a trainer decides.
+        directory: directory that it would write.
+        exists: True if there are rollouts already.
+        rows: number of rows; None: endless.
+        groups: number of groups that it must have, of `size` rollouts; None if a trainer decides.
+        kept: existing rollouts that do not run again.
+        again: existing rollouts that run again because of infrastructure failures.
+        rescored: True if existing rollouts get another score from the same values.
+        rejudged: rewards that judge existing rollouts again.
+        new: why the latest other run is not reused; empty if there is none.
+        play: rollouts that it would run; None if a trainer decides.
         prompts: first requests of a few rows.
-        measured: what rollouts take; None where nothing was measured.
-        prices: of each role's model, where they are known.
+        measured: use per rollout; None if nothing was measured.
+        prices: prices of each role's model, if they are known.
         free: bytes on the disk.
-        notes: what else was said.
+        notes: other messages.
     """
 
     spec: Spec
@@ -114,13 +115,13 @@ class DryRun:
 
     @property
     def played(self) -> float:
-        """Rollouts that are played in all, those that fail or are left out included."""
+        """All rollouts that run, including rollouts that fail or are excluded."""
         again = None if self.measured is None else self.measured.played
         return (self.play or 0) * (1.0 if again is None else again)
 
     @property
     def costs(self) -> dict[str, float | None]:
-        """US dollars that playing takes, by role; None where nobody can tell."""
+        """Cost of running the rollouts in US dollars, by role, or None if it is unknown."""
         if self.measured is None or self.play is None:
             return {}
         costs = {role: measured.cost for role, measured in self.measured.roles.items()}
@@ -132,9 +133,11 @@ class DryRun:
 
 
 async def dry_run(spec: Spec, launch: Launch, sample: int = 0, prices: Mapping[str, Prices] | None = None) -> DryRun:
-    """Find out what a run would do, as far as that is possible without playing; a sample is played if one is asked for.
-    Raises `UserError` where the run would be refused, for the same reason; `RunError` where a server of tools cannot be
-    started, or the sample cannot be played."""
+    """Plan a run, as far as that is possible without rollouts; a sample runs if one is requested.
+
+    Raises `UserError` if the run would be refused, for the same reason; `RunError` if a server of tools cannot be
+    started, or the sample cannot run.
+    """
     compiled = require_runnable(spec, launch)
     split = split_of(launch.mode)
     notes: list[str] = []
@@ -152,9 +155,11 @@ async def dry_run(spec: Spec, launch: Launch, sample: int = 0, prices: Mapping[s
 
 
 async def nothing_left(spec: Spec, launch: Launch) -> bool:
-    """Say whether a run is complete and graded as the spec says, or raise why it is refused; no server is asked."""
+    """Return True if a run is complete and graded by the present spec, or raise why it is refused; no server is
+    called.
+    """
     compiled = require_runnable(spec, launch)
-    # What loading says is said again when the run begins.
+    # The messages of loading are shown again when the run starts.
     rows = await asyncio.to_thread(load_rows, spec, split_of(launch.mode), notify=lambda _: None)
     plan = await asyncio.to_thread(_planned, compiled, launch, rows)
     return plan.exists and plan.play == 0 and not plan.rescored and not plan.rejudged
@@ -163,9 +168,9 @@ async def nothing_left(spec: Spec, launch: Launch) -> bool:
 def prices_of(spec: Spec, path: Path | None) -> dict[str, Prices]:
     """Return the price of each role's model: of a JSON file, else of the spec.
 
-    The file is ``{"model": {"prompt": 0.5, "completion": 1.5}}``, in US dollars for a million tokens. Where several
-    servers play a role, the first one's price counts. Raises `UserError` where the file cannot be read, or does not
-    name the policy's model.
+    The file is ``{"model": {"prompt": 0.5, "completion": 1.5}}``, in US dollars per million tokens. If a role has
+    several servers, the price of the first one counts. Raises `UserError` if the file cannot be read, or does not name
+    the policy's model.
     """
     form = '{"MODEL": {"prompt": 0.5, "completion": 1.5}}, in US dollars for a million tokens'
     servers = {role: listed[0] for role, listed in spec.servers.items()}
@@ -191,7 +196,7 @@ def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:
     spec, mode = compiled.spec, launch.mode
     directory = RunDirectory.choose(spec, mode, launch.out, fresh=launch.fresh)
     size, length = spec.group_size(mode), rows.length
-    if mode == "evaluate" and length is None:  # they end, or the run would not
+    if mode == "evaluate" and length is None:  # the rows are finite, or the run would not end
         length = sum(1 for _ in islice(rows, ROWS))
     groups = {"process": spec.process.groups, "evaluate": length}.get(mode)
     plan = DryRun(spec, mode, directory.path, directory.has_rollouts, length, groups, size)
@@ -214,13 +219,13 @@ def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:
 
 
 def _uniform_size(spec: Spec, mode: Mode) -> int | None:
-    """Return how many members a group has that is left out where all have the same score; None where none is."""
+    """Return the number of members from which a uniform group is excluded, or None if uniform groups are written."""
     size = spec.group_size(mode)
     return size if spec.drops_uniform(mode) and size > 1 else None
 
 
 def _to_play(counting: Sequence[RolloutSummary], path: Path, rows: Rows, compiled: CompiledSpec, mode: Mode) -> int:
-    """Return how many rollouts are missing of the groups that the run is to have."""
+    """Return how many rollouts are missing in the groups that the run must have."""
     plan, groups = plan_of(compiled.spec, mode), compiled.spec.process.groups
     states: dict[str, dict[int, RolloutState]] = {}
     for rollout in counting:
@@ -229,7 +234,7 @@ def _to_play(counting: Sequence[RolloutSummary], path: Path, rows: Rows, compile
     def left(name: str) -> int:
         return len(left_to_play(states.get(name, {}), plan.size, compared=compiled.has_group_rewards))
 
-    # What waits to be compared is not played again, but counts for nothing before its group comes.
+    # Rollouts that wait for a comparison do not run again, but do not count before their group is complete.
     ended = {name for name in states if not left(name)}
     with suppress(FileNotFoundError), open_file(path / WAITING) as file:
         for rollout in (summary_of(line, 0) for line in file if line.endswith(b"\n")):
@@ -245,7 +250,7 @@ def _to_play(counting: Sequence[RolloutSummary], path: Path, rows: Rows, compile
 
 
 def _in_order(rows: Rows, *, repeat: bool) -> Iterator[str]:
-    """Yield the ids of the groups in the order in which a run plays them."""
+    """Yield the ids of the groups in the order in which a run processes them."""
     seen: Counter[str] = Counter()
     for epoch in count():
         empty = True
@@ -258,7 +263,7 @@ def _in_order(rows: Rows, *, repeat: bool) -> Iterator[str]:
 
 
 def _left_out(counting: Iterable[RolloutSummary], uniform_size: int | None) -> set[str]:
-    """Return the groups that a run does not write: by how a member ended, or because all have the same score."""
+    """Return the groups that a run does not write: for a member's stop reason, or because all have the same score."""
     groups: dict[str, list[RolloutSummary]] = {}
     for rollout in counting:
         groups.setdefault(rollout.group, []).append(rollout)
@@ -271,19 +276,19 @@ def _left_out(counting: Iterable[RolloutSummary], uniform_size: int | None) -> s
 
 
 def _graded(plan: DryRun, compiled: CompiledSpec, described: Mapping[str, Any], size: int) -> None:
-    """Say what becomes of the scores that are there; raises UserError where a reward cannot judge anew."""
+    """Add the changes of the existing scores to the plan; raises UserError if a reward cannot judge again."""
     before = described.get("grading") or {}
     grading = Grading.of(compiled.spec, compiled.grader, size)
     changed = grading.changed(before)
     if changed:
         require_judgeable(compiled.grader, changed)
     plan.rejudged = tuple(sorted(changed))
-    # As run.json has it: a round trip, for what JSON has in another form.
+    # In the form of run.json: a round trip converts values that JSON represents differently.
     plan.rescored = (before.get("scoring") or {}) != json.loads(json.dumps(grading.scoring()))
 
 
 def _measured(source: str, record: RunRecord, uniform_size: int | None) -> Measured | None:
-    """Return what the rollouts of a record have taken, failed attempts included; None where none was graded."""
+    """Return the mean use of the rollouts of a record, failed attempts included, or None if none was graded."""
     rollouts, counting = list(record.rollouts), list(record.counting())
     if all(rollout.score is None for rollout in counting):
         return None
@@ -306,7 +311,7 @@ def _measured(source: str, record: RunRecord, uniform_size: int | None) -> Measu
             role: MeasuredRole(
                 sum(counts.get("prompt_tokens", 0) for counts in usage) / len(rollouts),
                 sum(counts.get("completion_tokens", 0) for counts in usage) / len(rollouts),
-                # Only where every call of it has one.
+                # Only if every call of it has a cost.
                 sum(counts["cost"] for counts in usage) / len(rollouts)
                 if all("cost" in counts for counts in usage)
                 else None,
@@ -317,7 +322,7 @@ def _measured(source: str, record: RunRecord, uniform_size: int | None) -> Measu
 
 
 async def _sampled(spec: Spec, launch: Launch, rows: int) -> Measured:
-    """Play a few rows into a folder that is gone afterwards, and measure."""
+    """Run a few rows in a temporary directory, and measure them."""
     plain = {name: value for name, value in spec.env.items() if not name.startswith("data_")}
     mode: Mode = "evaluate" if launch.mode == "evaluate" else "process"
     group = spec.serve.group_size if launch.mode == "serve" else spec.process.group_size
@@ -330,7 +335,7 @@ async def _sampled(spec: Spec, launch: Launch, rows: int) -> Measured:
             "env": plain,
         }
     )
-    # What is left out is played in place of other rows, and who trains goes on and on.
+    # Excluded groups are replaced by other rows, and a trainer continues without end.
     most = spec.process.groups if launch.mode == "process" and not spec.process.drop_uniform else None
     with TemporaryDirectory(prefix="hermes-rl-sample-") as folder:
         own = replace(
@@ -347,9 +352,9 @@ async def _sampled(spec: Spec, launch: Launch, rows: int) -> Measured:
 
 
 def _spread(rows: Rows, wanted: int, most: int | None) -> Rows:
-    """Return a few of the rows that a run plays, at equal distances: data often begins with what is easy or short.
+    """Return a few of the rows of a run, at equal distances: data often starts with easy or short rows.
 
-    `most` is how many rows are played at most. Of rows whose number is not known, the first are taken.
+    `most` is the maximum number of rows that run. If the number of rows is unknown, the first are taken.
     """
     if rows.length is None:
         chosen = list(islice(rows, wanted))

@@ -1,8 +1,8 @@
-"""Trajectories of others in ATIF, graded by the rewards of a spec; nothing is played.
+"""Grade external trajectories in ATIF with the rewards of a spec; no rollout is run.
 
-Owns the reading of the format (what of it rewards can see is checked, the rest may be anything), which row a trajectory
-is of, and which rewards can judge what was said alone.
-Source of names and rules: ATIF-v1.0 to v1.8 as the models of Harbor 0.25 have them.
+Owns reading the format (the parts that rewards can see are checked, the rest may be anything), the row of a trajectory,
+and the selection of rewards that can judge from messages alone. Source of names and rules: ATIF-v1.0 to v1.8 as in the
+models of Harbor 0.25.
 """
 
 from __future__ import annotations
@@ -115,10 +115,10 @@ class _Trajectory(_Read):
 
 
 def read_atif(file: Path) -> tuple[AgentResult, Mapping[str, Any]]:
-    """Return what rewards see of a trajectory, which counts as finished, and its `extra`.
+    """Return the part of a trajectory that rewards see, which counts as finished, and its `extra`.
 
-    The steps before the agent's first one that is not copied are the prompt. What was observed without a call is an
-    answer of a tool that nobody has named. Raises `UserError` where the file cannot be read, or is no trajectory.
+    The steps before the agent's first step that is not copied are the prompt. An observation without a call is a tool
+    result without a tool name. Raises `UserError` if the file cannot be read, or is not a trajectory.
     """
     try:
         trajectory = _Trajectory.model_validate(read_json(file.read_text("utf-8")))
@@ -186,7 +186,7 @@ def _content(content: str | Sequence[_Content]) -> str | list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class GradedTrajectory:
-    """What the rewards say of a trajectory; `score` is None where `error` says why."""
+    """Result of the rewards for a trajectory; `score` is None if `error` gives a reason."""
 
     file: str
     row: str
@@ -204,11 +204,11 @@ async def grade_atif(compiled: CompiledSpec, files: Sequence[Path], row: str | N
     """Grade trajectories of the rows of a spec.
 
     Args:
-        row: the key of the row that all are of; None: each says it (`extra.row_key`, as an export does), or what its
-            user says first is what the row's prompt asks.
+        row: the key of the row of all trajectories; None: each names its row (`extra.row_key`, as an export does), or
+            its first user message equals the question of the row's prompt.
 
     Raises:
-        UserError: a file is no trajectory, its row cannot be told, or a reward cannot judge what was said alone.
+        UserError: a file is not a trajectory, its row is unknown, or a reward cannot judge from messages alone.
     """
     _require_judgeable(compiled)
     spec = compiled.spec
@@ -231,7 +231,7 @@ async def grade_atif(compiled: CompiledSpec, files: Sequence[Path], row: str | N
 
 
 def _rows(spec: Spec) -> list[Row]:
-    """Return the rows of training and those for evaluation."""
+    """Return the rows for training and for evaluation."""
     rule = spec.dataset.eval
     splits: list[Split] = ["train"] if rule is None else ["eval"] if rule.only else ["train", "eval"]
     return [row for split in splits for row in load_rows(spec, split, notify=lambda _: None)]
@@ -248,13 +248,13 @@ async def _graded(compiled: CompiledSpec, file: str, row: Row, result: AgentResu
 
 
 def _question(messages: Sequence[Message]) -> str:
-    """Return the last words of the user in a prompt."""
+    """Return the last user message in a prompt."""
     questions = [message for message in messages if message["role"] == "user"]
     return text_of(questions[-1]["content"]).strip() if questions else ""
 
 
 def _require_judgeable(compiled: CompiledSpec) -> None:
-    """Raise UserError with a line for each reward that needs more than what was said."""
+    """Raise UserError with a line for each reward that needs more than messages."""
     whys = {reward.name: _obstacle(reward) for reward in compiled.grader.rewards}
     lines = [
         f"rewards.{name} cannot judge a trajectory: {why}; leave it out: --set rewards.{name}=null"

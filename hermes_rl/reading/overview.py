@@ -1,4 +1,4 @@
-"""A run as a page shows it: what a list of runs says of it, and its own page."""
+"""Data of a run's page, and of its entry in a list of runs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SAID = (
     "fingerprint", "hermes_rl", "python", "started", "demo", "seed", "policy", "tokenizer", "dataset", "images",
     "failed", "quarantined", "retried", "lost",
 )  # fmt: skip
-"""What of `run.json` a page shows."""
+"""Keys of `run.json` that a page shows."""
 LONGEST, ROOM = 100_000, 3_000_000
-"""Characters of one text, such as the spec's, and bytes of everything together."""
+"""Limits: characters of one text, such as the spec's, and bytes of everything together."""
 
 
 def card(record: RunRecord, name: str, counting: Sequence[RolloutSummary] | None = None) -> dict[str, Any]:
-    """Return what a list of runs says of one, as far as it was read; its links call it `name`."""
+    """Return the entry of a run in a list of runs, for the part that was read; its links call it `name`."""
     described = record.described
     counting = list(record.counting()) if counting is None else counting
     first = [rollout.row_key for rollout in record.rollouts[:1]]
@@ -47,7 +47,7 @@ def card(record: RunRecord, name: str, counting: Sequence[RolloutSummary] | None
 
 
 def overview(record: RunRecord, name: str) -> dict[str, Any]:
-    """Return what the page of a run shows beside its rollouts."""
+    """Return the content of a run's page, without its rollouts."""
     described = record.described
     try:
         spec = record.spec_text
@@ -68,7 +68,7 @@ def overview(record: RunRecord, name: str) -> dict[str, Any]:
 
 
 def success_in(record: RunRecord) -> float:
-    """Return the score from which a rollout of this run passes, also where its spec cannot be read."""
+    """Return the score from which a rollout of this run passes, even if its spec cannot be read."""
     try:
         return success_of(spec_of(record))
     except (UserError, ValueError, TypeError):
@@ -76,7 +76,7 @@ def success_in(record: RunRecord) -> float:
 
 
 def running(path: Path) -> bool:
-    """Whether a process has the run open, as the system's table of locks says; it is only read."""
+    """Return True if a process has the run open, by the system's table of locks; it is only read."""
     try:
         lock = (path / ".lock").stat().st_ino
         with open("/proc/locks", encoding="ascii") as locks:  # noqa: PTH123 - no file of the run
@@ -86,9 +86,10 @@ def running(path: Path) -> bool:
 
 
 def _times(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return when the run was first started, and the seconds of all its starts, the last until now where it goes on.
+    """Return the time of the first start, and the seconds of all starts; the last lasts until now if the run is in
+    progress.
 
-    All of it is recorded: the times of files are those of a copy, where a run was copied.
+    All of it comes from the record: file times of a copied run are the times of the copy.
     """
     started, ended = seconds_of(described.get("started")), seconds_of(described.get("ended"))
     if ended is None and started is not None and running(path):

@@ -1,7 +1,7 @@
-"""`hermes-rl push`: a run as a dataset on a hub of Hugging Face's API.
+"""`hermes-rl push`: publish a run as a dataset on a hub with Hugging Face's API.
 
-Owns what of a run is published, the refusal of files that hold a secret, and what a hub's answers mean. All that can be
-found out here is found out before the hub is asked for anything, and what is published is published in one commit.
+Owns the selection of a run's files, the refusal of files that hold a secret, and the meaning of a hub's responses. All
+local checks come before the first request to the hub, and everything is published in one commit.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from hermes_rl.visible import visible
 
 TABLE, CARD = "data/rollouts.parquet", "README.md"
 OURS = (CARD, TABLE, *FILES)
-"""The files that a push replaces in a dataset; those that this run does not have are taken out."""
+"""Files that a push replaces in a dataset; files that this run does not have are removed."""
 TOKEN = "HF_TOKEN"
 ADDRESS = re.compile(r"hf://(?:datasets/)?([^/@]+)/([^/@]+?)/?")
 
 
 @dataclass(frozen=True)
 class Publication:
-    """What is published of a run: the files by their path in the dataset, and what of the record cannot be read."""
+    """Publication of a run: the files by their path in the dataset, and the unreadable part of the record."""
 
     files: Mapping[str, Path]
     left_out: str
@@ -51,14 +51,14 @@ class Publication:
 
 @dataclass(frozen=True)
 class Published:
-    """Where a run was published: the dataset's page, and the commit that has it."""
+    """Location of a published run: the dataset's page, and the commit that contains it."""
 
     url: str
     commit: str
 
 
 def dataset_at(address: str) -> str:
-    """Return the `owner/name` of an address such as ``hf://datasets/owner/name``; raises UserError where it is none."""
+    """Return the `owner/name` of an address such as ``hf://datasets/owner/name``; raises UserError if it is not one."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -76,9 +76,9 @@ def dataset_at(address: str) -> str:
 
 
 def folder_at(address: str) -> Path | None:
-    """Return the folder that an address such as ``./NAME`` names; None where it names none.
+    """Return the directory that an address such as ``./NAME`` names, or None if it names none.
 
-    A path has to begin as one: ``NAME`` or ``OWNER/NAME`` is more likely the address of a dataset, written in part.
+    A path must start as one: ``NAME`` or ``OWNER/NAME`` is more likely an incomplete address of a dataset.
     """
     if address in (".", "..") or address.startswith(("./", "../", "/", "~")):
         return Path(address).expanduser()
@@ -86,7 +86,9 @@ def folder_at(address: str) -> Path | None:
 
 
 def require_folder(folder: Path, run: Path) -> None:
-    """Raise UserError for a file, the run's own folder, or one with files of these names that no push has written."""
+    """Raise UserError for a file, the run's directory, or a directory with files of these names that no push has
+    written.
+    """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; name a folder that is new, empty, or of an earlier push")
     if folder.resolve() == run.resolve():
@@ -97,7 +99,7 @@ def require_folder(folder: Path, run: Path) -> None:
 
 
 def copy_to_folder(files: Mapping[str, Path], folder: Path) -> None:
-    """Copy a publication into a folder, in place of an earlier one; other files stay. Raises UserError."""
+    """Copy a publication into a directory, replacing an earlier one; other files remain. Raises UserError."""
     try:
         (folder / TABLE).parent.mkdir(parents=True, exist_ok=True)
         for name in OURS:
@@ -123,14 +125,14 @@ def token_of(environ: Mapping[str, str], name: str | None) -> str | None:
     return token
 
 
-# ---------------------------------------------------------------------------------------------- What is published
+# ---------------------------------------------------------------------------------------------- Published files
 
 
 def prepare(path: Path, dataset: str, folder: Path, secrets: Mapping[str, str]) -> Publication:
-    """Make the files that are published of a run as `owner/name` in an empty folder.
+    """Write the files to publish of a run as `owner/name` into an empty directory.
 
-    `secrets` are values that may be in no file, each with what to call it. Raises `UserError` where the run is still
-    running, has nothing that was graded, or a file holds a secret.
+    `secrets` are values that no file may contain, each with its name. Raises `UserError` if the run is still in
+    progress, has no graded rollout, or a file holds a secret.
     """
     record = RunRecord(path)
     if running(record.path):
@@ -160,21 +162,21 @@ def prepare(path: Path, dataset: str, folder: Path, secrets: Mapping[str, str]) 
 
 
 def named_secrets(environ: Mapping[str, str], token: str | None) -> dict[str, str]:
-    """Return what may not be published: the values of variables that hold secrets, and the hub's token."""
+    """Return the values that must not be published: variables that hold secrets, and the hub's token."""
     hidden = set(secrets_of(environ))
     secrets = {value: f"the variable {name}" for name, value in environ.items() if value in hidden}
     return {**({token: "the hub's token"} if token else {}), **secrets}
 
 
 def _forms(secrets: Mapping[str, str]) -> dict[str, str]:
-    """Return the texts that a secret can be in a file, as it is and escaped, with what to call it."""
+    """Return the texts that a secret can have in a file, raw and escaped, with its name."""
     texts: dict[str, str] = {}
     for secret, name in secrets.items():
         as_json = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
         forms = {secret, html.escape(secret), *as_json}
         forms |= {
             re.sub("[<>&]", lambda sign: f"\\u{ord(sign[0]):04x}", form) for form in forms
-        }  # as a report has them
+        }  # in the form of a report
         texts |= dict.fromkeys(forms, name)
     return texts
 
@@ -189,7 +191,7 @@ def _refuse_secrets(text: str, file: str, forms: Mapping[str, str]) -> None:
 
 
 def _groups(record: RunRecord, endings: Mapping[str, Any], forms: Mapping[str, str]) -> Iterator[Group]:
-    """Yield the groups of a run with the rollouts that count; no secret is in them."""
+    """Yield the groups of a run with the rollouts that count; raises an error for a secret in them."""
     members: dict[str, list[RolloutSummary]] = {}
     for rollout in record.counting(every_seat=True):
         members.setdefault(rollout.group, []).append(rollout)
@@ -224,9 +226,11 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def push(files: Mapping[str, Path], dataset: str, *, token: str, endpoint: str | None, public: bool) -> Published:
-    """Publish files in one commit; the dataset is made where there is none, and other files in it stay. Raises
-    `UserError` where the hub refuses, or the dataset is seen by others than is asked for; `RunError` where the hub is
-    out of reach, or failed."""
+    """Publish files in one commit; a missing dataset is created, and other files in it remain.
+
+    Raises `UserError` if the hub refuses, or the dataset's visibility differs from the requested one; `RunError` if the
+    hub is unreachable, or failed.
+    """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError
 
@@ -252,7 +256,7 @@ def push(files: Mapping[str, Path], dataset: str, *, token: str, endpoint: str |
         commit = _committed(api, dataset, files, present)
     except UserError:
         raise
-    except Exception as error:  # whatever the libraries below raise is sorted here, and always raised again
+    except Exception as error:  # classify any error of the libraries, and always raise it again
         raise _sorted(error, dataset, str(api.endpoint), token, created=created) from error
     return Published(f"{api.endpoint}/datasets/{dataset}", commit)
 
@@ -262,7 +266,7 @@ def _committed(api: Any, dataset: str, files: Mapping[str, Path], present: Colle
 
     additions = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]
     stale = [CommitOperationDelete(path_in_repo=name) for name in OURS if name in present and name not in files]
-    # A .gitignore in the dataset would leave files out of the commit without a word.
+    # A .gitignore in the dataset would silently exclude files from the commit.
     api.preupload_lfs_files(dataset, additions, repo_type="dataset", gitignore_content="", free_memory=False)
     done = api.create_commit(
         dataset, [*additions, *stale], repo_type="dataset", commit_message="Rollouts of a run of hermes-rl"
@@ -271,7 +275,7 @@ def _committed(api: Any, dataset: str, files: Mapping[str, Path], present: Colle
 
 
 def _sorted(error: Exception, dataset: str, hub: str, token: str, *, created: bool) -> HermesRLError:
-    """Return what an error of the hub's library means for the user; no token is in it."""
+    """Return the user's form of an error of the hub's library; it contains no token."""
     hint = f"; {dataset} was made, and the same command goes on from there" if created else ""
     trouble = hub_trouble(error)
     if trouble is not None:

@@ -1,8 +1,8 @@
-"""`RunRecord`: a run directory as people look at it, while the run goes on and afterwards.
+"""`RunRecord`: a run directory for readers, during the run and afterwards.
 
-Owns finding runs, and an index of `rollouts.jsonl`: of each line it reads the few hundred bytes before and behind the
-conversation, keeps what tables and statistics need, and reads a line as a whole when somebody looks at that rollout.
-Everything blocks; on an event loop it belongs into a thread.
+Owns finding runs, and an index of `rollouts.jsonl`: of each record it reads the few hundred bytes before and after the
+conversation, stores the fields for tables and statistics, and reads a full record when a reader opens that rollout.
+Everything blocks; on an event loop it must run in a thread.
 """
 
 from __future__ import annotations
@@ -32,43 +32,44 @@ MARKS = (
     (b',"messages":[', b'],"turns":', b',"sequences":'),
     (b', "messages": [', b'], "turns": ', b', "sequences": '),
 )
-"""Where, in a line of `runs.store.rollout_record`, the conversation begins, has ended, and where tokens begin; other
-programs put blanks between."""
+"""Markers in a record of `runs.store.rollout_record`: the start and the end of the conversation, and the start of the
+tokens; other programs put blanks in between.
+"""
 LEFT_OUT = 5
-"""Rollouts that cannot be read and are named."""
+"""Maximum number of unreadable rollouts listed by name."""
 FINAL = frozenset(str(state) for state in RolloutState if state.final)
-"""States in which nothing of a rollout is played or scored any more."""
+"""States after which a rollout is not run or scored any more."""
 GIVEN_UP = frozenset(state for state in RolloutState if state.given_up)
 LONGEST_LINE = 256 << 20
-"""Bytes of a line that is read; a longer one cannot be read."""
+"""Maximum bytes of a record; a longer one cannot be read."""
 DEEPEST = 4
-"""Folders below the one that is named in which runs are looked for."""
+"""Directory levels below the given one that are searched for runs."""
 EXPECTED = {"answer", "expected", "target", "solution", "reference", "label", "gold", "ground_truth", "goal_state"}
-"""Columns of a row that usually hold what is expected."""
+"""Columns of a row that usually hold the expected answer."""
 ToolUse = tuple[str, int, int]
 """A tool's name, how often a rollout called it, and how many of these calls failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutSummary:
-    """What tables and statistics need of one line of `rollouts.jsonl`; each attempt at a place has a line.
+    """Fields of one record of `rollouts.jsonl` for tables and statistics; each attempt at a place has a record.
 
     Attributes:
         epoch: pass over the rows, from 0.
-        index: place in its group.
-        attempt: how often this place was played before.
+        index: index in its group.
+        attempt: number of earlier attempts at this place.
         state: a `RolloutState`, as text.
-        score: None too for a seat that no reward pays, whose state is `scored`.
-        turns: model calls; tokens are of all of them together.
-        cost: in US dollars, of the policy and of other models together; None where nobody tells the policy's.
-        roles: what models other than the policy were asked: calls, tokens, and US dollars where they are known.
-        calls: of tools.
-        seconds: by phase (`total`, `generation`, `tools`, `sandbox`, `rewards`, `queue`).
-        model: of the policy's server; None where none answered.
-        row_digest: of the row's content.
-        seat: whose it is, where an episode has several seats; else empty.
-        episode: the group of the episode that it is part of; that of the first seat is its own group.
-        begin: where the line begins in its file, in bytes.
+        score: None also for a seat that no reward pays, whose state is `scored`.
+        turns: model calls; tokens are the sum over all of them.
+        cost: US dollars of the policy and of other models together, or None if the policy's cost is unknown.
+        roles: use of models other than the policy: calls, tokens, and US dollars if they are known.
+        calls: number of tool calls.
+        seconds: seconds by phase (`total`, `generation`, `tools`, `sandbox`, `rewards`, `queue`).
+        model: model of the policy's server; None if none replied.
+        row_digest: digest of the row's content.
+        seat: its seat, if an episode has several seats; else empty.
+        episode: the group of its episode; for the first seat its group.
+        begin: offset of the record in its file, in bytes.
     """
 
     id: str
@@ -99,40 +100,42 @@ class RolloutSummary:
 
     @property
     def policy_usage(self) -> dict[str, float]:
-        """What the policy was asked, as `roles` has it of others."""
+        """Use of the policy, in the form that `roles` has for other models."""
         others = sum(counts.get("cost", 0.0) for counts in self.roles.values())
         cost = {} if self.cost is None else {"cost": self.cost - others}
         return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens, **cost}
 
     @property
     def final(self) -> bool:
-        """True where nothing of it is played or scored any more."""
+        """True if it is not run or scored any more."""
         return self.state in FINAL
 
     @property
     def given_up(self) -> bool:
-        """True where infrastructure failed it."""
+        """True if infrastructure failures exhausted its retries."""
         return self.state in GIVEN_UP
 
     @property
     def total_seconds(self) -> float:
-        """How long it took, from its first phase to its last."""
+        """Seconds from its first phase to its last."""
         return self.seconds.get("total", 0.0)
 
     def passes(self, success: float) -> bool:
-        """Say whether it is solved; a rollout without a score is not."""
+        """Return True if it is solved; a rollout without a score is not."""
         return self.score is not None and self.score >= success
 
     def failed(self, success: float) -> bool:
-        """Say whether it does not pass, or nobody could grade it; one left out, or that nobody pays, has not failed."""
+        """Return True if it does not pass, or could not be graded; an excluded or unpaid one has not failed."""
         if self.score is None:
             return self.state not in (RolloutState.LEFT_OUT, RolloutState.SCORED)
         return self.score < success
 
 
 class RunRecord:
-    """The run in a directory, or in that of a file; call `refresh` to see what was written since. Raises `UserError`
-    where there is no run, or its files cannot be read."""
+    """The run in a directory, or in the directory of a file; call `refresh` to read new records.
+
+    Raises `UserError` if there is no run, or its files cannot be read.
+    """
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
@@ -145,16 +148,16 @@ class RunRecord:
             below = f"; there are runs below it: {runs}" if runs else ""
             raise UserError(f"{path} is no run directory: it has no run.json{below}")
         self.rollouts: list[RolloutSummary] = []
-        """Every line, failed attempts included, in the order in which they ended."""
+        """All records, failed attempts included, in the order in which they ended."""
         self.torn = 0
-        """Lines that cannot be read."""
+        """Number of unreadable records."""
         self._torn_lines: list[int] = []
         self.unreadable: dict[str, str] = {}
-        """Rollouts whose line is in the index and cannot be read as a whole, as far as somebody looked, and why."""
+        """Reasons for rollouts that are in the index but whose full record could not be read, if a reader tried."""
         self.generation = 0
-        """How often the file was begun: another number means that what was known of it holds no more."""
+        """Number of times that the file was replaced: another number invalidates all data read from it."""
         self.size = 0
-        """Bytes of the file when it was last looked at."""
+        """Size of the file in bytes at the last check."""
         self._read = 0
         """Bytes of the file that are in the index."""
         self._file: tuple[int, int] | None = None
@@ -162,12 +165,12 @@ class RunRecord:
 
     @property
     def share_read(self) -> float:
-        """How much of the file is in the index, from 0 to 1."""
+        """Fraction of the file that is in the index, from 0 to 1."""
         return self._read / self.size if self.size else 1.0
 
     @property
     def described(self) -> dict[str, Any]:
-        """What `run.json` says now."""
+        """Present content of `run.json`."""
         try:
             return read_description(self.path / "run.json")
         except OSError as error:
@@ -175,10 +178,10 @@ class RunRecord:
 
     @property
     def group_size(self) -> float:
-        """Rollouts that the last start of an evaluation asked for of each row; without bound where nobody says."""
+        """Rollouts per row that the last start of an evaluation requested; infinite if it is unknown."""
         try:
             described = self.described
-        except UserError:  # whoever shows the run says so
+        except UserError:  # the program that shows the run reports it
             return inf
         size = described.get("group_size")
         return size if described.get("mode") == "evaluate" and isinstance(size, int) else inf
@@ -192,9 +195,9 @@ class RunRecord:
             raise UserError(f"{self.path / 'spec.yaml'} cannot be read: {error.strerror}") from error
 
     def refresh(self, most: int | None = None) -> int:
-        """Read what was written since the last time, `most` lines at once, and return how many lines that are.
+        """Read new records, at most `most` lines, and return their number.
 
-        A file that was written anew, as by regrading, is read from its beginning.
+        A rewritten file, as after regrading, is read from its start.
         """
         try:
             file = open_file(self.path / ROLLOUTS)
@@ -218,7 +221,7 @@ class RunRecord:
             while most is None or added < most:
                 line = bounded_line(file)
                 if not line.endswith(b"\n") and is_torn(line):
-                    break  # nothing more, or a line that is being written
+                    break  # no more data, or an incomplete record
                 try:
                     summary = summary_of(line, self._read)
                 except (ValueError, KeyError, TypeError):
@@ -232,18 +235,18 @@ class RunRecord:
             return added
 
     def has(self, rollout: str) -> bool:
-        """Return True where a rollout with this id was read."""
+        """Return True if a rollout with this id was read."""
         return rollout in self._by_id
 
     def summary(self, rollout: str) -> RolloutSummary:
-        """Return what is known of a rollout; raises UserError where there is none with this id."""
+        """Return the summary of a rollout; raises UserError if there is none with this id."""
         try:
             return self.rollouts[self._by_id[rollout]]
         except KeyError:
             raise UserError(f"{self.path} has no rollout {rollout!r}") from None
 
     def open(self) -> BinaryIO:
-        """Open the file of rollouts as it was when last looked at; raises UserError where it is another now."""
+        """Open the file of rollouts in its state at the last check; raises UserError if it is another file now."""
         try:
             file = open_file(self.path / ROLLOUTS)
         except OSError as error:
@@ -255,7 +258,7 @@ class RunRecord:
         return file
 
     def line(self, rollout: str) -> Line:
-        """Return the whole line of a rollout, as `docs/runs.md` has it."""
+        """Return the full record of a rollout, as `docs/runs.md` describes it."""
         begin = self.summary(rollout).begin
         with self.open() as file:
             file.seek(begin)
@@ -270,8 +273,10 @@ class RunRecord:
         return line
 
     def readable(self, rollout: str) -> Line | None:
-        """Return the whole line of a rollout; None if it cannot be read, which costs this rollout alone. What was left
-        out is in `unreadable`."""
+        """Return the full record of a rollout, or None if it cannot be read.
+
+        An error affects this rollout alone; `unreadable` contains the reason.
+        """
         try:
             return self.line(rollout)
         except UserError as error:
@@ -279,12 +284,12 @@ class RunRecord:
             return None
 
     def leave_out(self, rollout: str, error: UserError) -> None:
-        """Note that a rollout cannot be shown, and why."""
+        """Record that a rollout cannot be shown, and why."""
         self.unreadable[rollout] = str(error).rpartition("cannot be read: ")[2]
 
     @property
     def left_out(self) -> str:
-        """What cannot be read, with names and number, as a sentence; empty if all can."""
+        """Sentence about the unreadable rollouts, with names and number; empty if all can be read."""
         named = [f"{name} ({why})" for name, why in list(self.unreadable.items())[:LEFT_OUT]]
         more = len(self.unreadable) - len(named)
         named += [f"{more} more"] if more else []
@@ -294,7 +299,7 @@ class RunRecord:
         return f"left out of {self.path / ROLLOUTS}, as it cannot be read: {'; '.join(parts)}" if parts else ""
 
     def line_of_group(self, rollout: str) -> Line:
-        """Return the line with the row and the tools too, which the line of its group's first rollout has for all."""
+        """Return the record with the row and the tools, which only the record of its group's first rollout contains."""
         line, group = self.line(rollout), self.summary(rollout).group
         first = next((other for other in self.rollouts if other.group == group and other.index == 0), None)
         if first is not None and (line.get("row") is None or line.get("tools") is None):
@@ -303,11 +308,11 @@ class RunRecord:
         return line
 
     def number(self, rollout: str) -> int:
-        """Return which line of the file a rollout is, from 1: a short name for it."""
+        """Return the line number of a rollout in the file, from 1: a short name for it."""
         return self._by_id[rollout] + 1
 
     def matching(self, words: str) -> list[RolloutSummary]:
-        """Return the rollouts meant by an id, its beginning, or the number of a line; raises UserError for none."""
+        """Return the rollouts with an id, a prefix of an id, or a line number; raises UserError if there are none."""
         if words in self._by_id:
             return [self.rollouts[self._by_id[words]]]
         number = words.removeprefix("#")
@@ -321,12 +326,14 @@ class RunRecord:
         )
 
     def members(self, group: str) -> list[RolloutSummary]:
-        """Return the rollouts of a group in their order, of each place the one that counts."""
+        """Return the rollouts of a group in their order, for each place the one that counts."""
         own = [rollout for rollout in self.rollouts if rollout.group == group]
         return sorted(self.counting(own, every_seat=True), key=lambda rollout: rollout.index)
 
     def seats(self, rollout: RolloutSummary) -> list[RolloutSummary]:
-        """Return the rollouts of all seats of its episode, the first seat's first; none where one agent plays."""
+        """Return the rollouts of all seats of its episode, the first seat's first, or an empty list for a single
+        agent.
+        """
         if not rollout.seat:
             return []
         place = rollout.episode, rollout.index, rollout.attempt
@@ -340,13 +347,13 @@ class RunRecord:
         *,
         every_seat: bool = False,
     ) -> Iterator[RolloutSummary]:
-        """Yield of each place the rollout that counts: the one that is final, else the last that was played.
+        """Yield for each place the rollout that counts: the final one, else the last attempt.
 
-        Of an episode with several seats that is the first seat's, unless `every_seat` is asked for.
+        For an episode with several seats it is the first seat's, unless `every_seat` is set.
 
         Args:
-            rollouts: that are looked at, each place with all its attempts; None: all.
-            size: of a group; places beyond it count for nothing. None: as many as the run's last start asked for.
+            rollouts: rollouts to select from, each place with all its attempts; None: all.
+            size: size of a group; places beyond it do not count. None: as many as the run's last start requested.
         """
         places: dict[tuple[str, int], RolloutSummary] = {}
         size = self.group_size if size is None else size
@@ -359,7 +366,7 @@ class RunRecord:
         yield from places.values()
 
     def columns(self) -> dict[str, dict[str, Any]]:
-        """Return each row as it was recorded, by its key: it is in the line of the first rollout of its group."""
+        """Return each recorded row, by its key: it is in the record of the first rollout of its group."""
         rows: dict[str, dict[str, Any]] = {rollout.row_key: {} for rollout in self.rollouts}
         with self.open() as file:
             for rollout in self.rollouts:
@@ -377,8 +384,9 @@ class RunRecord:
         return self.previews([row_key], length)[row_key]["label"]
 
     def previews(self, row_keys: Iterable[str], length: int) -> dict[str, dict[str, str]]:
-        """Return the beginnings of the `label`, the `question` (its prompt) and what is `expected`, by row; empty if
-        they are not known."""
+        """Return the `label`, the `question` (its prompt) and the `expected` answer, cut to `length`, by row; empty if
+        unknown.
+        """
         recorded: dict[str, RolloutSummary | None] = dict.fromkeys(row_keys)
         digests = {rollout.row_key: rollout.row_digest for rollout in self.rollouts}
         for rollout in self.rollouts:
@@ -398,7 +406,7 @@ class RunRecord:
         return previews
 
     def messages(self, rollout: str) -> list[Any]:
-        """Return the conversation of a rollout without reading its tokens; empty where it cannot be read."""
+        """Return the conversation of a rollout without reading its tokens; empty if it cannot be read."""
         with self.open() as file:
             file.seek(self.summary(rollout).begin)
             line = bounded_line(file)
@@ -423,7 +431,7 @@ def by_row(rollouts: Iterable[RolloutSummary]) -> dict[str, list[RolloutSummary]
 
 
 def scores_of(rollouts: Iterable[RolloutSummary]) -> list[float]:
-    """Return the scores of those that have one."""
+    """Return the existing scores of the rollouts."""
     return [rollout.score for rollout in rollouts if rollout.score is not None]
 
 
@@ -434,18 +442,20 @@ def prompt_of(messages: Iterable[Any]) -> str:
 
 
 def _prompt(line: Line) -> list[Any]:
-    """Return the messages from the question on: behind examples that come before it in the prompt."""
+    """Return the messages from the question on: after examples that come before it in the prompt."""
     messages, length = line.get("messages") or [], line.get("prompt_length")
     asked = [place for place, each in enumerate(messages[: length or None]) if each.get("role") == "user"]
     return messages[asked[-1] :] if asked else messages
 
 
 PART = 200
-"""Characters that are shown of a part of a message that is no text; a picture may have millions."""
+"""Characters that are shown of a part of a message other than text; a picture may have millions."""
 
 
 def text_of(content: Any) -> str:
-    """Return what a message says as one text; of a part that is no text, such as a picture, the beginning as JSON."""
+    """Return the content of a message as one text; of a part other than text, such as a picture, the first characters
+    as JSON.
+    """
     if content is None:
         return ""
     if isinstance(content, str):
@@ -459,13 +469,13 @@ def text_of(content: Any) -> str:
 
 
 def expected_of(row: Mapping[str, Any]) -> str:
-    """Return what a row expects, as a text; empty where no column is known to hold it."""
+    """Return the expected answer of a row as a text; empty if no column is known to hold it."""
     value = next((value for name, value in row.items() if name.lower() in EXPECTED and value is not None), "")
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def beginning(text: str, length: int) -> str:
-    """Return the first words of a text, in one line of at most `length` characters."""
+    """Return the start of a text, in one line of at most `length` characters."""
     words = " ".join(text[: 8 * length].split())
     return words if len(words) <= length else words[: length - 1] + "…"
 
@@ -476,10 +486,10 @@ def marks_of(line: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def summary_of(line: bytes, begin: int) -> RolloutSummary:
-    """Return a line without its conversation, which is not parsed; raises ValueError, KeyError or TypeError."""
+    """Return the summary of a record without parsing its conversation; raises ValueError, KeyError or TypeError."""
     conversation, turns, sequences = marks_of(line)
     head, _, rest = line.partition(conversation)
-    # Quotation marks within a text of JSON are escaped, so that these are keys of the line, or of a tool's schema.
+    # Quotation marks within a JSON text are escaped, so that these are keys of the record, or of a tool's schema.
     tokens = rest.rfind(sequences)
     end = rest.rfind(turns, 0, tokens)
     try:
@@ -521,22 +531,22 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
 
 
 def _unpaid(head: Mapping[str, Any]) -> bool:
-    """Say whether no reward pays this seat, such as a judge's: its 0 is no score."""
+    """Return True if no reward pays this seat, such as a judge's: its 0 is not a score."""
     other = "seat" in head and head["seat"]["of"] != head["group"]
     return other and not head["rewards"] and bool(head["state"] == RolloutState.SCORED)
 
 
 NO_ROLES: Mapping[str, Mapping[str, float]] = {}
-"""One for all rollouts that asked the policy alone; never changed."""
+"""Shared by all rollouts that called only the policy; never changed."""
 _known_tools: dict[tuple[ToolUse, ...], tuple[ToolUse, ...]] = {}
-"""Most rollouts of a run use the same tools equally often, so that one entry stands for all of them."""
+"""Most rollouts of a run use the same tools equally often, so they share one entry."""
 MOST_KNOWN = 10_000
 
 
 def _tools(behind: Mapping[str, Any]) -> tuple[ToolUse, ...]:
     calls = Counter(str(call["name"]) for call in behind["tool_calls"])
     errors = Counter(str(error["tool_name"]) for error in behind["tool_errors"])
-    # A call that names no tool, or whose arguments cannot be read, is an error without a call.
+    # A call without a tool name, or with unreadable arguments, is an error without a call.
     uses = tuple((name, calls[name], errors[name]) for name in sorted({*calls, *errors}))
     if len(_known_tools) > MOST_KNOWN:
         _known_tools.clear()
@@ -544,7 +554,7 @@ def _tools(behind: Mapping[str, Any]) -> tuple[ToolUse, ...]:
 
 
 def bounded_line(file: BinaryIO) -> bytes:
-    """Return the next line; of one that is too long only its end, so that it is none that a run writes."""
+    """Return the next line; of a line that is too long only its end, which no run writes as a record."""
     line = file.readline(LONGEST_LINE)
     while len(line) == LONGEST_LINE and not line.endswith(b"\n"):
         line = file.readline(LONGEST_LINE)
@@ -552,7 +562,7 @@ def bounded_line(file: BinaryIO) -> bytes:
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
-    """Yield the run directories in a folder and below it, the latest first; what lies within a run is not looked at."""
+    """Yield the run directories in a directory and below it, the latest first; the content of a run is not searched."""
     runs = []
     for name, folders, files in os.walk(folder):
         here = Path(name)

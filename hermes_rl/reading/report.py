@@ -1,8 +1,8 @@
-"""`report.html`: a run in one file, which needs no network, no server and nothing beside it.
+"""`report.html`: a run in one file, which needs no network, no server and no other file.
 
-It is the page of `hermes-rl view` with its data inside: the numbers of the whole run, and of its rollouts a sample. The
-page may load nothing and run no script but its own, whose hash stands in its policy; the data are JSON in which no tag
-can begin.
+It is the page of `hermes-rl view` with its data inside: the numbers of the full run, and a sample of its rollouts. The
+page may load nothing and run only its own script, whose hash is in its policy; the data are JSON that cannot open a
+tag.
 """
 
 from __future__ import annotations
@@ -27,23 +27,25 @@ logger = logging.getLogger(__name__)
 
 NAME = "report.html"
 MOST = 250_000
-"""Rollouts that a report tells of; an index takes about 1 kB for each."""
+"""Maximum number of rollouts in a report; an index takes about 1 kB for each."""
 SAMPLED = 60
-"""Rollouts that are in a report."""
+"""Rollouts with full content in a report."""
 OF_EACH = 8
-"""Failures, best and worst ones among them."""
+"""Number of failed, best and worst rollouts among them, each."""
 LONGEST, OF_ROLLOUT, ROOM = 20_000, 400_000, 12_000_000
-"""Characters of one text, bytes of a rollout, and of all rollouts together."""
+"""Limits: characters of one text, bytes of a rollout, and bytes of all rollouts together."""
 TOKENS, WITH_TOKENS = 4_000, 8
-"""Tokens that are shown of a sequence, and rollouts of which they are shown."""
+"""Tokens that are shown of a sequence, and rollouts of which tokens are shown."""
 POLICY = (
     "default-src 'none'; {}; img-src data:; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"
 )
 
 
 def write_report(path: Path, say: Callable[[str], None] = lambda _: None) -> Path:
-    """Write the report of a run directory anew and return its place; raises UserError or RunError. `say` is told which
-    rollouts cannot be read, and are left out."""
+    """Write the report of a run directory and return its path; raises UserError or RunError.
+
+    `say` is called with the rollouts that cannot be read, which are omitted.
+    """
     record = RunRecord(path)
     record.refresh(MOST)
     place = record.path / NAME
@@ -54,16 +56,16 @@ def write_report(path: Path, say: Callable[[str], None] = lambda _: None) -> Pat
 
 
 def write_report_or_say(path: Path, say: Callable[[str], None]) -> None:
-    """Write the report of a run that has ended; a failure to do so is said, and is none of the run."""
+    """Write the report of a finished run; a failure is reported and does not fail the run."""
     try:
         write_report(path, say)
-    except Exception as error:  # whatever is wrong with a page, the run itself is done
+    except Exception as error:  # an error of the page must not affect the finished run
         logger.debug("the report was not written", exc_info=error)
         say(f"{NAME} was not written ({type(error).__name__}: {error}); `hermes-rl report {path}` tries again")
 
 
 def report(record: RunRecord) -> str:
-    """Return the page of a run that was read."""
+    """Return the page of a loaded run."""
     chosen = sample(list(record.counting(every_seat=True)))
     tokenizer, why = None, ""
     room = ROOM
@@ -103,14 +105,16 @@ def report(record: RunRecord) -> str:
 
 
 def sample(rollouts: Iterable[RolloutSummary], most: int = SAMPLED) -> list[RolloutSummary]:
-    """Return the rollouts that are worth a look: of each ending one, failures, the worst, the best, then the others."""
+    """Return the rollouts that are worth a look: one of each stop reason, failures, the worst, the best, then
+    others.
+    """
     rollouts = list(rollouts)
     by_score = sorted((each for each in rollouts if each.score is not None), key=lambda rollout: rollout.score or 0.0)
     first_of_ending = {rollout.ending: rollout for rollout in reversed(rollouts)}.values()
     failures = [rollout for rollout in rollouts if rollout.given_up]
     worth = (*first_of_ending, *failures[:OF_EACH], *by_score[:OF_EACH], *by_score[::-1][:OF_EACH])
     groups = {rollout.group for rollout in worth}
-    # The rest of the groups of what was chosen lets members be compared; then others from all over the run.
+    # The other members of the selected groups allow comparisons; then others from all over the run.
     worth += tuple(rollout for rollout in rollouts if rollout.group in groups)
     worth += tuple(rollouts[:: max(len(rollouts) // most, 1)])
     ids = set(list(dict.fromkeys(rollout.id for rollout in worth))[:most])
@@ -118,7 +122,7 @@ def sample(rollouts: Iterable[RolloutSummary], most: int = SAMPLED) -> list[Roll
 
 
 def page(data: Any) -> str:
-    """Return the whole file with its data."""
+    """Return the complete file with its data."""
     html, style, script = asset("view.html"), asset("view.css"), asset("view.js")
     allowed = f"script-src 'sha256-{_hash(script)}'; style-src 'sha256-{_hash(style)}'"
     parts = {
@@ -137,7 +141,7 @@ def page(data: Any) -> str:
 
 
 def embedded(data: Any) -> str:
-    """Return JSON that stands in a page: no tag, comment or line of a script begins or ends in it."""
+    """Return JSON to embed in a page: it cannot open or close a tag, a comment or a line of a script."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -1,13 +1,13 @@
 """The table of a set: its run directories side by side, models and settings as rows, specs as columns.
 
-Every spec weighs the same in the mean over the specs, however many rows it has. Its interval, like that of a difference
-between two players, is put together from those of the specs by the method of variance estimates recovery (Zou and
-Donner, 2008): the distances from the means to their ends add up as standard errors do. With one spec it is that spec's
-own interval. Players are compared pairwise, row by row (`hermes_rl.runs.statistics.paired`). Each of `n` players is in
-`n - 1` comparisons, so these have a confidence of 1 - 0.05 / (n - 1) each, and the interval of a player's rank holds
-the true rank in 95 of 100 sets (Bonferroni).
+Every spec has the same weight in the mean over the specs, however many rows it has. Its interval, like the interval of
+a difference between two players, is combined from the intervals of the specs by the method of variance estimates
+recovery (Zou and Donner, 2008): the distances from the means to their ends add up as standard errors do. With one spec
+it is the interval of that spec. Players (models with their settings) are compared pairwise, row by row
+(`hermes_rl.runs.statistics.paired`). Each of `n` players is in `n - 1` comparisons, so these have a confidence of 1 -
+0.05 / (n - 1) each, and the interval of a player's rank contains the true rank in 95 of 100 sets (Bonferroni).
 
-It is pure: it reads run directories, and plays and writes nothing.
+The module is pure: it reads run directories, runs no rollout and writes nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NOT_PLAYED = "not played yet"
 
 @dataclass(frozen=True)
 class SetRun:
-    """A run of a set: where it lies, and why it does not count; None where it is complete."""
+    """A run of a set: its directory, and why it does not count, or None if it is complete."""
 
     spec: str
     model: str
@@ -42,7 +42,7 @@ class SetRun:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number with its 95 % interval; None where it cannot be told."""
+    """A number with its 95 % interval, or None if it is unknown."""
 
     value: float
     low: float | None = None
@@ -50,7 +50,7 @@ class Estimate:
 
     @classmethod
     def over(cls, parts: Sequence[Estimate]) -> Estimate:
-        """Return the mean of independent estimates, each of which weighs the same."""
+        """Return the mean of independent estimates with equal weights."""
         centre = mean([part.value for part in parts])
         below = [None if part.low is None else part.value - part.low for part in parts]
         above = [None if part.high is None else part.high - part.value for part in parts]
@@ -68,14 +68,15 @@ class Cell:
     """A run in the table.
 
     Attributes:
-        problem: why it does not count; None where it is complete.
-        policy: who played, as run.json says.
-        score: mean score of the graded rollouts; None where there are none.
-        stderr: of the score, clustered by row; None with fewer than two rows.
+        problem: why it does not count, or None if it is complete.
+        policy: the policy, from run.json.
+        score: mean score of the graded rollouts, or None if there are none.
+        stderr: standard error of the score, clustered by row; None with fewer than two rows.
         pass_at_1: chance that a rollout passes, over the rows all of whose rollouts are graded; None without any.
-        rollouts: how many count, those that the spec leaves out aside; `ungraded` of these have no score.
-        prompt_tokens: of all attempts together, as `completion_tokens`, and `cost` in US dollars, where servers tell.
-        seconds: of a graded rollout on average; None without any.
+        rollouts: number of rollouts that count, without the ones that the spec excludes; `ungraded` of these have no
+            score.
+        prompt_tokens: sum over all attempts, as `completion_tokens`, and `cost` in US dollars, if servers report it.
+        seconds: mean seconds of a graded rollout; None without any.
     """
 
     spec: str
@@ -99,12 +100,12 @@ class Standing:
     """A model with a setting: a row of the table.
 
     Attributes:
-        setting: empty where the set has none.
+        setting: empty if the set has none.
         cells: one for each spec of the set, in its order.
-        score: the mean over the specs, as `pass_at_1`; None where a run is missing.
-        rank: 1 and how many have a higher mean; None where it is not ranked.
+        score: the mean over the specs, as `pass_at_1`, or None if a run is missing.
+        rank: 1 plus the number of players with a higher mean, or None if it is not ranked.
         ranks: the first and the last rank that it may have; None likewise.
-        behind: its score minus that of the first, over the rows that both graded; None for the first itself.
+        behind: its score minus the score of the first, over the rows that both graded; None for the first itself.
     """
 
     model: str
@@ -119,12 +120,12 @@ class Standing:
 
     @property
     def label(self) -> str:
-        """What people call it."""
+        """Name for messages and tables."""
         return f"{self.model} {self.setting}".rstrip()
 
     @property
     def complete(self) -> bool:
-        """True where all of its runs count."""
+        """True if all of its runs count."""
         return all(cell.problem is None for cell in self.cells)
 
 
@@ -140,10 +141,10 @@ class Breakdown:
 
 @dataclass(frozen=True)
 class SetTable:
-    """All that a set shows: `specs` are the columns, `players` the rows, the best first, those without a rank last.
+    """Content of a set's table: `specs` are the columns, `players` the rows, the best first, unranked ones last.
 
-    `by` has the parts for each column of the rows that was asked for, and `notes` what keeps scores from being
-    compared, and what was not found.
+    `by` has the parts for each requested column of the rows, and `notes` the reasons why scores cannot be compared, and
+    missing values.
     """
 
     name: str
@@ -154,7 +155,7 @@ class SetTable:
 
 
 def set_table(name: str, runs: Sequence[SetRun], by: Sequence[str] = ()) -> SetTable:
-    """Read the runs of a set, played or not, and put them side by side, also by the values of the columns `by`."""
+    """Read the runs of a set, finished or not, and put them side by side, also by the values of the columns `by`."""
     specs = tuple(dict.fromkeys(run.spec for run in runs))
     read = {(run.spec, run.model, run.setting): _Read.of(run, with_rows=bool(by)) for run in runs}
     names = dict.fromkeys((run.model, run.setting) for run in runs)
@@ -178,7 +179,7 @@ def set_table(name: str, runs: Sequence[SetRun], by: Sequence[str] = ()) -> SetT
 
 @dataclass
 class _Read:
-    """A run as it was read: its cell, its scores by row, and the rows where they are asked for."""
+    """A loaded run: its cell, its scores by row, and the rows if they are requested."""
 
     run: SetRun
     cell: Cell
@@ -190,7 +191,7 @@ class _Read:
 
     @property
     def label(self) -> str:
-        """What people call the player."""
+        """Name of the player for messages and tables."""
         return f"{self.run.model} {self.run.setting}".rstrip()
 
     @classmethod
@@ -235,7 +236,7 @@ def _score(rollouts: Sequence[RolloutSummary]) -> Estimate | None:
 
 
 def _differing(specs: Sequence[Sequence[_Read]]) -> tuple[list[str], list[str]]:
-    """Return what keeps the runs of a spec from being compared with the first of them, and what else differs."""
+    """Return the reasons why runs of a spec cannot be compared with the first of them, and other differences."""
     refusals, notes = [], []
     for first, other in ((runs[0], other) for runs in specs for other in runs[1:]):
         assert first.record is not None and other.record is not None
@@ -270,7 +271,7 @@ Names = tuple[str, str]
 
 
 def _ranked(players: Mapping[Names, Standing], runs_of: Mapping[Names, Sequence[_Read]]) -> dict[Names, Standing]:
-    """Return the players with their ranks, and how far they are behind the first."""
+    """Return the players with their ranks, and their distance to the first."""
     means = {name: player.score.value for name, player in players.items() if player.score is not None}
     names = sorted(players, key=lambda name: -means[name])
     confidence = 1.0 - (1.0 - CONFIDENCE) / max(len(names) - 1, 1)
@@ -293,7 +294,7 @@ def _ranked(players: Mapping[Names, Standing], runs_of: Mapping[Names, Sequence[
 
 
 def _difference(a: Sequence[_Read], b: Sequence[_Read], confidence: float) -> Estimate | None:
-    """Return the mean over the specs of B's score minus A's; None where they have no graded row of a spec in common."""
+    """Return the mean over the specs of B's score minus A's, or None if they have no graded row of a spec in common."""
     parts = []
     for before, after in zip(a, b, strict=True):
         known = [value for run in (before, after) for row in run.scores.values() for value in row]
@@ -306,7 +307,7 @@ def _difference(a: Sequence[_Read], b: Sequence[_Read], confidence: float) -> Es
 
 
 def _beyond_chance(gaps: Mapping[tuple[Names, Names], Estimate | None], better: Names, worse: Names) -> bool:
-    """Say whether one scores more than another beyond chance."""
+    """Return True if one scores more than another beyond chance."""
     if (gap := gaps.get((better, worse))) is not None:
         return gap.high is not None and gap.high < 0
     gap = gaps.get((worse, better))
@@ -335,7 +336,7 @@ def _parts(column: str, specs: Sequence[str], players: Sequence[Sequence[_Read]]
 
 
 def _in_order(value: str) -> tuple[bool, float, str]:
-    """Numbers by size, before all else; nan is none, as it is neither more nor less than another."""
+    """Return a sort key: numbers by size, before all else; nan does not count as a number, as it has no order."""
     try:
         number = float(value)
     except ValueError:

@@ -1,7 +1,7 @@
-"""What two runs were made with, and whether that allows to compare them.
+"""Compare the settings of two runs, and decide if the runs are comparable.
 
-Another grading makes scores mean something else, so such runs are refused. Any other setting may be what the user wants
-to compare, so it is named. The model is expected to differ, and so are the tokens' seeds: neither is a warning.
+Scores under another grading have another meaning, so such runs are refused. Any other setting may be the subject of the
+comparison, so it is reported. The model is expected to differ, and so are the tokens' seeds: neither is a warning.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from hermes_rl.spec.nodes import SourceText, plain
 from hermes_rl.spec.reader import read_text
 
 EXPECTED = frozenset({"servers", "seed", "solution", "distill"})
-"""Parts of what defines a rollout that may differ without a word: who plays, and by which chance."""
+"""Parts of the rollout definition that may differ without a warning: the policy and the random seed."""
 SECTIONS: Mapping[str, tuple[str, ...]] = {"agent": ("agent", "evaluate.agent")}
-"""Where the spec holds a part, unless its name says it."""
+"""Section of the spec that holds a part, unless it has the name of the part."""
 LONGEST = 40
-"""Characters of a setting; of a longer one only the name is told."""
+"""Maximum characters of a setting; of a longer one only the name is shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """What differs between the settings of two runs: `refusals` make their scores incomparable, `warnings` do not."""
+    """Differences between the settings of two runs: `refusals` make their scores incomparable, `warnings` do not."""
 
     refusals: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
 def spec_of(record: RunRecord) -> dict[str, Any]:
-    """Return the resolved spec of a run, variables as they were written; raises UserError where it cannot be read."""
+    """Return the resolved spec of a run, with variables not expanded; raises UserError if it cannot be read."""
     node, problems = read_text(record.spec_text, SourceText(str(record.path / "spec.yaml"), Path(record.path)))
     spec = plain(node) if node is not None and not problems else None
     if (problem := problem_of_spec(spec)) is not None:
@@ -44,7 +44,7 @@ def spec_of(record: RunRecord) -> dict[str, Any]:
 
 
 def model_of(described: Mapping[str, Any]) -> str:
-    """Return who played, by the `run.json` of a run: the model, or the type of a server that names none."""
+    """Return the policy, by the `run.json` of a run: the model, or the type of a server without a model name."""
     names = [str(server.get("model") or server.get("type")) for server in described.get("policy") or () if server]
     return ", ".join(dict.fromkeys(names)) or "?"
 
@@ -55,18 +55,18 @@ def success_of(spec: Mapping[str, Any]) -> float:
 
 
 def scoring_of(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what makes a score of rewards' values, by the `run.json` of a run."""
+    """Return the settings that turn rewards' values into a score, by the `run.json` of a run."""
     return (described.get("grading") or {}).get("scoring") or {}
 
 
 def span_of(described: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the lowest and the highest score that a run can give, as far as it says."""
+    """Return the lowest and the highest score that a run can give, if it contains them."""
     low, high = scoring_of(described).get("clamp") or (0.0, 1.0)
     return float(low), float(high)
 
 
 def weights_of(described: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return what each reward counts in the score; None for a gate."""
+    """Return the weight of each reward in the score; None for a gate."""
     weightings = scoring_of(described).get("weightings") or ()
     return {each["name"]: None if each.get("gate") else each.get("weight") for each in weightings}
 
@@ -85,7 +85,7 @@ def contrast(a: RunRecord, b: RunRecord) -> Contrast:
 
 
 def _other_grading(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return what makes other scores of the same rollouts, and what only other metrics."""
+    """Return the differences that change the scores of the same rollouts, and those only affecting metrics."""
     scores: list[str] = []
     metrics: list[str] = []
     weights, weights_b = (
@@ -114,7 +114,7 @@ def _other_grading(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[list[str
 
 
 def _other_sampling(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the first server of each run was asked otherwise, the temperature above all."""
+    """Yield the differences in the parameters sent to the first server of each run, the temperature first."""
     before, after = (((run.get("policy") or [{}])[0] or {}).get("sampling") or {} for run in (a, b))
     for name in ("temperature", "top_p", "top_k", "min_p"):
         if before.get(name) != after.get(name) and (name == "temperature" or (name in before and name in after)):
@@ -132,7 +132,7 @@ def _other_parts(
             value
             for section in SECTIONS.get(part, (part,))
             for value in _other_values(section, _at(spec_a, section), _at(spec_b, section))
-            if value[0].rpartition(".")[2] not in ("temperature", "top_p")  # as they were sent, they are told already
+            if value[0].rpartition(".")[2] not in ("temperature", "top_p")  # they are in the sent parameters already
         ]
         if differing:
             for name, left, right in differing[:3]:

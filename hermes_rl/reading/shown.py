@@ -1,7 +1,7 @@
-"""A rollout as a page shows it: JSON whose texts are fit to be seen, and bounded.
+"""A rollout for a page: JSON whose texts are safe to display, and bounded.
 
-Everything that an agent, a model, a reward or a dataset wrote goes through `Screen`, which shows controls of terminals
-and of writing direction as escapes and cuts what is too long for a page, with a note that says so.
+Everything that an agent, a model, a reward or a dataset wrote passes through `Screen`, which escapes control characters
+of terminals and of writing direction, and cuts texts that are too long for a page, with a note.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from hermes_rl.tokens.transcript import unpacked
 from hermes_rl.visible import visible
 
 NUMBER = 24
-"""Bytes that a number takes at most, but for few."""
+"""Maximum bytes of a number, except for few."""
 DEEPEST = 40
-"""Levels of a recorded value that are shown as such; what lies deeper is shown as text."""
+"""Levels of a recorded value that are shown as such; deeper levels are shown as text."""
 LOOKED_AT = 20_000
-"""Files and directories of an artifact that are looked at."""
+"""Maximum number of files and directories of an artifact that are read."""
 FILES = 200
 """Files of an artifact that are listed."""
 BEFORE = 100
 """Tokens of the prompt that are shown before the first sampled one."""
 PREVIEW = 160
-"""Characters of a question, and of an answer, in a line of a table."""
+"""Characters of a question, and of an answer, in a row of a table."""
 
 
 @dataclass
 class Screen:
-    """Makes recorded values fit for a page.
+    """Makes recorded values safe to display on a page.
 
     Attributes:
         longest: characters of one text that are shown.
-        room: bytes of JSON that are left for everything.
+        room: remaining bytes of JSON for everything.
         cut: entries of lists that found no room.
     """
 
@@ -50,15 +50,15 @@ class Screen:
     cut: int = 0
 
     def text(self, text: str) -> str:
-        """Return a text without control characters, cut where it is too long."""
+        """Return a text without control characters, cut if it is too long."""
         beginning = text[: max(min(self.longest, self.room), 0)]
         seen, cut = visible(beginning), len(text) - len(beginning)
-        self.room -= len(encode_basestring_ascii(seen))  # as a page has it, where three more characters are escaped
+        self.room -= len(encode_basestring_ascii(seen))  # as in a page, where three more characters are escaped
         self.room -= 5 * (seen.count("<") + seen.count(">") + seen.count("&"))
         return seen + (f"\n[… {cut:,} more characters are in rollouts.jsonl]" if cut else "")
 
     def value(self, value: Any, depth: int = 0) -> Any:
-        """Return any JSON value, its texts and keys made fit; numbers that JSON does not have become texts."""
+        """Return any JSON value with safe texts and keys; numbers that JSON does not have become texts."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, float) and not math.isfinite(value):
@@ -84,11 +84,11 @@ COLUMNS = (
     "id", "row_key", "group", "epoch", "index", "attempt", "state", "score", "ending", "turns", "prompt_tokens",
     "completion_tokens", "calls", "call_errors", "seat",
 )  # fmt: skip
-"""Of a `RolloutSummary`, as they are in a line of a table."""
+"""Fields of a `RolloutSummary` that a row of a table shows unchanged."""
 
 
 def shown_summary(rollout: RolloutSummary) -> dict[str, Any]:
-    """Return a rollout as a line of a table."""
+    """Return a rollout as a row of a table."""
     return {
         **{name: getattr(rollout, name) for name in COLUMNS},
         "rewards": dict(rollout.rewards),
@@ -98,12 +98,12 @@ def shown_summary(rollout: RolloutSummary) -> dict[str, Any]:
 
 
 def shown_previews(record: RunRecord, rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
-    """Return rollouts as lines of a table, each with its row's name and the start of its answer."""
+    """Return rollouts as rows of a table, each with its row's name and the start of its answer."""
     rows = record.previews({rollout.row_key for rollout in rollouts}, PREVIEW)
     lines = []
     for rollout in rollouts:
         messages = [message for message in record.messages(rollout.id) if isinstance(message, dict)]
-        # The row may lie in a line that was not written yet; what the model was asked is there.
+        # The record with the row may not be written yet; the prompt is available.
         label = rows[rollout.row_key]["label"] or prompt_of(messages)
         answer = _answer(messages) if rollout.turns else ""
         previews = {"label": beginning(label, PREVIEW), "answer": beginning(answer, PREVIEW)}
@@ -112,7 +112,7 @@ def shown_previews(record: RunRecord, rollouts: Sequence[RolloutSummary]) -> lis
 
 
 def _answer(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return what a model said last, or which tool it called where it said nothing."""
+    """Return the last message of a model, or the tool that it called in a message without text."""
     empty: Mapping[str, Any] = {}
     last = next((message for message in reversed(messages) if message.get("role") == "assistant"), empty)
     functions = [call.get("function") or {} for call in last.get("tool_calls") or () if isinstance(call, dict)]
@@ -121,7 +121,7 @@ def _answer(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def shown_rollout(record: RunRecord, rollout: str, screen: Screen) -> dict[str, Any]:
-    """Return all of a rollout but its tokens; raises UserError where there is none, or its line cannot be read."""
+    """Return a rollout without its tokens; raises UserError if it does not exist, or its record cannot be read."""
     try:
         shown: dict[str, Any] = screen.value(_rollout(record, rollout))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -168,9 +168,9 @@ def _rollout(record: RunRecord, rollout: str) -> dict[str, Any]:
 
 
 def conversation(line: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the messages of a rollout; what the tools answered stands with the calls, as do the tools' errors."""
+    """Return the messages of a rollout; tool results and tool errors are attached to the calls."""
     known = {(call["turn"], call["id"]): call for call in line.get("tool_calls") or ()}
-    # A call whose arguments cannot be read is an error without a call.
+    # A call with unreadable arguments is an error without a call.
     errors = {(error["turn"], error["tool_name"]): error["error"] for error in line.get("tool_errors") or ()}
     messages: list[dict[str, Any]] = []
     calls: dict[str, dict[str, Any]] = {}
@@ -178,7 +178,7 @@ def conversation(line: Mapping[str, Any]) -> list[dict[str, Any]]:
     for place, message in enumerate(line["messages"]):
         prompt = place < line.get("prompt_length", 0)
         if message["role"] == "tool" and message.get("tool_call_id") in calls:
-            # An id may come again in a later turn, and then stands for the call of that turn.
+            # An id may occur again in a later turn, and then refers to the call of that turn.
             calls.pop(message["tool_call_id"])["result"] = text_of(message.get("content"))
             continue
         sampled = message["role"] == "assistant" and not prompt
@@ -189,7 +189,7 @@ def conversation(line: Mapping[str, Any]) -> list[dict[str, Any]]:
             name = str(function.get("name"))
             record = known.get((turn, call.get("id")), {"error": errors.get((turn, name))})
             entry = {"name": name, "arguments": text_of(function.get("arguments")), "result": None}
-            # A program does not say how long its own tools take.
+            # A program does not report the duration of its tools.
             shown_calls.append(entry | {"seconds": record.get("seconds") or None, "error": record.get("error")})
             calls[str(call.get("id"))] = shown_calls[-1]
         messages.append(
@@ -206,9 +206,9 @@ def conversation(line: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def program(line: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what is known of the agent program of a rollout, its calls as `program_lines`; None where none has played.
+    """Return the data of the agent program of a rollout, its calls as `program_lines`, or None if no program ran.
 
-    In place of `sampling`, a mapping, there is a text.
+    The mapping `sampling` is replaced by a text.
     """
     known = line.get("program")
     if known is None:
@@ -220,11 +220,11 @@ def program(line: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def program_lines(calls: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the calls of a program as a tree, from its top: calls of one kind that go on from each other are a line.
+    """Yield the calls of a program as a tree, from its top: consecutive calls of one kind are an entry.
 
-    A line has its `kind`, its `depth`, the `turns` of its calls in words, from 1, which turn it goes on `from` where it
-    branches off, how many tokens were sampled (`tokens`) and are `trained`, and its `calls`, each with its `turn`.
-    Conversations beside the main one are below it.
+    An entry has its `kind`, its `depth`, the `turns` of its calls as text, from 1, the turn that it continues `from` if
+    it branches off, the number of sampled tokens (`tokens`) and of `trained` ones, and its `calls`, each with its
+    `turn`. Conversations other than the main one are below it.
     """
     further: dict[int | None, list[int]] = {}
     for number, call in enumerate(calls):
@@ -256,7 +256,7 @@ def program_lines(calls: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Write rising numbers, those that follow each other as a range."""
+    """Return rising numbers as text; consecutive numbers become a range."""
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and number == ranges[-1][-1] + 1:
@@ -267,7 +267,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _artifact(run: Path, name: str, artifact: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is said of an artifact, with its files by their paths in the run directory."""
+    """Return the description of an artifact, with its files by their paths in the run directory."""
     if "path" not in artifact:
         return {"name": name, **artifact, "files": []}
     place = run / str(artifact["path"])
@@ -277,13 +277,13 @@ def _artifact(run: Path, name: str, artifact: Mapping[str, Any]) -> dict[str, An
 
 
 def _below(run: Path, place: Path) -> Iterator[Path]:
-    """Yield what lies at a place among the artifacts of a run, and below it; nothing where it lies elsewhere."""
+    """Yield the files at and below a path among the artifacts of a run; nothing if the path leads elsewhere."""
     if place.resolve().is_relative_to((run / "artifacts").resolve()):
         yield place
         yield from place.rglob("*")
 
 
 def artifact_file(run: Path, path: Path) -> Path | None:
-    """Return where a file of an artifact lies; None where that is no file, or lies elsewhere than a run's artifacts."""
+    """Return the path of an artifact's file, or None if it is not a file, or is outside the artifacts of the run."""
     place = path.resolve()
     return place if place.is_relative_to((run / "artifacts").resolve()) and place.is_file() else None

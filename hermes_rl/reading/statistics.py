@@ -1,7 +1,7 @@
-"""The numbers of a run that its page shows: distributions, endings, failures, tools, phases and rows, as JSON.
+"""Numbers on the page of a run: distributions, stop reasons, failures, tools, phases and rows, as JSON.
 
-Owns what is counted and in how many bars; means and their errors are those of `runs.statistics`. Every
-list is bounded, however many rollouts, rewards, tools and rows a run has.
+Owns the selection of quantities and the number of bars; means and their errors come from `runs.statistics`. Every list
+is bounded, however many rollouts, rewards, tools and rows a run has.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from hermes_rl.runs.statistics import interval, mean
 BARS = 20
 """Bars of a distribution."""
 MOST = 100
-"""Rewards, tools, causes or rows that are listed."""
+"""Maximum number of rewards, tools, causes or rows in a list."""
 SLICES = 40
 """Parts of a run, in the order in which rollouts ended, whose mean score is shown."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and where the true one lies, as `hermes_rl.runs.statistics.interval` has it; None: not known."""
+    """A mean and the interval of the true mean, from `hermes_rl.runs.statistics.interval`; None: not known."""
 
     mean: float | None
     low: float | None = None
@@ -42,7 +42,9 @@ class Interval:
 
 
 def headline(rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary]) -> dict[str, Any]:
-    """Return what a list of runs says of one, by the rollouts that count and all lines, failed attempts included."""
+    """Return the numbers of a run in a list of runs, from the rollouts that count and all records, failed attempts
+    included.
+    """
     score, costs = Interval.of(rollouts), _costs(rollouts)
     return {
         "rollouts": len(rollouts),
@@ -62,7 +64,7 @@ def headline(rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary]
 
 
 def numbers(rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary]) -> dict[str, Any]:
-    """Return all that the page of a run shows beside its rollouts, by those that count and all lines."""
+    """Return the numbers on the page of a run, without its rollouts, from the ones that count and all records."""
     costs, endings = _costs(rollouts), Counter(rollout.ending for rollout in rollouts)
     return {
         "scores": distribution(scores_of(rollouts)),
@@ -84,21 +86,21 @@ def numbers(rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary])
 
 
 def _parts(values: Sequence[float], *, so_far: bool = False) -> Iterator[Sequence[float]]:
-    """Yield slices of values in the order in which the rollouts ended; `so_far`: each from the beginning."""
+    """Yield slices of values in the order in which the rollouts ended; `so_far`: each from the start."""
     size = max(math.ceil(len(values) / SLICES), 1)
     for begin in range(0, len(values), size):
         yield values[0 if so_far else begin : begin + size]
 
 
 def _costs(rollouts: Sequence[RolloutSummary]) -> list[float]:
-    """Return what each rollout has cost, in US dollars, as far as it is known."""
+    """Return the known costs of rollouts, in US dollars."""
     return [rollout.cost for rollout in rollouts if rollout.cost is not None]
 
 
 def distribution(values: Sequence[float]) -> dict[str, Any] | None:
-    """Return the bars of a distribution, with its mean, median and ends; None where there are no values.
+    """Return the bars of a distribution, with its mean, median and ends, or None if there are no values.
 
-    Few different values have a bar each, so that scores of 0 and 1 are not smeared over an axis.
+    If there are few different values, each has a bar, so that scores of 0 and 1 are not smeared over an axis.
     """
     values = [value for value in values if math.isfinite(value)]
     if not values:
@@ -133,7 +135,7 @@ def _rewards(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
 
 
 def _spread(rollouts: Sequence[RolloutSummary]) -> dict[str, Any] | None:
-    """Return how much the scores within a group differ: where they do not, a trainer learns nothing from them."""
+    """Return the spread of the scores within groups: if it is 0, a trainer learns nothing from them."""
     groups: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
         if rollout.score is not None:
@@ -151,7 +153,7 @@ def _spread(rollouts: Sequence[RolloutSummary]) -> dict[str, Any] | None:
 
 
 def _meaning(ending: str) -> dict[str, Any]:
-    """Return what an ending means and whose doing it was."""
+    """Return the meaning of a stop reason and its cause: the policy or the infrastructure."""
     known = ending_named(ending)
     if known is None:
         return {"what": "", "policys": False}
@@ -160,7 +162,7 @@ def _meaning(ending: str) -> dict[str, Any]:
 
 
 def _failures(lines: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
-    """Return the causes of failed attempts, replayed ones included, each with its last message."""
+    """Return the causes of failed attempts, retried ones included, each with its last message."""
     failed = [line for line in lines if line.given_up]
     last = {rollout.ending: rollout for rollout in failed}
     counts = Counter(rollout.ending for rollout in failed)
@@ -192,7 +194,7 @@ def _phases(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
 
 
 def _by_row(rollouts: Sequence[RolloutSummary]) -> dict[str, Any]:
-    """Return the rows, those with the lowest mean first, and those that could not be graded before them."""
+    """Return the rows in ascending mean score, after the rows that could not be graded."""
     rows = []
     for key, played in by_row(rollouts).items():
         scores = scores_of(played)

@@ -1,7 +1,7 @@
-"""What a run shows as a whole, which of its rollouts somebody asks for, and why one of them failed.
+"""Summary of a run, selection of its rollouts, and the reasons why one of them failed.
 
-Everything is over the rollouts that count, of each place one (`RunRecord.counting`); attempts that infrastructure
-failed and that were played again are told apart.
+All numbers are over the rollouts that count, one for each place (`RunRecord.counting`); attempts that were retried
+after infrastructure failures are reported separately.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from hermes_rl.rollouts.rollout import RolloutState, never_asked
 from hermes_rl.runs.statistics import mean
 
 LISTED = 5
-"""Rows that are named at most as worst, and as slowest."""
+"""Maximum number of rows that are named as worst, and as slowest."""
 PHASES = ("queue", "sandbox", "generation", "tools", "rewards", "total")
-"""Of a rollout's time, in their order."""
+"""Phases of a rollout's time, in their order."""
 Sort = Literal["number", "score", "turns", "tokens", "seconds", "errors"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
 KEYS: Mapping[Sort, Callable[[RolloutSummary], float]] = {
@@ -34,7 +34,7 @@ KEYS: Mapping[Sort, Callable[[RolloutSummary], float]] = {
     "seconds": lambda rollout: -rollout.total_seconds,
     "errors": lambda rollout: -rollout.call_errors,
 }
-"""By what rollouts are sorted, those with the lowest score, else the most of it, first."""
+"""Sort keys of rollouts: the lowest score first, else the largest value."""
 COUNTS = {
     "turns": "turns",
     "prompt tokens": "prompt_tokens",
@@ -43,7 +43,7 @@ COUNTS = {
     "tool calls": "tool_calls",
     "tool errors": "tool_errors",
 }
-"""What is told per rollout, and its name among what runs are compared by."""
+"""Quantities reported per rollout, and their names in a comparison of runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,14 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Return None where no rollout has it."""
+        """Return the spread, or None if no rollout has the quantity."""
         known = [value for value in values if value is not None]
         return cls(mean(known), min(known), max(known), len(known)) if known else None
 
 
 @dataclass(frozen=True, slots=True)
 class FailureCause:
-    """What kept rollouts from being graded: how they ended, how often, and what the first of them said."""
+    """Cause of ungraded rollouts: their stop reason, their number, and the message of the first of them."""
 
     ending: str
     count: int
@@ -74,7 +74,7 @@ class FailureCause:
 
 @dataclass(frozen=True, slots=True)
 class RowSummary:
-    """A row with the mean of its scores, None where it has none, and the mean of its seconds."""
+    """A row with the mean of its scores, or None if it has none, and the mean of its seconds."""
 
     row_key: str
     score: float | None
@@ -83,29 +83,29 @@ class RowSummary:
     ungraded: int
     seconds: float
     shown: str
-    """The id of its worst rollout."""
+    """Id of its worst rollout."""
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run as a whole; rollouts are those that count, one for each place that was played.
+    """Summary of a run; rollouts are the ones that count, one for each place.
 
     Attributes:
-        name: of the spec.
-        demo: whether the scripted policy played without model, network and containers.
+        name: name of the spec.
+        demo: True if the scripted policy ran without model, network and containers.
         success: score from which a rollout passes.
-        rows: how many rows were begun, as `groups`.
-        left_out: how many the spec's `endings` leave out.
-        waiting: how many wait for a reward that compares them with their group.
-        score: mean, lowest and highest score; None where nothing is graded.
-        failures: why others have no score, the most frequent first.
-        again: attempts that infrastructure failed and that were played again, by ending.
-        counts: turns, tokens, cost where servers tell it, tool calls and their errors, per rollout.
-        seconds: by phase, per rollout.
-        seats: means of each seat's `score`, `reward/NAME`, `turns` and `completion_tokens`, where several agents
-            play; all other numbers are the first seat's.
-        unreadable: lines of the record that cannot be read.
-        unasked: rollouts beyond those that the last start asked for of each row; they count for nothing.
+        rows: number of started rows; likewise `groups`.
+        left_out: number of rollouts that the spec's `endings` exclude.
+        waiting: number of rollouts that wait for a reward that compares them with their group.
+        score: mean, lowest and highest score, or None if nothing is graded.
+        failures: reasons why others have no score, the most frequent first.
+        again: attempts that were retried after infrastructure failures, by stop reason (`ending`).
+        counts: turns, tokens, cost if servers report it, tool calls and their errors, per rollout.
+        seconds: seconds by phase, per rollout.
+        seats: means of each seat's `score`, `reward/NAME`, `turns` and `completion_tokens`, if there are several
+            agents; all other numbers are the first seat's.
+        unreadable: records that cannot be read.
+        unasked: rollouts beyond the number that the last start requested for each row; they do not count.
     """
 
     path: str
@@ -138,7 +138,7 @@ class RunSummary:
 
 
 def summarise(record: RunRecord) -> RunSummary:
-    """Sum up a run that was read; raises UserError where run.json or spec.yaml cannot be read."""
+    """Return the summary of a loaded run; raises UserError if run.json or spec.yaml cannot be read."""
     described, success = record.described, success_of(spec_of(record))
     size = record.group_size
     counting = list(record.counting(size=size))
@@ -201,7 +201,7 @@ def summarise(record: RunRecord) -> RunSummary:
 
 
 def _seats(record: RunRecord, first: Iterable[RolloutSummary]) -> dict[str, dict[str, float | None]]:
-    """Return the means of each seat's score, rewards, turns and sampled tokens, those of the `first` seat first."""
+    """Return the means of each seat's score, rewards, turns and sampled tokens, starting with the `first` seat."""
     seats: dict[str, list[RolloutSummary]] = {rollout.seat: [] for rollout in first if rollout.seat}
     for rollout in record.counting(every_seat=True) if seats else ():
         if not rollout.given_up:
@@ -226,14 +226,14 @@ def chosen(
     tool: str | None = None,
     sort: Sort = "number",
 ) -> list[RolloutSummary]:
-    """Return the rollouts that are asked for, attempts that were played again included where they are failures.
+    """Return the requested rollouts; with `failed`, retried attempts are included.
 
     Args:
         success: score from which a rollout passes.
-        failed: only those that do not pass, or have no score; those that nobody graded first, then the lowest scores.
-        ending: only those that ended so.
-        tool: only those that called this tool.
-        sort: by what; where `failed`, by score unless another is asked for.
+        failed: only rollouts that do not pass, or have no score; ungraded ones first, then the lowest scores.
+        ending: only rollouts with this stop reason.
+        tool: only rollouts that called this tool.
+        sort: sort key; with `failed`, the score unless another is given.
     """
     rollouts = [
         rollout
@@ -247,7 +247,7 @@ def chosen(
 
 
 def why(line: Mapping[str, Any], weights: Mapping[str, float | None], success: float) -> Iterator[str]:
-    """Yield why a rollout did not pass, the most likely reason first; nothing where it did."""
+    """Yield the reasons why a rollout did not pass, the most likely first; nothing if it passed."""
     ending = ending_named(line["ending"])
     if line["score"] is None:
         if ending is None:
@@ -276,7 +276,7 @@ def why(line: Mapping[str, Any], weights: Mapping[str, float | None], success: f
 
 
 def _too_early(line: Mapping[str, Any], ending: Ending) -> Iterator[str]:
-    """Yield how a rollout has ended that was not done."""
+    """Yield the stop reason of a rollout that did not finish."""
     program = line.get("program")
     if program is None or ending is not Ending.GAVE_UP:
         if not ending.finished_naturally:
@@ -288,7 +288,7 @@ def _too_early(line: Mapping[str, Any], ending: Ending) -> Iterator[str]:
 
 
 def looked_at(spec: Mapping[str, Any], columns: Iterable[str]) -> dict[str, list[str]]:
-    """Return which rewards look at which columns of a row by name, as far as their arguments say."""
+    """Return which rewards read which columns of a row by name, as far as their arguments show it."""
     rewards: dict[str, list[str]] = {}
     for name, reward in (spec.get("rewards") or {}).items():
         words = set(re.findall(r"\w+", " ".join(re.findall(r"\{[{%].*?[%}]\}", str((reward or {}).get("args")), re.S))))

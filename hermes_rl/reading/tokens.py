@@ -1,4 +1,4 @@
-"""The tokens of a recorded rollout, as the model got and said them: for a terminal, and piece by piece for a page."""
+"""Tokens of a recorded rollout, as the model received and sampled them: for a terminal, and in parts for a page."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hermes_rl.tokens.transcript import MASKED_LOGPROB, TokenSequence, unpacked
 from hermes_rl.visible import visible
 
 JOINED = 8
-"""Tokens that together may make one character."""
+"""Maximum number of tokens that together make one character."""
 
 
 def tokenizer_of(described: Mapping[str, Any], *, local: bool = True) -> tuple[Tokenizer | None, str]:
-    """Return the tokenizer that `run.json` names, else why there is none; where `local`, nothing is downloaded."""
+    """Return the tokenizer that `run.json` names, else why there is none; with `local`, nothing is downloaded."""
     hashes = described.get("tokenizer") or {}
     name = hashes.get("name")
     if not isinstance(name, str) or not name:
@@ -34,18 +34,18 @@ def tokenizer_of(described: Mapping[str, Any], *, local: bool = True) -> tuple[T
 
 
 def sequences_of(line: Mapping[str, Any]) -> list[TokenSequence]:
-    """Return the sequences of a rollout's line; none where the run recorded no tokens."""
+    """Return the sequences of a rollout's record, or an empty list if the run recorded no tokens."""
     return [unpacked(packed) for packed in line.get("sequences") or ()]
 
 
 def first_prompt(sequences: Sequence[TokenSequence]) -> list[int]:
-    """Return the tokens in front of the first that was sampled."""
+    """Return the tokens before the first sampled one."""
     first = min(sequences, key=lambda sequence: sequence.spans[0].turn if sequence.spans else math.inf)
     return first.tokens[: first.spans[0].start] if first.spans else first.tokens
 
 
 def prompt_text(line: Mapping[str, Any], tokenizer: Tokenizer | None) -> str | None:
-    """Return the first prompt exactly as the model got it; None where the run did not record its tokens."""
+    """Return the first prompt exactly as the model received it, or None if the run did not record its tokens."""
     sequences = sequences_of(line)
     if tokenizer is None or not any(sequence.spans for sequence in sequences):
         return None
@@ -54,9 +54,10 @@ def prompt_text(line: Mapping[str, Any], tokenizer: Tokenizer | None) -> str | N
 
 @dataclass(frozen=True)
 class RecordedTokens:
-    """The sequences of a rollout; `tokenizer` is None where it cannot be had, and `missing` says why.
+    """Sequences of a rollout; `tokenizer` is None if it is not available, and `missing` is the reason.
 
-    `versions` are the weights before and after each turn, as the server told them; None where it did not.
+    `versions` are the weight versions before and after each turn, as reported by the server, or None if it did not
+    report them.
     """
 
     sequences: tuple[TokenSequence, ...]
@@ -65,7 +66,7 @@ class RecordedTokens:
     versions: tuple[tuple[int | None, int | None], ...]
 
     def text(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens; their ids where there is no tokenizer."""
+        """Return the text of tokens, or their ids if there is no tokenizer."""
         return " ".join(map(str, ids)) if self.tokenizer is None else self.tokenizer.decode(list(ids))
 
     def records(self) -> list[dict[str, Any]]:
@@ -85,12 +86,12 @@ class RecordedTokens:
         ]
 
     def version(self, turn: int) -> tuple[int | None, int | None]:
-        """Return the weights of a turn, which counts from 0."""
+        """Return the weight versions of a turn, which counts from 0."""
         return self.versions[turn] if turn < len(self.versions) else (None, None)
 
 
 def tokens_of(described: Mapping[str, Any], line: Mapping[str, Any]) -> RecordedTokens | None:
-    """Return the tokens of a rollout's line; None where the run recorded none. Slow: a tokenizer may be loaded."""
+    """Return the tokens of a rollout's record, or None if the run recorded none. Slow: a tokenizer may be loaded."""
     if not (sequences := sequences_of(line)):
         return None
     versions = tuple((before, after) for *_, before, after in line.get("sampled") or ())
@@ -100,10 +101,10 @@ def tokens_of(described: Mapping[str, Any], line: Mapping[str, Any]) -> Recorded
 def shown_tokens(
     line: Mapping[str, Any], sequence: int, begin: int, most: int, tokenizer: Tokenizer | None
 ) -> dict[str, Any]:
-    """Return tokens of a sequence: the text of each, whether it was sampled, in which turn, and how probable it was.
+    """Return tokens of a sequence: the text of each, if it was sampled, its turn, and its probability.
 
-    They are `most` tokens from `begin` on; without a tokenizer their ids are shown. Raises `UserError` where there is
-    no such sequence.
+    They are `most` tokens from `begin` on; without a tokenizer their ids are shown. Raises `UserError` if there is no
+    such sequence.
     """
     packed = line.get("sequences") or []
     if not 0 <= sequence < len(packed):
@@ -112,7 +113,7 @@ def shown_tokens(
     end = min(begin + most, len(whole))
     texts = _decoded(whole, begin, end, tokenizer)
     turns = whole.spread([span.turn for span in whole.spans for _ in range(span.start, span.stop)], -1)
-    # What was not sampled, and what no server said, has no probability.
+    # Tokens that were not sampled, or that no server reported, have no probability.
     logprobs = [
         None if turns[at] < 0 or value == MASKED_LOGPROB or not math.isfinite(value) else round(value, 4)
         for at, value in enumerate(whole.logprobs or [MASKED_LOGPROB] * len(whole))
@@ -129,7 +130,7 @@ def shown_tokens(
 
 
 def _decoded(whole: TokenSequence, begin: int, end: int, tokenizer: Tokenizer | None) -> list[str]:
-    """Return the text of each token. Where several make one character, the first of them has it."""
+    """Return the text of each token. If several make one character, the first of them has it."""
     if tokenizer is None:
         return [str(token) for token in whole.ids[begin:end]]
     texts, at = [], begin

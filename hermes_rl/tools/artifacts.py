@@ -1,8 +1,8 @@
-"""What is kept of a rollout's sandbox: taken when the agent has ended, and put into the fresh sandboxes of rewards.
+"""Artifacts of a rollout's sandbox: saved when the agent has ended, and restored in the fresh sandboxes of rewards.
 
-The processes of a command are killed when it ends, so that nothing of the agent runs while rewards look. Symlinks
-inside of a folder are left out: what they point at would be somebody else's file elsewhere. What cannot be taken is the
-agent's doing: the artifact has a `problem`, which rewards that need it see.
+The processes of a command are killed when it ends, so that no process of the agent runs while rewards look. Symlinks
+inside a directory are omitted: they could point at files elsewhere that are not the agent's. A failure to save an
+artifact is caused by the agent: the artifact has a `problem`, which rewards that need it see.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox.base import Sandbox
 
-# ------------------------------------------------------------ git that runs nothing of what the agent configured
+# ------------------------------------------------------------ git without the agent's configuration
 # A repository's configuration names programs: file system monitors, filters, hooks, differs. Here `git` is a shell
-# function that reads the repository's objects, references and index through a folder of its own with a configuration of
-# its own; only keys that say how the repository is stored and compared are taken over. Nothing of a home or system is
-# read. The copy of the index keeps its time (`cp -p`): by that git knows which files it has to read, because they were
-# changed in the second in which the index was written.
+# function that reads the repository's objects, references and index through a separate directory with a separate
+# configuration; only keys that define how the repository is stored and compared are copied. No configuration of a home
+# or system is read. The copy of the index keeps its time (`cp -p`): git uses it to decide which files it must read,
+# because they were changed in the second in which the index was written.
 
 _CORE = "repositoryformatversion|filemode|symlinks|ignorecase|autocrlf|eol"
 KEPT = rf"^(core\.({_CORE})|extensions\.(objectformat|refstorage))$"
@@ -31,7 +31,7 @@ SETTINGS = {
     "core.fsmonitor": "false",
     "core.hooksPath": "/dev/null",
     "core.attributesFile": "/dev/null",
-    "diff.ignoreSubmodules": "dirty",  # to look for changes there, git would run with their configuration
+    "diff.ignoreSubmodules": "dirty",  # to detect changes there, git would run with their configuration
     "gc.auto": "0",
     "maintenance.auto": "false",
 }
@@ -74,7 +74,7 @@ git() {{
 def with_clean_git(command: str) -> str:
     """Return the command with the shell function `git` before it, if it uses git at all.
 
-    In an image without mkdir, ln or cp that function cannot make its folder, and runs git with the settings alone.
+    In an image without mkdir, ln or cp that function cannot make its directory, and runs git with the settings alone.
     """
     if not re.search(r"(?<![\w.-])git\s", command):
         return command
@@ -84,16 +84,16 @@ def with_clean_git(command: str) -> str:
 # -------------------------------------------------------------------------------------------- Taking and placing
 
 LIMIT = 64 << 20
-"""Bytes that all artifacts of one rollout may have together."""
+"""Maximum total bytes of all artifacts of one rollout."""
 MOST_FILES = 10_000
 TOO_MUCH = f"more than {LIMIT >> 20} MiB or {MOST_FILES} files and folders"
 OUTPUTS = "~/.artifacts"
-"""Where a fresh sandbox finds what commands have printed, each under its artifact's name."""
+"""Directory where a fresh sandbox finds the output of commands, each under its artifact's name."""
 
 
 @dataclass(frozen=True)
 class ArtifactRequest:
-    """An artifact that the spec asks for: exactly one of `path`, `command`."""
+    """An artifact that the spec requests: exactly one of `path`, `command`."""
 
     name: str
     path: str | None = None
@@ -102,7 +102,7 @@ class ArtifactRequest:
 
 @dataclass(frozen=True)
 class ArtifactFile:
-    """A file; `path` is relative to the artifact's own, empty for that itself."""
+    """A file; `path` is relative to the artifact's path, and empty for the artifact itself."""
 
     path: str
     data: bytes
@@ -111,7 +111,7 @@ class ArtifactFile:
 
 @dataclass(frozen=True)
 class TakenArtifact:
-    """An artifact as it was taken; `target` is where it belongs in a sandbox."""
+    """A saved artifact; `target` is its path in a sandbox."""
 
     name: str
     target: str
@@ -124,7 +124,7 @@ class TakenArtifact:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over names and contents, whatever their order."""
+        """SHA-256 over names and contents, independent of their order."""
         whole = hashlib.sha256()
         for file in sorted(self.files, key=lambda file: file.path):
             whole.update(f"{len(file.path)} {file.path} {len(file.data)}\n".encode("utf-8", "surrogateescape"))
@@ -145,7 +145,9 @@ class _Budget:
 
 
 async def take(sandbox: Sandbox, requests: Sequence[ArtifactRequest], timeout: float) -> dict[str, TakenArtifact]:
-    """Take artifacts in order; `timeout` in seconds is for each command. Raises `SandboxFailure` where it is ours."""
+    """Save artifacts in order; `timeout` in seconds is for each command. Raises `SandboxFailure` for infrastructure
+    failures.
+    """
     budget = _Budget()
     artifacts = {}
     for request in requests:
@@ -180,11 +182,11 @@ async def _files(
         folder = f"{request.path}/{inner}" if inner else request.path
         for info in await sandbox.list_dir(folder, limit=MOST_FILES):
             if info.name in ("", ".", "..") or "/" in info.name or "\0" in info.name:
-                # Only where a backend lists by programs of the image, which the agent may have replaced.
+                # Only if a backend lists files by programs of the image, which the agent may have replaced.
                 raise OSError(errno.EINVAL, f"no file can be named {info.name!r}", folder)
             path = f"{inner}/{info.name}" if inner else info.name
             if info.kind == "directory":
-                budget.spend(0)  # it takes a look of its own
+                budget.spend(0)  # each file costs a separate call
                 pending.append(path)
             elif info.kind == "file":
                 yield await _file(sandbox, f"{request.path}/{path}", path, info.mode, budget)
@@ -212,15 +214,18 @@ async def _output(sandbox: Sandbox, command: str, budget: _Budget, timeout: floa
 
 @dataclass
 class Laid:
-    """Artifacts that were written into a fresh sandbox, and what each of their files has replaced there."""
+    """Artifacts that were written into a fresh sandbox, and the files that they replaced there."""
 
     replaced: dict[str, ArtifactFile | None] = field(default_factory=dict)
-    """Absolute path → the file that was there before, if any. A file that had to make room for a folder of the agent,
-    and each file of a folder that had to make room for one of its files, is an entry of its own."""
+    """Absolute path → the previous file, if any. A file that was removed to make room for a directory of the agent, and
+    each file of a directory that was removed to make room for one of its files, is a separate entry.
+    """
 
     async def lay(self, sandbox: Sandbox, artifacts: Mapping[str, TakenArtifact]) -> None:
-        """Write all files of artifacts to where they belong; where that cannot be, an `OSError` of the agent's doing.
-        What the agent has removed stays there."""
+        """Write all files of artifacts to their paths; raises an `OSError` caused by the agent if that is impossible.
+
+        Files that the agent has removed remain.
+        """
         folders = set[str]()
         for artifact in artifacts.values():
             for file in artifact.files:
@@ -229,7 +234,7 @@ class Laid:
                 await _write(sandbox, path, file)
 
     async def withdraw(self, sandbox: Sandbox, path: str) -> None:
-        """Take one file away again, and bring back what was there before. Raises `OSError` where that cannot be."""
+        """Remove one file again, and restore the previous one. Raises `OSError` if that is impossible."""
         before = self.replaced.pop(path)
         blocking = await _not_a_folder(sandbox, path, set())
         info = await sandbox.look(blocking)
@@ -241,7 +246,7 @@ class Laid:
             await sandbox.remove(path)
 
     async def _make_room(self, sandbox: Sandbox, path: str, folders: set[str]) -> None:
-        """Note what the file at `path` replaces, and remove what cannot be written over."""
+        """Record the file that `path` replaces, and remove files that cannot be overwritten."""
         blocking = await _not_a_folder(sandbox, path, folders)
         info = await sandbox.look(blocking)
         if info is not None and info.kind == "directory":
@@ -261,9 +266,9 @@ class Laid:
 
 
 async def _not_a_folder(sandbox: Sandbox, path: str, folders: set[str]) -> str:
-    """Return the first path above `path` that is there and no folder, else `path` itself.
+    """Return the first path above `path` that exists and is not a directory, else `path` itself.
 
-    `folders` are paths that are known to be folders; those that are found on the way are added.
+    `folders` are paths that are known to be directories; directories found on the way are added.
     """
     above = ""
     for name in path.strip("/").split("/")[:-1]:
@@ -280,7 +285,7 @@ async def _not_a_folder(sandbox: Sandbox, path: str, folders: set[str]) -> str:
 
 
 async def _write(sandbox: Sandbox, path: str, file: ArtifactFile) -> None:
-    """Write a file, also over one that its owner may not write to."""
+    """Write a file, even over one that its owner may not write to."""
     try:
         await sandbox.write_file(path, file.data, file.mode)
     except OSError:

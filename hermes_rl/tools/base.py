@@ -1,7 +1,7 @@
-"""Tools, the toolkit of a group, and the runtime of a rollout that they act on.
+"""Define tools, the toolkit of a group, and the runtime of a rollout on which they act.
 
-A `ToolRuntime` holds what the tools of one rollout keep between calls (sandbox, working directory, background
-processes, to-do list), so that a tool itself has no state and two rollouts never meet.
+A `ToolRuntime` holds the data that the tools of one rollout keep between calls (sandbox, working directory, background
+processes, to-do list), so a tool has no state and two rollouts never share any.
 """
 
 from __future__ import annotations
@@ -33,45 +33,47 @@ from hermes_rl.sandbox.isolation import require_by_hand
 from hermes_rl.tools.artifacts import Laid, TakenArtifact
 from hermes_rl.tools.staging import Staging
 
-# ------------------------------------------------ Mistakes in a call: recorded, told to the model, never a crash
+# ------------------------------------------------ Errors in a call: recorded, shown to the model, never a crash
 
 
 class ToolInputError(Exception):
-    """The arguments of a call are not what the tool takes; the message is meant for the model."""
+    """The arguments of a call do not fit the tool; the message is meant for the model."""
 
 
 class ToolFailedError(Exception):
-    """A tool raised or hung. The message is for the model, `detail` for the record."""
+    """A tool raised an exception or hung. The message is for the model, `detail` for the record."""
 
     def __init__(self, message: str, detail: str) -> None:
         super().__init__(message)
         self.detail = detail
 
 
-# ------------------------------------------------------------------------- Answers: JSON texts of a bounded size
-# Nothing of the host (paths, tracebacks) may be in them.
+# ------------------------------------------------------------------------- Results: JSON texts of a bounded size
+# They must not contain anything of the host (paths, tracebacks).
 
 RESULT_LIMIT = 100_000
-"""Characters that the model is told for one call; of more, head and tail are kept."""
+"""Maximum characters of a result that the model receives for one call; of a longer one, head and tail are sent."""
 OUTPUT_LIMIT = 50_000
-"""Characters of a command's output; less than `RESULT_LIMIT`, so that the JSON around it stays whole."""
+"""Maximum characters of a command's output; less than `RESULT_LIMIT`, so that the JSON around it stays complete."""
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _HOST_PATH = re.compile(r"(?<![\w.])/(?:[^\s/'\"`:,;()<>\[\]]+/)+(?=[^\s/])")
 
 
 def as_json(value: Any) -> str:
-    """JSON as models read it best: text as it is, not escaped."""
+    """Return JSON in the form that models read best: text without escapes."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def error_json(message: str) -> str:
-    """Return the answer to a call that failed."""
+    """Return the result of a call that failed."""
     return as_json({"error": message})
 
 
 def capped(text: str, limit: int) -> str:
-    """`text`, or its head (40 %) and tail with a line between them that says how much is missing."""
+    """Return `text`, or its head (40 %) and tail with a line between them that gives the number of omitted
+    characters.
+    """
     if len(text) <= limit:
         return text
     head = limit * 2 // 5
@@ -85,15 +87,15 @@ def readable(output: bytes) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Return an exception in one line, without the folders of files on the host."""
+    """Return an exception in one line, without the directories of files on the host."""
     if isinstance(error, OSError) and error.strerror:
         return f"{type(error).__name__}: {error.strerror}"
     return _HOST_PATH.sub("", f"{type(error).__name__}: {error}".removesuffix(": "))
 
 
-# -------------------------------------------------------------------------- An event loop in a thread of its own
-# An `evaluate` written by hand calls ``ctx.terminal(…)`` without await on the event loop's own thread. Were the sandbox
-# on that loop, the call would wait for itself for ever; on this one it holds up the caller and nobody else's sandbox.
+# -------------------------------------------------------------------------- An event loop in a separate thread
+# An `evaluate` written by hand calls ``ctx.terminal(…)`` without await on the event loop's thread. If the sandbox were
+# on that loop, the call would wait for itself forever; on this loop it blocks only the caller and no other sandbox.
 
 
 @functools.cache
@@ -128,13 +130,13 @@ class ListedProcess:
 
 
 MOST_LISTED = 32
-"""Background processes of a rollout whose output is held for it."""
+"""Maximum number of background processes of a rollout whose output is stored."""
 LISTED_OUTPUT = 4 * OUTPUT_LIMIT
-"""Bytes that are held of the output of each."""
+"""Bytes of the output that are stored for each."""
 
 
 class ProcessTable:
-    """Each rollout has its own, so that an id of another rollout means nothing here."""
+    """Processes of one rollout; each rollout has a separate table, so that an id of another rollout is unknown here."""
 
     def __init__(self) -> None:
         self._entries: dict[str, ListedProcess] = {}
@@ -142,10 +144,10 @@ class ProcessTable:
 
     @contextmanager
     def room(self) -> Iterator[None]:
-        """Keep a place for a process that the block starts; `ToolInputError` where as many run as may be.
+        """Reserve a slot for a process that the block starts; raises `ToolInputError` if the maximum number is running.
 
-        What processes write lies in the runner's memory, so that no rollout may have it hold any number of them. The
-        oldest one that has ended is forgotten for the new one.
+        The output of processes is in the runner's memory, so a rollout must not have any number of them. The new
+        process replaces the oldest one that has ended.
         """
         if len(self._entries) + self._starting >= MOST_LISTED:
             ended = next((entry.id for entry in self._entries.values() if entry.status == "exited"), None)
@@ -168,7 +170,7 @@ class ProcessTable:
         return list(self._entries.values())
 
     def get(self, identity: str) -> ListedProcess:
-        """Return the process with this id; raises `ToolInputError` that names those there are."""
+        """Return the process with this id; raises `ToolInputError` that lists the existing ids."""
         if identity not in self._entries:
             known = ", ".join(self._entries) or "none"
             dropped = (
@@ -180,17 +182,17 @@ class ProcessTable:
         return self._entries[identity]
 
 
-# -------------------------------------------------------------------- What a terminal remembers between commands
-# Every command gets a shell of its own, so that commands can run side by side and one that hangs harms no other; the
-# state is kept on the host, where nothing in the sandbox can change it behind the model's back.
+# -------------------------------------------------------------------- State of a terminal between commands
+# Every command gets a separate shell, so that commands can run concurrently and one that hangs harms no other; the
+# state is stored on the host, where nothing in the sandbox can change it without the model's knowledge.
 
 STATE_LIMIT = 100_000
-"""Bytes of exported variables that are remembered; a shell that exports more keeps its former state."""
+"""Maximum bytes of exported variables that are stored; a shell that exports more keeps its former state."""
 
 
 @dataclass
 class ShellState:
-    """Empty until a command has run."""
+    """State of a terminal; empty until a command has run."""
 
     cwd: str | None = None
     exports: str = ""
@@ -198,22 +200,22 @@ class ShellState:
     def script(self, command: str, workdir: str | None, *, report: bool = True) -> str:
         """Return the command, for `Sandbox.run_reporting` with `exports`; `workdir` is for this command alone.
 
-        Without `report` it is to be run with `variables`, and tells nothing of how it ended.
+        Without `report` it must be run with `variables`, and does not report how it ended.
         """
         parts = [f'eval "${STATE}"; unset {STATE}']
         if workdir is not None:
             parts.append(f"cd -- {shlex.quote(workdir)} || exit 126")
         elif self.cwd is not None:
-            # A folder that was removed meanwhile is no reason to refuse every command from now on.
+            # A working directory that was removed meanwhile must not make all further commands fail.
             parts.append(f"cd -- {shlex.quote(self.cwd)} 2>/dev/null || true")
         return "; ".join([*parts, f"eval {shlex.quote(command)}" + (" 3>&-" if report else "")])
 
     def variables(self) -> dict[str, str]:
-        """Return what a script without report needs in its environment."""
+        """Return the environment variables that a script without report needs."""
         return {STATE: self.exports}
 
     def learn(self, report: bytes, *, keep_cwd: bool) -> None:
-        """Take over what a command reported; one that was killed reports nothing and changes nothing."""
+        """Update the state from the report of a command; a killed command reports nothing and changes nothing."""
         text = report.decode("utf-8", "surrogateescape")
         cwd, _, exports = text.partition("\n")
         if len(report) >= STATE_LIMIT or not cwd.startswith("/") or not exports.endswith("\n.\n"):
@@ -228,30 +230,33 @@ class ShellState:
 __all__ = ["CALL_TIMEOUT", "Tool", "ToolInputError", "Toolset", "function_schema"]
 
 CALL_TIMEOUT: ContextVar[float | None] = ContextVar("CALL_TIMEOUT", default=None)
-"""Seconds that the call now running may take, so that a tool can end its own work in time and say so."""
+"""Seconds that the running call may take, so that a tool can end its work in time and report that."""
 
 
 ArgumentRule = Literal["strict", "repair"]
-"""What becomes of arguments: `strict` ones are handed on as sent, `repair` converts them to the schema."""
+"""Handling of arguments: `strict` ones are passed on unchanged, `repair` converts them to the schema."""
 
 
 class Tool(ABC):
-    """Something that the model can call. One object serves all rollouts: what differs is in the runtime."""
+    """An action that the model can call. One object serves all rollouts: all state is in the runtime."""
 
     name: str
     parallel: bool = True
-    """May run beside other calls of the same turn. One that may not waits for those before it, and those
-    after it wait for it, so that its effects keep their order."""
+    """True if it may run concurrently with other calls of the same turn. Another tool waits for the calls before it,
+    and the calls after it wait for it, so that its effects keep their order.
+    """
     on_sandbox: bool = False
-    """Acts on the sandbox. It is started before the call's time begins: a slow start is not the policy's doing."""
+    """True if it acts on the sandbox. The sandbox is started before the call's time starts: the policy does not cause a
+    slow start.
+    """
     outside: bool = False
-    """Acts on the world outside of the rollout's machine, so that its answers may be recorded and replayed."""
+    """True if it acts on systems outside the rollout's sandbox, so that its results may be recorded and replayed."""
     timeout: float | None = None
-    """Seconds for one call, where the tool has a bound of its own; the smaller of it and the spec's wins."""
+    """Seconds for one call, if the tool has its limit; the smaller of it and the spec's limit applies."""
     arguments: ArgumentRule | None = None
-    """A rule of its own; None: as the spec's agent says."""
+    """Rule of this tool; None: the rule of the spec's agent."""
     checks_arguments: bool = True
-    """Arguments are checked against `parameters` before a call; not those that a server checks."""
+    """True if arguments are checked against `parameters` before a call; False if a server checks them."""
 
     @property
     @abstractmethod
@@ -261,11 +266,11 @@ class Tool(ABC):
     @property
     @abstractmethod
     def description(self) -> str:
-        """What the model is told about it."""
+        """Description that the model receives."""
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The tool as OpenAI's chat API takes it: ``{"type": "function", "function": {…}}``."""
+        """The tool in the form of OpenAI's chat API: ``{"type": "function", "function": {…}}``."""
         return function_schema(self.name, self.description, self.parameters)
 
     @functools.cached_property
@@ -274,20 +279,20 @@ class Tool(ABC):
         return CompiledSchema(self.parameters)
 
     async def prepare(self, runtime: ToolRuntime) -> None:
-        """Start what it has in the sandbox, before the agent acts there and can break it."""
+        """Start its processes in the sandbox, before the agent acts there and can break them."""
         return
 
     @abstractmethod
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
-        """Act, and answer in text (JSON for the built-in tools).
+        """Run the tool, and return a text (JSON for the built-in tools).
 
-        `args` are checked against `parameters` already. Raises `ToolInputError` for arguments that cannot
-        be used; a `Failure` ends the rollout; any other exception becomes an error that the model is told.
+        `args` are checked against `parameters` already. Raises `ToolInputError` for arguments that cannot be used; a
+        `Failure` ends the rollout; any other exception becomes an error result for the model.
         """
 
 
 class DescribedTool(Tool):
-    """A tool whose description and parameters are found out when it is made."""
+    """A tool whose description and parameters are determined when it is made."""
 
     def __init__(self, name: str, description: str, parameters: dict[str, Any]) -> None:
         self.name, self._description, self._parameters = name, description, parameters
@@ -302,7 +307,9 @@ class DescribedTool(Tool):
 
 
 def require_usable(tool: Tool) -> Tool:
-    """Return a tool whose schema came from a user; raises `UserError` where nothing can be checked against it."""
+    """Return a tool whose schema came from a user; raises `UserError` if the schema cannot be used to check
+    arguments.
+    """
     if tool.arguments != "strict" and (problem := _problem_of(json.dumps(tool.parameters, default=str))) is not None:
         raise UserError(f"the parameters of the tool `{tool.name}` are no JSON Schema that can be used: {problem}")
     return tool
@@ -318,7 +325,7 @@ def _problem_of(parameters: str) -> str | None:
 
 
 def arguments(required: Iterable[str] = (), **properties: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of a tool's arguments, made of the schemas of each argument."""
+    """Return the JSON Schema of a tool's arguments, made from the schemas of the arguments."""
     return {"type": "object", "properties": properties, "required": list(required)}
 
 
@@ -329,7 +336,7 @@ def typed(kind: str, description: str, **more: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Toolset:
-    """Tools that are switched on together by one name."""
+    """Tools that are enabled together by one name."""
 
     name: str
     description: str
@@ -345,14 +352,14 @@ def function_schema(name: str, description: str, parameters: dict[str, Any]) -> 
 
 
 class Schemas(list[dict[str, Any]]):
-    """OpenAI tool schemas, with the toolkit that they describe: code which only passes schemas on loses nothing."""
+    """OpenAI tool schemas, with the toolkit that they describe: code that only passes schemas on loses nothing."""
 
     def __init__(self, toolkit: Toolkit, schemas: Iterable[dict[str, Any]]) -> None:
         self.toolkit = toolkit
         super().__init__(schemas)
 
     def __reduce__(self) -> tuple[type, tuple[list[dict[str, Any]]]]:
-        return list, (list(self),)  # in another process tools could not be called: they belong to what runs here
+        return list, (list(self),)  # another process cannot call tools: they belong to this process
 
     def __copy__(self) -> Schemas:
         return Schemas(self.toolkit, self)
@@ -366,7 +373,7 @@ class Toolkit:
 
     Args:
         tools: the tools.
-        schemas: what the model is told about each, in the same order; None: what each tool says of itself.
+        schemas: schemas for the model, in the same order; None: the schema of each tool.
     """
 
     def __init__(self, tools: Iterable[Tool] = (), schemas: Iterable[dict[str, Any]] | None = None) -> None:
@@ -386,7 +393,7 @@ class Toolkit:
         return self._by_name.get(name)
 
     def only(self, names: Collection[str] | None) -> Toolkit:
-        """Return the tools among these with one of `names`; None keeps all."""
+        """Return the tools among these with one of `names`; None selects all."""
         if names is None or self.names <= set(names):
             return self
         pairs = [pair for pair in zip(self.tools, self.schemas, strict=True) if pair[0].name in names]
@@ -397,34 +404,34 @@ class Toolkit:
 
 T = TypeVar("T")
 SandboxFactory = Callable[[SandboxConfig], Sandbox]
-"""Gives a sandbox that is still to be started."""
+"""Returns a sandbox that has not been started."""
 
 _live: dict[str, ToolRuntime] = {}
 """Runtimes by task id, from the moment they are made until they are closed."""
 
 
 class Held(Protocol):
-    """Something that a tool keeps open between calls."""
+    """A resource that a tool keeps open between calls."""
 
     async def close(self) -> None:
         """Release it; may be called twice."""
 
 
 class TimeLeft:
-    """Seconds that the commands of a rollout's rewards still have."""
+    """Remaining seconds for the commands of a rollout's rewards."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._worked = 0.0
 
     def work(self, seconds: float) -> None:
-        """Take the working time of an agent; of several that share the machine the longest counts."""
+        """Subtract the working time of an agent; of several that share the sandbox the longest counts."""
         self.seconds -= max(0.0, seconds - self._worked)
         self._worked = max(self._worked, seconds)
 
     @contextmanager
     def spent(self) -> Iterator[None]:
-        """Take the time that the block lasts."""
+        """Subtract the duration of the block."""
         began = time.monotonic()
         try:
             yield
@@ -433,11 +440,11 @@ class TimeLeft:
 
 
 Phase = Literal["model", "tools", "rewards"]
-"""What a rollout is at: its model is asked, its tools work, or its rewards do."""
+"""Phase of a rollout: a call of its model, its tools, or its rewards."""
 
 
 class ToolRuntime:
-    """One rollout's machine and memory, shared by its tools, its rewards and `ToolContext`."""
+    """Sandbox and memory of one rollout, shared by its tools, its rewards and `ToolContext`."""
 
     def __init__(
         self,
@@ -455,37 +462,37 @@ class ToolRuntime:
         self.toolkit = toolkit or Toolkit()
         self.state = state
         self.is_over: Callable[[], Awaitable[Any]] | None = None
-        """Says by a true value that the world on which the agent acts is over; None where nobody can say it."""
+        """Returns a true value if the environment on which the agent acts is done; None if no code can tell."""
         self.apart: dict[str, ToolRuntime] = {}
-        """The machines of those seats of an episode that have one of their own."""
+        """Runtimes of the seats of an episode that have a separate sandbox."""
         self.process: Any = None
-        """The `RolloutProcess` of the rollout, where the spec has one."""
+        """The `RolloutProcess` of the rollout, if the spec has one."""
         self.todos: list[dict[str, str]] = []
         self.held: dict[str, Held] = {}
-        """What tools opened for this rollout, by name; closed with it."""
+        """Resources that tools opened for this rollout, by name; closed with it."""
         self.artifacts: Mapping[str, TakenArtifact] = {}
-        """What was taken of the sandbox when the agent had ended."""
+        """Artifacts saved from the sandbox when the agent had ended."""
         self.fault: str | None = None
-        """What the agent has left that is in the way of every look into this sandbox; None: nothing."""
+        """Description of a file of the agent that prevents all access to this sandbox; None: there is none."""
         self.time_left: TimeLeft | None = None
-        """Of the commands of rewards; None: as long as each takes."""
+        """Remaining time for the commands of rewards; None: unlimited."""
         self.start_seconds = 0.0
-        """Seconds that starting the sandbox took; 0 where nothing used it."""
+        """Seconds that starting the sandbox took; 0 if nothing used it."""
         self.acts = 0
-        """How often the agent has acted on the sandbox."""
+        """Number of the agent's actions on the sandbox."""
         self._prepared = not run
         self._preparing = asyncio.Lock()
         self.phase: Phase = "model"
-        """What the rollout is at, for those who watch the run."""
+        """Present phase of the rollout, for the display of the run."""
         self.loop = loop
-        """The loop that the sandbox lives on."""
+        """Event loop of the sandbox."""
         if loop is None:
-            with suppress(RuntimeError):  # there is none here: the sandbox's first user says which
+            with suppress(RuntimeError):  # there is no running loop: the first user of the sandbox sets it
                 self.loop = asyncio.get_running_loop()
         self.factory = factory
-        """Where its sandbox comes from, new or waiting."""
+        """Source of its sandbox, which may be a new or a waiting one."""
         self.of_a_run = run
-        """A run plays the rollout, and releases its sandbox itself once all rewards have looked at it."""
+        """True if a run executes the rollout, and releases its sandbox itself after all rewards have looked at it."""
         self._sandbox: Sandbox | None = None
         self._starting = asyncio.Lock()
         self._closed = False
@@ -493,7 +500,7 @@ class ToolRuntime:
             raise UserError(f"task id {self.task_id!r} is in use by another rollout")
         _live[self.task_id] = self
 
-    # Not before they are used: thousands of rollouts may wait for their models.
+    # Created on first use: thousands of rollouts may wait for their models.
 
     @functools.cached_property
     def processes(self) -> ProcessTable:
@@ -510,29 +517,29 @@ class ToolRuntime:
 
     @functools.cached_property
     def laid(self) -> Laid:
-        """The artifacts that lie in this sandbox, where it is a fresh one for a reward."""
+        """Artifacts that are restored in this sandbox, if it is a fresh one for a reward."""
         return Laid()
 
     @property
     def started(self) -> bool:
-        """True when something has used the sandbox."""
+        """True if the sandbox was used."""
         return self._sandbox is not None
 
     @property
     def image_digest(self) -> str | None:
-        """See `Sandbox.image_digest`; None where nothing used the sandbox."""
+        """See `Sandbox.image_digest`; None if nothing used the sandbox."""
         return self._sandbox.image_digest if self._sandbox is not None else None
 
     @property
     def killed_by_agent(self) -> bool:
-        """True when the sandbox is gone because of the agent's own commands."""
+        """True if the agent's commands destroyed the sandbox."""
         return self._sandbox is not None and self._sandbox.killed_by_agent
 
     def overslept(self, waited: float) -> bool:
-        """Whether the sandbox, in which nothing ran, has reached the end of its lifetime by the agent's doing.
+        """Return True if the sandbox reached the end of its lifetime without a command running, caused by the agent.
 
-        That is so where the agent did not spend most of the lifetime waiting for others (`waited` seconds), but used it
-        up itself, as by long answers. From then on the sandbox says so too.
+        That is the case if the agent did not spend most of the lifetime waiting for others (`waited` seconds), but used
+        it up itself, as by long replies. From then on the sandbox reports the same.
         """
         lifetime, sandbox = self.config.lifetime, self._sandbox
         if sandbox is None or lifetime is None or not sandbox.expired or waited > lifetime / 2:
@@ -550,12 +557,14 @@ class ToolRuntime:
             return self._sandbox
 
     def adopt(self, sandbox: Sandbox) -> None:
-        """Take a sandbox that is started for the runtime's own, which closes it from now on."""
+        """Use a started sandbox as the runtime's sandbox, which the runtime then closes."""
         self._sandbox, self.loop = sandbox, asyncio.get_running_loop()
 
     async def sandbox_for_agent(self) -> Sandbox:
-        """Return the sandbox for the agent to act on, once what tools have there is started. Raises as `sandbox`, and
-        `ToolServerFailure`."""
+        """Return the sandbox for the agent, after the start of the tools' processes there.
+
+        Raises as `sandbox`, and `ToolServerFailure`.
+        """
         sandbox = await self.sandbox()
         async with self._preparing:
             if not self._prepared:
@@ -567,15 +576,15 @@ class ToolRuntime:
         return sandbox
 
     async def at_home(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the loop that the sandbox lives on, from any loop."""
+        """Run `work` on the sandbox's event loop, from any loop."""
         if self.loop is None or self.loop is asyncio.get_running_loop():
             return await work
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
 
     async def settle(self, *, over: bool = True) -> None:
-        """Kill the agent's processes once it has ended, unless the spec keeps them. Rewards look after this.
+        """Kill the agent's processes after its end, unless the spec keeps them. Rewards look after this.
 
-        Not `over`: it has ended its turn, and the sandbox's lifetime goes on.
+        Not `over`: it has ended its turn, and the sandbox's lifetime continues.
         """
         if self._sandbox is None or not self._sandbox.alive:
             return
@@ -584,12 +593,12 @@ class ToolRuntime:
             if not self.config.keep_processes:
                 await self._sandbox.kill_all(over=over)
         except SandboxFailure as failure:
-            # What the agent did to its sandbox is graded: rewards find that the sandbox is gone.
+            # The agent's effects on its sandbox are graded: rewards find that the sandbox is gone.
             if not failure.ending.graded:
                 raise
 
     async def release(self) -> None:
-        """Release the sandbox before the end of the runtime; who asks for it afterwards makes a mistake."""
+        """Release the sandbox before the end of the runtime; a later request for it is a bug."""
         self._closed = True
         try:
             for entry in self.held.values():
@@ -613,7 +622,7 @@ class ToolRuntime:
         except OSError as error:
             raise SandboxFailure(f"the sandbox did not start: {error}") from error
         if self._closed:
-            # Another task closed the runtime meanwhile and could not see this sandbox yet.
+            # Another task closed the runtime meanwhile and did not know this sandbox yet.
             await sandbox.close()
             raise self._released()
         self.start_seconds = time.perf_counter() - began
@@ -636,7 +645,7 @@ def find_runtime(task_id: str) -> ToolRuntime | None:
 
 
 def free_task_id(name: str) -> str:
-    """Return this name, or one like it where another rollout of this process has it: two runs may play one row."""
+    """Return this name, or a variant if another rollout of this process has it: two runs may use one row."""
     numbered = (f"{name}~{number}" for number in itertools.count(2))
     return next(name_tried for name_tried in itertools.chain((name,), numbered) if name_tried not in _live)
 
@@ -649,9 +658,9 @@ def own_runtimes() -> list[ToolRuntime]:
 def runtime_for(
     task_id: str | None, toolkit: Toolkit | None = None, sandbox: SandboxConfig | None = None
 ) -> ToolRuntime:
-    """Return the live runtime of a task; a new one with this sandbox (None: the default one) where there is none yet.
+    """Return the live runtime of a task, or a new one with this sandbox (None: the default one) if there is none yet.
 
-    A runtime made here lives on `own_loop`, so that a `ToolContext` may be used on any thread. It is released by
+    A runtime made here belongs to `own_loop`, so that a `ToolContext` may be used on any thread. It is released by
     `ToolContext(task_id).cleanup()`.
     """
     runtime = _live.get(task_id) if task_id is not None else None
@@ -663,17 +672,17 @@ def runtime_for(
 _OVERRIDES: dict[str, dict[str, Any]] = {}
 _IMAGES = ("docker_image", "modal_image", "singularity_image", "daytona_image")
 CLOUD = ("modal", "daytona")
-"""Backends whose sandboxes are far from this machine and its network: they have a network of their own."""
+"""Backends whose sandboxes are remote: they have a separate network."""
 
 
 def register_task_env_overrides(task_id: str, overrides: Mapping[str, Any]) -> None:
-    """Say what the sandbox of a task is to be like, before its first tool call; hermes-agent's name for it.
+    """Configure the sandbox of a task, before its first tool call; the name is from hermes-agent.
 
     Args:
-        task_id: of the task, as it is given to `HermesAgentLoop` or `ToolContext`.
+        task_id: id of the task, as passed to `HermesAgentLoop` or `ToolContext`.
         overrides: `env_type` is the backend; `docker_image`, `modal_image`, `singularity_image` or `daytona_image` the
-            image; `cwd` the working directory; `env` variables, which the reference design has not. In an environment
-            whose `terminal_backend` takes images, the image is for that backend, whichever name it has.
+            image; `cwd` the working directory; `env` variables, which the reference design does not have. In an
+            environment whose `terminal_backend` takes images, the image is for that backend, whichever name it has.
 
     Raises:
         UserError: an override is not known.
@@ -686,7 +695,7 @@ def register_task_env_overrides(task_id: str, overrides: Mapping[str, Any]) -> N
 
 
 def clear_task_env_overrides(task_id: str) -> None:
-    """Forget what `register_task_env_overrides` said."""
+    """Remove the configuration of `register_task_env_overrides`."""
     _OVERRIDES.pop(task_id, None)
 
 
@@ -716,8 +725,7 @@ def _overridden(task_id: str | None, sandbox: SandboxConfig | None) -> SandboxCo
 
 
 def _require_image(task_id: str, image: str, backend: str | None) -> None:
-    """Raise `UserError` for an image that the backend cannot have: an agent without it would fail every task of its
-    kind."""
+    """Raise `UserError` for an image that the backend cannot use: without it the agent would fail every such task."""
     if posixpath.basename(image) == "Dockerfile":
         raise UserError(f"task {task_id!r}: {image} is no image: build it, and register the name of what was built")
     if backend == "none" or (backend == "bubblewrap" and not Path(image).exists()):

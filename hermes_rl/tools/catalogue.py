@@ -1,7 +1,7 @@
-"""Which toolsets there are, and which tools a list of their names stands for.
+"""Catalogue of toolsets, and the tools that a list of toolset names selects.
 
-Each module of `hermes_rl.tools.toolsets` declares the toolset of its own name as ``TOOLSET``, and is imported when that
-is asked for. A package publishes a `Toolset` of its own as an entry point of the group `hermes_rl.toolsets`.
+Each module of `hermes_rl.tools.toolsets` declares the toolset of its name as ``TOOLSET``, and is imported when that
+toolset is requested. A package publishes a `Toolset` as an entry point of the group `hermes_rl.toolsets`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hermes_rl.tools import toolsets as package
 from hermes_rl.tools.base import Schemas, Tool, Toolkit, Toolset
 from hermes_rl.tools.hermes_toolsets import NAMES, HermesToolsets
 
-# --------------------------- Distributions: which toolsets a group of rollouts gets, drawn by chance from a seed
+# --------------------------- Distributions: toolsets of a group of rollouts, drawn at random from a seed
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +48,13 @@ DISTRIBUTIONS: dict[str, dict[str, float]] = {
     "terminal_tasks": {"terminal": 0.97, "file": 0.97, "web": 0.97, "browser": 0.75, "vision": 0.5, "image_gen": 0.1},
     "mixed_tasks": {"browser": 0.92, "terminal": 0.92, "file": 0.92, "web": 0.35, "vision": 0.15, "image_gen": 0.15},
 }
-"""Name → toolset → probability, as hermes-agent has them."""
+"""Name → toolset → probability, as in hermes-agent."""
 
 
 def draw(chances: Mapping[str, float], seed: int | str) -> tuple[str, ...]:
-    """One draw: each toolset by itself with its probability; the same for the same seed.
+    """Draw each toolset independently with its probability; the result is the same for the same seed.
 
-    A draw that leaves none takes the most probable one instead, since a group without tools would be
-    another task.
+    A draw without any toolset takes the most probable one instead, since a group without tools would be another task.
     """
     if any(not 0 <= chance <= 1 for chance in chances.values()):
         raise UserError("the probabilities of a distribution of toolsets must be between 0 and 1")
@@ -74,15 +73,15 @@ def draw(chances: Mapping[str, float], seed: int | str) -> tuple[str, ...]:
 
 
 class Supplier(Protocol):
-    """Who has the toolsets of hermes-agent."""
+    """Provides the toolsets of hermes-agent."""
 
     def tools(self, source: str) -> tuple[Tool, ...]:
-        """Return the tools of one; raises `UserError` where it cannot be had."""
+        """Return the tools of one toolset; raises `UserError` if it is not available."""
 
 
 @functools.cache
 def own_names() -> tuple[str, ...]:
-    """List the names of the toolsets that come along; nothing is imported for them."""
+    """Return the names of the bundled toolsets; nothing is imported for them."""
     names = sorted(info.name for info in pkgutil.iter_modules(package.__path__))
     return tuple(name for name in names if not name.startswith("_"))
 
@@ -108,17 +107,17 @@ def _loaded(point: EntryPoint) -> Toolset:
 
 
 def toolsets() -> dict[str, Toolset]:
-    """Load all toolsets that need no hermes-agent, by name: ours, and those of other packages."""
+    """Load all toolsets that need no hermes-agent, by name: bundled ones, and toolsets of other packages."""
     return {name: _own(name) for name in own_names()} | {name: _loaded(point) for name, point in _published().items()}
 
 
 def known_toolsets() -> tuple[str, ...]:
-    """Every name that a spec may use, also those that lack something here."""
+    """Return every name that a spec may use, including toolsets that lack a requirement here."""
     return tuple(sorted({*own_names(), *_published(), *NAMES}))
 
 
 def describe_toolsets() -> dict[str, str]:
-    """Return what each toolset of `toolsets` is for, by name."""
+    """Return the description of each toolset of `toolsets`, by name."""
     return {name: toolset.description for name, toolset in toolsets().items()}
 
 
@@ -133,12 +132,12 @@ def find_tool(name: str) -> Tool:
 def toolkit_of(
     schemas: Sequence[dict[str, Any]], names: Collection[str] | None = None, among: Toolkit | None = None
 ) -> Toolkit:
-    """Return the toolkit behind a list of schemas: the one that it carries, else built-in tools under these schemas.
+    """Return the toolkit of a list of schemas: the one that it carries, else built-in tools under these schemas.
 
     Args:
-        schemas: as a server is given them.
-        names: the tools to keep; None keeps all.
-        among: where tools are looked for before the built-in ones.
+        schemas: schemas in the form for a server.
+        names: the tools to select; None selects all.
+        among: searched for tools before the built-in ones.
 
     Raises:
         UserError: there is no built-in tool of such a name.
@@ -153,7 +152,7 @@ def toolkit_of(
 def check_toolsets(names: Sequence[str]) -> None:
     """Raise `UserError` for a name that no toolset has."""
     for name in names:
-        # Other packages are looked through only for a name that is not known without them.
+        # Other packages are searched only for a name that is unknown without them.
         if name not in own_names() and name not in NAMES and name not in (known := known_toolsets()):
             choices = ", ".join(known)
             raise UserError(f"no toolset is named {name!r}{did_you_mean(name, known)} (there are {choices})")
@@ -162,10 +161,11 @@ def check_toolsets(names: Sequence[str]) -> None:
 def resolve_toolsets(
     enabled: Iterable[str] | None, disabled: Sequence[str] = (), others: Supplier | None = None
 ) -> tuple[Tool, ...]:
-    """Return the tools of the toolsets `enabled` without those `disabled`, each once; None enables all of `toolsets`.
+    """Return the tools of the toolsets `enabled` without the `disabled` ones, each once; None enables all of
+    `toolsets`.
 
-    Those of hermes-agent come from `others` (default: hermes-agent with this process's environment, where
-    finding out what one offers takes a second). Raises `UserError` for one that cannot work here.
+    Toolsets of hermes-agent come from `others` (default: hermes-agent with this process's environment, where describing
+    a toolset takes a second). Raises `UserError` for one that cannot work here.
     """
     if enabled is None:
         enabled = tuple(toolsets())
@@ -191,19 +191,19 @@ def _hermes_of_process() -> HermesToolsets:
 
 
 def sample_distribution(distribution: str | Mapping[str, float], seed: int | str) -> tuple[str, ...]:
-    """Return the toolsets of one draw from a named distribution or one of the user's own; see `draw`."""
+    """Return the toolsets of one draw from a named distribution or a user's distribution; see `draw`."""
     chances = _chances(distribution)
     check_toolsets(tuple(chances))
     return draw(chances, seed)
 
 
 def drawable(distribution: str | Mapping[str, float]) -> list[str]:
-    """Return the toolsets that a draw may have; raises `UserError` where no distribution has the name."""
+    """Return the toolsets that a draw may contain; raises `UserError` if no distribution has the name."""
     return [name for name, chance in _chances(distribution).items() if chance > 0]
 
 
 def _chances(distribution: str | Mapping[str, float]) -> Mapping[str, float]:
-    """Return a distribution, which may be given by its name; raises `UserError` where none has the name."""
+    """Return a distribution, which may be given by its name; raises `UserError` if none has the name."""
     if not isinstance(distribution, str):
         return distribution
     if distribution not in DISTRIBUTIONS:

@@ -1,7 +1,7 @@
-"""`ToolContext`: a rollout's sandbox as rewards see it, without await.
+"""`ToolContext`: give rewards access to a rollout's sandbox, without await.
 
-What the agent did wrong (a file that is not there, a command that fails) is in the answer, or an `OSError` that is an
-`AgentFault` too: a reward that does not expect it gets the low end of its range. An infrastructure failure is raised.
+Errors of the agent (a missing file, a command that fails) are in the result, or an `OSError` that is an `AgentFault`
+too: a reward that does not handle it gets the low end of its range. An infrastructure failure is raised.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class _OfThisMachineError(OSError):
-    """A file of this machine cannot be read, which is no doing of the agent."""
+    """A file of this machine cannot be read, which the agent has not caused."""
 
 
 async def _of_this_machine(read: Callable[[Path], T], path: Path) -> T:
@@ -50,7 +50,7 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def _content(path: Path) -> tuple[bytes, int] | None:
-    """Bytes and permissions of a file; None for a folder."""
+    """Return bytes and permissions of a file, or None for a directory."""
     if path.is_dir():
         return None
     return path.read_bytes(), path.stat().st_mode & 0o777
@@ -60,43 +60,47 @@ def _content(path: Path) -> tuple[bytes, int] | None:
 
 
 READ_BYTES = 16 << 20
-"""Bytes of a file that a reward gets at most, where it asks for no other limit: files of the agent are read whole, and
-by many rewards at a time."""
+"""Maximum bytes of a file that a reward gets, unless it sets another limit: files of the agent are read completely, and
+by many rewards at a time.
+"""
 DOWNLOAD_BYTES = 1 << 30
-"""Bytes of a folder that are copied to this machine's disk at most."""
+"""Maximum bytes of a directory that are copied to this machine's disk."""
 
 
 UNTOUCHED = "/untouched"
-"""The end of the name of a sandbox that `ToolContext.untouched` has opened."""
+"""Suffix of the name of a sandbox that `ToolContext.untouched` has opened."""
 REMEMBERED = 10_000
-"""Values of `ToolContext.remember` that are kept in all, the newest ones."""
+"""Total number of stored values of `ToolContext.remember`; the newest ones are kept."""
 _remembered: dict[tuple[str, str], Any] = {}
 
 
 @lives_in_runner("hermes_rl.foreign.stand_ins:ContextStandIn")
 class ToolContext:
-    """The sandbox of the rollout `task_id`, for as long as that rollout lives.
+    """The sandbox of the rollout `task_id`, during the lifetime of that rollout.
 
-    Its methods block until the sandbox has answered, so call them where a reward runs: in a thread other than the event
-    loop's. Paths are the sandbox's; commands have the sandbox's own environment, not what the agent exported.
+    Its methods block until the sandbox has replied, so call them where a reward runs: in a thread other than the event
+    loop's. Paths are paths in the sandbox; commands have the sandbox's environment, not the variables that the agent
+    exported.
     """
 
     def __init__(self, task_id: str) -> None:
         self.task_id = task_id
 
     def stand_in_fields(self) -> dict[str, str]:
-        """Return the fields of the object that stands for this one in a process of foreign code."""
+        """Return the fields of the proxy object for this one in a user code process."""
         return {"task_id": self.task_id}
 
     def terminal(self, command: str, timeout: float = 180) -> dict[str, Any]:
-        """Run a shell command: ``{"exit_code", "output"}``, and ``"timed_out"`` where it was killed. It has no more
-        time than `agent.task_timeout` leaves to the rewards of a rollout."""
+        """Run a shell command: ``{"exit_code", "output"}``, and ``"timed_out"`` if it was killed.
+
+        Its time is limited to the time that `agent.task_timeout` leaves to the rewards of a rollout.
+        """
         return self._run(timeout, lambda sandbox, seconds: sandbox.run(command, timeout=seconds), _answer)
 
     def terminal_heard(self, command: str, timeout: float = 180) -> dict[str, Any]:
-        """Run a shell command as `terminal` does, and add ``"heard"``: what its processes said on `REPORT_FD`.
+        """Run a shell command as `terminal` does, and add ``"heard"``: the messages of its processes on `REPORT_FD`.
 
-        It is a list of (process id, text), and None where more was said than is heard.
+        It is a list of (process id, text), or None if the messages exceed the limit.
         """
         heard = self._run(timeout, lambda sandbox, seconds: sandbox.run_heard(command, timeout=seconds), _heard)
         return {"heard": [], **heard}
@@ -104,10 +108,11 @@ class ToolContext:
     def terminal_apart(
         self, command: str, *, here: Sequence[str], there: Sequence[str], timeout: float = 180
     ) -> dict[str, Any]:
-        """Run a command in this `untouched` sandbox as `terminal_heard` does, beside two that speak with each other.
+        """Run a command in this `untouched` sandbox as `terminal_heard` does, with two programs connected to each
+        other.
 
-        Meanwhile what `here`, a program in this sandbox, writes to its standard output is the standard input of
-        `there`, a program in the sandbox that this one was opened from, and the other way round. Add ``"seconds"``.
+        Meanwhile the standard output of `here`, a program in this sandbox, is the standard input of `there`, a program
+        in the sandbox from which this one was opened, and the reverse. Add ``"seconds"``.
         """
         other = find_runtime(self.task_id.removesuffix(UNTOUCHED)) if self.task_id.endswith(UNTOUCHED) else None
         if other is None:
@@ -143,33 +148,34 @@ class ToolContext:
             return {"exit_code": KILLED_EXIT_CODE, "output": str(error)}
 
     def read_file(self, path: str, limit: int = READ_BYTES) -> dict[str, Any]:
-        """Return the text of a file: ``{"content"}``; where it cannot be read, or has more than `limit` bytes, an
-        ``"error"`` too."""
+        """Return the text of a file: ``{"content"}``, and an ``"error"`` if it cannot be read, or has more than `limit`
+        bytes.
+        """
         try:
             return {"content": self.read_bytes(path, limit).decode("utf-8", "replace")}
         except OSError as error:
             return {"content": "", "error": f"{path}: {error.strerror}"}
 
     def read_bytes(self, path: str, limit: int = READ_BYTES) -> bytes:
-        """Return the bytes of a file; raises `OSError`, with EFBIG where there are more than `limit`."""
+        """Return the bytes of a file; raises `OSError`, with EFBIG if there are more than `limit`."""
         return self._on_sandbox(lambda sandbox: sandbox.read_file(path, limit=limit))
 
     def write_file(self, path: str, content: str | bytes, mode: int | None = None) -> dict[str, Any]:
-        """Put a file in place, whatever is there; it is taken away again by `restore`."""
+        """Write a file, whatever exists there; `restore` removes it again."""
         data = content.encode("utf-8") if isinstance(content, str) else content
         staging = self.runtime.staging
         try:
             self._on_sandbox(lambda sandbox: staging.write(sandbox, path, data, mode))
         except OSError as error:
-            # Nothing but the agent's own doing, such as a disk that it has filled, is in the way of a file.
+            # Only an effect of the agent, such as a full disk, can prevent the file from being written.
             return {"bytes_written": 0, "error": f"{path}: {error.strerror}"}
         return {"bytes_written": len(data)}
 
     def artifact(self, name: str) -> bytes:
-        """Return what was kept of the sandbox under this name: a file, or what a command printed.
+        """Return the content of the artifact with this name: a file, or the output of a command.
 
         Raises:
-            OSError: it could not be taken from the agent's sandbox, or is a folder there, with the reason.
+            OSError: it could not be saved from the agent's sandbox, or is a directory there, with the reason.
             UserError: the spec has no such artifact.
         """
         artifacts = self.runtime.artifacts
@@ -185,20 +191,20 @@ class ToolContext:
         return artifact.files[0].data
 
     def resolve(self, path: str) -> str:
-        """Return a path of the sandbox made absolute."""
+        """Return the absolute form of a path of the sandbox."""
         return self._on_sandbox(_itself).resolve(path)
 
     def relative(self, path: str) -> str:
-        """Return a path of the sandbox, relative to the working directory where it lies in it."""
+        """Return a path of the sandbox, relative to the working directory if it is below it."""
         return _relative(self._on_sandbox(_itself), path)
 
     def provided(self) -> list[str]:
-        """Return the files that the spec itself lays into the sandbox, as `relative` has them."""
+        """Return the files that the spec itself writes into the sandbox, as `relative` paths."""
         sandbox = self._on_sandbox(_itself)
         return [_relative(sandbox, file.to) for file in self.runtime.config.files]
 
     def brought(self) -> dict[str, bool]:
-        """Return the files of artifacts in this fresh sandbox, by `relative` path: whether each replaced another."""
+        """Return the artifact files in this fresh sandbox, by `relative` path: True if the file replaced another."""
         replaced = self.runtime.laid.replaced
 
         async def work(sandbox: Sandbox) -> dict[str, bool]:
@@ -207,7 +213,7 @@ class ToolContext:
         return self._on_sandbox(work)
 
     def withdraw(self, paths: Sequence[str]) -> None:
-        """Take away these files of artifacts in this fresh sandbox; what they replaced is back."""
+        """Remove these artifact files from this fresh sandbox; the files that they replaced are restored."""
         artifacts = self.runtime.laid
 
         async def work(sandbox: Sandbox) -> None:
@@ -217,11 +223,11 @@ class ToolContext:
         self._on_sandbox(work)
 
     def recall(self, key: str) -> Any:
-        """Return what was remembered under this key for sandboxes of the same description; None where nothing was."""
+        """Return the value stored under this key for sandboxes of the same description, or None if there is none."""
         return _remembered.get((self._description(), key))
 
     def remember(self, key: str, value: Any) -> None:
-        """Remember a value of JSON for all sandboxes of this description, for as long as this process lives."""
+        """Store a JSON value for all sandboxes of this description, for the lifetime of this process."""
         _remembered[self._description(), key] = value
         while len(_remembered) > REMEMBERED:
             _remembered.pop(next(iter(_remembered)), None)
@@ -233,7 +239,7 @@ class ToolContext:
         return hashlib.sha256(repr((parts, files, config.services)).encode("utf-8", "surrogatepass")).hexdigest()
 
     def search(self, query: str, path: str = ".") -> dict[str, Any]:
-        """Lines that match a regular expression, as the tool `search_files` answers."""
+        """Return the lines that match a regular expression, in the form of the tool `search_files`."""
         wanted = Query(query, path=path)
         try:
             return self._on_sandbox(lambda sandbox: search(sandbox, wanted, cwd=None, timeout=60))
@@ -241,9 +247,9 @@ class ToolContext:
             return {"error": str(error)}
 
     def upload_file(self, local: str | Path, remote: str) -> dict[str, Any]:
-        """Copy a file of this machine into the sandbox: ``{"exit_code", "output"}``; 0 where it is there, as a shell.
+        """Copy a file of this machine into the sandbox: ``{"exit_code", "output"}``, with exit code 0 if it exists.
 
-        A file that this machine does not have is an answer too, with -1, as in the reference design.
+        A file that this machine does not have gives a result too, with -1, as in the reference design.
         """
         source = Path(local)
         if not source.is_file():
@@ -254,8 +260,10 @@ class ToolContext:
         return _uploaded(remote, written["bytes_written"])
 
     def upload(self, local: str | Path, remote: str) -> dict[str, Any]:
-        """Copy a file or a folder of this machine into the sandbox, in the place of whatever is there; OSError where
-        this machine does not have it, or it cannot be read."""
+        """Copy a file or a directory of this machine into the sandbox, replacing whatever exists there.
+
+        Raises OSError if this machine does not have it, or it cannot be read.
+        """
         source = Path(local)
         if not source.is_dir():
             return self.write_file(remote, source.read_bytes(), source.stat().st_mode & 0o777)
@@ -263,10 +271,10 @@ class ToolContext:
         return {"files": len(sizes)} if problem is None else {"files": 0, "error": problem}
 
     def empty_dir(self, path: str) -> None:
-        """Make a directory of the sandbox in which a grader works, empty, in the place of whatever is there.
+        """Make an empty directory in the sandbox, in which a grader works, replacing whatever exists there.
 
-        Nothing of the agent takes part in it: no program of its own, and no shell. Raises `AgentFault` where what the
-        agent has left does not allow it, so that nothing that it has laid there is taken for the grader's.
+        Nothing of the agent takes part in it: none of its programs, and no shell. Raises `AgentFault` if files of the
+        agent prevent it, so that no file that the agent has put there is taken for the grader's.
         """
         with TemporaryDirectory() as empty:
             answer = ToolContext.upload(self, empty, path)
@@ -274,9 +282,9 @@ class ToolContext:
             raise AgentFault(f"the directory of the grader cannot be made: {answer['error']}")
 
     def upload_dir(self, local: str | Path, remote: str) -> list[dict[str, Any]]:
-        """Copy a folder of this machine into the sandbox: for each file what `upload_file` answers.
+        """Copy a directory of this machine into the sandbox: return the result of `upload_file` for each file.
 
-        Files that are there already are replaced. Where something goes wrong, the last answer says what.
+        Existing files are replaced. If something goes wrong, the last result contains the error.
         """
         if not Path(local).is_dir():
             return [_not_uploaded(-1, f"Local directory not found: {local}")]
@@ -284,9 +292,9 @@ class ToolContext:
         return [_uploaded(*file) for file in sizes.items()] + ([_not_uploaded(1, problem)] if problem else [])
 
     def _upload_folder(self, local: Path, remote: str, *, replace: bool) -> tuple[dict[str, int], str | None]:
-        """Copy a folder, byte by byte, without a shell, and with the permissions of its files.
+        """Copy a directory, byte by byte, without a shell, and with the permissions of its files.
 
-        Returns the size of each file that is there now, by its path, and what has gone wrong in the sandbox.
+        Returns the size of each file that exists now, by its path, and the error in the sandbox.
         """
         staging, sizes = self.runtime.staging, dict[str, int]()
 
@@ -312,7 +320,7 @@ class ToolContext:
         return sizes, None
 
     def download_file(self, remote: str, local: str | Path, limit: int = READ_BYTES) -> dict[str, Any]:
-        """Copy a file of at most `limit` bytes to this machine; ``"success"`` says whether it was there."""
+        """Copy a file of at most `limit` bytes to this machine; ``"success"`` is True if it existed."""
         try:
             data = self.read_bytes(remote, limit)
         except OSError as error:
@@ -322,10 +330,11 @@ class ToolContext:
         return {"success": True, "bytes": len(data)}
 
     def download_dir(self, remote: str, local: str | Path, limit: int = DOWNLOAD_BYTES) -> list[dict[str, Any]]:
-        """Copy a folder of the sandbox to this machine: for each file what `download_file` answers, and its path there.
+        """Copy a directory of the sandbox to this machine: return the result of `download_file` for each file, and its
+        path.
 
-        A folder that is not there, or has no file, is one answer without success. Where all files have more than
-        `limit` bytes, the last answer is without success. Symlinks are left out: they could point anywhere.
+        A directory that does not exist, or has no file, gives one result without success. If all files have more than
+        `limit` bytes, the last result is without success. Symlinks are omitted: they could point anywhere.
         """
         done: list[dict[str, Any]] = []
 
@@ -352,13 +361,13 @@ class ToolContext:
         return done or [{"success": False, "error": f"{remote}: the folder has no files"}]
 
     def call_tool(self, name: str, args: dict[str, Any]) -> str:
-        """Return what the model would be answered for this call; built-in tools need not be among the rollout's."""
+        """Return the result that the model would get for this call; built-in tools need not be among the rollout's."""
         runtime = self.runtime
         toolkit = runtime.toolkit
         if toolkit.get(name) is None:
             toolkit = Toolkit(tool for each in toolsets().values() for tool in each.tools)
         if toolkit.get(name) is None:
-            # An answer that says so would be taken for what the tool found, and become a wrong score.
+            # An error result would be taken for a result of the tool, and become a wrong score.
             raise UserError(
                 f"the rollout has no tool {name!r}, so a reward cannot call it: add its toolset to the toolsets that "
                 "are enabled"
@@ -369,7 +378,7 @@ class ToolContext:
         return outcomes[0].content
 
     def play(self, turns: Sequence[Mapping[str, Any]]) -> None:
-        """Make the tool calls of these turns, as a spec's `solution` has them, and end as an agent ends."""
+        """Run the tool calls of these turns, in the form of a spec's `solution`, and end as an agent ends."""
         for turn in turns:
             for call in turn.get("tools") or ():
                 self.call_tool(call["name"], call.get("args") or {})
@@ -378,24 +387,24 @@ class ToolContext:
 
     @contextmanager
     def staged(self) -> Iterator[None]:
-        """Files put in place inside of this block are taken away at its end."""
+        """Remove the files that the block puts in place at its end."""
         try:
             yield
         finally:
             self.restore()
 
     def restore(self) -> None:
-        """Take away every file that was put in place, and bring back what was there before."""
+        """Remove every file that was put in place, and restore the previous files."""
         runtime = find_runtime(self.task_id)
-        if runtime is None:  # released with all that was put in place
+        if runtime is None:  # released with all files that were put in place
             return
         if not runtime.staging.empty and not runtime.killed_by_agent:
-            with suppress(KilledByAgentError):  # nothing is left to take away
+            with suppress(KilledByAgentError):  # nothing is left to remove
                 self._on_sandbox(runtime.staging.restore)
 
     @contextmanager
     def untouched(self) -> Iterator[ToolContext]:
-        """Open a new sandbox as the spec describes it, for the block; nothing of the rollout is in it."""
+        """Open a new sandbox from the spec's description, for the block; it contains no file of the rollout."""
         own = self.runtime
         name = self.task_id + UNTOUCHED
         fresh = ToolRuntime(own.config, task_id=name, toolkit=own.toolkit, factory=own.factory, loop=own.loop)
@@ -405,13 +414,13 @@ class ToolContext:
             self._wait(own, fresh.close())
 
     def cleanup(self) -> None:
-        """Release the sandbox of a task of one's own; that of a rollout of a run is released by the run."""
+        """Release the sandbox of a task that the caller created; the run releases the sandboxes of its rollouts."""
         runtime = find_runtime(self.task_id)
         if runtime is not None and not runtime.of_a_run:
             self._wait(runtime, runtime.close())
 
     def web_search(self, query: str, limit: int = 5) -> Any:
-        """Return what the tool of that name answers, which the rollout must have, as a value."""
+        """Return the result of the tool of that name, which the rollout must have, as a value."""
         return _value(self.call_tool("web_search", {"query": query, "limit": limit}))
 
     def web_extract(self, urls: list[str]) -> Any:
@@ -432,14 +441,16 @@ class ToolContext:
 
     @property
     def runtime(self) -> ToolRuntime:
-        """The live machine of the rollout; raises UserError where it was released."""
+        """Live runtime of the rollout; raises UserError if it was released."""
         runtime = find_runtime(self.task_id)
         if runtime is None:
             raise UserError(f"task {self.task_id!r} has no live sandbox: it was released, or never made")
         return runtime
 
     def _on_sandbox(self, work: Callable[[Sandbox], Awaitable[T]]) -> T:
-        """Work on the sandbox; one that the agent killed is an answer (`KilledByAgentError`), not our failure."""
+        """Run work on the sandbox; a sandbox that the agent killed gives a result (`KilledByAgentError`), not an
+        infrastructure failure.
+        """
         runtime = self.runtime
         self._require_no_fault(runtime)
 
@@ -477,7 +488,7 @@ class ToolContext:
 
 
 class ConfinedContext(ToolContext):
-    """A context that reaches no file of this machine and nothing that other rollouts use."""
+    """A context without access to files of this machine and to resources of other rollouts."""
 
     def _refused(self, method: str) -> UserError:
         return UserError(
@@ -486,7 +497,7 @@ class ConfinedContext(ToolContext):
         )
 
     def upload_file(self, local: str | Path, remote: str) -> dict[str, Any]:
-        """Refuse: the file is this machine's."""
+        """Refuse: the file belongs to this machine."""
         raise self._refused("upload_file")
 
     def upload(self, local: str | Path, remote: str) -> dict[str, Any]:
@@ -510,12 +521,14 @@ class ConfinedContext(ToolContext):
 
 
 def cleanup_vm(task_id: str) -> None:
-    """Release the sandbox of a task of one's own; the reference design's name for `ToolContext(task_id).cleanup()`."""
+    """Release the sandbox of a task that the caller created; the reference design's name for
+    `ToolContext(task_id).cleanup()`.
+    """
     ToolContext(task_id).cleanup()
 
 
 def cleanup_all_environments() -> None:
-    """Release the sandboxes of all tasks of one's own; those of rollouts of a run are released by the run."""
+    """Release the sandboxes of all tasks that callers created; the run releases the sandboxes of its rollouts."""
     for runtime in own_runtimes():
         cleanup_vm(runtime.task_id)
 
@@ -547,7 +560,7 @@ def _relative(sandbox: Sandbox, path: str) -> str:
 
 
 def _value(answer: str) -> Any:
-    """Return the value of a tool's JSON; text that is none as it is."""
+    """Return the value of a tool's JSON; other text is returned unchanged."""
     try:
         return read_json(answer)
     except ValueError:

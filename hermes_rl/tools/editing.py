@@ -1,12 +1,12 @@
-"""Finding a passage in a text although a model did not copy it to the letter, and replacing it.
+"""Find a passage in a text although a model did not copy it exactly, and replace it.
 
-Owns the ways of looking, from strict to lenient. The first that finds anything decides, so that a lenient
-match never competes with an exact one:
+Owns the search methods, from strict to lenient. The first that finds anything decides, so that a lenient match never
+competes with an exact one:
 
-1. exactly;
-2. line by line, without trailing white space;
-3. line by line, without leading white space too: the replacement is moved to the indentation found;
-4. line by line, with every run of white space as one space and typographic quotes and dashes as plain ones."""
+1. exactly; 2. line by line, without trailing white space; 3. line by line, without leading white space too: the
+replacement is moved to the indentation found; 4. line by line, with every run of white space as one space and
+typographic quotes and dashes as plain ones.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from typing import Any, Literal
 # ------------------------------------------------------------------------------- Finding and replacing a passage
 
 LENIENT_CHARACTERS, LENIENT_LINES = 2 << 20, 100_000
-"""Size of the largest text in which a passage is looked for that was not copied to the letter."""
+"""Size of the largest text in which a passage is searched that was not copied exactly."""
 MOST_ADDED = 16 << 20
-"""Characters by which a text may grow at once: a short passage may be in it a million times."""
+"""Maximum characters by which a text may grow at once: a short passage may be in it a million times."""
 
 PIECE = 1 << 16
-"""Characters in which a passage is replaced at once."""
+"""Size in characters of the chunks in which a passage is replaced."""
 
 _PLAIN = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "\u00a0": " "})
 
 
 class NoMatchError(Exception):
-    """The passage is not there, or is there more often than it may be; the message is for the model."""
+    """The passage is missing, or occurs more often than allowed; the message is for the model."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """A place in a text, as offsets, and the text to put there."""
+    """A location in a text, as offsets, and its replacement."""
 
     start: int
     end: int
@@ -46,23 +46,23 @@ class Span:
 
 @dataclass(frozen=True)
 class LooseMatch:
-    """Where lines are that were not copied to the letter."""
+    """Location of lines that were not copied exactly."""
 
     start: int
     end: int
     indent: str | None
-    """The indentation of its first line, to which the replacement is moved; None: the replacement stays as it is."""
+    """Indentation of its first line, to which the replacement is moved; None: the replacement is unchanged."""
     cut: bool
-    """The line break at its end is not part of it."""
+    """True if the line break at its end is not part of it."""
 
     def span(self, old: str, new: str) -> Span:
-        """Return what `new` is there in place of `old`; raises `NoMatchError` where that would be too much."""
+        """Return the replacement of `old` by `new` at this location; raises `NoMatchError` if it would be too large."""
         text = new if self.indent is None else _reindented(new, old, self.indent)
         return Span(self.start, self.end, text.removesuffix("\n") if self.cut else text)
 
 
 def replace(text: str, old: str, new: str, *, everywhere: bool = False) -> str:
-    """`text` with `old` replaced by `new`; raises `NoMatchError` unless it is there once, or `everywhere`."""
+    """Return `text` with `old` replaced by `new`; raises `NoMatchError` unless it occurs once, or `everywhere`."""
     if not old:
         raise NoMatchError("old_string is empty")
     if old == new:
@@ -87,16 +87,16 @@ def replace(text: str, old: str, new: str, *, everywhere: bool = False) -> str:
 
 
 def _replaced(text: str, old: str, new: str, most_added: float = math.inf) -> tuple[int, str]:
-    """Return how often `old` is in a text, and the text with `new` in its place; a part where that adds too much.
+    """Return the number of occurrences of `old`, and the text with `new` instead; incomplete if that adds too much.
 
-    In pieces, between which other threads get their turn: what `str` does in one call holds them all up.
+    Works in chunks, between which other threads get their turn: one call of `str` would block them all.
     """
     parts, count, start = list[str](), 0, 0
     while start < len(text):
         end = start + max(PIECE, len(old)) + len(old)
         pieces = text[start:end].split(old)
         count += len(pieces) - 1
-        begun = min(len(old) - 1, len(pieces[-1])) if end < len(text) else 0  # what may be the start of an `old`
+        begun = min(len(old) - 1, len(pieces[-1])) if end < len(text) else 0  # a possible start of an `old`
         pieces[-1] = pieces[-1][: len(pieces[-1]) - begun]
         if count * (len(new) - len(old)) <= most_added:
             parts.append(new.join(pieces))
@@ -105,7 +105,7 @@ def _replaced(text: str, old: str, new: str, most_added: float = math.inf) -> tu
 
 
 def only_crlf(text: str) -> bool:
-    """Return True where every line of a text ends as on Windows, so that it can be edited as if none did."""
+    """Return True if every line of a text ends as on Windows, so that it can be edited without these line ends."""
     return 0 < text.count("\r\n") == text.count("\n")
 
 
@@ -123,8 +123,10 @@ def _require_room(added: int) -> None:
 
 
 def find_lines(text: str, old: str) -> list[LooseMatch]:
-    """Where the lines of `old` are, by the strictest lenient way that finds them; nothing in a text that is too large
-    for it, since each line is looked at three times."""
+    """Return the locations of the lines of `old`, by the strictest lenient method that finds them.
+
+    Returns an empty list for a text that is too large, since each line is read three times.
+    """
     if len(text) > LENIENT_CHARACTERS or text.count("\n") > LENIENT_LINES:
         return []
     lines = text.split("\n")
@@ -136,7 +138,7 @@ def find_lines(text: str, old: str) -> list[LooseMatch]:
 
 
 def apply(text: str, spans: list[Span]) -> str:
-    """`text` with every span replaced; they are in order and do not overlap."""
+    """Return `text` with every span replaced; spans are in order and do not overlap."""
     parts, end = [], 0
     for span in spans:
         parts += [text[end : span.start], span.text]
@@ -148,7 +150,7 @@ def _by_lines(lines: list[str], old: str, normal: Callable[[str], str], *, reind
     wanted = [normal(line) for line in old.removesuffix("\n").split("\n")]
     if not any(wanted):
         return []
-    # As one text each, so that looking for it takes time in proportion to its length, whatever repeats in it.
+    # As one text each, so that the search takes time in proportion to its length, even with repetitions.
     normals = [normal(line) for line in lines]
     whole, part = "\n".join(["", *normals, ""]), "\n".join(["", *wanted, ""])
     begins = list(accumulate((len(line) + 1 for line in normals), initial=0))
@@ -164,7 +166,7 @@ def _by_lines(lines: list[str], old: str, normal: Callable[[str], str], *, reind
 
 
 def _reindented(new: str, old: str, want: str) -> str:
-    """Return `new` moved as far as the indentation wanted is from that of the first line of `old`."""
+    """Return `new` moved by the distance from the indentation of the first line of `old` to the wanted one."""
     have = _indent(old.split("\n", 1)[0])
     if have == want:
         return new
@@ -182,7 +184,7 @@ def _folded(line: str) -> str:
 
 
 def _nearest(text: str, old: str) -> str:
-    """Return a hint where the first line of `old` is in the text by itself."""
+    """Return a hint if the first line of `old` occurs in the text alone."""
     first = next((line.strip() for line in old.split("\n") if line.strip()), "")
     at = text.find(first) if first else -1
     if at != -1:
@@ -198,32 +200,32 @@ def _nearest(text: str, old: str) -> str:
 #     *** Move File: old -> new
 #     *** End Patch
 
-# What is repeated is taken whole (`*+`), and blanks at an end are stripped: a line of nothing but blanks is read once.
+# Repetitions are possessive (`*+`), and trailing blanks are stripped: a line of only blanks is read once.
 _HEADER = re.compile(r"\*\*\*\s*+(Update|Add|Delete|Move)\s++File:\s*+(?=\S)(.*)")
 _MOVE_TO = re.compile(r"\*\*\*\s*+Move\s++to:\s*+(?=\S)(.*)")
 
 
 MOST_WORK = 1 << 30
-"""Hunks times characters of the file that they are looked for in; about a second."""
+"""Maximum of hunks times characters of the searched file; about a second."""
 LENIENT_WORK = 1 << 24
-"""The same for hunks that were not copied to the letter, where each line counts as `LINE_WORK` characters more."""
+"""The same for hunks that were not copied exactly, where each line counts as `LINE_WORK` characters more."""
 LINE_WORK = 32
 
 
 class PatchFormError(Exception):
-    """The patch cannot be read; the message is for the model."""
+    """The patch cannot be parsed; the message is for the model."""
 
 
 @dataclass
 class Hunk:
-    """A change at one place; `hint` is a line above it."""
+    """A change at one location; `hint` is a line above it."""
 
     hint: str = ""
     before: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)
 
     def take(self, line: str) -> None:
-        # Models leave out the space in front of an empty line, and sometimes of others too.
+        # Models omit the space at the start of an empty line, and sometimes of others too.
         sign, rest = (line[0], line[1:]) if line[:1] in {" ", "-", "+"} else (" ", line)
         if sign != "+":
             self.before.append(rest)
@@ -233,12 +235,12 @@ class Hunk:
 
 @dataclass
 class Change:
-    """What a patch does to one file."""
+    """Change of one file by a patch."""
 
     kind: Literal["update", "add", "delete", "move"]
     path: str
     target: str | None = None
-    """Where an update or a move puts the file."""
+    """New path of the file for an update or a move."""
     hunks: list[Hunk] = field(default_factory=list)
 
 
@@ -263,7 +265,7 @@ def parse(patch: str) -> list[Change]:
 
 
 def update(text: str, hunks: list[Hunk]) -> str:
-    """`text` with all hunks applied in order; raises `NoMatchError` where one does not fit."""
+    """Return `text` with all hunks applied in order; raises `NoMatchError` if one does not fit."""
     if len(hunks) * len(text) > MOST_WORK:
         raise NoMatchError(f"{len(hunks)} hunks are too many for a file of this size; make several patches of it")
     crlf = only_crlf(text)
@@ -278,13 +280,13 @@ def update(text: str, hunks: list[Hunk]) -> str:
 
 
 class LenientSearch:
-    """Looks for lines that were not copied to the letter, as long as that does not take too long in all."""
+    """Finds lines that were not copied exactly, until the total work exceeds a limit."""
 
     def __init__(self) -> None:
         self._remaining = LENIENT_WORK
 
     def places(self, text: str, old: str) -> list[LooseMatch]:
-        """Return where the lines are; nothing where too much has been looked through already."""
+        """Return the locations of the lines; an empty list if the limit is exceeded."""
         self._remaining -= len(text) + LINE_WORK * text.count("\n")
         return find_lines(text, old) if self._remaining >= 0 else []
 
@@ -306,7 +308,7 @@ def _body(patch: str) -> list[str]:
 
 
 def _change(kind: Any, path: str) -> Change:
-    """Return the change of a header, whose kind is one of those of `Change`."""
+    """Return the change of a header; `kind` is one of the kinds of `Change`."""
     if kind != "move":
         return Change(kind, path)
     source, arrow, target = path.partition("->")
@@ -331,7 +333,7 @@ def _take(change: Change, line: str) -> None:
 
 
 def _apply(text: str, hunk: Hunk, position: int, search: LenientSearch) -> tuple[str, int]:
-    """Return the text after one hunk, and the offset from which the next is looked for."""
+    """Return the text after one hunk, and the offset from which to search for the next."""
     start = _after_hint(text, hunk.hint, position)
     if not hunk.before:
         return _insert(text, hunk, start if hunk.hint else len(text))
@@ -345,13 +347,13 @@ def _apply(text: str, hunk: Hunk, position: int, search: LenientSearch) -> tuple
         raise NoMatchError(f"its lines were not found, beginning with {hunk.before[0][:80]!r}")
     end = span.end
     if not hunk.after and end < len(text):
-        end += 1  # with the last of its lines the line break goes too
+        end += 1  # the line break is removed with the last of its lines
     span = Span(span.start, end, span.text)
     return apply(text, [span]), span.start + len(span.text)
 
 
 def _whole_lines(text: str, hunk: Hunk, start: int) -> Span | None:
-    """Where the lines of a hunk are to the letter: from `start` on, or else anywhere."""
+    """Return the exact location of the lines of a hunk: from `start` on, or else anywhere."""
     old = "\n".join(hunk.before)
     framed = f"\n{text}\n"
     at = framed.find(f"\n{old}\n", start)
@@ -360,7 +362,7 @@ def _whole_lines(text: str, hunk: Hunk, start: int) -> Span | None:
 
 
 def _after_hint(text: str, hint: str, position: int) -> int:
-    """Return the offset of the line after the one that the hint names; where it is not there, `position`."""
+    """Return the offset of the line after the one that the hint names; if it is missing, `position`."""
     at = text.find(hint, position) if hint else -1
     if at == -1:
         return position

@@ -1,7 +1,7 @@
-"""Running the tool calls of one turn: checked, together where the tools allow it, answered in order.
+"""Run the tool calls of one turn: checked, concurrently if the tools allow it, with results in order.
 
-Each call is made exactly once. Whatever the model wrote and whatever a tool does, the answer is a text, and a
-`ToolError` records what went wrong. Only what is neither's doing leaves this module: a `Failure`, a mistake in the
+Each call is executed exactly once. Whatever the model wrote and whatever a tool does, the result is a text, and a
+`ToolError` records the error. Only errors that neither has caused leave this module: a `Failure`, a mistake in the
 user's setup, cancellation.
 """
 
@@ -38,24 +38,25 @@ from hermes_rl.tools.base import (
 )
 from hermes_rl.values import NESTED, read_bounded, too_deep
 
-# ------------------------------------------------------------------------------ Arguments: reading and checking
-# Superfluous parameters are errors, also where the schema does not say so; within parameters the schema alone decides.
+# ------------------------------------------------------------------------------ Arguments: parsing and checking
+# Superfluous parameters are errors, even if the schema does not exclude them; within parameters the schema alone
+# decides.
 
 _PLAIN = frozenset({"type", "title", "description", "default"})
-"""Keys of a schema that asks for a type and nothing else."""
+"""Keys of a schema that only requires a type."""
 _PLAIN_OBJECT = frozenset({*_PLAIN, "properties", "required", "additionalProperties", "$defs"})
-"""Keys of a schema that asks no more of an object than which parameters it has."""
+"""Keys of a schema that only defines which parameters an object has."""
 _PLAIN_TYPES = frozenset({"string", "integer", "number", "boolean"})
 SHORT = 1 << 14
-"""Characters of arguments up to which they are read on the event loop."""
+"""Characters of arguments up to which they are parsed on the event loop."""
 SHORT_CHECK = 1 << 12
-"""Characters of arguments up to which they are checked there, where the schema is not costly."""
+"""Characters of arguments up to which they are checked there, if the schema is not costly."""
 CHECK_SECONDS = 1.0
-"""For checking a call beside the event loop."""
+"""Timeout in seconds for checking a call outside the event loop."""
 
 
 def read_arguments(raw: object) -> dict[str, Any]:
-    """Return the JSON object that the model wrote; raises `ToolInputError` for anything else. Nothing is ``{}``."""
+    """Return the JSON object that the model wrote; raises `ToolInputError` for anything else. Empty text is ``{}``."""
     if raw is None or (isinstance(raw, str) and not raw.strip()):
         return {}
     try:
@@ -70,10 +71,10 @@ def read_arguments(raw: object) -> dict[str, Any]:
 
 
 async def checked_arguments(raw: object, tool: Tool, *, repair: bool = False) -> tuple[dict[str, Any], int]:
-    """Read and check arguments of a tool, beside the event loop where that may take long; raises `ToolInputError`.
+    """Parse and check arguments of a tool, outside the event loop if that may take long; raises `ToolInputError`.
 
-    Returns them, and how many values were repaired. With `repair` those of another type that can stand for the right
-    one are converted; those of a `strict` tool, and of one whose server checks them, are only read.
+    Returns them, and how many values were repaired. With `repair`, values of another type are converted if they can
+    represent the right one; arguments of a `strict` tool, and of a tool whose server checks them, are only parsed.
     """
     repair = repair or tool.arguments == "repair"
     short = not isinstance(raw, str) or len(raw) <= SHORT
@@ -92,7 +93,7 @@ def check_arguments(
     """Return the arguments coerced to a schema, and how many values of them were repaired.
 
     Raises:
-        ToolInputError: they do not satisfy the schema, or name parameters that it does not; not without `check`.
+        ToolInputError: they do not satisfy the schema, or name unknown parameters; not without `check`.
     """
     coerced, repaired = compiled.coerce(arguments, repair=repair)
     if not check:
@@ -112,7 +113,7 @@ def check_arguments(
 
 
 async def _checked_apart(raw: str, tool: Tool, repair: bool) -> tuple[dict[str, Any], int]:
-    """Check arguments in a process that can be ended: a regular expression holds all threads of its own."""
+    """Check arguments in a process that can be killed: a regular expression blocks all threads of its process."""
     try:
         answer = await POOL.call(
             Code.of(f"{__name__}:answer_checked"),
@@ -130,7 +131,7 @@ async def _checked_apart(raw: str, tool: Tool, repair: bool) -> tuple[dict[str, 
 
 
 def answer_checked(raw: str, schema: Mapping[str, Any], repair: bool, check: bool) -> dict[str, str]:
-    """Check arguments in a process of foreign code; says as JSON what `check_arguments` returns, or the problem."""
+    """Check arguments in a user code process; return as JSON the result of `check_arguments`, or the problem."""
     try:
         checked = check_arguments(read_arguments(raw), CompiledSchema(schema), repair=repair, check=check)
         return {"checked": json.dumps(checked)}
@@ -142,7 +143,7 @@ answer_checked.imports = ("jsonschema", "referencing")  # type: ignore[attr-defi
 
 
 def _is_plain(arguments: dict[str, Any], schema: Mapping[str, Any]) -> bool:
-    """Whether each argument is known and has its plain type, and none is missing: so it is in most calls."""
+    """Return True if each argument is known and has its plain type, and none is missing, as in most calls."""
     properties = schema.get("properties", {})
     return (
         schema.keys() <= _PLAIN_OBJECT
@@ -152,7 +153,7 @@ def _is_plain(arguments: dict[str, Any], schema: Mapping[str, Any]) -> bool:
 
 
 def _fits_plainly(value: Any, schema: object) -> bool:
-    """Whether the schema asks for one plain type alone and the value has it."""
+    """Return True if the schema requires only one plain type and the value has it."""
     if not isinstance(schema, dict) or not schema.keys() <= _PLAIN:
         return False
     kind = schema.get("type")
@@ -162,27 +163,27 @@ def _fits_plainly(value: Any, schema: object) -> bool:
 # ------------------------------------------------------------------------------------------------- Running calls
 
 MOST_CALLS = 256
-"""Calls of one turn that are executed."""
+"""Maximum number of calls of one turn that are executed."""
 AT_ONCE = 100
-"""Calls that are answered, without being executed, before others get a turn."""
+"""Number of unexecuted calls that get a result before other tasks get a turn."""
 CANCEL_SECONDS = 10.0
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
-"""Errors of this process and of this machine; what a sandbox's processes may open is counted for each of them alone."""
+"""Errors of this process and of this machine; the open files of a sandbox's processes count for each of them alone."""
 
 
 @dataclass(frozen=True)
 class ToolOutcome:
-    """The answer to one call."""
+    """Result of one call."""
 
     id: str
     name: str
     arguments: Mapping[str, Any] | str
-    """As executed; the text of the model where it could not be read."""
+    """Executed arguments; the text of the model if it could not be parsed."""
     content: str
-    """What the model is told."""
+    """Text that the model receives."""
     error: ToolError | None
     seconds: float
-    """Without those in which the sandbox started."""
+    """Seconds without the start of the sandbox."""
     repaired: int = 0
     """Values of its arguments that were converted."""
 
@@ -196,7 +197,7 @@ class _Call:
     raw: object
     tool: Tool | None
     problem: str | None = None
-    """Why it cannot be executed, where whoever parsed it says so."""
+    """Reason why it cannot be executed, if its parser found one."""
 
     @property
     def parallel(self) -> bool:
@@ -212,10 +213,10 @@ async def execute_calls(
     tool_timeout: float | None = None,
     repair: bool = False,
 ) -> list[ToolOutcome]:
-    """Run each call once and give the answers in the order of `calls`.
+    """Run each call once and return the results in the order of `calls`.
 
-    Neighbours that are `parallel` run together; a tool that is not waits for those before it and holds up
-    those after it. `tool_timeout` is seconds for each call, `repair` as in `checked_arguments`.
+    Adjacent calls that are `parallel` run together; another tool waits for the calls before it and blocks the calls
+    after it. `tool_timeout` is seconds for each call, `repair` as in `checked_arguments`.
     """
 
     def answer(call: _Call) -> Coroutine[Any, Any, ToolOutcome]:
@@ -238,7 +239,7 @@ TOO_MANY = f"this call was not executed: a turn may make {MOST_CALLS} calls at m
 
 
 def _read(call: Mapping[str, Any], toolkit: Toolkit, turn: int, position: int) -> _Call:
-    """Return a call, with defaults for what the model has left out or written wrongly."""
+    """Return a call, with defaults for parts that the model has omitted or written wrongly."""
     function = call.get("function")
     function = function if isinstance(function, Mapping) else {}
     name = function.get("name")
@@ -266,7 +267,7 @@ def _batches(calls: Sequence[_Call]) -> Iterator[list[_Call]]:
 
 
 async def _together(work: Sequence[Coroutine[Any, Any, ToolOutcome]]) -> list[ToolOutcome]:
-    """All results in order. The first exception ends the others, and is raised when they have ended."""
+    """Return all results in order. The first exception ends the other calls, and is raised when they have ended."""
     if len(work) == 1:
         return [await work[0]]
     tasks = [asyncio.create_task(coroutine) for coroutine in work]
@@ -304,13 +305,13 @@ async def _answer(
 
 
 async def run_tool(tool: Tool, args: dict[str, Any], runtime: ToolRuntime, timeout: float | None) -> str:
-    """One call with checked arguments, within the smaller of `timeout` and the tool's own."""
+    """Run one call with checked arguments, within the smaller of `timeout` and the tool's timeout."""
     if tool.on_sandbox:
         await runtime.sandbox_for_agent()
     bound = min((each for each in (timeout, tool.timeout) if each is not None), default=None)
     context = contextvars.copy_context()
     context.run(CALL_TIMEOUT.set, bound)
-    # A task of its own tells a tool that raises CancelledError from our being cancelled.
+    # A separate task distinguishes a tool that raises CancelledError from the cancellation of this one.
     task = asyncio.create_task(_guarded(tool, args, runtime), context=context)
     try:
         await asyncio.wait([task], timeout=bound)
@@ -319,7 +320,7 @@ async def run_tool(tool: Tool, args: dict[str, Any], runtime: ToolRuntime, timeo
     finally:
         if not task.done():
             task.cancel()
-            # One that does not let itself be cancelled must not hold up the rollout for ever.
+            # A tool that cannot be cancelled must not block the rollout forever.
             await asyncio.wait([task], timeout=CANCEL_SECONDS)
         runtime.acts += tool.on_sandbox
     return _outcome_of(task, tool)

@@ -1,7 +1,7 @@
-"""The toolsets of hermes-agent that reach outside of a rollout's machine: web, browser, vision, ….
+"""Provide the toolsets of hermes-agent that reach outside a rollout's sandbox: web, browser, vision, ….
 
-Each rollout has its own process of `hermes_rl.tools.hermes_worker`. A toolset that lacks a key never vanishes: asking
-for it is an error that names the variable.
+Each rollout has a separate process of `hermes_rl.tools.hermes_worker`. A toolset that lacks a key never vanishes: a
+request for it is an error that names the variable.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ REFUSED = {
     "memory": "it is answered by hermes-agent's own loop",
     "session_search": "it is answered by hermes-agent's own loop",
 }
-"""Those that cannot work in a rollout, and why."""
+"""Toolsets that cannot work in a rollout, and why."""
 _SEARCHING = ("SEARXNG_URL", "EXA_API_KEY", "TAVILY_API_KEY", "PARALLEL_API_KEY", "FIRECRAWL_API_KEY")
 VARIABLES: Mapping[str, tuple[str, ...]] = {
     "browser": ("BROWSERBASE_API_KEY", "BROWSERBASE_PROJECT_ID"),
@@ -56,7 +56,7 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
     "web": (*_SEARCHING, "FIRECRAWL_API_URL"),
     "x_search": ("XAI_API_KEY",),
 }
-"""Toolset → the environment variables with its keys and addresses, as far as they are known."""
+"""Toolset → the environment variables with its keys and addresses, if they are known."""
 REMEDIES = {
     "browser": "install the program agent-browser (npm install -g agent-browser), or set BROWSERBASE_API_KEY",
     "computer_use": "install cua-driver",
@@ -67,10 +67,10 @@ REMEDIES = {
     "vision": "set OPENROUTER_API_KEY, or configure a vision model of hermes-agent",
     "web": f"set {', '.join(_SEARCHING[:-1])} or {_SEARCHING[-1]}",
 }
-"""What a toolset needs, where hermes-agent itself names no variable or not the usual ones."""
+"""Requirements of a toolset, if hermes-agent names no variable or unusual ones."""
 START_SECONDS = 60.0
 LINE_LIMIT = 64 << 20
-"""Bytes of one answer."""
+"""Maximum bytes of one response."""
 
 
 class HermesTool(DescribedTool):
@@ -92,8 +92,9 @@ class HermesTool(DescribedTool):
 
 
 class HermesToolsets:
-    """hermes-agent as a run has it: one process, forked for each rollout that calls one of its tools, with the
-    variables of `environ` for keys and addresses."""
+    """hermes-agent for a run: one process, forked for each rollout that calls one of its tools, with the variables of
+    `environ` for keys and addresses.
+    """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = {name: value for name, value in environ.items() if name != "HERMES_HOME"}
@@ -103,8 +104,10 @@ class HermesToolsets:
         self._starting = asyncio.Lock()
 
     def tools(self, source: str) -> tuple[Tool, ...]:
-        """Return the tools of one toolset; UserError names what it lacks. Takes a second the first time: call it off
-        the event loop."""
+        """Return the tools of one toolset; raises UserError that names its missing requirements.
+
+        Takes a second the first time: call it off the event loop.
+        """
         problem = self.problem(source)
         if problem is not None:
             raise UserError(problem)
@@ -114,7 +117,7 @@ class HermesToolsets:
         return tuple(HermesTool(self, schema["function"]) for schema in described["schemas"])
 
     def problem(self, toolset: str) -> str | None:
-        """Why a toolset cannot be used here and what to do about it; None where it can. May take a second."""
+        """Return why a toolset cannot be used here, with a fix, or None if it can be used. May take a second."""
         if toolset in REFUSED:
             return f"toolset {toolset} cannot be used in a rollout: {REFUSED[toolset]}"
         if importlib.util.find_spec("model_tools") is None:
@@ -127,14 +130,14 @@ class HermesToolsets:
         return f"toolset {toolset} cannot work here: {_remedy(toolset, described['missing'])}"
 
     def session(self, runtime: ToolRuntime) -> HermesSession:
-        """Return the rollout's own connection."""
+        """Return the connection of the rollout."""
         session = runtime.held.get("hermes-agent")
         if not isinstance(session, HermesSession):
             session = runtime.held["hermes-agent"] = HermesSession(self)
         return session
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Return a connection to a process of one rollout's own; raises `ToolServerFailure` where none can be had."""
+        """Return a connection to a process for one rollout; raises `ToolServerFailure` if none is available."""
         async with self._starting:
             if self._process is None or self._process.poll() is not None:
                 self._process = await self._start()
@@ -145,7 +148,7 @@ class HermesToolsets:
             raise ToolServerFailure(f"hermes-agent's process cannot be reached: {error.strerror}") from error
 
     async def close(self) -> None:
-        """End the process; those of rollouts end with their connections."""
+        """End the process; the processes of rollouts end with their connections."""
         try:
             if self._process is not None:
                 await self._process.close()
@@ -166,7 +169,7 @@ class HermesToolsets:
                     return process
         except TimeoutError:
             pass
-        except BaseException:  # a cancellation too: nobody else knows of the process
+        except BaseException:  # on cancellation too: no other code knows the process
             await process.close()
             raise
         await process.close()
@@ -191,7 +194,7 @@ class HermesToolsets:
 
 
 _COMMAND = (sys.executable, "-P", "-m", "hermes_rl.tools.hermes_worker")
-"""-P: a folder `tools` in the working directory must not be taken for hermes-agent's."""
+"""-P: a directory `tools` in the working directory must not be taken for hermes-agent's."""
 
 
 class HermesSession:
@@ -206,8 +209,11 @@ class HermesSession:
         self._reading: asyncio.Task[None] | None = None
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Return what the tool answers. Raises `ToolInputError` where the process, which is this rollout's own, ended
-        during the call; the next one gets another. Raises `ToolServerFailure` where there is none to be had."""
+        """Return the result of the tool.
+
+        Raises `ToolInputError` if the process, which belongs to this rollout alone, ended during the call; the next
+        call gets another. Raises `ToolServerFailure` if no process is available.
+        """
         async with self._connecting:
             if self._writer is None or (self._reading is not None and self._reading.done()):
                 if self._writer is not None:
@@ -235,10 +241,10 @@ class HermesSession:
             while line := await reader.readline():
                 message = read_json(line)
                 waiting = self._waiting.get(message["id"])
-                if waiting is not None and not waiting.done():  # its call may have been given up a moment ago
+                if waiting is not None and not waiting.done():  # its caller may have stopped waiting a moment ago
                     waiting.set_result(message["answer"])
         except (OSError, ValueError):
-            pass  # broken off in the middle of a line: the same as its end
+            pass  # an incomplete line: the same as the end
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(
@@ -254,7 +260,7 @@ def _remedy(toolset: str, missing: Mapping[str, Sequence[str]]) -> str:
 
 
 def _error_in(answer: str) -> str | None:
-    """Return the message of an answer that is an error; None for any other."""
+    """Return the message of a result that is an error; None for any other."""
     try:
         parsed = read_json(answer)
     except ValueError:

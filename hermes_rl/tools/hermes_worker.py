@@ -1,13 +1,14 @@
-"""hermes-agent in processes of its own: the only module that imports it. Run as a program, never imported by ours.
+"""Run hermes-agent in separate processes: the only module that imports it. It is run as a program, and no module
+imports it.
 
-Importing hermes-agent changes the environment of its process, writes below ``$HERMES_HOME``, and its tools share
-state. So one process imports it once, and forks for each rollout that calls one of its tools: each child has a
-home of its own, and no rollout meets another. Symbols of hermes-agent 0.19 that are used, asserted by a test:
+Importing hermes-agent changes the environment of its process, writes below ``$HERMES_HOME``, and its tools share state.
+So one process imports it once, and forks for each rollout that calls one of its tools: each child has a separate home,
+and rollouts share nothing. Symbols of hermes-agent 0.19 that are used, asserted by a test:
 `model_tools.get_tool_definitions`, `model_tools.handle_function_call`, `toolsets.resolve_toolset`,
 `tools.registry.registry.get_entry`, `tools.browser_tool.cleanup_all_browsers`.
 
-    python -m hermes_rl.tools.hermes_worker describe TOOLSET…   prints what each offers, and what it lacks, as JSON
-    python -m hermes_rl.tools.hermes_worker serve SOCKET        a child for each connection, until stdin ends
+    python -m hermes_rl.tools.hermes_worker describe TOOLSET…   prints each toolset's tools and missing keys as JSON
+    python -m hermes_rl.tools.hermes_worker serve SOCKET        forks a child for each connection, until stdin ends
 
 A connection carries JSON texts, one a line: ``{"id", "tool", "arguments"}`` up, ``{"id", "answer"}`` down.
 """
@@ -29,14 +30,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
 AT_ONCE = 8
-"""Calls of one rollout that run together."""
+"""Concurrent calls of one rollout."""
 HOME = "/proc/self/cwd"
-"""What ``$HERMES_HOME`` has to be. hermes-agent builds paths from it when it is imported, once for all children;
-so it names the working directory, which each child has for itself."""
+"""Required value of ``$HERMES_HOME``. hermes-agent builds paths from it when it is imported, once for all children; so
+it names the working directory, which is different for each child.
+"""
 
 
 def describe(names: list[str]) -> dict[str, Any]:
-    """Toolset → the schemas of its tools that can work here, and tool → variables it names, for those that cannot."""
+    """Return toolset → the schemas of its available tools, and tool → its variables, for unavailable tools."""
     from model_tools import get_tool_definitions
     from tools.registry import registry
     from toolsets import resolve_toolset
@@ -52,13 +54,15 @@ def describe(names: list[str]) -> dict[str, Any]:
 
 
 def serve(path: str, out: IO[str]) -> None:
-    """Fork a child for each connection until standard input ends; a line of `out` says that it can be reached."""
+    """Fork a child for each connection until standard input ends; a line of `out` reports that it accepts
+    connections.
+    """
     import model_tools  # noqa: F401 (once, for all children)
 
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(128)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are buried by the kernel
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps children
     out.write("ready\n")
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [])
@@ -73,7 +77,7 @@ def serve(path: str, out: IO[str]) -> None:
 
 
 def serve_rollout(connection: socket.socket) -> None:
-    """Answer calls until the other side is gone, then leave nothing: no process, no file."""
+    """Handle calls until the other side is gone, then leave no process and no file."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     home = tempfile.mkdtemp(prefix="rollout-")
@@ -99,13 +103,13 @@ def _answer(call: dict[str, Any], connection: socket.socket, answering: threadin
         answer = handle_function_call(call["tool"], call["arguments"], task_id=f"rollout-{os.getpid()}")
     except Exception as error:  # noqa: BLE001 (a tool's own; the model is told)
         answer = json.dumps({"error": f"{type(error).__name__}: {error}"})
-    # The other side may be gone: then nobody waits for the answer.
+    # The other side may be gone: then the result is not needed.
     with answering, contextlib.suppress(OSError):
         connection.sendall(json.dumps({"id": call["id"], "answer": answer}).encode() + b"\n")
 
 
 def main(arguments: list[str]) -> None:
-    """Answer requests until standard input ends; hermes-agent's own printing goes to standard error."""
+    """Handle requests until standard input ends; hermes-agent's output goes to standard error."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     logging.disable(logging.WARNING)

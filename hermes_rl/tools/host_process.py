@@ -1,4 +1,6 @@
-"""A program on the host that is talked to like one in a sandbox, for tool servers outside; and messages of one line."""
+"""Programs on the host with the interface of programs in a sandbox, for tool servers outside; and messages of one
+line.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ from hermes_rl.sandbox.base import Conversation, OutputBuffer
 CHUNK = 1 << 16
 ERRORS_LIMIT = 1 << 16
 LAST_WORDS_SECONDS = 1.0
-"""How long its standard error is read on, which a child of it may hold open."""
+"""Seconds for reading its standard error after its end; a child may keep it open."""
 INHERITED = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TMPDIR", "USER")
-"""Variables that such a program gets from ours; keys are not among them."""
+"""Variables that such a program inherits from this process; keys are not among them."""
 
 
 class HostProcess(Conversation):
-    """See `Conversation`. Made by `start`; the leader of a process group of its own."""
+    """See `Conversation`. Made by `start`; the leader of a separate process group."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.pid = process.pid
@@ -30,7 +32,9 @@ class HostProcess(Conversation):
 
     @classmethod
     async def start(cls, command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> HostProcess:
-        """Start it in `cwd` with a few variables of ours and those of `env`; `OSError` if it cannot start."""
+        """Start it in `cwd` with a few variables of this process and the variables of `env`; `OSError` if it cannot
+        start.
+        """
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
@@ -60,10 +64,10 @@ class HostProcess(Conversation):
             os.killpg(self.pid, signal.SIGKILL)
         await asyncio.wait([self._listening], timeout=LAST_WORDS_SECONDS)
         self._listening.cancel()
-        # Closing the transport before its end is known would take that end from asyncio, which has no event for it.
+        # Closing the transport before its end is known would hide that end from asyncio, which has no event for it.
         while self._process.returncode is None:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-        # asyncio waits for the end of the pipes too, which never comes while nobody reads or a child holds them.
+        # asyncio waits for the end of the pipes too, which never comes while they have no reader or a child holds them.
         self._process._transport.close()  # type: ignore[attr-defined]
         await self._process.wait()
 
@@ -74,13 +78,13 @@ class HostProcess(Conversation):
 
 
 class LineTooLongError(Exception):
-    """A line has more bytes than it may."""
+    """A line has more bytes than the limit."""
 
 
 async def lines_of(conversation: Conversation, limit: int) -> AsyncIterator[bytes]:
-    """Yield the lines that come, without their ends, until the process closes its output.
+    """Yield the received lines, without their ends, until the process closes its output.
 
-    Raises `LineTooLongError` for one of more than `limit` bytes, which are never held in memory twice over.
+    Raises `LineTooLongError` for a line of more than `limit` bytes, which is never held in memory twice.
     """
     rest = bytearray()
     while data := await conversation.read():

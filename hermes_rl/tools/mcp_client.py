@@ -1,7 +1,7 @@
-"""The Model Context Protocol: one session with one server. The only module that imports the SDK.
+"""Model Context Protocol: one session with one server. This is the only module that imports the SDK.
 
 Sources: the MCP specification of 2025-11-25 (stdio: one JSON-RPC message a line) and the SDK `mcp` 2.3, whose client
-belongs to the task that opened it; so each session has a task of its own.
+belongs to the task that opened it; so each session has a separate task.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
     from mcp_types import CallToolResult, JSONRPCMessage
 
 LINE_LIMIT = 16 << 20
-"""Bytes of one message."""
+"""Maximum bytes of one message."""
 FLOOD_LIMIT = 64 << 20
-"""Bytes that a server may send between two of our messages before it counts as gone."""
+"""Bytes that a server may send between two requests before it counts as gone."""
 MOST_BLOCKS = 1000
-"""Parts of an answer, such as texts and pictures, that the model is told of."""
+"""Maximum parts of a result, such as texts and pictures, that the model receives."""
 IN_THREAD = 1 << 16
-"""Bytes from which on a message is read in a thread."""
+"""Bytes from which a message is parsed in a thread."""
 MOST_PAGES = 100
 MOST_TOOLS = 1000
 CLOSE_SECONDS = 5.0
 CHECK_SECONDS = 1.0
-"""For checking a structured answer against the schema that its server has promised."""
+"""Timeout in seconds for checking a structured result against the schema that its server has declared."""
 PROBLEM = 200
-"""Characters of what is wrong with it that the model is told."""
+"""Maximum characters of the problem of a result that the model receives."""
 
 
 class McpTransport(AbstractAsyncContextManager["TransportStreams"]):
-    """A connection to one server, which `connect` opens; it tells whether the other side has ended it."""
+    """A connection to one server, which `connect` opens; it reports if the other side has ended it."""
 
     def __init__(self, connect: Callable[[McpTransport], AbstractAsyncContextManager[TransportStreams]]) -> None:
         self._streams = connect(self)
@@ -63,12 +63,13 @@ class McpTransport(AbstractAsyncContextManager["TransportStreams"]):
 
 
 class McpLostError(Exception):
-    """The session is over, or never began; the message says why."""
+    """The session is over, or never started; the message gives the reason."""
 
 
 class McpUnansweredError(Exception):
-    """The HTTP layer, and not the server itself, answered a call. `executed`: it may have been executed; `ended`: the
-    server no longer knows the session."""
+    """The HTTP layer, and not the server itself, responded to a call. `executed`: it may have been executed; `ended`:
+    the server no longer knows the session.
+    """
 
     def __init__(self, problem: str, *, executed: bool, ended: bool) -> None:
         super().__init__(problem)
@@ -76,32 +77,32 @@ class McpUnansweredError(Exception):
 
 
 class McpTooLargeError(Exception):
-    """The answer to a call is larger than is read."""
+    """The result of a call exceeds the limit."""
 
 
 class McpTimeoutError(Exception):
-    """The server did not start, or answer a call, in time."""
+    """The server did not start, or respond to a call, in time."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """One tool as its server lists it; `parameters` is its JSON Schema."""
+    """One tool in its server's list; `parameters` is its JSON Schema."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
     answer: Mapping[str, Any] | None = None
-    """The JSON Schema of its structured answers; None where it promises none."""
+    """The JSON Schema of its structured results, or None if it declares none."""
 
 
 def fingerprint(listed: tuple[Listed, ...]) -> str:
-    """SHA-256 over names, descriptions and schemas, whatever the order of the list."""
+    """Return the SHA-256 over names, descriptions and schemas, independent of the order of the list."""
     tools = sorted([tool.name, tool.description, json.dumps(tool.parameters, sort_keys=True)] for tool in listed)
     return hashlib.sha256(json.dumps(tools).encode()).hexdigest()
 
 
 def require_mcp() -> None:
-    """Raise `UserError` where the SDK is not installed."""
+    """Raise `UserError` if the SDK is not installed."""
     try:
         import mcp  # noqa: F401
     except ImportError as error:
@@ -114,7 +115,7 @@ class McpSession:
     def __init__(self, transport: McpTransport) -> None:
         self.tools: tuple[Listed, ...] = ()
         self.calls = 0
-        """Calls that wait for their answers."""
+        """Calls that wait for their results."""
         self._transport = transport
         self._client: Client | None = None
         self._ready = asyncio.Event()
@@ -123,7 +124,9 @@ class McpSession:
 
     @classmethod
     async def open(cls, transport: McpTransport, seconds: float) -> McpSession:
-        """Shake hands and list the tools; raises `McpLostError`, or `McpTimeoutError` when that takes longer."""
+        """Perform the handshake and list the tools; raises `McpLostError`, or `McpTimeoutError` if that takes
+        longer.
+        """
         session = cls(transport)
         session._task = asyncio.create_task(session._live(transport))
         try:
@@ -133,7 +136,7 @@ class McpSession:
         except TimeoutError:
             await session.close()
             raise McpTimeoutError(f"it did not start within start_timeout, {seconds:g} s") from None
-        except BaseException:  # a cancellation too: whoever asked has no session to close
+        except BaseException:  # on cancellation too: the caller has no session to close
             await session.close()
             raise
         return session
@@ -144,9 +147,11 @@ class McpSession:
         return self._client is not None
 
     async def call(self, name: str, arguments: Mapping[str, Any], seconds: float) -> tuple[str, bool]:
-        """Return the answer as text, and whether the tool calls it an error. Raises `McpTimeoutError`, `McpLostError`,
-        `McpUnansweredError` or `McpTooLargeError`; the transport and the clock decide, since the numbers of the SDK's
-        errors may also be the server's own."""
+        """Return the result as text, and True if the tool reports it as an error.
+
+        Raises `McpTimeoutError`, `McpLostError`, `McpUnansweredError` or `McpTooLargeError`; the transport and the
+        clock decide, since a server may use the numbers of the SDK's errors too.
+        """
         from mcp.shared.exceptions import MCPError
         from pydantic import ValidationError
 
@@ -170,7 +175,7 @@ class McpSession:
                 raise McpLostError("it ended during the call") from None
             return error.message, True
         except (RuntimeError, ValidationError) as error:
-            # The SDK checks answers against what the server promised of them.
+            # The SDK checks results against the schemas that the server declared.
             return f"the tool server's answer is not what it promised: {str(error).splitlines()[0]}", True
         finally:
             self.calls -= 1
@@ -178,11 +183,11 @@ class McpSession:
         return _text(result), result.is_error
 
     def retire(self) -> None:
-        """Take no further calls; those that wait may still be answered."""
+        """Accept no further calls; waiting calls may still get a result."""
         self._client = None
 
     async def close(self) -> None:
-        """End the session and whatever its transport holds; may be called twice."""
+        """End the session and all resources of its transport; may be called twice."""
         self._closing.set()
         self._client = None
         if self._task is not None:
@@ -195,7 +200,7 @@ class McpSession:
 
         try:
             async with Client(transport, cache=None) as client:
-                # The SDK's own check holds the event loop as long as a pattern of the server takes.
+                # The SDK's check blocks the event loop while it evaluates a pattern of the server.
                 client.session.validate_tool_result = self._check_answer  # type: ignore[method-assign]
                 self._client = client
                 self._ready.set()
@@ -213,7 +218,7 @@ class McpSession:
         raise McpLostError("it has ended" if error is None else str(error) or type(error).__name__)
 
     async def _check_answer(self, name: str, result: CallToolResult) -> None:
-        """Raise `RuntimeError` where an answer is not what the server has promised of it."""
+        """Raise `RuntimeError` if a result does not fit the schema that the server has declared."""
         schema = next((tool.answer for tool in self.tools if tool.name == name), None)
         if schema is None:
             return
@@ -253,7 +258,7 @@ class McpSession:
 
 
 def problem_of(content: Any, schema: Mapping[str, Any]) -> str | None:
-    """Say in a process of foreign code what is wrong with a structured answer; None where nothing is."""
+    """Return the problem of a structured result, or None if there is none; runs in a user code process."""
     problems = CompiledSchema(schema).problems(content)
     return problems[0][:PROBLEM] if problems else None
 
@@ -262,7 +267,9 @@ problem_of.imports = ("jsonschema", "referencing")  # type: ignore[attr-defined]
 
 
 def _text(result: CallToolResult) -> str:
-    """Return what the model reads: texts as they are, a word for what is no text; structured content alone as JSON."""
+    """Return the text for the model: texts unchanged, a placeholder for other parts; structured content alone as
+    JSON.
+    """
     parts = [_block(block.model_dump(by_alias=True, exclude_none=True)) for block in result.content[:MOST_BLOCKS]]
     if len(result.content) > MOST_BLOCKS:
         parts.append(f"[... {len(result.content) - MOST_BLOCKS} parts left out ...]")
@@ -282,7 +289,7 @@ def _block(block: dict[str, Any]) -> str:
 
 
 def _message(line: bytes) -> JSONRPCMessage | None:
-    """Return the message of a line, or None for one with too many values; raises ValueError for what is no message."""
+    """Return the message of a line, or None for one with too many values; raises ValueError for an invalid message."""
     from mcp_types import jsonrpc_message_adapter
 
     return None if too_many_values(line) else jsonrpc_message_adapter.validate_json(line, by_name=False)
@@ -328,12 +335,12 @@ async def _process_streams(conversation: Conversation, transport: McpTransport) 
     finally:
         for stream in (to_session, incoming, outgoing, from_session):
             stream.close()
-        with anyio.CancelScope(shield=True):  # a cancelled session must not leave its process behind
+        with anyio.CancelScope(shield=True):  # a cancelled session must end its process
             await conversation.close()
 
 
 class _Pump:
-    """Messages between a process and a session, one a line; a flood ends it."""
+    """Transfers messages between a process and a session, one a line; a flood ends it."""
 
     def __init__(self, conversation: Conversation, transport: McpTransport, to_session: Any, from_session: Any) -> None:
         self._conversation, self._transport = conversation, transport
@@ -357,14 +364,14 @@ class _Pump:
                 try:
                     message = _message(line) if len(line) <= IN_THREAD else await one_at_a_time(_message, line)
                 except ValueError:
-                    continue  # a server that prints to its standard output; nobody waits for that
+                    continue  # a server that prints to its standard output; no caller needs that
                 if message is None:
                     return
                 await self._to_session.send(SessionMessage(message))
 
     @contextlib.contextmanager
     def _ending(self) -> Iterator[None]:
-        """Note in the end that the process is gone, before the session hears that nothing more comes."""
+        """Record at the end that the process is gone, before the session learns that no more messages come."""
         try:
             yield
         finally:
@@ -376,6 +383,6 @@ class _Pump:
                 self._received = 0
                 text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
                 await self._conversation.write(text.encode() + b"\n")
-        # Nobody reads any more: the session has to hear that, or its calls would wait for ever.
+        # Reading has stopped: the session must know that, or its calls would wait forever.
         self._transport.ended = True
         self._to_session.close()

@@ -1,9 +1,9 @@
 """One running MCP server: started when it is first needed, and again after it was lost.
 
-A call that the server does not survive is a tool error: the model is told, and the next call finds a new server. A
-server that cannot be started is an infrastructure failure. The agent caused it only if the server is in its sandbox and
-has worked in this rollout, the agent has acted there since, and the start did not merely take too long. So a server in
-the sandbox is started before the agent acts there.
+A call that kills the server is a tool error: the model gets the error, and the next call finds a new server. A server
+that cannot be started is an infrastructure failure. The agent caused it only if the server is in its sandbox and has
+worked in this rollout, the agent has acted there since, and the start did not merely take too long. So a server in the
+sandbox is started before the agent acts there.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from hermes_rl.tools.mcp_client import (
 )
 
 AT_ONCE = max(2, os.cpu_count() or 1)
-"""Servers of one entry of `tools` that start at the same time; others wait, and their time does not begin."""
+"""Servers of one entry of `tools` that start at the same time; others wait, and their timeout does not start yet."""
 PAUSES = (0.5, 2.0, 5.0)
-"""Seconds before a call is sent again that the server has not taken."""
+"""Delays in seconds before a call is retried that the server has not accepted."""
 
 
 @dataclass(frozen=True)
 class McpSettings:
-    """What a spec says about one server; see the spec's key `tools[].mcp`."""
+    """Settings of one server in a spec; see the spec's key `tools[].mcp`."""
 
     name: str
     command: tuple[str, ...] = ()
     url: str | None = None
     files: tuple[SandboxFile, ...] = ()
     shared: bool = False
-    """One server, or one session with that at a URL, for all rollouts."""
+    """True for one server, or one session with the server at a URL, for all rollouts."""
     on_host: bool = False
-    """Run the command on this machine instead of in the rollout's sandbox."""
+    """True to run the command on this machine instead of in the rollout's sandbox."""
     folder: Path = Path()
     """Working directory of a command on the host that brings no files."""
     allow: tuple[str, ...] | None = None
@@ -70,7 +70,7 @@ class McpSettings:
 
     @property
     def in_sandbox(self) -> bool:
-        """Whether it runs in the rollout's sandbox."""
+        """True if it runs in the rollout's sandbox."""
         return self.url is None and not self.on_host
 
 
@@ -80,7 +80,7 @@ class McpServer(ABC):
     def __init__(self, settings: McpSettings, expected: str | None, starts: asyncio.Semaphore) -> None:
         self.settings = settings
         self._expected = expected
-        """Fingerprint of the tools that it has to list; None takes whatever it lists."""
+        """Fingerprint of the tools that it must list; None accepts any list."""
         self._starts = starts
         self._scrubber = Scrubber((), keys_of(settings.headers))
         self._session: McpSession | None = None
@@ -89,22 +89,24 @@ class McpServer(ABC):
 
     @abstractmethod
     async def transport(self) -> McpTransport:
-        """Start what is needed to talk to it; `OSError` where that cannot start."""
+        """Start the transport to it; raises `OSError` if that cannot start."""
 
     def on_started(self) -> None:
-        """Note that the server works."""
+        """Record that the server works."""
         return
 
     def blames_agent(self) -> bool:
-        """Return True if the agent can have caused that the server does not start."""
+        """Return True if the agent may have prevented the start of the server."""
         return False
 
     async def tools(self) -> tuple[Listed, ...]:
-        """Return what it lists; raises `ToolServerFailure` where it cannot be started."""
+        """Return its list of tools; raises `ToolServerFailure` if it cannot be started."""
         return (await self._open()).tools
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return the answer; raises `ToolInputError` for the model's mistakes, `ToolServerFailure` for ours."""
+        """Return the result; raises `ToolInputError` for the model's mistakes, `ToolServerFailure` for infrastructure
+        failures.
+        """
         for attempt in itertools.count(1):
             session = await self._open()
             try:
@@ -121,11 +123,11 @@ class McpServer(ABC):
         raise AssertionError("a call is answered or fails")
 
     async def _answer(self, session: McpSession, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return the answer of a session; raises as `call`, or `McpUnansweredError`."""
+        """Return the result of a call in a session; raises as `call`, or `McpUnansweredError`."""
         try:
             text, is_error = await session.call(name, arguments, self.settings.timeout)
         except McpTimeoutError as error:
-            if not self.settings.shared:  # what hangs in one call may never answer again
+            if not self.settings.shared:  # a server that hangs in one call may never respond again
                 await session.close()
             raise ToolInputError(f"the tool server gave {error}") from None
         except McpTooLargeError as error:
@@ -175,7 +177,7 @@ class HttpServer(McpServer):
 
 
 class SandboxServer(McpServer):
-    """A command in the rollout's sandbox, in a folder of its own below the home directory."""
+    """A command in the rollout's sandbox, in a separate directory below the home directory."""
 
     def __init__(
         self, settings: McpSettings, expected: str | None, starts: asyncio.Semaphore, runtime: ToolRuntime
@@ -183,7 +185,7 @@ class SandboxServer(McpServer):
         super().__init__(settings, expected, starts)
         self._runtime = runtime
         self._acts_before: int | None = None
-        """What the agent had done in the sandbox when the server last worked; None before it has."""
+        """Number of the agent's actions in the sandbox when the server last worked; None before it has."""
 
     async def transport(self) -> McpTransport:
         sandbox = await self._runtime.sandbox()
@@ -202,7 +204,7 @@ class SandboxServer(McpServer):
 
 
 class HostServer(McpServer):
-    """A command on this machine, outside of every sandbox."""
+    """A command on this machine, outside every sandbox."""
 
     _folder: Path | None = None
 

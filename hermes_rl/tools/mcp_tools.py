@@ -1,6 +1,6 @@
 """Tools of an MCP server: ``tools: [{mcp: {…}}]``.
 
-The tools are listed once, before the first rollout, so that every rollout is offered the same; a server that later
+The tools are listed once, before the first rollout, so that every rollout gets the same tools; a server that later
 lists others is refused.
 """
 
@@ -22,11 +22,11 @@ from hermes_rl.tools.mcp_server import AT_ONCE, HostServer, HttpServer, McpServe
 from hermes_rl.tools.python_tools import NAME
 
 SCHEMA_LIMIT = 100_000
-"""Characters of one tool's schema."""
+"""Maximum characters of one tool's schema."""
 
 
 class McpTool(DescribedTool):
-    """One tool of a server. Not parallel where the server is the rollout's own: its calls may depend on each other."""
+    """One tool of a server. Not parallel if each rollout has a separate server: its calls may depend on each other."""
 
     checks_arguments = False
 
@@ -51,7 +51,7 @@ class McpTool(DescribedTool):
 
 
 class McpSource:
-    """The server of one entry of `tools`; `fingerprint` is SHA-256 of what it listed, None before `list_tools`."""
+    """The server of one entry of `tools`; `fingerprint` is the SHA-256 of its tool list, None before `list_tools`."""
 
     def __init__(self, settings: McpSettings) -> None:
         require_mcp()
@@ -63,9 +63,11 @@ class McpSource:
         self._starts = asyncio.Semaphore(AT_ONCE)
 
     async def list_tools(self, config: SandboxConfig, reserved: Collection[str] = ()) -> tuple[McpTool, ...]:
-        """Start the server once and take its tools; a name in `reserved` gets the server's name in front. Raises
-        `RunError` where it cannot be started, in a sandbox of `config` where it runs in one; `UserError` where `allow`
-        names a tool that it does not have, or a tool cannot be offered to a model."""
+        """Start the server once and return its tools; a name in `reserved` gets the server's name as a prefix.
+
+        Raises `RunError` if it cannot be started, in a sandbox of `config` if it runs in one; `UserError` if `allow`
+        names a tool that it does not have, or a tool cannot be offered to a model.
+        """
         async with self._listing:
             if self.fingerprint is None:
                 try:
@@ -78,7 +80,7 @@ class McpSource:
             return self._tools
 
     def server(self, runtime: ToolRuntime) -> McpServer:
-        """Who answers this rollout."""
+        """Return the server for this rollout."""
         if self.settings.shared:
             if self._shared is None:
                 self._shared = self._make(runtime)

@@ -1,7 +1,7 @@
-"""HTTP to an MCP server, below the SDK: bounds on what comes, and what the HTTP layer did with a call.
+"""HTTP to an MCP server, below the SDK: limits on responses, and notes on the HTTP layer's handling of a call.
 
-The SDK answers a call with an error of its own where the HTTP layer gave none, and an error of the server may have the
-same number. So this client notes in the `Exchange` of a call whether the server itself answered.
+The SDK reports an error if the HTTP layer gave no response, and an error of the server may have the same number. So
+this client records in the `Exchange` of a call if the server itself responded.
 """
 
 from __future__ import annotations
@@ -16,33 +16,34 @@ from hermes_rl.tools.mcp_exchange import EXCHANGE, Exchange
 from hermes_rl.values import MOST_VALUES, read_bounded, too_many_values
 
 ANSWER_LIMIT = 16 << 20
-"""Bytes of one answer or event."""
+"""Maximum bytes of one response or event."""
 STREAM_LIMIT = 64 << 20
-"""Bytes of all events of one call."""
+"""Maximum bytes of all events of one call."""
 ERROR_LIMIT = 1 << 16
-"""Bytes of an answer with an error status that are read."""
+"""Bytes that are read of a response with an error status."""
 CONNECT_SECONDS = 30.0
 NOT_EXECUTED = frozenset({429, 502, 503})
-"""Statuses of a server, or of a gateway before it, that has not taken the call."""
+"""Statuses of a server, or of a gateway before it, that has not accepted the call."""
 
 
 class TooLargeError(httpx2.StreamError):
-    """An answer is larger than is read."""
+    """A response exceeds the limit."""
 
     def __init__(self) -> None:
         super().__init__(f"an answer has more than {ANSWER_LIMIT} bytes or {MOST_VALUES} values")
 
 
 class BoundedClient(httpx2.AsyncClient):
-    """The client that the SDK is given for one session."""
+    """The client that the SDK uses for one session."""
 
     def __init__(self, headers: dict[str, str]) -> None:
-        # Decompressed in parts by the client, a small answer could be a large one. Each call has a clock of its own.
+        # The client would decompress in parts: a small response could become a large one. Each call has a separate
+        # timeout.
         timeout = httpx2.Timeout(CONNECT_SECONDS, read=None)
         super().__init__(headers={**headers, "Accept-Encoding": "identity"}, timeout=timeout)
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send; what fails in the context of a call costs that call alone, and is noted in its exchange."""
+        """Send a request; an error in the context of a call fails that call alone, and is recorded in its exchange."""
         exchange = EXCHANGE.get() or Exchange()
         exchange.problem = None
         try:
@@ -57,7 +58,7 @@ class BoundedClient(httpx2.AsyncClient):
                 raise
         if EXCHANGE.get() is None:
             raise TooLargeError
-        return httpx2.Response(500, request=request)  # the SDK makes an error of this call of it
+        return httpx2.Response(500, request=request)  # the SDK converts it into an error of this call
 
     async def _checked(self, request: httpx2.Request, response: httpx2.Response, exchange: Exchange) -> httpx2.Response:
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -81,7 +82,7 @@ class BoundedClient(httpx2.AsyncClient):
 
 
 async def _refused(request: httpx2.Request, response: httpx2.Response, exchange: Exchange) -> httpx2.Response:
-    """Return an answer with an error status, whose body is kept where it is the server's own answer to the request."""
+    """Return a response with an error status, whose body is retained if it is the server's response to the request."""
     status = response.status_code
     try:
         body = await _body(response, ERROR_LIMIT)
@@ -92,7 +93,7 @@ async def _refused(request: httpx2.Request, response: httpx2.Response, exchange:
     is_rpc = isinstance(told.get("error"), dict) and "jsonrpc" in told
     if is_rpc and told.get("id") is not None and told.get("id") == asked.get("id"):
         return httpx2.Response(status, headers=_kept(response), content=body, request=request)
-    # By the specification 404 says that the session has ended. Some servers say 400, before they have read the id.
+    # By the specification 404 means that the session has ended. Some servers send 400, before they have read the id.
     ended = has_session and (status == 404 or (status == 400 and is_rpc))
     exchange.fail(f"HTTP status {status}", executed=not ended and status not in NOT_EXECUTED, ended=ended)
     return httpx2.Response(status, request=request)
@@ -107,13 +108,13 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _kept(response: httpx2.Response) -> dict[str, str]:
-    """Return the headers that the SDK looks at."""
+    """Return the headers that the SDK reads."""
     names = ("content-type", "mcp-session-id")
     return {name: response.headers[name] for name in names if name in response.headers}
 
 
 async def _body(response: httpx2.Response, most: int) -> bytes:
-    """Return the whole body; raises `TooLargeError`."""
+    """Return the complete body; raises `TooLargeError`."""
     body = bytearray()
     try:
         async for part in response.aiter_raw():
@@ -129,7 +130,7 @@ _BLANK_LINES = (b"\n\n", b"\r\r", b"\r\n\r\n")
 
 
 class Events(httpx2.AsyncByteStream):
-    """The events of an answer, each passed on when it is whole."""
+    """The events of a response, each passed on when it is complete."""
 
     def __init__(self, response: httpx2.Response, exchange: Exchange) -> None:
         assert isinstance(response.stream, httpx2.AsyncByteStream)

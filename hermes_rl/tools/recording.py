@@ -1,9 +1,9 @@
-"""Recording what tools that reach outside answer, and giving it again: so that an evaluation can be repeated.
+"""Record the results of tools that reach outside, and replay them, so that an evaluation can be repeated.
 
-A folder has ``tools.jsonl``, one tool a line as the model saw it, with the toolset or server it came from as
-``source``, and ``answers.jsonl``, one answered call a line: ``{"tool", "arguments", "answer", "error"}``. In a rollout,
-the n-th call of a tool with the same arguments gets the n-th answer that was recorded for it, or the last one where
-fewer were.
+A recording has ``tools.jsonl``, one tool a line as the model saw it, with the toolset or server it came from as
+``source``, and ``answers.jsonl``, one call with its result a line: ``{"tool", "arguments", "answer", "error"}``. In a
+rollout, the n-th call of a tool with the same arguments gets the n-th result that was recorded for it, or the last one
+if there are fewer.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ log = logging.getLogger(__name__)
 
 TOOLS, ANSWERS = "tools.jsonl", "answers.jsonl"
 Answering = Callable[[dict[str, Any], ToolRuntime], Awaitable[str]]
-"""What answers a call of a tool, as `Tool.call` does."""
+"""Handler of a tool's calls, with the signature of `Tool.call`."""
 
 
 class Recorder:
-    """Keeps the answers of tools in a folder; what is there already stays. UserError: the folder cannot be written."""
+    """Stores the results of tools in a directory; existing results remain. UserError: the directory cannot be
+    written.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -43,7 +45,7 @@ class Recorder:
             raise UserError(f"toolsets.record: {folder} cannot be used: {error.strerror}") from error
 
     def wrap(self, tool: Tool, source: str) -> Tool:
-        """Return the tool of a toolset or server, with its answers kept."""
+        """Return the tool of a toolset or server, wrapped to store its results."""
         if (source, tool.name) not in self._known:
             self._known.add((source, tool.name))
             self._append(TOOLS, {"source": source, **tool.schema})
@@ -61,7 +63,7 @@ class Recorder:
         return answer
 
     async def keep(self, tool: str, arguments: Mapping[str, Any], answer: str, *, error: bool) -> None:
-        """Write one answer; the call is answered only after that."""
+        """Write one result; the call returns only after that."""
         line = {"tool": tool, "arguments": arguments, "answer": answer, "error": error}
         await in_thread(lambda: self._append(ANSWERS, line))
 
@@ -71,7 +73,7 @@ class Recorder:
 
 
 class Replay:
-    """The tools of a recording, which answer from it. UserError: there is no recording."""
+    """Tools of a recording, which replay its results. UserError: there is no recording."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -88,14 +90,14 @@ class Replay:
             raise UserError(f"toolsets.replay: {folder} holds no recording: {error}") from error
 
     def tools(self, source: str) -> tuple[Tool, ...]:
-        """Return the tools of a toolset or server, as they were recorded; raises `UserError` where it was not."""
+        """Return the recorded tools of a toolset or server; raises `UserError` if it was not recorded."""
         if source not in self._tools:
             recorded = ", ".join(self._tools) or "nothing"
             raise UserError(f"toolsets.replay: {self.folder} has {recorded}, not {source}; record it first")
         return tuple(self._tools[source].values())
 
     async def answer(self, tool: str, arguments: Mapping[str, Any], runtime: ToolRuntime) -> str:
-        """Return the recorded answer; raises `ToolInputError` where there is none, as the model chose what it asks."""
+        """Return the recorded result; raises `ToolInputError` if there is none, as the model chose the arguments."""
         key = _key(tool, arguments)
         if key not in self._answers:
             log.warning("%s has no answer to %s; record it with toolsets.record", self.folder, visible(key[:500]))
@@ -111,7 +113,7 @@ class Replay:
 
 
 class _Given(Held):
-    """How often a rollout has made each call."""
+    """Counts how often a rollout has made each call."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -121,7 +123,7 @@ class _Given(Held):
 
 
 class _Outside(DescribedTool):
-    """A tool that reaches outside; its answers come from elsewhere, or pass through there."""
+    """A tool that reaches outside; its results come from a handler, or pass through it."""
 
     outside = True
 
@@ -136,7 +138,7 @@ class _Outside(DescribedTool):
 def _lines(path: Path) -> Iterable[dict[str, Any]]:
     if not path.exists():
         return []
-    # Not `splitlines`: an answer may hold other separators of lines, such as U+2028, as they are.
+    # Not `splitlines`: a result may contain other line separators unescaped, such as U+2028.
     return [read_own_json(line) for line in path.read_bytes().split(b"\n") if line]
 
 
@@ -144,18 +146,18 @@ def _key(tool: str, arguments: Mapping[str, Any]) -> str:
     return f"{tool}({json.dumps(arguments, sort_keys=True, ensure_ascii=False)})"
 
 
-# --------------------------------------- Tools that reach outside, as a demo has them: one answer each, of the spec's
+# --------------------------------------- Tools that reach outside, for a demo: one fixed result each, from the spec
 
 _TEXT = {"type": "string"}
 PARAMETERS: dict[str, dict[str, Any]] = {
     "web_search": {"query": _TEXT, "limit": {"type": "integer"}},
     "web_extract": {"urls": {"type": "array", "items": _TEXT}},
 }
-"""Of the tools that models know best; any other takes whatever it is given."""
+"""Parameters of the tools that models know best; any other accepts all arguments."""
 
 
 def canned_tools(toolset: str, answers: Mapping[str, str]) -> tuple[Tool, ...]:
-    """Return the stand-ins; raises `UserError` where the spec wrote none down."""
+    """Return the tools with fixed results; raises `UserError` if the spec contains none."""
     if not answers:
         raise UserError(
             f"toolset {toolset} reaches outside, which --demo does not: give its tools answers in toolsets.canned, "

@@ -1,10 +1,10 @@
-"""Processes in which the state of a rollout lives and tools of the spec run.
+"""Processes that hold the state of a rollout and run tools of the spec.
 
-A `PoolTool` shares processes with calls of other rollouts. All that is of one rollout alone is in its own process: the
-state, its tools, the rewards that name it, and functions with `isolate: process`.
+A `PoolTool` shares processes with calls of other rollouts. Everything that belongs to one rollout alone is in a
+separate process: the state, its tools, the rewards that name it, and functions with `isolate: process`.
 
-What such code keeps in its modules is then the rollout's own, and a call that takes too long ends the process, and with
-it the state. The second half of this module is what runs there.
+Data that such code stores in its modules then belongs to the rollout alone, and a call that takes too long ends the
+process, and with it the state. The second half of this module runs in the process.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from hermes_rl.tools.base import (
 )
 from hermes_rl.tools.python_tools import NAME, PythonTool, StateTool, answer_of, tools_of_state
 
-if TYPE_CHECKING:  # each process that runs tools would load the forms of specs
+if TYPE_CHECKING:  # each process that runs tools would load the models of specs
     from hermes_rl.spec.model import Isolate
 
 HERE = "hermes_rl.tools.rollout_process"
 T = TypeVar("T")
 BEGIN = Code.of(f"{HERE}:begin")
-"""What rollouts without such a process have no use for."""
+"""Function that rollouts without such a process do not need."""
 STATE = "state"
 """Name under which the process keeps the state."""
 LONGEST = 3600.0
@@ -51,7 +51,7 @@ LONGEST = 3600.0
 
 @lives_in_runner(f"{HERE}:own_state")
 class RolloutProcess:
-    """A process that one rollout has to itself. A reward that names `state` runs in it, and gets the state itself."""
+    """A process for one rollout alone. A reward that names `state` runs in it, and gets the state itself."""
 
     def __init__(self, held: OwnProcess) -> None:
         self.held = held
@@ -67,8 +67,11 @@ class RolloutProcess:
         isolate: Isolate = "process",
         codes: Sequence[Code] = (),
     ) -> RolloutProcess:
-        """Begin a process, and make the state of a row in it; UserError if it cannot be made. `python` and `key` name
-        its class and the row; `codes` is all that a sandboxed process may have to load (see `codes_of_process`)."""
+        """Start a process, and create the state of a row in it; raises UserError if the state cannot be created.
+
+        `python` and `key` name its class and the row; `codes` is all code that a sandboxed process may have to load
+        (see `codes_of_process`).
+        """
         if isolate == "sandbox":
             held = await CONFINED.hold(*codes)
         else:
@@ -82,22 +85,24 @@ class RolloutProcess:
                 if isinstance(error.claimed, Failure):  # the policy has done nothing yet
                     raise error.claimed from error
                 raise UserError(f"state: {python} raised {error} (row {key})") from error
-            except EndedError as error:  # by whoever killed it, such as the kernel when memory ends
+            except EndedError as error:  # it was killed, for example by the kernel when memory ran out
                 await process.close()
                 raise SandboxFailure(f"state: {python}: its process {error} (row {key})") from error
         return process
 
     def stand_in_fields(self) -> dict[str, Any]:
-        """Return nothing: the state is there."""
+        """Return no fields: the process has the state."""
         return {}
 
     async def call(self, function: str, read: Callable[[Any], T], **arguments: Any) -> T:
-        """Call a function of this module in the process. Who is cancelled ends it: nobody else can stop the call."""
+        """Call a function of this module in the process. Cancellation ends the process: nothing else can stop the
+        call.
+        """
         code = Code.of(f"{HERE}:{function}")
         return await self.held.call(code, arguments, "hermes_rl.plugins:itself", LONGEST, read)
 
     async def tools(self, source: Mapping[str, Any]) -> tuple[Tool, ...]:
-        """Return the tools of an entry that names a part of the state, as the state in the process describes them.
+        """Return the tools of an entry that names a part of the state, as described by the state in the process.
 
         Raises `UserError` if the state has no such part or raises, `SandboxFailure` if the process ends.
         """
@@ -115,24 +120,24 @@ class RolloutProcess:
         )
 
     async def answer(self, name: str, function: str, **arguments: Any) -> str:
-        """Return what a tool of this name answers, as `Tool.call` does."""
+        """Return the result of a tool of this name, as `Tool.call` does."""
         try:
             return text_of(name, await self.call(function, read_answer, **arguments))
         except EndedError as error:
             raise ToolFailedError(f"tool {name!r} failed: its process {error}", f"its process {error}") from error
 
     async def close(self) -> None:
-        """End the process and all that it has started."""
+        """End the process and all its children."""
         await self.held.close()
 
 
 def read_answer(answer: Any) -> Mapping[str, str]:
-    """Return what `_answered` has made in the process; raises `WireError` for anything else."""
+    """Return the validated result of `_answered` from the process; raises `WireError` for anything else."""
     return require_texts(answer, {"text"}, {"input"}, {"failed", "detail"})
 
 
 def read_descriptions(value: Any) -> list[dict[str, Any]]:
-    """Return what `describe_tools` has made in the process; raises `WireError` for anything else."""
+    """Return the validated result of `describe_tools` from the process; raises `WireError` for anything else."""
     if not isinstance(value, list):
         raise WireError("descriptions of tools are a list")
     for each in value:
@@ -146,7 +151,7 @@ def read_descriptions(value: Any) -> list[dict[str, Any]]:
 
 
 def text_of(name: str, answer: Mapping[str, str]) -> str:
-    """Return what a tool of this name answers; raises what `Tool.call` does."""
+    """Return the result of a tool of this name; raises the errors of `Tool.call`."""
     if "input" in answer:
         raise ToolInputError(answer["input"])
     if "failed" in answer:
@@ -166,7 +171,7 @@ class RolloutTool(DescribedTool):
 
     @classmethod
     def of_function(cls, tool: Tool, reference: str) -> RolloutTool:
-        """Return the tool of a function that the reference names."""
+        """Return the tool for the function that the reference names."""
         return cls(
             description_of(tool), tool.arguments, "call_function", code=Code.of(reference), arguments=tool.arguments
         )
@@ -177,7 +182,7 @@ class RolloutTool(DescribedTool):
 
 
 class PoolTool(DescribedTool):
-    """A function of the spec, which is called in a process that calls of other rollouts use too."""
+    """A function of the spec, which is called in a process shared with calls of other rollouts."""
 
     def __init__(self, tool: Tool, reference: str) -> None:
         super().__init__(tool.name, tool.description, tool.parameters)
@@ -198,11 +203,11 @@ class PoolTool(DescribedTool):
 
 
 class SandboxedTool(PoolTool):
-    """A function of the spec, each call of which has a sandboxed process of its own."""
+    """A function of the spec, each call of which has a separate sandboxed process."""
 
     @property
     def codes(self) -> tuple[Code, ...]:
-        """All that its process loads."""
+        """All code that its process loads."""
         return Code.of(f"{HERE}:call_function"), self.code
 
     async def _answer(self, call: Code, arguments: Mapping[str, Any]) -> Mapping[str, str]:
@@ -214,7 +219,7 @@ class SandboxedTool(PoolTool):
 
 
 def description_of(tool: Tool) -> dict[str, Any]:
-    """Return what a model and the runner know of a tool, as plain values."""
+    """Return the data of a tool that a model and the runner need, as plain values."""
     return {
         "name": tool.name,
         "description": tool.description,
@@ -223,11 +228,11 @@ def description_of(tool: Tool) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------------ What runs in the process
+# ------------------------------------------------------------------------------------------ Code in the process
 
 
 def begin(state: Code, item: dict[str, Any]) -> None:
-    """Make the state of a row."""
+    """Create the state of a row."""
     current_runner().objects[STATE] = state.load()(item)
 
 
@@ -242,7 +247,7 @@ def describe_tools(source: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def call_described(member: str, called: str, args: dict[str, Any]) -> dict[str, str]:
-    """Call the method of the state that answers for a tool of this name."""
+    """Call the method of the state that handles a tool of this name."""
     return _answered(lambda: getattr(current_runner().objects[STATE], member)(called, args), answer_of)
 
 
@@ -262,7 +267,7 @@ def call_function(code: Code, args: dict[str, Any], arguments: ArgumentRule | No
 
 
 def load_plugins() -> None:
-    """Let pydantic look for its plugins, which takes it 20 ms at the first schema."""
+    """Load pydantic's plugins, which takes 20 ms at the first schema."""
     TypeAdapter(int)
 
 
@@ -271,18 +276,18 @@ call_function.prepare = load_plugins  # type: ignore[attr-defined]
 
 
 def ask_state(member: str, args: dict[str, Any]) -> dict[str, str]:
-    """Ask a method or an attribute of the state for the run."""
+    """Call a method or read an attribute of the state for the run."""
     return _answered(lambda: asked(current_runner().objects[STATE], member, **args), answer_in_json)
 
 
 def asked(state: object, member: str, words: Sequence[Any]) -> Any:
-    """Return what a method of the state returns for these words, or the value of an attribute."""
+    """Return the result of a method of the state for these arguments, or the value of an attribute."""
     value = getattr(state, member)
     return value(*words) if callable(value) else value
 
 
 def answer_in_json(value: Any) -> str:
-    """Return a value as JSON, as text too: nothing that it holds is taken for its form."""
+    """Return a value as JSON, texts included, so that no part of its content is taken for structure."""
     return as_json(to_jsonable_python(value, fallback=str))
 
 

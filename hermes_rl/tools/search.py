@@ -1,5 +1,6 @@
-"""Searching the sandbox's files with a program that runs there, so that neither a huge tree nor a pattern that takes
-for ever is the host's to bear."""
+"""Search the sandbox's files with a program that runs there, so that a huge tree or an endless pattern does not load
+the host.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +119,7 @@ print(json.dumps(answer()))
 
 @dataclass(frozen=True)
 class Query:
-    """What to look for; the fields are the parameters of `search_files`."""
+    """A query; the fields are the parameters of `search_files`."""
 
     pattern: str
     target: str = "content"
@@ -131,7 +132,7 @@ class Query:
 
 
 async def search(sandbox: Sandbox, query: Query, *, cwd: str | None, timeout: float) -> dict[str, Any]:
-    """Return what the search found, or ``{"error": …}``."""
+    """Return the result of the search, or ``{"error": …}``."""
     done = await sandbox.run(
         [*sandbox.python, "-", json.dumps(asdict(query))],
         stdin=_PROGRAM.encode(),

@@ -1,7 +1,7 @@
-"""What the run itself asks a rollout's state: what a user says next, and whether the world is over.
+"""Queries of the run to a rollout's state: the next message of a user, and if the environment is done.
 
-A question is put as a tool call is, so that it is bounded in time and what the state raises is told in words; but its
-answer is JSON, since code has to read it and what it holds may be the agent's.
+A query is called like a tool, so that it is bounded in time and an exception of the state becomes a message; but its
+result is JSON, since code must read it and its content may come from the agent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hermes_rl.values import read_bounded
 
 
 class StateQuestion(DescribedTool):
-    """Calls a method of the state with some words, or looks at an attribute of it."""
+    """Calls a method of the state with arguments, or reads an attribute of it."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, "", {"type": "object"})
@@ -29,14 +29,16 @@ class StateQuestion(DescribedTool):
 
 
 def state_question(name: str, *, apart: bool) -> Tool:
-    """Return the question for a method or an attribute; `apart`: the state is in a process of the rollout's own."""
+    """Return the query for a method or an attribute; `apart`: the state is in a separate process of the rollout."""
     question = StateQuestion(name)
     return RolloutTool(description_of(question), None, "ask_state", member=name) if apart else question
 
 
 async def ask_state(question: Tool, runtime: ToolRuntime, timeout: float | None, *words: Any) -> Any:
-    """Return what the state answers, as plain values; raises `ToolFailedError` where it raised, took longer than
-    `timeout` seconds, or answered with more than is read."""
+    """Return the state's result, as plain values.
+
+    Raises `ToolFailedError` if it raised, took longer than `timeout` seconds, or returned more than the limit.
+    """
     text = await run_tool(question, {"words": words}, runtime, timeout)
     try:
         return read_bounded(text)

@@ -1,8 +1,8 @@
-"""Runs one script of `execute_code` in the sandbox, and hands its tool calls to the host.
+"""Run one script of `execute_code` in the sandbox, and pass its tool calls to the host.
 
-Standard input and output are the conversation with the host, one JSON text a line: the host begins with what
-to run; the script's calls go up and their answers come down; the last line is how the script ended. The
-script's own output is caught here, so that nothing it prints can be taken for a call.
+Standard input and output are the connection to the host, one JSON text a line: the host starts with the request; the
+script's calls go up and their results come down; the last line tells how the script ended. The script's output is
+captured here, so that no text that it prints can be taken for a call.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from typing import IO, Any
 
 GRACE_SECONDS = 1.0
-"""How long output is waited for that a child of the script may still hold open."""
+"""Seconds to wait for output that a child of the script may still hold open."""
 
 
 class Caught:
-    """Head and tail of what one pipe gives."""
+    """Head and tail of the output of one pipe."""
 
     def __init__(self, pipe: IO[bytes], limit: int) -> None:
         self._pipe = pipe
@@ -52,7 +52,7 @@ class Caught:
 
 
 def start(request: dict[str, Any], folder: str) -> subprocess.Popen[bytes]:
-    """Return the script as a process of its own, in a group of its own."""
+    """Start the script as a separate process, in a separate group."""
     script = os.path.join(folder, "script.py")  # noqa: PTH118 (pathlib would double the time to start)
     for path, text in ((script, request["code"]), (os.path.join(folder, "hermes_tools.py"), request["tools"])):  # noqa: PTH118
         with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
@@ -74,7 +74,7 @@ def start(request: dict[str, Any], folder: str) -> subprocess.Popen[bytes]:
 
 
 def wait(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Until the script ends; True when it ran past its time and was killed."""
+    """Wait until the script ends; return True if it exceeded its time and was killed."""
     try:
         process.wait(seconds)
         return False

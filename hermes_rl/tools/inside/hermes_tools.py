@@ -1,7 +1,7 @@
-"""What a script of `execute_code` imports: one function for each tool, which asks the host to make the call.
+"""Module that a script of `execute_code` imports: one function for each tool, which asks the host to make the call.
 
-The functions are there by the names of the tools, with their parameters in the schema's order. Each gives
-what the tool answers: the value of its JSON, or text.
+The functions have the names of the tools, with their parameters in the schema's order. Each returns the result of the
+tool: the value of its JSON, or text.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ for _name, _of_tool in _parameters.items():
 
 
 def json_parse(text: str) -> Any:
-    """`json.loads` that takes control characters within strings."""
+    """Return the value of a JSON text; unlike `json.loads`, accepts control characters within strings."""
     return json.loads(text, strict=False)
 
 
 def shell_quote(text: str) -> str:
-    """`text` as one word of a shell command."""
+    """Return `text` quoted as one word of a shell command."""
     return shlex.quote(text)
 
 
 def retry(fn: Callable[[], Any], max_attempts: int = 3, delay: float = 2) -> Any:
-    """Return the result of `fn`, tried again after an exception, each time after twice the delay."""
+    """Return the result of `fn`, retried after an exception, each time after twice the delay."""
     for attempt in range(max_attempts):
         try:
             return fn()

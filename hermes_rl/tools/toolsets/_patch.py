@@ -1,4 +1,4 @@
-"""The tool `patch`: changing parts of files, one passage or several files at once."""
+"""Tool `patch`: change parts of files, one passage or several files at once."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ T = TypeVar("T")
 
 FILE_BYTES = 8 << 20
 IN_THREAD = 1 << 18
-"""Bytes from which text is made of bytes, and bytes of text, in a thread."""
+"""Bytes from which text is encoded and decoded in a thread."""
 CONTEXT = 3
 COMPARED_LINES = 1_000_000
-"""Lines before times lines after of the largest change that is compared line by line."""
+"""Maximum of lines before times lines after for a line by line comparison of a change."""
 COMPARED_PAIRS = 5_000_000
-"""Pairs of equal lines that are looked at for a diff, each as often as it is."""
+"""Maximum pairs of equal lines that a diff examines, repetitions included."""
 HEAD = re.compile(r"([-+])(\d+)")
 
 
 class Patch(Tool):
-    """Replace a passage, or apply a patch of several files: all of it or nothing."""
+    """Replace a passage, or apply a patch of several files: completely or not at all."""
 
     name = "patch"
     on_sandbox = True
@@ -42,7 +42,7 @@ class Patch(Tool):
         "and new_string: the passage must be in the file once, unless replace_all=true; small differences "
         "in white space are forgiven. mode='patch' needs patch, in V4A form, for several changes or files."
     )
-    # hermes-agent lists mode as required and has a default for it: calls of both kinds are taken.
+    # hermes-agent lists mode as required and has a default for it: calls of both kinds are accepted.
     parameters = arguments(
         mode={
             "type": "string",
@@ -115,7 +115,7 @@ class _Files:
         self._sandbox = sandbox
         self._cwd = cwd
         self._names: dict[str, str] = {}
-        """Full path → as the model wrote it."""
+        """Full path → the path as the model wrote it."""
         self._before: dict[str, str | None] = {}
         self._after: dict[str, str | None] = {}
 
@@ -129,11 +129,11 @@ class _Files:
         return await self._text(path) is not None
 
     def write(self, path: str, text: str | None) -> None:
-        """None deletes it."""
+        """Write a file; None deletes it."""
         self._after[self._full(path)] = text
 
     async def finish(self) -> dict[str, Any]:
-        """Write what has changed, and say what that is."""
+        """Write the changed files, and return a description of the changes."""
         for full in self._after:
             await self._text(full)
         changed = {full: text for full, text in self._after.items() if text != self._before[full]}
@@ -159,7 +159,7 @@ class _Files:
         return {"success": True, "diff": capped(diff, OUTPUT_LIMIT), **named}
 
     async def _text(self, path: str) -> str | None:
-        """Return the text as it is by now; None where there is no file."""
+        """Return the present text, or None if there is no file."""
         full = self._full(path)
         if full not in self._before:
             try:
@@ -176,12 +176,12 @@ class _Files:
 
 
 async def _aside(size: int, work: Callable[..., T], *arguments: Any) -> T:
-    """Do work that takes time in proportion to `size`, in a thread where that is much."""
+    """Run work whose time is proportional to `size`, in a thread if `size` is large."""
     return await one_at_a_time(work, *arguments) if size > IN_THREAD else work(*arguments)
 
 
 async def _edited(size: int, work: Callable[..., T], *arguments: Any) -> T:
-    """Do work of an edit in a thread: what is small need not wait for what others do to large texts."""
+    """Run work of an edit in a thread: small work need not wait for work on large texts."""
     return await (one_at_a_time if size > IN_THREAD else asyncio.to_thread)(work, *arguments)
 
 
@@ -209,7 +209,7 @@ class _TooAlikeError(Exception):
 
 
 class _Comparison(difflib.SequenceMatcher[str]):
-    """The comparison that `difflib` makes for a diff, which gives up instead of taking long."""
+    """The comparison that `difflib` makes for a diff, which stops with an error instead of taking long."""
 
     def __init__(self, before: list[str], after: list[str]) -> None:
         super().__init__(None, before, after)
@@ -229,7 +229,9 @@ def _count(text: str) -> int:
 
 
 def _same(before: str, after: str) -> tuple[int, int]:
-    """How much of two texts is the same at the start and at the end, in whole lines, less three lines of context."""
+    """Return the equal length of two texts at the start and at the end, in complete lines, less three lines of
+    context.
+    """
     start = _common(before, after)
     rest = _common(before[start:], after[start:], end=True)
     for _ in range(CONTEXT + 1):
@@ -240,7 +242,7 @@ def _same(before: str, after: str) -> tuple[int, int]:
 
 
 def _common(before: str, after: str, *, end: bool = False) -> int:
-    """Return the length of the longest common beginning or end, by halving: comparing slices is fast."""
+    """Return the length of the longest common prefix or suffix, by bisection: comparing slices is fast."""
     low, high = 0, min(len(before), len(after))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""The tool `process`: looking after what `terminal` started in the background."""
+"""Tool `process`: manage processes that `terminal` started in the background."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from hermes_rl.tools.base import (
 )
 
 PREVIEW = 1000
-"""Characters of output that come with a process's status."""
+"""Characters of output in a process's status."""
 LISTED = 200
-"""Characters of the command and of the output of each process of a list."""
+"""Characters of the command and of the output of each process in a list."""
 TAIL = 2000
 LOG_LINES = 200
 WAIT_SECONDS = 180.0
@@ -31,7 +31,7 @@ KILL_SECONDS = 2.0
 
 
 def _about(entry: ListedProcess, preview: int) -> dict[str, Any]:
-    """Return what it is, with so many characters of its latest output."""
+    """Return the status of a process, with up to `preview` characters of its latest output."""
     return {
         "session_id": entry.id,
         "command": entry.command,

@@ -1,7 +1,7 @@
 """Toolset ``code_execution``: a Python script in the sandbox that may call the rollout's other tools.
 
-Name, parameter and form of answer are those that models know from hermes-agent. Each call of a script is checked and
-made here like one of the model's own, so that it can use no tool that the rollout does not have.
+Name, parameter and form of the result are the ones that models know from hermes-agent. Each call of a script is checked
+and executed here like one of the model's calls, so that it can use no tool that the rollout does not have.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from hermes_rl.tools.host_process import LineTooLongError, lines_of
 from hermes_rl.values import read_bounded
 
 SECONDS = 300.0
-"""For one script, where neither the spec nor the sandbox allows less."""
+"""Seconds for one script, unless the spec or the sandbox sets a shorter limit."""
 SPARE_SECONDS = 2.0
 """The script ends this long before its tool call would, so that the model still gets its output."""
 MOST_CALLS = 50
 NAME = 100
-"""Characters of a tool's name that a script is told there is none of."""
+"""Maximum characters of an unknown tool's name in the error for a script."""
 IN_THREAD = 1 << 16
-"""Bytes from which on a call is read in a thread."""
+"""Bytes from which a call is parsed in a thread."""
 ERRORS_LIMIT = 10_000
 REFUSED_CALLS = 10 * MOST_CALLS
-"""Calls beyond which a script is ended that does not hear that it may make no more."""
+"""Calls after which a script is killed that ignores the errors about too many calls."""
 LINE_LIMIT = 16 << 20
-"""Bytes of one call that a script makes."""
+"""Maximum bytes of one call of a script."""
 
 
 class ExecuteCode(Tool):
-    """Run a script to its end and answer with what it printed."""
+    """Run a script to its end and return its output."""
 
     name = "execute_code"
     on_sandbox = True
@@ -89,7 +89,7 @@ class ExecuteCode(Tool):
 
 
 class _Script:
-    """One script at work: what it asks for, until it says how it ended."""
+    """A running script: its requests, until it reports how it ended."""
 
     def __init__(self, conversation: Conversation, runtime: ToolRuntime, seconds: float) -> None:
         self._conversation = conversation
@@ -121,7 +121,7 @@ class _Script:
         return self._report("error", "", f"the script's runner ended before the script did\n{errors}".rstrip())
 
     async def _write(self, value: Any) -> None:
-        # Where nobody listens any more, the end of what it writes tells.
+        # If no process listens any more, the end of its output shows it.
         with contextlib.suppress(OSError):
             await self._conversation.write(json.dumps(value).encode() + b"\n")
 

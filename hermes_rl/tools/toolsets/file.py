@@ -1,6 +1,6 @@
-"""Toolset ``file``: reading, writing, editing and searching the files of the rollout's sandbox.
+"""Toolset ``file``: read, write, edit and search the files of the rollout's sandbox.
 
-Names are paths and nothing else: no shell sees them. Relative paths start where the terminal is.
+Names are paths and nothing else: no shell sees them. Relative paths start at the working directory of the terminal.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ IN_THREAD = 1 << 18
 """Bytes of a file from which a page of it is made in a thread."""
 PIECE = 1 << 16
 MOST_NAMES = 20_000
-"""Names of a folder that are looked at to find close ones."""
+"""Maximum names of a directory that are compared to find close ones."""
 COMPARED, COMPARED_CHARACTERS = 200, 100
 
 
 class ReadFile(Tool):
-    """A page of a text file with line numbers."""
+    """Return a page of a text file with line numbers."""
 
     name = "read_file"
     on_sandbox = True
@@ -67,7 +67,7 @@ class ReadFile(Tool):
 def _page(data: bytes, offset: int, limit: int) -> dict[str, Any]:
     """Return the lines from `offset` on; only these are decoded, to save memory."""
     at, breaks = 0 if offset == 1 else len(data), 0
-    for piece in range(0, len(data), PIECE):  # between two pieces other threads get their turn
+    for piece in range(0, len(data), PIECE):  # between two chunks other threads get their turn
         inside = data.count(b"\n", piece, piece + PIECE)
         if breaks < offset - 1 <= breaks + inside:  # the line before the page ends here
             at = piece
@@ -100,7 +100,7 @@ def _page(data: bytes, offset: int, limit: int) -> dict[str, Any]:
 
 
 async def _not_found(sandbox: Sandbox, written: str, path: str) -> dict[str, Any]:
-    """Return the error, with names in the same folder that are close."""
+    """Return the error, with close names in the same directory."""
     folder, _, name = path.rpartition("/")
     answer: dict[str, Any] = {"error": f"File not found: {written}"}
     try:
@@ -121,7 +121,7 @@ def _similar(name: str, names: list[str]) -> list[str]:
 
 
 class WriteFile(Tool):
-    """A file as a whole."""
+    """Write a complete file."""
 
     name = "write_file"
     on_sandbox = True
@@ -151,7 +151,7 @@ class WriteFile(Tool):
 
 
 class SearchFiles(Tool):
-    """Content by regular expression, or names by glob."""
+    """Search content by regular expression, or names by glob."""
 
     name = "search_files"
     on_sandbox = True

@@ -1,5 +1,6 @@
-"""Toolset ``terminal``: commands in the rollout's sandbox, with names and parameters that models know from
-hermes-agent."""
+"""Toolset ``terminal``: run commands in the rollout's sandbox, with names and parameters that models know from
+hermes-agent.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ NOT_HERE = {
     "notify_on_complete": "there are no notifications: ask with process(action='wait') or 'poll'",
     "watch_patterns": "there are no notifications: ask with process(action='poll') or 'log'",
 }
-"""Parameters that are taken, since models send them, and what the answer says about each."""
+"""Parameters that are accepted, since models send them, and the notes on each in the result."""
 
 
 class Terminal(Tool):
@@ -105,7 +106,7 @@ def _workdir(sandbox: Sandbox, runtime: ToolRuntime, args: dict[str, Any]) -> st
 
 
 def _timeout(sandbox: Sandbox, requested: float | None) -> float:
-    """Return what is asked for, within the sandbox's bound and what is left of the call's."""
+    """Return the requested timeout, limited by the sandbox's bound and the remaining time of the call."""
     bounds = [sandbox.config.timeout]
     call = CALL_TIMEOUT.get()
     if call is not None:

@@ -1,4 +1,4 @@
-"""Toolset ``todo``: a task list that the model keeps for itself, one per rollout."""
+"""Toolset ``todo``: a task list for the model, one per rollout."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hermes_rl.tools.base import Tool, ToolInputError, ToolRuntime, Toolset, arg
 STATUSES = ("pending", "in_progress", "completed", "cancelled")
 MAX_ITEMS = 256
 MAX_CONTENT = 4000
-"""Characters of one item."""
+"""Maximum characters of one item."""
 
 
 class Todo(Tool):
-    """Write the list or read it; every call answers with the whole list."""
+    """Write or read the list; every call returns the complete list."""
 
     name = "todo"
     parallel = False

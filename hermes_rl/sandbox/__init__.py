@@ -1,4 +1,4 @@
-"""A rollout's machine: files and commands behind one interface, whatever fences them in."""
+"""Sandbox of a rollout: provide files and commands through one interface, whatever isolates them."""
 
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import (

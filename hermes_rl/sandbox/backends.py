@@ -1,8 +1,8 @@
-"""From a configuration to a sandbox: the one module that knows which backends there are.
+"""Create a sandbox from a configuration: the one module that knows which backends exist.
 
-`create_sandbox` makes one that is still to be started; `Pool` gives sandboxes of the default backend that are started
-already. A package brings a backend of its own as an entry point of the group `hermes_rl.sandboxes`: a callable that
-takes a `SandboxConfig` and returns a `Sandbox`. Names that are ours already cannot be taken.
+`create_sandbox` creates one that has not been started; `Pool` provides started sandboxes of the default backend. A
+package provides a backend as an entry point of the group `hermes_rl.sandboxes`: a callable that takes a `SandboxConfig`
+and returns a `Sandbox`. Names of built-in backends cannot be used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hermes_rl.threads import end_tasks
 def create_sandbox(config: SandboxConfig) -> Sandbox:
     """Return a sandbox that is not started yet.
 
-    Raises `UserError` for what this backend, or this machine, can never run.
+    Raises `UserError` for a configuration that this backend, or this machine, can never run.
     """
     if config.backend == "none":
         from hermes_rl.sandbox.none import NoIsolation
@@ -56,22 +56,24 @@ def _of_a_package(name: str) -> Callable[[SandboxConfig], Sandbox]:
 
 
 # -------------------------------------------------------------------------------- pool
-# A spare is a sandbox without anything of a rollout in it: no files, no setup, no command has run. What differs between
-# the sandboxes of a run (files, setup, environment, times) it gets when it is taken; where more differs (image, limits,
-# network), it is another kind.
+# A spare is a sandbox without any data of a rollout: no files, no setup, no command has run. It gets the parts that
+# differ between the sandboxes of a run (files, setup, environment, times) when it is taken; if more differs (image,
+# limits, network), it is another kind.
 
 log = logging.getLogger(__name__)
 
 SPARES = 2
 """Waiting sandboxes of one kind."""
 HEAD_START = 0.02
-"""Seconds between giving a sandbox away and starting another: both at once would take the first ten times as long."""
+"""Seconds between handing out a sandbox and starting another: both at once would take the first ten times as long."""
 MOST = 8
-"""Waiting sandboxes of all kinds together; of the kind that was not asked for longest, they go first."""
+"""Maximum number of waiting sandboxes of all kinds together; the kind that was not requested for longest is dropped
+first.
+"""
 
 
 class Pool:
-    """Gives sandboxes as `create_sandbox` does, some of them started already. It belongs to one event loop."""
+    """Provides sandboxes as `create_sandbox` does, some of them already started. It belongs to one event loop."""
 
     def __init__(self) -> None:
         self._spares: OrderedDict[Hashable, list[HelperSandbox]] = OrderedDict()
@@ -80,10 +82,10 @@ class Pool:
         """Kinds of which a spare is being made: a burst of rollouts must not start twice as many sandboxes."""
         self._closed = False
         self.reused = 0
-        """How many sandboxes were waiting when they were asked for."""
+        """Number of requests that got a waiting sandbox."""
 
     def create(self, config: SandboxConfig) -> Sandbox:
-        """Return a sandbox for `config`, which the caller starts; and see to it that the next caller finds one too."""
+        """Return a sandbox for `config`, which the caller starts; prepare another one for the next caller."""
         if config.backend != "bubblewrap" or self._closed:
             return create_sandbox(config)
         kind = _kind(config)
@@ -102,7 +104,7 @@ class Pool:
         return create_sandbox(config)
 
     async def close(self) -> None:
-        """End all sandboxes that wait; those that were given away are closed by whoever has them."""
+        """End all waiting sandboxes; their users close the ones that were handed out."""
         self._closed = True
         await end_tasks(self._tasks)
         spares = [spare for waiting in self._spares.values() for spare in waiting]
@@ -128,7 +130,7 @@ class Pool:
                 while sum(map(len, self._spares.values())) > MOST:
                     await next(waiting for waiting in self._spares.values() if waiting).pop().close()
         except HermesRLError as error:
-            # Whoever needs one starts it again and gets the error; nobody waits for this one.
+            # The next user starts a sandbox again and gets the error; this one has no user.
             log.debug("a spare sandbox did not start: %s", error)
         finally:
             self._refilling.discard(kind)

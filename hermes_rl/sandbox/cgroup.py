@@ -1,8 +1,9 @@
-"""Control groups: limits on a sandbox as a whole and on all sandboxes together, where this user may make them.
+"""Control groups: limit a sandbox as a whole and all sandboxes together, if this user may make groups.
 
-This module finds a place for groups (version 2, or the controllers of version 1), makes one group per sandbox below one
-that all sandboxes of all runners there share, and removes them. A watchman process removes the groups of a runner that
-was killed. Without groups there are still the limits per process; what cannot be promised then, the backend says.
+This module finds a location for groups (version 2, or the controllers of version 1), makes one group per sandbox below
+one that all sandboxes of all runners there share, and removes them. A watchdog process removes the groups of a runner
+that was killed. Without groups there are still the limits per process; the backend reports the limits that cannot be
+enforced then.
 
 ::
 
@@ -34,21 +35,22 @@ PERIOD = 100_000
 """Microseconds over which use of the processor is measured."""
 REMOVE_SECONDS = 5.0
 SHARED = "hermes-rl"
-"""The group of all sandboxes of a place."""
+"""Name of the group of all sandboxes of a location."""
 MIB = 1 << 20
 CLOSE = 1 << 20
-"""Bytes below its limit at which a group may be when the kernel finds nothing more to give."""
+"""Bytes below its limit at which a group may be when the kernel finds no more memory for it."""
 SHORT_SECONDS = 60.0
-"""Seconds after the memory of all sandboxes was used up in which only so many begin as fit by their limits."""
+"""Seconds after all sandboxes' memory was used up in which new sandboxes start only if their limits fit."""
 UNLIMITED = 1 << 62
-"""From so many bytes on, version 1 means that there is no limit."""
+"""Bytes from which version 1 means that there is no limit."""
 RESERVE = 512 * MIB
-"""Bytes of memory that sandboxes together leave to the runner at the least, beyond what it has when it starts one; on a
-machine with more memory, a tenth of all of it."""
+"""Minimum bytes of memory that sandboxes together leave to the runner, beyond its memory when it starts one; on a
+machine with more memory, a tenth of all of it.
+"""
 SOCKETS = 64 * MIB
-"""Bytes that the buffers of a sandbox's TCP and UDP sockets may take in version 1, which counts them by themselves."""
+"""Bytes for the buffers of a sandbox's TCP and UDP sockets in version 1, which counts them separately."""
 DELEGATE = "start it with `systemd-run --user --scope -p Delegate=yes hermes-rl …`, or as a user who owns its cgroup"
-"""What to do where there is no place for groups."""
+"""Fix for a machine without a location for groups."""
 
 WATCHMAN = """
 import os, sys, time
@@ -83,31 +85,32 @@ while time.monotonic() < end:
         break
     time.sleep(0.05)
 """
-"""Waits until the runner's end of a pipe is closed, which its death does too, then ends what has its mark, and removes
-its groups. A bubblewrap that has just begun has the mark, and would wait for ever for another half that dies with the
-runner. The watchman is no child of the runner: Ray kills those of a worker that it ends."""
+"""Waits until the runner's end of a pipe is closed, which its death does too, then kills processes with its mark, and
+removes its groups. A bubblewrap that has just started has the mark, and would wait forever for a partner that dies with
+the runner. The watchdog is not a child of the runner: Ray kills the children of a worker that it ends.
+"""
 
 _watchmen: dict[int, subprocess.Popen[bytes]] = {}
 _lock = threading.Lock()
 _largest = 0
 """See `SandboxMemory.each`."""
 _short_at = -math.inf
-"""When it was last seen that memory of all sandboxes had been used up."""
+"""Time at which the memory of all sandboxes was last seen used up."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where groups can be made: the folder above them by controller; in version 2 all lie in one."""
+    """Locations of groups: the parent directory by controller; in version 2 all are in one."""
 
     version: int
     parents: Mapping[str, Path] = field(default_factory=dict)
 
     def shared(self, controller: str) -> Path:
-        """Return the folder of the groups of all runners here."""
+        """Return the directory of the groups of all runners here."""
         return self.parents[controller] / SHARED
 
     def top(self, controller: str) -> Path:
-        """Return the folder of this runner's groups."""
+        """Return the directory of this runner's groups."""
         return self.shared(controller) / f"hermes-rl-{_mark(os.getpid())}"
 
     def tops(self) -> set[Path]:
@@ -115,7 +118,7 @@ class Layout:
 
 
 class ControlGroup:
-    """The group of one sandbox."""
+    """Control group of one sandbox."""
 
     def __init__(self, layout: Layout, name: str) -> None:
         self.layout = layout
@@ -124,9 +127,9 @@ class ControlGroup:
         self._over = False
 
     def enter(self, pid: int, memory: int, processes: int, cpu: float | None) -> None:
-        """Make it with these limits (bytes, processes and threads, cores) and put a process in.
+        """Make it with these limits (bytes, processes and threads, cores) and add a process.
 
-        What that process starts from now on is in it too. Does nothing once the group has been removed.
+        Processes that it starts from now on are in it too. Does nothing once the group has been removed.
         """
         with self._lock:
             if not self._over:
@@ -144,7 +147,7 @@ class ControlGroup:
             folder, version_2 = self._folders["memory"], self.layout.version == 2
             _limit_memory(self.layout, folder, memory, min(memory, SOCKETS))
             swap = folder / ("memory.swap.max" if version_2 else "memory.memsw.limit_in_bytes")
-            if swap.exists():  # it is not accounted for everywhere
+            if swap.exists():  # swap is not accounted for everywhere
                 swap.write_text("0" if version_2 else str(memory))
             _largest = max(_largest, memory)
         if "pids" in self._folders:
@@ -157,15 +160,17 @@ class ControlGroup:
                 (self._folders["cpu"] / "cpu.cfs_quota_us").write_text(quota)
 
     def killed_for_memory(self) -> bool:
-        """Whether the kernel has ended a process of the group because memory was used up: its own, or everybody's."""
+        """Return True if the kernel killed a process of the group because memory was used up: the group's, or all
+        memory.
+        """
         name = "memory.events" if self.layout.version == 2 else "memory.oom_control"
         return self._counted(name, "oom_kill") > 0
 
     def killed_by_others(self) -> bool:
-        """Whether the kernel has ended a process of the group although the group has never reached its own limit.
+        """Return True if the kernel killed a process of the group although the group never reached its limit.
 
-        Then the sandboxes together were at their bound, or the machine was. A group that has reached its own limit
-        even once counts as having done it all by itself: who fills a sandbox to be played anew gets nothing by it.
+        Then the sandboxes together were at their limit, or the machine was. A group that has reached its limit even
+        once counts as the cause: an agent that fills its sandbox to get a retry gains nothing.
         """
         global _short_at
         if not self.killed_for_memory():
@@ -185,11 +190,11 @@ class ControlGroup:
         return _counts(self._folders["memory"] / file).get(name, 0) if "memory" in self._folders else 0
 
     def processes(self) -> list[int]:
-        """Ids of the processes in it."""
+        """Return the ids of the processes in it."""
         try:
             lines = (self._each()[0] / "cgroup.procs").read_text().split()
         except OSError:
-            return []  # it was not made yet, or is removed
+            return []  # it does not exist yet, or is removed
         # 0 stands for a process that this PID namespace does not see.
         return [int(line) for line in lines if line != "0"]
 
@@ -213,12 +218,12 @@ class ControlGroup:
                 time.sleep(0.005)
 
     def _each(self) -> list[Path]:
-        """Return its folders, one in version 2; in version 1 all of them hold the same processes."""
+        """Return its directories, one in version 2; in version 1 all of them hold the same processes."""
         return sorted(set(self._folders.values()))
 
 
 def _limit_memory(layout: Layout, folder: Path, memory: int, sockets: int) -> None:
-    """Bound the memory of a group, with what sockets hold: version 2 counts that as memory, version 1 by itself."""
+    """Limit the memory of a group, including its sockets: version 2 counts these as memory, version 1 separately."""
     if layout.version == 2:
         (folder / "memory.max").write_text(str(memory))
         return
@@ -232,10 +237,10 @@ def _limit_memory(layout: Layout, folder: Path, memory: int, sockets: int) -> No
 
 
 def make_sum(layout: Layout) -> None:
-    """Make the group of all sandboxes of this machine, and below it the group of this runner's.
+    """Make the group of all sandboxes of this machine, and below it the group of this runner.
 
-    The first runner sets the limit, such that runners keep memory of their own. It is not changed later: with a limit
-    below what is in use the kernel would end processes.
+    The first runner sets the limit, so that memory remains for runners. It is not changed later: with a limit below the
+    present use the kernel would kill processes.
     """
     for controller in layout.parents:
         shared, top = layout.shared(controller), layout.top(controller)
@@ -245,7 +250,7 @@ def make_sum(layout: Layout) -> None:
                 _limit_sum(layout, shared)
             if layout.version == 2:
                 _hand_down(shared, layout)
-            # The last of another runner may be gone at this very moment, and the group with it.
+            # The last sandbox of another runner may end at this moment, and the group with it.
             with contextlib.suppress(FileNotFoundError, FileExistsError):
                 top.mkdir()
             if layout.version == 2 and top.is_dir():
@@ -268,88 +273,90 @@ def _hand_down(folder: Path, layout: Layout) -> None:
 
 
 def for_sandboxes(total: int, runner: int) -> int:
-    """Return how much of the memory all sandboxes together may take, beside a runner that has so much already."""
+    """Return the memory for all sandboxes together, next to a runner that uses `runner` bytes already."""
     return max(total // 2, total - runner - max(RESERVE, total // 10))
 
 
 def own_memory() -> int:
-    """Return the bytes of memory that this process has."""
+    """Return the bytes of memory that this process uses."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def total_memory(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> int:
-    """Return the bytes of memory that this process may have: the machine's, or the least of the groups around it."""
+    """Return the maximum bytes of memory for this process: the machine's, or the smallest limit of the groups around
+    it.
+    """
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = (_bound(folder) for folder in _around(root, own))
     return min((pages, *(limit for limit in limits if limit is not None)))
 
 
 def _around(root: Path, own: Path) -> list[Path]:
-    """Return the folders of the group for memory that this process is in, and of those above it."""
+    """Return the directories of the memory group of this process, and of its parents."""
     paths = _own_paths(own)
     groups = []
     for top, path in ((root / "memory", paths.get("memory")), (root, paths.get(""))):
         if path is not None:
-            # A container may see a path of its machine, of which only the top is there.
+            # A container may see a path of its machine, of which only the top exists.
             groups += [folder for folder in (top / path, *(top / path).parents) if folder.is_relative_to(top)]
     return groups
 
 
 def _bound(folder: Path) -> int | None:
-    """Return the limit of the memory of a group; None where it has none."""
+    """Return the memory limit of a group, or None if it has none."""
     limits = (_number(folder / name) for name in ("memory.max", "memory.limit_in_bytes"))
     return next((limit for limit in limits if limit is not None and limit < UNLIMITED), None)
 
 
 def _number(file: Path) -> int | None:
-    """Return the number in a file; None where there is no such file, or it says "max"."""
+    """Return the number in a file, or None if the file does not exist, or contains "max"."""
     with contextlib.suppress(OSError, ValueError):
         return int(file.read_text())
     return None
 
 
 def _counts(file: Path) -> dict[str, int]:
-    """Return the numbers in a file that has a line for each, by their names; none where there is no such file."""
+    """Return the named numbers in a file with one per line, or an empty mapping if the file does not exist."""
     with contextlib.suppress(OSError, ValueError):
         return {name: int(count) for name, count in map(str.split, file.read_text().splitlines())}
     return {}
 
 
 class SandboxMemory(NamedTuple):
-    """The memory of all sandboxes of this machine, or container, in bytes."""
+    """Memory of all sandboxes of this machine, or container, in bytes."""
 
     limit: int
     used: int
-    """Without what the kernel would give up at once, which is read-ahead of files."""
+    """Used bytes without memory that the kernel would free at once, which is read-ahead of files."""
     each: int
-    """What a sandbox of this process may have by its own limit; 0 before the first."""
+    """Memory limit of a sandbox of this process; 0 before the first."""
     short: bool
-    """It has been used up a short while ago."""
+    """True if it was used up a short time ago."""
 
     @property
     def free(self) -> float:
-        """Return the share that is left for more sandboxes."""
+        """Fraction that is left for more sandboxes."""
         return 0.0 if self.short else max(0.0, 1.0 - self.used / self.limit) if self.limit else 1.0
 
 
 def together(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> SandboxMemory | None:
-    """Return the memory of all sandboxes together; None where nothing bounds it, or no sandbox has begun.
+    """Return the memory of all sandboxes together, or None if it is unlimited, or no sandbox has started.
 
-    This only looks, so that a process may ask that has no sandboxes itself.
+    This only reads, so a process without sandboxes may call it.
     """
     for limit, used in _bounded(folder for folder in _of_sandboxes(root, own) if folder.is_dir()):
         return SandboxMemory(limit, used, _largest, time.monotonic() - _short_at < SHORT_SECONDS)
     return None
 
 
-@functools.cache  # admission asks again and again
+@functools.cache  # admission calls it repeatedly
 def _of_sandboxes(root: Path, own: Path) -> list[Path]:
-    """Return the folders that may be the group of all sandboxes."""
+    """Return the directories that may be the group of all sandboxes."""
     return [folder / SHARED for folder in _around(root, own)]
 
 
 def free_share(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> float:
-    """Return the share of the memory that is left in the groups around this process, and in that of all sandboxes."""
+    """Return the fraction of free memory in the groups around this process, and in the group of all sandboxes."""
     sandboxes = together(root, own)
     shares = [1.0 if sandboxes is None else sandboxes.free]
     shares += [max(0.0, 1.0 - used / limit) if limit else 1.0 for limit, used in _bounded(_around(root, own))]
@@ -357,7 +364,7 @@ def free_share(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> floa
 
 
 def _bounded(groups: Iterable[Path]) -> Iterator[tuple[int, int]]:
-    """Yield the limit of memory and what is used of it, of those groups that have one."""
+    """Yield the memory limit and the used memory of the groups that have a limit."""
     for folder in groups:
         limit, used = _bound(folder), _used(folder)
         if limit is not None and used is not None:
@@ -365,7 +372,7 @@ def _bounded(groups: Iterable[Path]) -> Iterator[tuple[int, int]]:
 
 
 def _used(folder: Path) -> int | None:
-    """Return what a group has of memory, without the files that the kernel would forget first; None: unknown."""
+    """Return the used memory of a group, without the files that the kernel would drop first; None: unknown."""
     for usage, forgotten in (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")):
         if (used := _number(folder / usage)) is not None:
             return max(0, used - _counts(folder / "memory.stat").get(forgotten, 0))
@@ -380,18 +387,18 @@ def _removed(folder: Path) -> bool:
 
 @functools.cache
 def _mark(pid: int) -> str:
-    """Return a name that two runners do not share, even where each is the first of its own PID namespace."""
+    """Return a name that two runners do not share, even if each is the first of a separate PID namespace."""
     return f"{pid}-{os.urandom(4).hex()}"
 
 
 def runner_mark() -> dict[str, str]:
-    """Return a variable for the environment of what is not to outlive this process."""
+    """Return an environment variable for processes that must not outlive this process."""
     return {"HERMES_RL_RUNNER": _mark(os.getpid())}
 
 
 @functools.cache
 def find_layout(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Layout | None:
-    """Return a place for groups with all or some of the controllers; None where this user may not make any."""
+    """Return a location for groups with all or some of the controllers, or None if this user may not make any."""
     paths = _own_paths(own)
     if not paths:
         return None
@@ -403,7 +410,7 @@ def find_layout(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Lay
 
 
 def _own_paths(own: Path) -> dict[str, str]:
-    """Return the group that this process is in, by controller; that of version 2 has an empty name."""
+    """Return the group of this process, by controller; the group of version 2 has an empty name."""
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
     except OSError:
@@ -412,12 +419,12 @@ def _own_paths(own: Path) -> dict[str, str]:
 
 
 def _version_2(root: Path, path: str) -> Layout | None:
-    """Our own group or the one above it, whichever hands its controllers down."""
+    """Return the layout of the process's group or of its parent, whichever delegates its controllers."""
     for parent in (root / path, (root / path).parent):
         if not (parent / "cgroup.subtree_control").exists():
             continue
         with contextlib.suppress(OSError):
-            # Refused where processes are in the group itself; then what it hands down already has to do.
+            # Refused if the group itself has processes; then the controllers that it delegates already must suffice.
             (parent / "cgroup.subtree_control").write_text("+memory +pids +cpu")
         handed = (parent / "cgroup.subtree_control").read_text().split()
         usable = {name: parent for name in CONTROLLERS if name in handed}
@@ -427,7 +434,7 @@ def _version_2(root: Path, path: str) -> Layout | None:
 
 
 def _may_make(parent: Path) -> bool:
-    """Whether a group can be made there: asked by making one, permissions do not tell."""
+    """Return True if a group can be made there: tried by making one, since permissions do not show it."""
     trial = parent / f"hermes-rl-{os.getpid()}-trial"
     try:
         trial.mkdir()
@@ -439,7 +446,7 @@ def _may_make(parent: Path) -> bool:
 
 
 def _watch(layout: Layout) -> None:
-    """See to it that this runner's groups go when it ends, however it ends."""
+    """Ensure that this runner's groups are removed when it ends, for any reason."""
     with _lock:
         if os.getpid() not in _watchmen:
             mark = "=".join(*runner_mark().items())

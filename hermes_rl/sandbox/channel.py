@@ -1,9 +1,9 @@
-"""The host's end of the conversation with the helper inside a sandbox, on an asyncio event loop.
+"""Host's end of the connection to the helper inside a sandbox, on an asyncio event loop.
 
-`Connection` owns the control socket: it numbers requests, matches answers, and reports when a process has ended or the
-helper is gone, why that is, and whose doing it was. It uses no thread, so that one loop serves hundreds of sandboxes. A
-helper may be frozen, starved or stuck in a system call, so no request waits for longer than `ANSWER_SECONDS`. The form
-of a message is `wire`'s.
+`Connection` owns the control socket: it numbers requests, matches responses, and reports when a process has ended or
+the helper is gone, with the reason, and if the agent caused it. It uses no thread, so that one loop serves hundreds of
+sandboxes. A helper may be frozen, starved or stuck in a system call, so no request waits longer than `ANSWER_SECONDS`.
+The format of messages belongs to `wire`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ from hermes_rl.sandbox.wire import FRAME_LIMIT, IN_FILE, LAST_PIECE, MAX_FDS, PI
 Frame = tuple[bytes, list[int]]
 
 CROWDED_SECONDS, CROWDED_PAUSE = 10.0, 0.05
-"""How long a message waits where the system passes on no more descriptors of this user, and between two tries."""
+"""Seconds that a message waits if the system passes on no more descriptors of this user, and between two tries."""
 PIECES_LIMIT = (1 << 30) + FRAME_LIMIT
 OF_THE_MACHINE = frozenset({errno.ETOOMANYREFS, errno.ENFILE})
-"""Errors that a helper meets because of others on this machine: they are no answer to the agent, and never scored."""
+"""Errors of a helper caused by other processes on this machine: they are not a result for the agent, and never
+scored.
+"""
 
 ANSWER_SECONDS = 60.0
-"""Seconds after which a helper that has not answered is given up. Copying the largest file takes a few."""
+"""Seconds after which a helper that has not responded counts as lost. Copying the largest file takes a few."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the helper answered; the descriptors are the receiver's to close."""
+    """Response of the helper; the receiver must close the descriptors."""
 
     fields: list[bytes]
     payload: bytes
@@ -47,7 +49,7 @@ class Answer:
 
 
 class Lost(Enum):
-    """Why a conversation has ended that nobody ended."""
+    """Reason for an unexpected end of a connection."""
 
     ENDED = "the sandbox was lost"
     SILENT = "the sandbox did not answer"
@@ -56,16 +58,16 @@ class Lost(Enum):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a backend finds out about the end of a helper that nobody has asked to end."""
+    """Findings of a backend about the unexpected end of a helper."""
 
     ours: bool = False
-    """True where it is proven that commands of the agent did not cause it."""
+    """True if it is proven that commands of the agent did not cause it."""
     detail: str = ""
-    """What has happened, where more is known than that the helper is gone."""
+    """Description of the event, if more is known than that the helper is gone."""
 
 
 class Connection:
-    """The conversation with one sandbox's helper, from before there is one until after its end.
+    """Connection to one sandbox's helper, from before it exists until after its end.
 
     `diagnose` looks for the cause when the helper is lost. `on_exit` gets the number of a spawn and its exit code.
     `on_end` is called once, whatever the cause, and must not wait.
@@ -80,7 +82,7 @@ class Connection:
         self._diagnose, self._on_exit, self._on_end = diagnose, on_exit, on_end
         self._loop: asyncio.AbstractEventLoop
         self._socket: socket.socket | None = None
-        """None before the conversation has begun, and after its end."""
+        """Socket; None before the connection has started, and after its end."""
         self._waiting: dict[int, tuple[asyncio.Future[Answer | None], float]] = {}
         """Requests in the order in which they were sent, each with the time by which it must be answered."""
         self._watch: asyncio.TimerHandle | None = None
@@ -92,41 +94,42 @@ class Connection:
         self._ended = False
         self._why = "the sandbox is not started"
         self.exposed = False
-        """True once commands of the agent, or those that grade them, may have run: before that, no loss is their
-        doing."""
+        """True once commands of the agent, or commands that grade them, may have run: before that, they cause no
+        loss.
+        """
         self.killed_by_agent = False
         self.heard_at = 0.0
-        """When the helper has said something last, in seconds since 1970."""
+        """Time of the helper's last message, in seconds since 1970."""
 
     @property
     def alive(self) -> bool:
         return self._socket is not None
 
     def open(self, control: socket.socket) -> None:
-        """Begin the conversation over this socket, which is ours to close from now on."""
+        """Start the connection over this socket, which it then owns."""
         try:
             if self._ended:
                 raise sandbox_gone(self._why, by_agent=False)
             control.setblocking(False)
             self._loop = asyncio.get_running_loop()
             self._loop.add_reader(control, self._receive)
-        except BaseException:  # it was given to us, so that nobody else closes it
+        except BaseException:  # this method owns the socket, so no other code closes it
             control.close()
             raise
         self._socket = control
 
     def next_number(self) -> int:
-        """Return the number of a request that is still to be made."""
+        """Return the number of the next request."""
         self._last += 1
         return self._last
 
     async def ask(
         self, operation: str, *fields: bytes, payload: bytes = b"", fds: Sequence[int] = (), request: int | None = None
     ) -> Answer:
-        """Send a request and wait for its answer; raises the `OSError` that the helper met, and `SandboxFailure` where
-        the sandbox is gone, or this machine cannot serve it.
+        """Send a request and wait for its response; raises the `OSError` of the helper, and `SandboxFailure` if the
+        sandbox is gone, or this machine cannot serve it.
 
-        `fds` stay the caller's. `payload` and `fds` do not go together with fields beyond a datagram.
+        `fds` stay the caller's. `payload` and `fds` cannot be combined with fields beyond a datagram.
         """
         if self._socket is None:
             raise await self.failure()
@@ -156,24 +159,24 @@ class Connection:
         return answer
 
     def tell(self, operation: str, *fields: bytes) -> None:
-        """Send a request whose answer nobody waits for; does nothing once the sandbox is gone."""
+        """Send a request whose response is ignored; does nothing once the sandbox is gone."""
         if self.alive:
             self._send(pack([number(self.next_number()), operation.encode(), *fields]), ())
 
     # ------------------------------------------------------------------ the end
 
     async def failure(self) -> SandboxFailure:
-        """Return the failure that says why the sandbox is gone; waits until it is known whose doing that was."""
+        """Return the failure with the reason why the sandbox is gone; waits until the cause is known."""
         await self.diagnosed()
         return sandbox_gone(self._why, by_agent=self.killed_by_agent)
 
     async def diagnosed(self) -> None:
-        """Wait while the cause of a loss is looked for."""
+        """Wait while the cause of a loss is being determined."""
         if self._diagnosing is not None:
             await asyncio.shield(self._diagnosing)
 
     def lose(self, why: Lost, what: str = "") -> None:
-        """Give the helper up, and begin to look for the cause."""
+        """Give the helper up, and start to look for the cause."""
         if not self._ended:
             self._diagnosing = asyncio.create_task(self._find_cause(why))
             self.end(what or why.value)
@@ -188,7 +191,7 @@ class Connection:
             self._why += ", by the doing of the agent's commands"
 
     def end(self, why: str, *, by_agent: bool = False) -> None:
-        """End the conversation without waiting: with its socket the helper ends, and all processes with it."""
+        """End the connection without waiting: with its socket the helper ends, and all processes with it."""
         if self._ended:
             return
         self._ended, self._why, self.killed_by_agent = True, why, by_agent
@@ -212,14 +215,14 @@ class Connection:
     # ------------------------------------------------------------------ sending
 
     def _send(self, frame: bytes, fds: Sequence[int]) -> None:
-        # Copies: the caller closes its own, maybe before a full socket lets the frame out.
+        # Copies: the caller closes its descriptors, maybe before a full socket sends the frame.
         copies: list[int] = []
         try:
             if len(frame) > FRAME_LIMIT:
                 copies.append(memory_file(frame, "frame"))
                 frame = IN_FILE
             copies += map(copy_of, fds)
-        except BaseException:  # the copies are known here alone
+        except BaseException:  # only this method knows the copies
             _close(copies)
             raise
         self._unsent.append((frame, copies))
@@ -248,7 +251,7 @@ class Connection:
             self._loop.remove_writer(self._socket)
 
     def _wait_for_room(self) -> None:
-        """Too many descriptors of this user are on their way; most arrive within moments."""
+        """Wait until fewer descriptors of this user are in transit; most arrive within moments."""
         now = self._loop.time()
         if self._crowded_until is None:
             self._crowded_until = now + CROWDED_SECONDS
@@ -270,7 +273,7 @@ class Connection:
             except OSError:
                 frame, fds, flags = b"", [], 0
             if flags & socket.MSG_CTRUNC:
-                # The kernel drops descriptors for which this process has no place, and delivers the rest.
+                # The kernel drops descriptors for which this process has no slot, and delivers the rest.
                 _close(fds)
                 self.lose(Lost.DESCRIPTORS)
                 return
@@ -289,7 +292,7 @@ class Connection:
             try:
                 self._dispatch(*_unfold(frame, fds))
             except (ValueError, IndexError, OSError):
-                # This is no message of the helper's, so its process is not what was started.
+                # This message is not the helper's, so its process is not the one that was started.
                 _close(fds)
                 self.lose(Lost.ENDED)
 
@@ -300,7 +303,7 @@ class Connection:
             return
         future, _ = self._waiting.pop(int(fields[0]), (None, 0.0))
         if future is None or future.done():
-            _close(fds)  # whoever asked was cancelled meanwhile
+            _close(fds)  # the caller was cancelled meanwhile
         elif fields[1] == b"ok":
             future.set_result(Answer(fields[2:], payload, fds))
         else:
@@ -308,7 +311,7 @@ class Connection:
             future.set_exception(OSError(int(fields[2]), fields[3].decode("utf-8", "replace")))
 
     def _check_due(self) -> None:
-        """Give up a helper that has left a request without an answer for too long."""
+        """Give up a helper that has not responded to a request for too long."""
         self._watch = None
         if not self._waiting:
             return
@@ -323,7 +326,8 @@ def _unfold(frame: bytes, fds: list[int]) -> Frame:
     """Return a message that came in a file, read from it.
 
     Raises:
-        ValueError: it is no regular file, larger than a message may be, or has holes, which cost its sender no memory.
+        ValueError: it is not a regular file, larger than a message may be, or has holes, which cost its sender no
+            memory.
     """
     if frame != IN_FILE:
         return frame, fds

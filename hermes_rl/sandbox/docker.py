@@ -1,13 +1,13 @@
-"""A container of a Docker engine, with our helper as its first process.
+"""A container of a Docker engine, with the helper as its first process.
 
-This module owns what a container may be (`Container`), how its helper meets the runner (`Rendezvous`), the removal of
-containers whose runner was killed, and `Docker`, which starts and ends one. Requests to the engine are
-`docker_engine`'s.
+This module owns the limits of a container (`Container`), the connection of its helper to the runner (`Rendezvous`), the
+removal of containers whose runner was killed, and `Docker`, which starts and ends one. Requests to the engine belong to
+`docker_engine`.
 
-The helper is the same as in bubblewrap, under a Python of its own that the container sees read-only, so an image needs
-nothing but `/bin/sh`. It reaches us through a socket in a shared folder, which carries descriptors: a command costs
-what it costs in bubblewrap, not an `exec` of the engine, and files go through byte by byte. When a runner dies, the
-helper ends, and its container stops with it.
+The helper is the same as in bubblewrap, under a separate Python that the container sees read-only, so an image needs
+only `/bin/sh`. It connects through a socket in a shared directory, which carries descriptors: a command costs the same
+as in bubblewrap, not an `exec` of the engine, and files are copied byte by byte. When a runner dies, the helper ends,
+and its container stops with it.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ from hermes_rl.threads import end_tasks, made_in_thread
 GIB = 1 << 30
 DEFAULTS = {"memory": 4 * GIB, "processes": 256, "open_files": 1024}
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
-"""What root keeps in a container: enough to install packages."""
+"""Capabilities of root in a container: enough to install packages."""
 OF_SERVICES = (*CAPABILITIES, "NET_BIND_SERVICE", "SETPCAP", "SYS_CHROOT")
-"""The same of a service, for what servers do when they start."""
+"""The same for a service, with the capabilities that servers need when they start."""
 HEALTH_SECONDS = 1
-"""Between two checks whether a service can be used."""
+"""Seconds between two health checks of a service."""
 WORDS = {"memory": "memory", "processes": "pids", "cpu": "cpu"}
 """Limit → a word of the engine's warning that it cannot enforce it."""
 IN_FORCE = {
@@ -70,7 +70,7 @@ IN_FORCE = {
     "processes": ("pids.max", "pids/pids.max"),
     "cpu": ("cpu.max", "cpu/cpu.cfs_quota_us", "cpu,cpuacct/cpu.cfs_quota_us"),
 }
-"""Limit → the files in which it stands, with control groups of version 2 and of version 1."""
+"""Limit → the files that contain it, with control groups of version 2 and of version 1."""
 CPU_PERIOD = 100_000
 """Microseconds; the kernel's and every engine's default."""
 
@@ -84,11 +84,11 @@ class Container:
         self.image = image
         self.config = config
         self.built: Mapping[str, str] = {}
-        """Folders of which images were built, and the engine's name of each."""
+        """Directories from which images were built, and the engine's name of each."""
         self.network = "none"
         """The engine's name of its network."""
         self.etc: Sequence[dict[str, Any]] = ()
-        """Files that take the place of those that the engine would lay into it."""
+        """Files that replace the ones that the engine would write into it."""
         self.limits = {limit: getattr(config.limits, limit) or default for limit, default in DEFAULTS.items()}
         self.loading: list[str] = []
         """Variables of the image that make the dynamic linker load other code; the helper starts without them."""
@@ -102,7 +102,7 @@ class Container:
         return {name: how for name, how in bounds.items() if name not in self._unenforced}
 
     async def start(self, command: list[str], *folders: dict[str, Any]) -> None:
-        """Make and start it; raises `EngineError`, or `UserError` for what this engine can never do."""
+        """Create and start it; raises `EngineError`, or `UserError` for a request that this engine can never fulfil."""
         body = self._body(command, folders)
         try:
             warnings = await self.engine.create(self.name, body)
@@ -120,7 +120,7 @@ class Container:
             ) from error
 
     async def _create_otherwise(self, error: EngineError, body: dict[str, Any]) -> list[str]:
-        """Create it without a limit on the disk where the engine has refused that limit; else say what to do."""
+        """Create it without a disk limit if the engine has refused that limit; else raise an error with a fix."""
         if "mount" in error.message.lower() and "path" in error.message.lower():
             raise UserError(
                 f"the Docker engine does not see this machine's files ({error.message}): where the runner is itself in "
@@ -143,7 +143,7 @@ class Container:
     async def look_at_limits(self, sandbox: HelperSandbox) -> None:
         """Read from the container's control groups which limits are in force: some engines drop them silently.
 
-        A limit that cannot be read is left to the engine's word.
+        For an unreadable limit the engine's report is trusted.
         """
         cpu = self.config.limits.cpu
         wanted = {"memory": self.limits["memory"], "processes": self.limits["processes"] + 1}
@@ -165,14 +165,14 @@ class Container:
         self.config.limits.require_at_most(enforceable, f"by this Docker engine ({why})")
 
     def names(self) -> list[str]:
-        """Return the names of its containers, those of its services first."""
+        """Return the names of its containers, its services first."""
         return [*map(self._name_of, self.config.services), self.name]
 
     def _name_of(self, service: SandboxService) -> str:
         return f"{self.name}-{service.name}"
 
     async def start_service(self, service: SandboxService) -> None:
-        """Make and start a service of this container, which runs; raises `EngineError`."""
+        """Create and start a service of this container, which runs; raises `EngineError`."""
         name = self._name_of(service)
         image = self.built.get(service.image, service.image)
         own: dict[str, Any] = {"Image": image, "Env": [f"{key}={value}" for key, value in service.env.items()]}
@@ -181,7 +181,7 @@ class Container:
         if service.healthy is not None:
             seconds = HEALTH_SECONDS * 1_000_000_000
             own["Healthcheck"] = {"Test": ["CMD-SHELL", service.healthy], "Interval": seconds, "Retries": 1_000_000}
-        # In the network of the sandbox, and so without a bridge and addresses of its own, of which an engine has few.
+        # In the network of the sandbox, and so without a separate bridge and addresses, of which an engine has few.
         host = {**self._host(f"container:{self.name}", OF_SERVICES), "Mounts": list(self.etc)}
         await self.engine.create(name, {**own, "Labels": {LABEL: f"{own_mark()}:{name}"}, "HostConfig": host})
         if service.files:
@@ -189,7 +189,7 @@ class Container:
         await self.engine.start(name)
 
     async def until_healthy(self, service: SandboxService) -> None:
-        """Wait until a service can be used; raises `SandboxFailure` where it ends instead."""
+        """Wait until a service can be used; raises `SandboxFailure` if it ends instead."""
         name = self._name_of(service)
         while True:
             state = ((await self.engine.inspect(name)) or {}).get("State") or {}
@@ -203,13 +203,13 @@ class Container:
             await asyncio.sleep(HEALTH_SECONDS / 5)
 
     def _host(self, network: str, capabilities: Sequence[str]) -> dict[str, Any]:
-        """Return what a container of the sandbox may use."""
+        """Return the host configuration for a container of the sandbox."""
         limits, requested = self.limits, self.config.limits
         host: dict[str, Any] = {
             "NetworkMode": network,
             "Memory": limits["memory"],
             "MemorySwap": limits["memory"],
-            "OomScoreAdj": 1000,  # when memory ends, containers go before the runner
+            "OomScoreAdj": 1000,  # when memory runs out, containers are killed before the runner
             "PidsLimit": limits["processes"] + 1,  # the helper is a process too
             "CapDrop": ["ALL"],
             "CapAdd": list(capabilities),
@@ -254,10 +254,10 @@ def _archive(files: Sequence[SandboxFile]) -> bytes:
 
 
 def build_context(folder: Path) -> bytes:
-    """Return a folder with a Dockerfile as a tar archive, which is the same wherever and whenever its files were made.
+    """Return a directory with a Dockerfile as a tar archive, which does not depend on where and when its files were
+    made.
 
-    Links stay links, so that they lead nowhere but to files of the image. Raises `SandboxFailure` where it cannot be
-    read.
+    Links stay links, so that they only lead to files of the image. Raises `SandboxFailure` if it cannot be read.
     """
 
     def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -292,12 +292,12 @@ def build_context(folder: Path) -> bytes:
 
 
 def etc_files(names: Sequence[str], resolver: str | None) -> list[dict[str, Any]]:
-    """Return the files of a container's /etc about names of machines, read-only; blocks.
+    """Return the files in a container's /etc about names of machines, read-only; blocks.
 
-    Those of an engine lie on its own disk, where no limit of the container counts what is written to them.
+    Files that an engine provides are on its disk, where no limit of the container counts data that is written to them.
 
     Args:
-        names: names of services, which are found on the container's own loopback.
+        names: names of services, which are found on the container's loopback.
         resolver: content of resolv.conf; None: it is left to the engine.
     """
     hosts = HOSTS["hosts"] + "".join(f"127.0.0.1 {name}\n" for name in names)
@@ -314,16 +314,16 @@ def etc_files(names: Sequence[str], resolver: str | None) -> list[dict[str, Any]
 
 
 def shared_folder(folder: Path, place: str) -> dict[str, Any]:
-    """Return a folder of this machine that the container sees, read-only."""
+    """Return the mount of a directory of this machine that the container sees, read-only."""
     return {"Type": "bind", "Source": str(folder), "Target": place, "ReadOnly": True}
 
 
 # -------------------------------------------------------------------------------- rendezvous
-# The helper meets the runner at a socket in a folder that both see. Once it has connected, folder and socket are
-# removed: nothing in the container can connect after it, and nothing is left over.
+# The helper connects to the runner at a socket in a directory that both see. Once it has connected, directory and
+# socket are removed: no other process in the container can connect, and nothing is left over.
 
 RENDEZVOUS_FOLDER = "/.hermes-rl-rendezvous"
-"""Where the container sees the folder."""
+"""Path of the directory in the container."""
 NAME = "socket"
 PREFIX = "hermes-rl-rendezvous-"
 
@@ -334,14 +334,14 @@ control.connect("{RENDEZVOUS_FOLDER}/{NAME}")
 rest = control.recvmsg(1, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)[1]
 sys.argv[1:] = [str(control.detach()), str(int.from_bytes(rest[0][2][:4], sys.byteorder))]
 """
-"""Connects, gets the helper's code, and leaves both descriptors where `BOOT` looks for them."""
+"""Connects, gets the helper's code, and leaves both descriptors where `BOOT` expects them."""
 
 
 class Rendezvous:
-    """Made before the container; `close` may be called twice."""
+    """Created before the container; `close` may be called twice."""
 
     def __init__(self) -> None:
-        # Nobody else of this machine may enter the outer folder; the container is shown the inner one.
+        # No other user of this machine may enter the outer directory; the container sees the inner one.
         self._outer = Path(tempfile.mkdtemp(prefix=PREFIX))
         self.folder = self._outer / "in"
         self.folder.mkdir()
@@ -351,7 +351,7 @@ class Rendezvous:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             self._listen()
-        except BaseException:  # whoever asked has nothing to close, and the folder is there
+        except BaseException:  # the caller has nothing to close, and the directory exists
             self.close()
             raise
 
@@ -363,15 +363,17 @@ class Rendezvous:
             os.close(entered)
         self._listener.listen(1)
         self.folder.chmod(0o755)
-        (self.folder / NAME).chmod(0o666)  # whoever the container's user is on this machine
+        (self.folder / NAME).chmod(0o666)  # for any user id of the container on this machine
 
     async def accept(self, code: int) -> tuple[socket.socket, int]:
-        """Wait for the helper and hand it its code, a descriptor; its socket and its process id on this machine."""
+        """Wait for the helper and send it its code, a descriptor; return its socket and its process id on this
+        machine.
+        """
         control, _ = await asyncio.get_running_loop().sock_accept(self._listener)
         try:
             socket.send_fds(control, [b"x"], [code])
             peer = control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        except BaseException:  # the connection is known here alone
+        except BaseException:  # only this method knows the connection
             control.close()
             raise
         return control, int(struct.unpack("3i", peer)[0])
@@ -382,16 +384,16 @@ class Rendezvous:
 
 
 # -------------------------------------------------------------------------------- leftovers of killed runners
-# A label says whose a container is, and its name: an image that a user commits of a sandbox passes the label on to the
-# user's own containers. A runner that is no more can be told only where it had this machine's boot and PID namespace,
-# so a container of any other is removed once it does not run and is too old to be starting. The folder of a rendezvous
-# is needed for no longer than a start.
+# A label contains the runner of a container, and its name: an image that a user commits from a sandbox passes the label
+# on to the user's containers. A dead runner can be detected only if it had this machine's boot and PID namespace, so a
+# container of any other runner is removed once it does not run and is too old to be starting. The directory of a
+# rendezvous is only needed during a start.
 
 LABEL = "hermes-rl.runner"
 RUNNING = ("running", "paused", "restarting")
 """States in which a container has processes."""
 CONTAINER_SECONDS, FOLDER_SECONDS = 86400.0, 3600.0
-"""Ages from which a container that does not run, and the folder of a rendezvous, are nobody's any more."""
+"""Ages in seconds from which a stopped container, and the directory of a rendezvous, count as abandoned."""
 
 log = logging.getLogger(__name__)
 
@@ -402,12 +404,12 @@ def _mark(pid: int) -> str:
 
 
 def own_mark() -> str:
-    """Return a name for this process that no other of this machine has, had or will have."""
+    """Return a name for this process that no other process of this machine has, had or will have."""
     return _mark(os.getpid())
 
 
 def is_dead(mark: str) -> bool:
-    """Return True where `mark` is of a runner that is no more, of this machine as it was booted and PID namespace."""
+    """Return True if `mark` belongs to a dead runner of this machine, boot and PID namespace."""
     words = mark.split(":")
     if len(words) != 4 or words[:2] != [_boot(), _namespace()]:
         return False
@@ -415,7 +417,7 @@ def is_dead(mark: str) -> bool:
 
 
 async def leftovers(engine: Engine) -> list[str]:
-    """Return the containers that dead runners have left; the folders in which helpers were to be met are removed."""
+    """Return the containers that dead runners have left; remove the directories for their helpers."""
     await asyncio.to_thread(_remove_folders)
     found = []
     for container in await engine.containers(LABEL):
@@ -445,7 +447,7 @@ def _namespace() -> str:
 
 
 def _began(pid: int) -> str:
-    """When it was started, in ticks since the machine's start; empty where there is no such process."""
+    """Return the start time of a process, in ticks since the machine's start; empty if there is no such process."""
     try:
         return process_status(pid)[19].decode()
     except OSError:
@@ -455,48 +457,48 @@ def _began(pid: int) -> str:
 # -------------------------------------------------------------------------------- one sandbox
 
 NETWORK = "hermes-rl"
-"""The network of all containers with `network: true`, which stays: an engine has addresses for few networks."""
+"""Network of all containers with `network: true`, which persists: an engine has addresses for few networks."""
 APART = {"com.docker.network.bridge.enable_icc": "false"}
-"""Options by which containers in it do not reach each other."""
+"""Options by which containers in it cannot reach each other."""
 RESOLVES = "nameserver 127.0.0.11\noptions ndots:0\n"
 """The engine's own resolver, as containers in such a network see it."""
 BUILT = "hermes-rl-built"
-"""What images are called that were built of a folder; the tag is a digest of what was in it."""
+"""Name of images that were built from a directory; the tag is a digest of its content."""
 IGNORED = ".dockerignore"
 LARGEST_IGNORED = 1 << 16
-"""Bytes of that file."""
+"""Maximum bytes of that file."""
 MADE = 946684800
-"""The time of all files in a build context: that of the first day of 2000."""
+"""Modification time of all files in a build context: the first day of 2000."""
 AT_ONCE = 8
-"""Containers of one event loop that are started together; an engine that is asked for more gets slower, not faster."""
+"""Containers of one event loop that are started together; with more requests an engine gets slower, not faster."""
 PULLS_AT_ONCE = 4
 """Images of one registry that are pulled together, and images that are built together."""
 IMAGE_SECONDS = 3600.0
-"""How long it may take to pull an image, with all tries, or to build one."""
+"""Maximum seconds for pulling an image, with all tries, or building one."""
 DIAGNOSIS_SECONDS = 10.0
-"""How long the engine may take to report how a container has ended."""
+"""Maximum seconds for the engine to report how a container has ended."""
 END_SECONDS = 10.0
-"""How long a container may take to end until its end is no longer waited for."""
+"""Maximum seconds to wait for the end of a container."""
 REMOVE_PAUSES = (0.2, 1.0, 3.0)
-"""Seconds before each further try to remove a container; an engine may still be busy with its end."""
+"""Seconds before each retry of a removal; an engine may still be busy with the container's end."""
 REMOVE_SECONDS = 15.0
-"""How long a sandbox waits for the removal of its container, which then goes on in the background."""
+"""Seconds that a sandbox waits for the removal of its container, which then continues in the background."""
 LATER_PAUSES = (1.0, 5.0, 20.0, 60.0)
-"""Seconds before each further try in the background, the last one for all that follow."""
+"""Seconds before each retry in the background; the last value repeats."""
 OUTAGE_SECONDS = 1800.0
-"""How long a start waits for an engine that is away, as a call waits for model servers that are down."""
+"""Maximum seconds that a start waits for an engine that is away, as a call waits for model servers that are down."""
 OUTAGE_PAUSE = 1.0
-"""Seconds between two looks whether it is back."""
+"""Seconds between two checks if it is back."""
 REGISTRY_PAUSE = 5.0
-"""Seconds before a pull is tried again from a registry that is away."""
+"""Seconds before a pull is retried from a registry that is away."""
 OOM_SECONDS = 5.0
-"""Seconds for which a helper may still answer after memory was used up that it ends of: events come late."""
+"""Seconds for which a helper may still respond after the memory shortage that kills it: events come late."""
 
 _starts: WeakKeyDictionary[asyncio.AbstractEventLoop, _Starts] = WeakKeyDictionary()
 
 
 class _Starts:
-    """What the sandboxes of one event loop share while they start."""
+    """Shared data of the sandboxes of one event loop while they start."""
 
     def __init__(self) -> None:
         self.places = asyncio.Semaphore(AT_ONCE)
@@ -504,19 +506,19 @@ class _Starts:
         self.images: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Held while an image is pulled or built, by its name."""
         self.sources: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(PULLS_AT_ONCE))
-        """Bound the images that are pulled together, by their registry, and those that are built together."""
+        """Limits on images that are pulled together, by their registry, and on images that are built together."""
         self.checked: set[str] = set()
-        """Sockets of engines that have answered, and whose leftovers are removed."""
+        """Sockets of engines that have responded, and whose leftovers are removed."""
         self.built: dict[str, str] = {}
-        """Folders that images are built of, each as it was when it was first needed, and the engine's name of it."""
+        """Directories from which images are built, in their state at first use, and the engine's name of each."""
         self.unpulled: dict[str, tuple[float, SandboxFailure]] = {}
         """Images that could not be pulled or built: when, on the loop's clock, and why."""
         self.registries: set[str] = set()
-        """Those that have given an image."""
+        """Registries that have provided an image."""
         self.unremoved: dict[str, Engine] = {}
         """Containers that could not be removed yet, each with its engine."""
         self._told: set[str] = set()
-        """Containers of which the user knows that they cannot be removed."""
+        """Containers for which a removal failure was reported to the user."""
         self._removing: asyncio.Task[None] | None = None
         self.away: dict[str, float] = {}
         """The engine and registries that are away: since when, on the loop's clock."""
@@ -561,7 +563,7 @@ class _Starts:
 
 
 class Docker(Isolation):
-    """See `Isolation`; `network: true` is a network of the engine, behind its address translation."""
+    """See `Isolation`; `network: true` is a network of the engine, with its address translation."""
 
     start_seconds = 120.0
 
@@ -573,19 +575,19 @@ class Docker(Isolation):
         self.workdir = config.workdir or "/"
         self.container = Container(self.engine, f"hermes-rl-{self.id}", self.image, config)
         self._described: Mapping[str, Any] = {}
-        """What the image says of its user, working directory and variables."""
+        """User, working directory and variables of the image."""
         self._proxy = Proxy(config.network) if isinstance(config.network, tuple) and config.network else None
         self._packages = Layers(config.packages, config.npm, image=True)
         self._starts = _Starts()
         self._creating: asyncio.Task[None] | None = None
         self._removing: asyncio.Task[None] | None = None
         self._shown: list[dict[str, Any]] = []
-        """The folders of its packages, as the engine is told of them."""
+        """Directories of its packages, in the form for the engine."""
         self._heard_at: Callable[[], float] = lambda: 0.0
-        """Tells when the helper has said something last, in seconds since 1970."""
+        """Returns the time of the helper's last message, in seconds since 1970."""
         self._pid = 0
         self._started_at = 0.0
-        """Since when this start waits for its turn, on the loop's clock."""
+        """Time since when this start waits for its turn, on the loop's clock."""
 
     @property
     def enforced(self) -> Mapping[str, str]:
@@ -629,7 +631,7 @@ class Docker(Isolation):
             except SandboxFailure as error:
                 if self._pid:
                     raise
-                # What has answered before is only away for a while: to fail now would fail every rollout.
+                # An engine that has responded before is only away for a while: to fail now would fail every rollout.
                 away = isinstance(error, EngineAway) or not await self.engine.answers()
                 passing = isinstance(error, RegistryAway) and registry in self._starts.registries
                 until = until or loop.time() + OUTAGE_SECONDS
@@ -649,7 +651,7 @@ class Docker(Isolation):
                 await self._give_up_container()
 
     async def _try_and_watch(self, sandbox: HelperSandbox, code: bytes, runtime: Path) -> None:
-        """Start, and say so where the engine meanwhile does not answer: one that is frozen breaks no connection."""
+        """Start, and report if the engine does not respond meanwhile: a frozen engine breaks no connection."""
         trying = asyncio.create_task(self._try_to_start(sandbox, code, runtime))
         try:
             while not (await asyncio.wait([trying], timeout=ANSWER_SECONDS))[0]:
@@ -663,7 +665,7 @@ class Docker(Isolation):
             await end_tasks([trying])
 
     async def _give_up_container(self) -> None:
-        """Leave what an earlier try may have made to be removed, and take another name."""
+        """Schedule the removal of a container of an earlier try, and use another name."""
         if self._creating is not None:
             await asyncio.gather(self._creating, return_exceptions=True)
             self._starts.remove_later(self.engine, *self.container.names())
@@ -674,8 +676,8 @@ class Docker(Isolation):
         await self._find_image()
         async with self._starts.places, self.in_time():
             control = await self._start_container(code, runtime)
-            # This filter comes on top of the engine's own, which leaves to the agent's processes what process 1 may
-            # use of the processor.
+            # This filter is added to the engine's filter, which lets the agent's processes change process 1's use of
+            # the processor.
             rlimits = {"RLIMIT_CORE": NO_CORE, "RLIMIT_NOFILE": self.container.limits["open_files"]}
             await sandbox.connect(control, rlimits, system_calls=filter_program() or b"")
             if self._proxy is not None:
@@ -690,7 +692,7 @@ class Docker(Isolation):
                 await self.container.until_healthy(service)
 
     async def _find_image(self) -> None:
-        """See to it that the engine answers and has the image."""
+        """Ensure that the engine responds and has the image."""
         starts = self._starts
         async with starts.first:
             if self.engine.socket not in starts.checked:
@@ -713,7 +715,7 @@ class Docker(Isolation):
         self.image_digest = next(iter(image.get("RepoDigests") or ()), image.get("Id"))
 
     async def _find_network(self) -> None:
-        """Let the container have the network that its sandbox asks for, in which it finds no other container."""
+        """Give the container the network that its sandbox requests, in which it finds no other container."""
         resolver: str | None = ""
         if self.config.network is True and await self.engine.is_podman():
             self.container.network, resolver = "bridge", None
@@ -723,14 +725,14 @@ class Docker(Isolation):
         self.container.etc = await asyncio.to_thread(etc_files, names, resolver)
 
     async def _known(self, name: str) -> dict[str, Any] | None:
-        """Return what the engine knows of an image; None where it has to be pulled, or built of a folder."""
+        """Return the engine's data of an image, or None if it must be pulled, or built from a directory."""
         built = self.container.built = self._starts.built
         if name.startswith("/") and name not in built:
             await self._read_context(name)
         return await self.engine.image(built.get(name, name))
 
     async def _pull(self, name: str) -> dict[str, Any] | None:
-        """Pull or build an image, once for all who wait for it: they share its failure too."""
+        """Pull or build an image, once for all waiting callers: they share its failure too."""
         starts = self._starts
         source = BUILT if name in starts.built else registry_of(name)
         lock = starts.images.setdefault(starts.built.get(name, name), asyncio.Lock())
@@ -771,13 +773,13 @@ class Docker(Isolation):
             raise SandboxFailure(f"the image of {folder} cannot be built: {error.detail}") from error
 
     async def _read_context(self, folder: str) -> bytes:
-        """Return a build context; the image that is built of it is called after what is in it."""
+        """Return a build context; the image that is built from it is named after its content."""
         context = await asyncio.to_thread(build_context, Path(folder))
         self._starts.built[folder] = f"{BUILT}:{hashlib.sha256(context).hexdigest()}"
         return context
 
     async def _start_container(self, code: bytes, runtime: Path) -> socket.socket:
-        """Start the container and meet its helper, whose socket it gives."""
+        """Start the container, wait for its helper, and return the helper's socket."""
         rendezvous = await made_in_thread(Rendezvous, Rendezvous.close)
         shown = (
             shared_folder(runtime, RUNTIME_FOLDER),
@@ -793,7 +795,7 @@ class Docker(Isolation):
         finally:
             if self._creating is None or self._creating.done():
                 rendezvous.close()
-            else:  # We are cancelled and the request goes on: Podman would make the folder anew, and nobody remove it.
+            else:  # On cancellation the request continues: Podman would create the directory again
                 self._creating.add_done_callback(lambda _: rendezvous.close())
 
     async def _meet(self, rendezvous: Rendezvous, code: bytes) -> socket.socket:
@@ -815,7 +817,7 @@ class Docker(Isolation):
             await asyncio.gather(accepting, ending, return_exceptions=True)
 
     async def _make_folders(self, sandbox: HelperSandbox) -> None:
-        """Make home and working directory, which are the image's own, where they are not there."""
+        """Make home and working directory of the image if they do not exist."""
         self.home = await self._own_home(sandbox)
         own = self._described.get("WorkingDir") or "/"
         start = self.home if own == "/" else own
@@ -846,21 +848,23 @@ class Docker(Isolation):
         if self._removing is None and self._creating is not None:
             self._removing = asyncio.create_task(self._remove(self._creating))
         if self._removing is not None:
-            # Goes on where whoever waits for it is cancelled.
+            # Continues if the waiting caller is cancelled.
             await asyncio.shield(self._removing)
 
     async def diagnose(self, why: Lost) -> Diagnosis:
-        """Say that it was ours where the engine is lost, or a container was paused or killed with memory left."""
+        """Report an infrastructure failure if the engine is lost, or a container was paused or killed with memory
+        left.
+        """
         try:
             if why is not Lost.SILENT:
-                await self._ended()  # the engine hears of it later than we do
+                await self._ended()  # the engine learns of it later than this process
             async with asyncio.timeout(DIAGNOSIS_SECONDS):
                 state = ((await self.engine.inspect(self.container.name)) or {}).get("State") or {}
                 times = await self._events()
         except (SandboxFailure, EngineError, TimeoutError):
             return Diagnosis(ours=True)
-        # How long a container takes to end proves nothing: an agent that wants no grade could hold that up. A helper
-        # that still answered after memory was used up was not ended by that. The engine forgets events after a while.
+        # The time that a container takes to end proves nothing: an agent that wants no grade could delay it. A helper
+        # that still responded after a memory shortage was not killed by it. The engine forgets events after a while.
         recent = times["oom"] >= self._heard_at() - OOM_SECONDS if "oom" in times else bool(state.get("OOMKilled"))
         if recent and "kill" not in times:
             return Diagnosis(detail="the container's memory was used up")
@@ -871,13 +875,15 @@ class Docker(Isolation):
         return Diagnosis(ours=not state or killed, detail=detail)
 
     async def _ended(self) -> None:
-        """Wait for the end of the container, for a while."""
+        """Wait for the end of the container, for a limited time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_SECONDS):
                 await self.engine.wait(self.container.name)
 
     async def _events(self) -> dict[str, float]:
-        """Return when its memory was used up last, and when the engine was asked to kill it, as far as is known."""
+        """Return the times when its memory was last used up, and when the engine was asked to kill it, if they are
+        known.
+        """
         try:
             return dict(await self.engine.events(self.container.name, "oom", "kill"))
         except EngineError:
@@ -891,8 +897,10 @@ class Docker(Isolation):
                 raise error
 
     async def _remove_container(self, name: str) -> None:
-        """Remove a container, or leave that to the background where it takes long; raises `SandboxFailure` where the
-        engine refuses it and the container still runs."""
+        """Remove a container, or leave that to the background if it takes long.
+
+        Raises `SandboxFailure` if the engine refuses it and the container still runs.
+        """
         refused: EngineError | None = None
         try:
             async with asyncio.timeout(REMOVE_SECONDS):

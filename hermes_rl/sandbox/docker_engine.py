@@ -1,8 +1,8 @@
-"""The HTTP API of a Docker engine on its unix socket, as far as sandboxes need it.
+"""HTTP API of a Docker engine on its unix socket, as far as sandboxes need it.
 
-This module owns requests, their errors, builds and retried pulls. Every request has a connection of its own, so that
-nothing stays open between them. Source of paths and shapes: the Docker Engine API reference; paths carry no version, so
-that an engine answers with its own newest (the oldest that is still accepted rises from release to release).
+This module owns requests, their errors, builds and retried pulls. Every request has a separate connection, so that
+nothing stays open between them. Source of paths and shapes: the Docker Engine API reference; paths contain no version,
+so that an engine uses its newest version (the oldest accepted version rises from release to release).
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from hermes_rl.errors import SandboxFailure, UserError
 DEFAULT_SOCKET = "/var/run/docker.sock"
 REQUEST_SECONDS = 120.0
 ANSWER_SECONDS = 10.0
-"""How long an engine may take to say its version, until it counts as away."""
+"""Maximum seconds for an engine to report its version, until it counts as away."""
 PULL_SILENCE_SECONDS = 300.0
-"""A pull that says nothing for so long has failed; it says something with every layer's progress."""
+"""Seconds without progress after which a pull has failed; it reports progress for every layer."""
 BUILD_SILENCE_SECONDS = 3600.0
-"""The same of a build, whose steps may work for long before they say something."""
+"""The same for a build, whose steps may work for long before they report progress."""
 SAID_OF_ERROR = 600
-"""Characters of a refusal that are told."""
+"""Characters of a refusal that are shown."""
 SAID_OF_BUILD = 2000
-"""Characters of what a build that failed has said that are told."""
+"""Characters of the output of a failed build that are shown."""
 PULL_PAUSES = (2.0, 8.0)
-"""Seconds before each further try of a pull."""
+"""Seconds before each retry of a pull."""
 LOG_LINES = 20
 HEADER = 8
-"""Bytes in front of each piece of a multiplexed stream: which stream, three zeros, length (big endian)."""
+"""Bytes in front of each chunk of a multiplexed stream: which stream, three zeros, length (big endian)."""
 REMEDY = (
     "start the engine (`systemctl start docker`), let this user reach its socket (`usermod -aG docker $USER`, then log "
     "in anew), or name another in DOCKER_HOST (unix:///run/user/1000/docker.sock)"
@@ -45,7 +45,7 @@ REMEDY = (
 
 
 class EngineError(Exception):
-    """The engine refused a request: the status of HTTP and its own words, of which an agent's files may be a part."""
+    """The engine refused a request: the HTTP status and its message, which may contain parts of an agent's files."""
 
     def __init__(self, status: int, message: str) -> None:
         half = SAID_OF_ERROR // 2
@@ -56,15 +56,17 @@ class EngineError(Exception):
 
 
 class EngineAway(SandboxFailure):
-    """The engine did not answer: it is stopped, or just starting."""
+    """The engine did not respond: it is stopped, or just starting."""
 
 
 class RegistryAway(SandboxFailure):
-    """An image could not be pulled, for a reason that may pass: its registry does not answer, or is too busy."""
+    """An image could not be pulled, for a reason that may be temporary: its registry does not respond, or is too
+    busy.
+    """
 
 
 def engine_socket() -> str:
-    """Path of the engine's socket; raises `UserError` where DOCKER_HOST names something else."""
+    """Return the path of the engine's socket; raises `UserError` if DOCKER_HOST names something else."""
     host = os.environ.get("DOCKER_HOST") or f"unix://{DEFAULT_SOCKET}"
     if not host.startswith("unix:///"):
         raise UserError(
@@ -75,28 +77,28 @@ def engine_socket() -> str:
 
 
 class Engine:
-    """One engine. Requests raise `EngineError` where it refuses, `EngineAway` where it does not answer."""
+    """One engine. Requests raise `EngineError` if it refuses, `EngineAway` if it does not respond."""
 
     def __init__(self, socket: str | None = None) -> None:
         self.socket = socket or engine_socket()
         self.name = f"the Docker engine at {self.socket}"
 
     async def check(self) -> str:
-        """Return the engine's version; raises `UserError` with what to do where there is none."""
+        """Return the engine's version; raises `UserError` with a fix if there is none."""
         try:
             return await self.version()
         except SandboxFailure as error:
             raise UserError(f"the docker sandbox cannot be used: {error}; {REMEDY}") from error
 
     async def version(self) -> str:
-        """Return the engine's version; raises `SandboxFailure` where none answers."""
+        """Return the engine's version; raises `SandboxFailure` if none responds."""
         try:
             return str((await self._json("GET", "/version")).get("Version", "unknown"))
         except EngineError as error:
             raise SandboxFailure(str(error)) from error
 
     async def answers(self) -> bool:
-        """Whether the engine answers now."""
+        """Return True if the engine responds now."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self.version()
@@ -105,12 +107,15 @@ class Engine:
         return True
 
     async def image(self, name: str) -> dict[str, Any] | None:
-        """Return what the engine knows of an image (`Id`, `RepoDigests`, `Config`); None where it does not have it."""
+        """Return the engine's data of an image (`Id`, `RepoDigests`, `Config`), or None if it does not have it."""
         return await self._json_or_none(f"/images/{quote(name)}/json")
 
     async def pull(self, name: str) -> None:
-        """Get an image; tried again after a pause where that may help. Raises `RegistryAway` where the reason may pass;
-        `SandboxFailure` where the registry does not have the image, or does not give it to us."""
+        """Pull an image; retry after a pause if that may help.
+
+        Raises `RegistryAway` if the reason may be temporary; `SandboxFailure` if the registry does not have the image,
+        or denies access.
+        """
         for pause in (*PULL_PAUSES, None):
             try:
                 await self._pull(name)
@@ -124,7 +129,7 @@ class Engine:
                 return
 
     async def build(self, name: str, context: bytes) -> None:
-        """Make an image of a build context, a tar archive with a Dockerfile; raises `SandboxFailure` where it fails."""
+        """Build an image from a build context, a tar archive with a Dockerfile; raises `SandboxFailure` if it fails."""
         log: deque[str] = deque(maxlen=LOG_LINES)
         query = {"t": name, "rm": "1", "forcerm": "1"}
         try:
@@ -136,7 +141,7 @@ class Engine:
             raise SandboxFailure(f"{error.message}\n{last}".strip()) from error
 
     async def create(self, name: str, container: Mapping[str, Any]) -> list[str]:
-        """Make a container under this name, and return the engine's warnings."""
+        """Create a container under this name, and return the engine's warnings."""
         answer = await self._json("POST", "/containers/create", {"name": name}, container)
         return list(answer.get("Warnings") or ())
 
@@ -152,19 +157,19 @@ class Engine:
         return await self._json_or_none(f"/containers/{name}/json")
 
     async def wait(self, name: str) -> int:
-        """Wait until it does not run; its exit code."""
+        """Wait until it does not run; return its exit code."""
         async with self._request(
             "POST", f"/containers/{name}/wait", {"condition": "not-running"}, None, None
         ) as answer:
             return int((await answer.json())["StatusCode"])
 
     async def logs(self, name: str) -> str:
-        """Return the last lines that its first process wrote."""
+        """Return the last lines of its first process's output."""
         query = {"stdout": "1", "stderr": "1", "tail": str(LOG_LINES)}
         return joined(await self._call("GET", f"/containers/{name}/logs", query)).decode("utf-8", "replace").strip()
 
     async def remove(self, name: str) -> None:
-        """Kill and remove it; one that is not there, or being removed already, is no error."""
+        """Kill and remove it; a missing container, or one that is being removed, is not an error."""
         try:
             await self._call("DELETE", f"/containers/{name}", {"force": "1", "v": "1"})
         except EngineError as error:
@@ -172,27 +177,27 @@ class Engine:
                 raise
 
     async def events(self, name: str, *actions: str) -> list[tuple[str, float]]:
-        """Return what has happened to a container, of these actions: each with the time, in seconds since 1970.
+        """Return the events of a container with these actions: each with the time, in seconds since 1970.
 
         An engine remembers its last 256 events, or fewer.
         """
         filters = {"container": [name], "event": actions, "type": ["container"]}
-        # Without an end that lies in the past the answer goes on for ever.
+        # Without an end in the past the response continues forever.
         query = {"since": "0", "until": f"{time.time():.9f}", "filters": json.dumps(filters)}
         lines = (await self._call("GET", "/events", query)).splitlines()
         events = [json.loads(line) for line in lines if line.strip()]
         return [(event["Action"], event["timeNano"] / 1e9) for event in events]
 
     async def is_podman(self) -> bool:
-        """Return True if Podman answers in the engine's place."""
+        """Return True if Podman responds instead of Docker."""
         parts = (await self._json("GET", "/version")).get("Components") or ()
         return any(part.get("Name") == "Podman Engine" for part in parts)
 
     async def network(self, name: str, options: Mapping[str, str]) -> str:
-        """Return the id of the network with this name and these options, which is made where it is not there.
+        """Return the id of the network with this name and these options; create it if it does not exist.
 
         Raises:
-            UserError: the engine cannot make it, or the name is another network's.
+            UserError: the engine cannot create it, or the name belongs to another network.
         """
         query = {"filters": json.dumps({"label": [name]})}
         found: list[dict[str, Any]] = json.loads(await self._call("GET", "/networks", query))
@@ -212,12 +217,13 @@ class Engine:
             raise UserError(
                 f"sandbox.network: the engine has another network of the name {name}: `docker network rm {name}`"
             )
-        # Engines of old let two processes make two at once: all take the same one.
+        # Old engines let two processes create two at once: all take the same one.
         return str(min(fitting, key=lambda each: (str(each.get("Created")), str(each["Id"])))["Id"])
 
     async def containers(self, label: str) -> list[dict[str, Any]]:
-        """Return what the engine lists of each container with this label, running or not (`Id`, `State`, `Created`,
-        `Labels`)."""
+        """Return the engine's entry of each container with this label, running or not (`Id`, `State`, `Created`,
+        `Labels`).
+        """
         query = {"all": "1", "filters": json.dumps({"label": [label]})}
         containers: list[dict[str, Any]] = json.loads(await self._call("GET", "/containers/json", query))
         return containers
@@ -272,13 +278,13 @@ class Engine:
                 if answer.status >= 400:
                     raise EngineError(answer.status, _message(await answer.read()))
                 yield answer
-        except (aiohttp.ClientError, OSError, ValueError) as error:  # OSError holds timeouts too
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # OSError includes timeouts
             words = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise EngineAway(f"{self.name} does not answer: {words}") from error
 
 
 async def _progress(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    """Yield what the engine says of a pull or a build while it goes on; raises `EngineError` where it has failed."""
+    """Yield the messages of a pull or a build during its progress; raises `EngineError` if it has failed."""
     pending = b""
     more = True
     while more:
@@ -287,14 +293,14 @@ async def _progress(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, A
         *lines, pending = [*(pending + data).split(b"\n"), *([] if more else [b""])]  # the last line may have no end
         for line in lines:
             step = json.loads(line) if line.strip() else {}
-            # Once it has begun, an error comes as a line of an answer whose status was 200.
+            # Once it has started, an error is a line of a response whose status was 200.
             if step.get("error"):
                 raise EngineError(500, step["error"])
             yield step
 
 
 def joined(stream: bytes) -> bytes:
-    """Return what both streams of a container wrote, in order, without the headers between."""
+    """Return the output of both streams of a container, in order, without the headers in between."""
     text, at = bytearray(), 0
     while at + HEADER <= len(stream):
         size = int.from_bytes(stream[at + 4 : at + HEADER], "big")
@@ -308,7 +314,7 @@ NOT_GIVEN = ("unauthorized", "no basic auth credentials", "authentication requir
 
 
 def _is_refusal(error: EngineError) -> bool:
-    """Whether a pull would be refused again. Engines say so with a status, or with a line of an answer."""
+    """Return True if a pull would be refused again. Engines report that by a status, or by a line of a response."""
     message = error.message.lower()
     return error.status in (400, 401, 403, 404) or any(words in message for words in NOT_HAD + NOT_GIVEN)
 
@@ -322,7 +328,7 @@ def _advice(error: EngineError) -> str:
 
 
 def registry_of(name: str) -> str:
-    """Return the registry that an image of this name comes from, as Docker reads names."""
+    """Return the registry of an image name, by Docker's rules."""
     first, slash, _ = name.partition("/")
     return first if slash and ("." in first or ":" in first or first == "localhost") else "docker.io"
 

@@ -1,7 +1,7 @@
-"""Match paths against a `.dockerignore`, in time that no line of it can make long.
+"""Match paths against a `.dockerignore`, in bounded time for any of its lines.
 
 All lines together are one automaton whose states are the bits of a number: each character of a path takes a few
-operations on that number. A regular expression for each line would backtrack, and hold the interpreter meanwhile.
+operations on that number. A regular expression for each line would backtrack, and block the interpreter meanwhile.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ _TOKEN = re.compile(r"\*\*/|\*\*|.", re.DOTALL)
 
 
 class DockerIgnore:
-    """The lines of a `.dockerignore`: the last one that fits a path, or a directory above it, decides.
+    """The lines of a `.dockerignore`: the last one that matches a path, or a directory above it, decides.
 
-    A bit stands before each step of a line and another one behind its last step.
+    There is a bit before each step of a line and another one after its last step.
     """
 
     def __init__(self, text: str) -> None:
         self._start = self._end = self._excluding = 0
-        """Bits at the start and the end of lines, and at the end of those without an exclamation mark."""
+        """Bits at the start and the end of lines, and at the end of lines without an exclamation mark."""
         self._characters: dict[str, int] = {}
         """Bits before a certain character."""
         self._one = self._stay = self._stay_in_name = 0
-        """Bits before `?`; those that any character leaves as they are, and any but a slash."""
+        """Bits before `?`; bits that any character leaves unchanged, and any but a slash."""
         self._skip, self._skip_directories = 0, 0
         """Bits that the next bit follows without a character, and the next but two."""
         self._bit = 1
@@ -64,7 +64,7 @@ class DockerIgnore:
         return state
 
     def leaves_out(self, path: str) -> bool:
-        """Return True if a path of the build context, relative and with slashes, is left out."""
+        """Return True if a path of the build context, relative and with slashes, is excluded."""
         state, fitting = self._start, 0
         for character in path:
             after = (state & self._characters.get(character, 0)) << 1 | state & self._stay
@@ -78,7 +78,7 @@ class DockerIgnore:
 
 
 def _tokens(pattern: str) -> list[str]:
-    """Return the steps of a pattern, without any that could be skipped beside `**` or beside one like it."""
+    """Return the steps of a pattern, without steps that are redundant next to `**` or to an equal one."""
     tokens: list[str] = []
     for token in _TOKEN.findall(pattern):
         before = tokens[-1] if tokens else ""

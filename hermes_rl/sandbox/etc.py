@@ -1,7 +1,7 @@
-"""What sandboxes of this machine's system see as /etc: what programs need of its own, and the users and names inside.
+"""Build the /etc of sandboxes on this machine's system: the files that programs need, and the users and names inside.
 
-A mount for each file takes a tenth of a sandbox's start, so a folder with all of them is laid out once, in the cache,
-under a hash of what it is made of, and each sandbox has that one read-only.
+A mount for each file takes a tenth of a sandbox's start, so a directory with all of them is created once, in the cache,
+under a hash of its content, and each sandbox has that one read-only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hermes_rl.sandbox.images import cached, open_to_all
 log = logging.getLogger(__name__)
 
 SOURCE = Path("/etc")
-"""The directory of this machine that the files are taken from."""
+"""Directory of this machine from which the files are copied."""
 HOME = "/home/user"
 UID = 1000
 """User and group inside."""
@@ -39,7 +39,7 @@ ETC = (
     "ssl/certs",
     "ssl/openssl.cnf",
 )
-"""What programs need of /etc; nothing here is a secret."""
+"""Files in /etc that programs need; none of them is a secret."""
 ACCOUNTS = {
     "passwd": f"root:x:0:0:root:/root:/bin/sh\nuser:x:{UID}:{UID}::{HOME}:/bin/bash\n",
     "group": f"root:x:0:\nuser:x:{UID}:\n",
@@ -49,10 +49,11 @@ RESOLVER = "resolv.conf"
 
 
 def etc_folder(*, others: bool) -> Path | None:
-    """Return the folder, made where it is not there yet; blocks. Sandboxes with a network get a resolv.conf besides.
+    """Return the directory, created if it does not exist yet; blocks. Sandboxes with a network get a resolv.conf as
+    well.
 
-    None where the cache cannot be written, or `others` than its owner have to enter the folder and may not: then
-    the caller mounts each file by itself.
+    Returns None if the cache cannot be written, or if `others` than its owner must enter the directory and may not:
+    then the caller mounts each file separately.
     """
     try:
         try:
@@ -67,12 +68,12 @@ def etc_folder(*, others: bool) -> Path | None:
 
 
 class _ChangedError(OSError):
-    """The folder is to be made, of other files than those that its name stands for."""
+    """The files have changed since the name of the directory was computed."""
 
 
 @functools.cache
 def _key(source: Path) -> str:
-    """Return a hash of all that the folder is made of, as this process first saw it, or last laid it out."""
+    """Return a hash of the directory's content, as this process first saw it, or last created it."""
     stamps = [
         f"{path} {info.st_mode} {info.st_size} {info.st_mtime_ns}"
         for path in _files(source)

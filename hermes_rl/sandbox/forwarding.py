@@ -1,7 +1,7 @@
-"""Two programs in two sandboxes that speak with each other, and with nobody else.
+"""Connect two programs in two sandboxes that communicate only with each other.
 
-`forwarded` starts both and copies what one writes to the other's standard input, without looking into it: a piece at a
-time, so that who does not read slows down who writes, and no more than `FORWARDED` bytes each way.
+`forwarded` starts both and copies the output of one to the other's standard input, without reading it: a chunk at a
+time, so that a slow reader slows down the writer, and no more than `FORWARDED` bytes each way.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ FORWARDED = 4 << 30
 async def forwarded(
     one: Sandbox, command: Sequence[str], other: Sandbox, other_command: Sequence[str]
 ) -> AsyncIterator[None]:
-    """Let a program in each sandbox speak with that in the other, for the block; the end of one is that of both."""
+    """Connect a program in each sandbox with the one in the other, for the block; the end of one ends both."""
     here = await one.converse(command)
     try:
         there = await _begun(other, other_command)
         if there is None:
-            await here.close()  # whoever speaks to it finds that nobody is there
+            await here.close()  # the other program sees a closed connection
             yield
             return
         copies = [asyncio.create_task(_copied(a, b)) for a, b in ((here, there), (there, here))]
@@ -40,7 +40,7 @@ async def forwarded(
 
 
 async def _begun(sandbox: Sandbox, command: Sequence[str]) -> Conversation | None:
-    """Start a program in the sandbox of an agent; None where it cannot start, which is then the agent's doing."""
+    """Start a program in the sandbox of an agent; None if it cannot start, which is then caused by the agent."""
     try:
         return await sandbox.converse(command)
     except OSError:
@@ -60,6 +60,6 @@ async def _copied(source: Conversation, target: Conversation) -> None:
                 break
             await target.write(data)
     except (OSError, SandboxFailure):
-        pass  # one of them has ended, which is said to the other by closing it
+        pass  # one of them has ended; closing the other's input reports it
     await target.close()
     await source.close()

@@ -1,12 +1,12 @@
-"""The program that runs inside a sandbox as its first process and does what the host asks of it.
+"""Program that runs inside a sandbox as its first process and executes the host's requests.
 
-It starts and kills processes there; file operations are in `helper_files`, the form of messages is `wire`'s. It has no
-policy: timeouts, limits on output, and who may ask for what, are the host's. Its death is the end of the sandbox: as
-process 1 of a PID namespace the kernel then kills everything in it. Without a namespace it is the "subreaper" of all
-its descendants and kills them itself, then removes their folder.
+It starts and kills processes there; file operations are in `helper_files`, the format of messages is in `wire`. It has
+no policy: timeouts, limits on output, and permissions belong to the host. Its death ends the sandbox: as process 1 of a
+PID namespace the kernel then kills everything in it. Without a namespace it is the "subreaper" of all its descendants
+and kills them itself, then removes their directory.
 
-It runs under whatever Python the sandbox has (3.8 or later). It uses the C modules `_socket`, `_signal` and `posix`:
-their wrappers would double the time that it takes to start.
+It runs under any Python of the sandbox (3.8 or later). It uses the C modules `_socket`, `_signal` and `posix`: their
+wrappers would double its start time.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from hermes_rl.sandbox.helper_files import Answer
 
 FIRST_FD = 10
-"""Descriptors below this number are free to be given to a process under that number."""
+"""Descriptors below this number are available for a process under that number."""
 KILL_SECONDS = 5.0
 IGNORED = (_signal.SIGINT, _signal.SIGHUP, _signal.SIGTERM, _signal.SIGPIPE)
 RESET = (*IGNORED, _signal.SIGCHLD, _signal.SIGXFSZ)
 
 
 def find_program(name: bytes, path: bytes) -> bytes:
-    """Return a program by name where the command's own PATH says; the helper itself has none."""
+    """Return a program by name from the command's PATH; the helper itself has none."""
     if b"/" in name:
         return name
     for folder in path.split(b":"):
@@ -88,7 +88,7 @@ class Helper:
             self.reap()
 
     def answer(self) -> bool:
-        """Do one request; False at the end of the conversation."""
+        """Execute one request; return False at the end of the connection."""
         frame, fds = self.receive()
         if not frame:
             return False
@@ -102,7 +102,7 @@ class Helper:
         except OSError as error:
             self.send([fields[0], b"error", number(error.errno or errno.EIO), str(error.strerror).encode()])
         except Exception as error:  # noqa: BLE001
-            # One request that cannot be done must not be the end of the sandbox.
+            # One failed request must not end the sandbox.
             self.send([fields[0], b"error", number(errno.EIO), repr(error).encode("utf-8", "replace")])
         finally:
             for fd in fds:
@@ -140,7 +140,7 @@ class Helper:
                 posix.close(fd)
 
     def send_pieces(self, head: bytes, fd: int) -> None:
-        """Send a message, followed by what is in a file."""
+        """Send a message, followed by the content of a file."""
         offset, data = 0, head
         while True:
             chunk = posix.pread(fd, FRAME_LIMIT // 2, offset)
@@ -153,10 +153,10 @@ class Helper:
     # ------------------------------------------------------------------ operations
 
     def init(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
-        """Take up the limits of this sandbox.
+        """Apply the limits of this sandbox.
 
-        folder to make now and to remove at the end, paths of programs, then name=value of each resource limit; a filter
-        on system calls, or nothing → those of the programs that are there.
+        Fields: a directory to make now and to remove at the end, paths of programs, then name=value of each resource
+        limit; a filter on system calls, or nothing → the existing ones of the programs.
         """
         if fields[0]:
             posix.mkdir(fields[0], 0o700)
@@ -166,14 +166,14 @@ class Helper:
             kind, limit = getattr(resource, name), int(value)
             hard = resource.getrlimit(kind)[1]
             if hard != resource.RLIM_INFINITY:
-                limit = min(limit, hard)  # what is stricter already cannot be raised
+                limit = min(limit, hard)  # a stricter limit cannot be raised
             resource.setrlimit(kind, (limit, limit))
         if payload:
             filter_calls(payload)
         return [path for path in fields[1].split(b":") if posix.access(path, posix.F_OK)], b"", []
 
     def listen(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
-        """port → a socket that listens on the sandbox's own loopback."""
+        """Listen on a port of the sandbox's loopback → a socket."""
         listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
         try:
             listener.bind((b"127.0.0.1", int(fields[0])))
@@ -183,7 +183,9 @@ class Helper:
             listener.close()
 
     def spawn(self, job: bytes, fields: list[bytes], fds: list[int]) -> Answer:
-        """cwd, descriptors as target:index, number of arguments, arguments …, variables … → process id."""
+        """Start a process: cwd, descriptors as target:index, number of arguments, arguments …, variables … → process
+        id.
+        """
         count = int(fields[2])
         arguments, variables = fields[3 : 3 + count], fields[3 + count :]
         env = dict(variable.partition(b"=")[::2] for variable in variables)
@@ -204,17 +206,19 @@ class Helper:
         return [number(pid)], b"", []
 
     def kill(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
-        """Take a spawn's number and a signal, and send it; a process that has ended already is no error."""
+        """Send a signal to a process: a spawn's number and the signal; a process that has ended already is not an
+        error.
+        """
         for pid, job in self.jobs.items():
             if job == fields[0]:
                 posix.killpg(pid, int(fields[1]))
-                # `kill_all` has stopped all that it has started.
+                # `kill_all` has stopped all its children.
                 for each in descendants(pid) if int(fields[1]) == _signal.SIGCONT else ():
                     posix.kill(each, _signal.SIGCONT)
         return [], b"", []
 
     def interrupt(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
-        """Take a spawn's number, and end what it has started, each with its process group, but not itself."""
+        """End the children of a process, each with its process group, but not the process itself: a spawn's number."""
         for pid, job in self.jobs.items():
             if job == fields[0]:
                 for child in children(pid):
@@ -222,8 +226,9 @@ class Helper:
         return [], b"", []
 
     def kill_all(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
-        """Take the numbers of spawns to be stopped and kept, with all that they have started → "left" where something
-        else still lives after many tries."""
+        """Kill all processes, except the given spawns, which are stopped with their children: their numbers → "left" if
+        something else still lives after many tries.
+        """
         end = time.monotonic() + KILL_SECONDS
         while self.kill_round([pid for pid, job in self.jobs.items() if job in fields]):
             if time.monotonic() > end:
@@ -235,7 +240,9 @@ class Helper:
     # ------------------------------------------------------------------ processes
 
     def kill_round(self, kept: list[int]) -> bool:
-        """Kill what runs, but stop the processes `kept`; True while there is something left to wait for."""
+        """Kill the running processes, but stop the processes `kept`; return True while there is something left to wait
+        for.
+        """
         if self.is_init:
             try:
                 posix.kill(-1, _signal.SIGSTOP if kept else _signal.SIGKILL)  # all at once, so that none is missed
@@ -253,7 +260,7 @@ class Helper:
         return not spared.issuperset(pids)
 
     def reap(self) -> None:
-        """Report what has ended; orphans that became our children are only reaped."""
+        """Report ended processes; orphans that became children of the helper are only reaped."""
         while True:
             try:
                 pid, status = posix.waitpid(-1, posix.WNOHANG)
@@ -268,16 +275,16 @@ class Helper:
                 self.send([b"exit", job, number(code)])
 
     def prepare(self) -> None:
-        """Make the process one that its children cannot trace, with the low descriptors out of the way.
+        """Make the process untraceable for its children, and free the low descriptors.
 
-        When memory ends, the kernel is to choose it, and all that it starts, before the runner and everybody else.
+        When memory runs out, the kernel should choose it, and its children, before the runner and all other processes.
         """
         try:
             chosen_first = posix.open("/proc/self/oom_score_adj", posix.O_WRONLY | posix.O_CLOEXEC)
             posix.write(chosen_first, b"1000")
             posix.close(chosen_first)
         except OSError:
-            pass  # where /proc is read-only, whoever started this process has seen to it
+            pass  # if /proc is read-only, the parent process has done this
         prctl(PR_SET_DUMPABLE, 0)
         if not self.is_init:
             prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -292,10 +299,10 @@ class Helper:
             self.null = posix.dup(self.null)
 
     def finish(self) -> None:
-        """End, since the host is gone. Process 1 just ends; anything else has to clear up after itself."""
+        """End, since the host is gone. Process 1 just ends; otherwise the helper must clean up."""
         if self.is_init:
             return
-        self.jobs.clear()  # nobody listens any more
+        self.jobs.clear()  # no receiver is left
         self.kill_all([], b"", [])
         if self.folder:
             remove([self.folder], b"", [])

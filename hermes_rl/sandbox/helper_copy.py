@@ -1,10 +1,11 @@
-"""Making the files of one sandbox those of another, by the helpers of both; this module runs there (see `helper`).
+"""Make the files of one sandbox equal to the files of another, by the helpers of both; this module runs there (see
+`helper`).
 
-Both were made of the same configuration. The target lists what it has (`inventory`), the source sends what differs
-(`send`), and the target takes it (`take`), through pipes: nothing is held in between, and the host reads none of it. A
-file counts as unchanged where mode, size and time of change are the same and that time is before the sandbox's start,
-as those of an image are that nobody has touched: no program can choose a time of change. What is mounted read-only,
-what the kernel makes up, and what the user of the sandboxes may not change, is left as it is. Sockets, devices and
+Both were made from the same configuration. The target lists its files (`inventory`), the source sends the differences
+(`send`), and the target applies them (`take`), through pipes: no data is held in between, and the host reads none of
+it. A file counts as unchanged if mode, size and time of change are the same and that time is before the sandbox's
+start, as for unmodified files of an image: no program can choose a time of change. Read-only mounts, file systems that
+the kernel makes up, and files that the user of the sandboxes may not change, are left unchanged. Sockets, devices and
 extended attributes are not copied.
 """
 
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
     from hermes_rl.sandbox.helper_files import Answer
 
 MOST = 1_000_000
-"""Files and folders of a sandbox that are copied at most."""
+"""Maximum files and directories of a sandbox that are copied."""
 CHUNK = 1 << 16
 BEFORE = time.time_ns() - 1_000_000_000
-"""Nanoseconds since 1970; nothing that changed earlier was changed in this sandbox. What both sandboxes changed within
-one tick of the kernel's clock, some milliseconds, has the same time."""
+"""Nanoseconds since 1970; an earlier change was not made in this sandbox. Changes of both sandboxes within one tick of
+the kernel's clock, some milliseconds, have the same time.
+"""
 MADE_UP = (b"proc", b"sysfs", b"cgroup", b"cgroup2", b"devpts", b"mqueue", b"devtmpfs")
 """Kinds of file systems that the kernel makes up."""
 END, GONE, FOLDER, FILE, LINK, TWIN, FIFO = b"end", b"gone", b"folder", b"file", b"link", b"twin", b"fifo"
@@ -52,7 +54,7 @@ class Pipe:
         write_all(self.fd, pending)
 
     def get(self) -> list[bytes]:
-        """Return the next record; raises `OSError` where the pipe has ended without one."""
+        """Return the next record; raises `OSError` if the pipe has ended without one."""
         size = int.from_bytes(self.exactly(4), "big")
         return unpack(size.to_bytes(4, "big") + self.exactly(size))[0]
 
@@ -66,11 +68,11 @@ class Pipe:
         return data
 
 
-# ------------------------------------------------------------------ what a sandbox has
+# ------------------------------------------------------------------ the files of a sandbox
 
 
 def _mounts() -> dict[bytes, bool]:
-    """Return the mount points, and whether what is there is the sandbox's own."""
+    """Return the mount points, each with True if the content belongs to the sandbox."""
     fd, text = posix.open(b"/proc/self/mountinfo", posix.O_RDONLY | posix.O_CLOEXEC), b""
     try:
         while more := posix.read(fd, CHUNK):
@@ -89,9 +91,9 @@ def _mounts() -> dict[bytes, bool]:
 
 
 def _walk(top: bytes, opened: list[tuple[bytes, int]]) -> Iterator[tuple[bytes, posix.stat_result]]:
-    """Yield all that is the sandbox's own below `top`, each folder before what is in it: path from there, and status.
+    """Yield all files of the sandbox below `top`, each directory before its content: path from there, and status.
 
-    Folders that their owner has closed are opened, and `opened` gets them with their permissions.
+    Directories without permissions for their owner are opened, and added to `opened` with their permissions.
     """
     top, points, count = top.rstrip(b"/"), _mounts(), 0
     inner = (point for point, own in points.items() if own and point.startswith(top + b"/") and point != b"/")
@@ -140,7 +142,7 @@ def _mark(info: posix.stat_result) -> tuple[bytes, bytes, bytes]:
 
 
 def inventory(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
-    """top; a pipe, which gets a record of all that is there."""
+    """Write the inventory: top; a pipe, which gets a record of each file."""
     pipe, opened = Pipe(fds[0]), []  # type: tuple[Pipe, list[tuple[bytes, int]]]
     try:
         for path, info in _walk(fields[0], opened):
@@ -156,7 +158,7 @@ def inventory(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
 
 
 def send(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
-    """top; a pipe with the inventory of the target, and one that gets what is to change there."""
+    """Send the differences: top; a pipe with the inventory of the target, and one that gets the changes."""
     top, listed, pipe = fields[0].rstrip(b"/"), Pipe(fds[0]), Pipe(fds[1])
     known = {}
     while len(record := listed.get()) > 1:
@@ -187,7 +189,7 @@ def _send(pipe: Pipe, top: bytes, path: bytes, info: posix.stat_result, twin: by
         try:
             fd = _opened(full, stat.S_IMODE(mode))
         except PermissionError:
-            return  # what the user of the sandbox may not even read, it has not changed
+            return  # a file that the user of the sandbox may not read is unchanged
         try:
             pipe.put(FILE, path, *status, number(info.st_size))
             pipe.flush()
@@ -203,7 +205,7 @@ def _send(pipe: Pipe, top: bytes, path: bytes, info: posix.stat_result, twin: by
 
 
 def _opened(path: bytes, mode: int) -> int:
-    """Open a file, also one that its owner has closed."""
+    """Open a file, even one without permissions for its owner."""
     flags = posix.O_RDONLY | posix.O_NOFOLLOW | OPEN_FLAGS
     try:
         return posix.open(path, flags)
@@ -216,7 +218,7 @@ def _opened(path: bytes, mode: int) -> int:
 
 
 def _send_content(to: int, fd: int, size: int) -> None:
-    """Write as many bytes as a file has into a pipe; those of one that has become shorter are zeros."""
+    """Write `size` bytes of a file into a pipe; the missing bytes of a file that has become shorter are zeros."""
     offset = 0
     while offset < size:
         sent = posix.sendfile(to, fd, offset, min(size - offset, 1 << 24))
@@ -230,11 +232,12 @@ def _send_content(to: int, fd: int, size: int) -> None:
 
 
 def take(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
-    """top; a pipe with what is to change."""
+    """Apply the changes: top; a pipe with the changes."""
     target = Target(fields[0].rstrip(b"/"), Pipe(fds[0]))
     while (record := target.pipe.get())[0] != END:
         target.change(*record)
-    # What is in a folder changes its times, and a closed one takes nothing: so those come last, the inner ones first.
+    # Changes in a directory change its times, and a closed one accepts none: so directories come last, the inner ones
+    # first.
     for path, status in reversed(target.folders):
         if _is_real_folder(path):
             _set_status(path, status)
@@ -242,15 +245,15 @@ def take(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
 
 
 class Target:
-    """The files that are made those of another sandbox."""
+    """Files to make equal to the files of another sandbox."""
 
     def __init__(self, top: bytes, pipe: Pipe) -> None:
         self.top, self.pipe = top, pipe
         self.folders: list[tuple[bytes, list[bytes]]] = []
-        """Those that get their status in the end."""
+        """Directories that get their status at the end."""
 
     def change(self, kind: bytes, path: bytes, *status: bytes) -> None:
-        """Do one change, but for what the user of the sandbox may not change."""
+        """Apply one change, unless the user of the sandbox may not make it."""
         full, fd, made = self.top + b"/" + path, -1, True
         try:
             if kind != FOLDER or not _is_real_folder(full):
@@ -278,7 +281,7 @@ class Target:
         self.folders.append((path, status))
 
     def fill(self, fd: int, size: int) -> None:
-        """Write the bytes that come next, and close the file; -1 is none. Zeros stay holes, which take no room."""
+        """Write the bytes that come next, and close the file; -1 is none. Zeros stay holes, which take no space."""
         try:
             self.write(fd, size)
         finally:
@@ -301,10 +304,10 @@ class Target:
             posix.ftruncate(fd, size)
 
     def clear(self, path: bytes) -> None:
-        """Remove what is at `path`, and make the folder around it one that can be changed."""
+        """Remove `path`, and make its parent directory writable."""
         folder = path.rpartition(b"/")[0] or b"/"
         if not _is_real_folder(folder):
-            return  # it has gone with a folder further above
+            return  # it was removed with a directory further above
         if not posix.access(folder, posix.W_OK | posix.X_OK):
             info = posix.lstat(folder)
             status = stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns

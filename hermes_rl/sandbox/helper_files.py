@@ -1,9 +1,9 @@
-"""The file operations of the helper inside a sandbox; this module runs there, not on the host (see `helper`).
+"""File operations of the helper inside a sandbox; this module runs there, not on the host (see `helper`).
 
-It reads, writes and lists by system calls, so that no name can be misread by a shell, and nothing that the agent plants
-(a FIFO, a device, an endless file) can make the helper wait. It touches no files that the kernel makes up: what it
-finds in /proc is about itself, process 1, which no command of the agent may see or change. Errors are the `OSError`
-that the system gives. Arguments and results are the fields of `wire`.
+It reads, writes and lists by system calls, so that no shell can misread a name, and no file of the agent (a FIFO, a
+device, an endless file) can make the helper wait. It does not open files that the kernel makes up: what it would find
+in /proc describes itself, process 1, which no command of the agent may see or change. Errors are the `OSError` of the
+system. Arguments and results are the fields of `wire`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ REFUSED = "Files of the kernel are not for this tool; look at /proc and /sys wit
 
 
 def _refuse_kernel(path: bytes) -> None:
-    # What has no place, as a pipe or a file in memory, is reached by a link in /proc alone, and called "pipe:[12]".
+    # An object without a path, such as a pipe or a file in memory, is reached by a link in /proc alone, and called
+    # "pipe:[12]".
     named = path.startswith(b"/") and not path.startswith(b"/memfd:")
     if not named or any(path == top or path.startswith(top + b"/") for top in KERNEL):
         raise OSError(errno.EACCES, REFUSED)
 
 
 def _descriptor(path: bytes, flags: int, mode: int = 0o644) -> int:
-    """Open a file that is not the kernel's; what was opened is checked, so that no link and no race leads to one."""
+    """Open a file that is not the kernel's; the opened file is checked, so that no link and no race leads to one."""
     fd = posix.open(path, flags | OPEN_FLAGS, mode)
     try:
         _refuse_kernel(posix.readlink(b"/proc/self/fd/%d" % fd))
@@ -45,7 +46,7 @@ def _descriptor(path: bytes, flags: int, mode: int = 0o644) -> int:
 
 
 def _refuse_folder(path: bytes) -> None:
-    """Refuse a path in a folder of the kernel's, also where links lead there."""
+    """Refuse a path in a directory of the kernel, even through links."""
     _refuse_kernel(path)
     folder = path.rpartition(b"/")[0] or b"/"
     if is_folder(folder):
@@ -58,7 +59,7 @@ def _open(path: bytes, flags: int, mode: int = 0o644) -> int:
 
 
 def _regular(path: bytes, flags: int, mode: int = 0o644) -> tuple[int, posix.stat_result]:
-    """Open a regular file, and nothing else that may be at `path`."""
+    """Open a regular file, and no other kind of file that may be at `path`."""
     fd = _open(path, flags, mode)
     info = posix.fstat(fd)
     if stat.S_ISREG(info.st_mode):
@@ -76,7 +77,7 @@ def is_folder(path: bytes) -> bool:
 
 
 def read(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
-    """path, limit → the bytes of a small file, or a descriptor of a large one."""
+    """Read a file: path, limit → the bytes of a small file, or a descriptor of a large one."""
     fd, info = _regular(fields[0], posix.O_RDONLY)
     try:
         if info.st_size > int(fields[1]):
@@ -89,7 +90,7 @@ def read(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
 
 
 def write(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
-    """path, mode or empty; the bytes, or a descriptor of a file that holds them."""
+    """Write a file: path, mode or empty; the bytes, or a descriptor of a file that holds them."""
     path, mode = fields[0], fields[1]
     _refuse_kernel(path)
     _make_folders(path.rpartition(b"/")[0] or b"/")
@@ -131,7 +132,7 @@ def _entry(name: bytes, info: posix.stat_result) -> list[bytes]:
 
 
 def status(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
-    """path, "1" to follow a symlink → its entry."""
+    """Return a status: path, "1" to follow a symlink → its entry."""
     fd = _open(fields[0], posix.O_PATH | (0 if fields[1] == b"1" else posix.O_NOFOLLOW))
     try:
         return _entry(fields[0].rpartition(b"/")[2], posix.fstat(fd)), b"", []
@@ -140,7 +141,7 @@ def status(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
 
 
 def list_folder(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
-    """path, limit → the entries of a folder, five fields each."""
+    """List a directory: path, limit → its entries, five fields each."""
     listed: list[bytes] = []
     most = 5 * int(fields[1])
     fd = _open(fields[0], posix.O_RDONLY | posix.O_DIRECTORY)
@@ -152,7 +153,7 @@ def list_folder(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
                 try:
                     listed += _entry(entry.name, entry.stat(follow_symlinks=False))
                 except FileNotFoundError:
-                    continue  # removed by somebody else while we looked
+                    continue  # another process removed it meanwhile
         return listed, b"", []
     finally:
         posix.close(fd)
@@ -165,7 +166,7 @@ def make_folder(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
 
 
 def _make_folders(path: bytes) -> None:
-    """Make a folder, and those above it that are missing; one that is there already is no error."""
+    """Make a directory, and its missing parents; an existing one is not an error."""
     missing = [path]
     while (above := missing[-1].rstrip(b"/").rpartition(b"/")[0]) and not posix.access(above, posix.F_OK):
         missing.append(above)
@@ -178,7 +179,7 @@ def _make_folders(path: bytes) -> None:
 
 
 def set_mode(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
-    """path, permission bits."""
+    """Set a mode: path, permission bits."""
     _refuse_folder(fields[0])
     posix.chmod(fields[0], int(fields[1]))
     return [], b"", []
@@ -192,7 +193,7 @@ def rename(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
 
 
 def remove(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
-    """path of a file, a symlink, or a folder, which goes with everything in it."""
+    """Remove a path: a file, a symlink, or a directory with everything in it."""
     _refuse_folder(fields[0])
     if not stat.S_ISDIR(posix.lstat(fields[0]).st_mode):
         posix.unlink(fields[0])
@@ -208,7 +209,9 @@ def remove(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
 
 
 def _empty(folder: bytes) -> list[bytes]:
-    """Remove all files of a folder and return the folders in it. They are our user's, so permissions can be changed."""
+    """Remove all files of a directory and return its subdirectories. They belong to this user, so permissions can be
+    changed.
+    """
     if not posix.access(folder, posix.R_OK | posix.W_OK | posix.X_OK):
         posix.chmod(folder, 0o700)
     with posix.scandir(folder) as entries:
@@ -220,7 +223,9 @@ def _empty(folder: bytes) -> list[bytes]:
 
 
 def control_group(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
-    """file → what it says below /sys/fs/cgroup; for the host alone, which names no file that an agent has chosen."""
+    """Read a file below /sys/fs/cgroup → its content; only for the host, which names no file that an agent has
+    chosen.
+    """
     fd = posix.open(b"/sys/fs/cgroup/" + fields[0], posix.O_RDONLY | OPEN_FLAGS)
     try:
         return [], posix.read(fd, 4096), []

@@ -1,13 +1,12 @@
-"""A sandbox whose first process is our helper: one object with parts.
+"""A sandbox whose first process is the helper: one object with parts.
 
 `HelperSandbox` owns the life of the sandbox (boot, start, close) and its files; each file operation is one request to
 the helper, and large files travel as descriptors, never through a shell or a text encoding. Its parts own the rest:
 
-- `channel.Connection`: the conversation with the helper, and whose doing its end was;
+- `channel.Connection`: the connection to the helper, and the cause of its end;
 - `jobs.Processes`: commands, background processes and conversations;
 - `shell_server.WaitingShell`: the commands of the agent's terminal;
-- an `Isolation`, one class for each backend: how the first process is started, what keeps it apart from this machine,
-  and how it is ended.
+- an `Isolation`, one class for each backend: starts, isolates and ends the first process.
 
 ::
 
@@ -56,28 +55,28 @@ from hermes_rl.threads import done_in_thread, one_at_a_time
 from hermes_rl.values import system_bytes
 
 INLINE = FRAME_LIMIT // 2
-"""Bytes of a file that are sent in the request itself."""
+"""Maximum bytes of a file that are sent in the request itself."""
 LISTED_AT_ONCE = 1000
-"""Entries of a folder from which understanding them is left to a thread."""
+"""Entries of a directory from which they are parsed in a thread."""
 NO_CORE = 1
-"""The limit of core files that stops all of them: with 0 the kernel still runs a handler that it pipes the core to."""
+"""Limit of core files that prevents all of them: with 0 the kernel still runs a handler to which it pipes the core."""
 
 
 CUT_OFF = (errno.EPIPE, errno.EPROTO)
-"""What one end of a copy meets where the other has failed, whose error says why."""
+"""Errors of one end of a copy if the other has failed, whose error is the reason."""
 SHELLS = (BASH, "/bin/sh")
-"""Those that run commands, the better one first."""
+"""Shells that run commands, the better one first."""
 COMMANDS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Where commands are looked for, where nothing says otherwise."""
+"""Default search path of commands."""
 VARIABLES = {"USER": "user", "LOGNAME": "user", "LANG": "C.UTF-8", "TERM": "dumb"}
-"""What every command has in its environment on this machine's own system."""
+"""Environment variables of every command on this machine's system."""
 
 
 class Isolation(ABC):
-    """What starts and ends the first process of one sandbox, and keeps it apart from this machine."""
+    """Starts and ends the first process of one sandbox, and isolates it from this machine."""
 
     start_seconds = 30.0
-    """How long it may take until the helper answers, once everything is there that it is started from."""
+    """Maximum seconds until the helper responds, once everything that it needs to start exists."""
     home: str
     workdir: str
     image_digest: str | None = None
@@ -85,7 +84,7 @@ class Isolation(ABC):
     python: Sequence[str] = PYTHON
     """See `Sandbox.python`."""
     top = "/"
-    """The folder below which all files are that the sandbox has of its own."""
+    """Directory that contains all private files of the sandbox."""
 
     def __init__(self, config: SandboxConfig) -> None:
         self.config = config
@@ -99,42 +98,44 @@ class Isolation(ABC):
     @property
     @abstractmethod
     def pid(self) -> int:
-        """Process id on this machine of what was started."""
+        """Process id of the started program on this machine."""
 
     @abstractmethod
     def environment(self) -> dict[str, str]:
-        """Variables that every command has; known once it is started."""
+        """Return the variables that every command has; known once it is started."""
 
     @abstractmethod
     async def start(self, sandbox: HelperSandbox) -> None:
         """Start the first process and call `sandbox.connect` with the helper's socket.
 
-        Whatever it has begun when it fails or is cancelled, `close` ends.
+        If it fails or is cancelled, `close` ends everything that it has started.
         """
 
     def end(self) -> None:
-        """Begin to end everything, without waiting. The helper's socket is closed already."""
+        """Start to end everything, without waiting. The helper's socket is closed already."""
         return
 
     @abstractmethod
     async def close(self) -> None:
-        """End everything and wait until it is gone; raises `SandboxFailure` where something cannot be ended."""
+        """End everything and wait until it is gone; raises `SandboxFailure` if something cannot be ended."""
 
     async def diagnose(self, why: Lost) -> Diagnosis:
-        """Find out why the helper is gone, or silent, although we did not end it.
+        """Find out why the helper is gone, or silent, although it was not ended by the host.
 
-        Asked only where commands of the agent have run: without them it is ours. Without a proof it is the agent's,
-        since a rollout that is not graded is what a failing agent would choose.
+        Called only if commands of the agent have run: without them it is an infrastructure failure. Without a proof the
+        agent counts as the cause, since a failing agent would choose a rollout that is not graded.
         """
         return Diagnosis()
 
     def killed_by_others(self) -> bool:
-        """Whether the kernel has ended a process of this sandbox, within its limit, as others had taken all memory."""
+        """Return True if the kernel killed a process of this sandbox, within its limit, because others used all
+        memory.
+        """
         return False
 
     @contextlib.asynccontextmanager
     async def in_time(self) -> AsyncIterator[None]:
-        """Bound the start by `start_seconds`."""
+        """Limit the start to `start_seconds`."""
         try:
             async with asyncio.timeout(self.start_seconds):
                 yield
@@ -143,7 +144,7 @@ class Isolation(ABC):
 
 
 class LocalIsolation(Isolation):
-    """An isolation whose first process is one of this machine."""
+    """An isolation whose first process belongs to this machine."""
 
     process: LocalProcess
 
@@ -160,7 +161,7 @@ class HelperSandbox(Sandbox):
 
     shell = "/bin/sh"
     has_shell = True
-    """False where the image came without a shell."""
+    """False if the image has no shell."""
 
     def __init__(self, config: SandboxConfig, isolation: Isolation) -> None:
         super().__init__(config)
@@ -169,7 +170,7 @@ class HelperSandbox(Sandbox):
         self.connection = Connection(isolation.diagnose, self._on_exit, self._on_end)
         self._processes = Processes(self.connection)
         self.waiting_shell: WaitingShell | None = None
-        """None where the shell of this sandbox cannot wait."""
+        """Waiting shell, or None if the shell of this sandbox cannot wait."""
         self._variables: dict[str, str] = {}
         self._expiry: asyncio.TimerHandle | None = None
 
@@ -193,13 +194,13 @@ class HelperSandbox(Sandbox):
         return self.isolation.pid
 
     async def boot(self) -> None:
-        """Do the first half of `start`: all that does not depend on files, setup, environment and times."""
+        """Do the first half of `start`: everything that does not depend on files, setup, environment and times."""
         try:
             await self.isolation.start(self)
         except OSError as error:
             await self.close()
             raise SandboxFailure(f"the sandbox did not start: {error}") from error
-        except BaseException:  # a cancellation too: whoever asked has no sandbox to close
+        except BaseException:  # on cancellation too: the caller has no sandbox to close
             await self.close()
             raise
         self.home, self.workdir = self.isolation.home, self.isolation.workdir
@@ -208,9 +209,9 @@ class HelperSandbox(Sandbox):
     async def connect(
         self, control: socket.socket, rlimits: Mapping[str, int], *, system_calls: bytes = b"", folder: str = ""
     ) -> None:
-        """Take over the helper's socket, and have it prepare its process before anything of the agent runs.
+        """Take over the helper's socket, and let it prepare its process before any command of the agent runs.
 
-        It puts the resource limits and the filter on system calls on itself, and so on everything after it. It makes
+        It applies the resource limits and the filter on system calls to itself, and so to all its children. It makes
         `folder`, and removes it at its end.
         """
         self.connection.open(control)
@@ -222,7 +223,7 @@ class HelperSandbox(Sandbox):
             self.shell = os.fsdecode(answer[0])
 
     async def listen(self, port: int) -> socket.socket:
-        """Return a socket that listens on the sandbox's own loopback."""
+        """Return a socket that listens on the sandbox's loopback."""
         return socket.socket(fileno=(await self.connection.ask("listen", str(port).encode())).fds[0])
 
     async def start(self) -> None:
@@ -236,7 +237,7 @@ class HelperSandbox(Sandbox):
             if self.config.image is not None and self.has_shell:
                 await self._try_shell()
             await self.prepare()
-        except BaseException:  # a cancellation too: whoever asked has no sandbox to close
+        except BaseException:  # on cancellation too: the caller has no sandbox to close
             await self.close()
             raise
         self.connection.exposed = True
@@ -244,7 +245,7 @@ class HelperSandbox(Sandbox):
             self._expiry = asyncio.get_running_loop().call_later(self.config.lifetime, self._expire)
 
     async def _try_shell(self) -> None:
-        """Run the image's shell before the agent does, whose failure it would count as."""
+        """Run the image's shell before the agent does: a failure would count as the agent's."""
         tried = await self.run([self.shell, "-c", ":"])
         if tried.exit_code:
             raise self.unusable_image(f"has a {self.shell} that cannot run ({tried.output.strip()[:200]})")
@@ -284,7 +285,8 @@ class HelperSandbox(Sandbox):
             self._processes.on_exit(number, code)
 
     def _expire(self) -> None:
-        # A command that runs past the end is the agent's doing; whom an idle sandbox waited for is not known here.
+        # The agent causes a command that runs past the end; the reason for which an idle sandbox waited is unknown
+        # here.
         busy = self._processes.running or (self.waiting_shell is not None and self.waiting_shell.running)
         self.expired = not busy and self.alive
         self.connection.end(f"the sandbox's lifetime of {self.config.lifetime} s is over", by_agent=busy)
@@ -329,9 +331,10 @@ class HelperSandbox(Sandbox):
         return await super().run_reporting(script, state, timeout=timeout, output_limit=output_limit)
 
     async def _check_memory(self, result: CommandResult | None = None) -> None:
-        """Give the sandbox up where memory that others took has cost it a process: what it shows is not the agent's.
+        """Give the sandbox up if memory that others used has killed one of its processes: the effects are not the
+        agent's.
 
-        A command that has ended well tells nothing of the kind, so it is looked for after others, and in the end.
+        A command that succeeded does not indicate this, so the check follows other commands, and the end.
         """
         if (result is None or result.exit_code != 0) and self.isolation.killed_by_others():
             self.connection.end("the memory of this machine's sandboxes together was used up")
@@ -363,7 +366,7 @@ class HelperSandbox(Sandbox):
     def _command(
         self, command: str | Sequence[str], cwd: str | None = None, env: Mapping[str, str] | None = None
     ) -> Command:
-        """Return what the helper is to start; a script that is too long for an argument goes in as a file."""
+        """Return the command for the helper; a script that is too long for an argument is passed as a file."""
         place, variables = self.resolve(cwd or "."), {**self._variables, **(env or {})}
         if not isinstance(command, str):
             return Command(command, place, variables)
@@ -393,12 +396,12 @@ class HelperSandbox(Sandbox):
             if len(answer.payload) > limit:
                 raise OSError(errno.EFBIG, "File too large", path)
             return answer.payload
-        # The descriptor is the reader's to close: a thread still reads when we are cancelled.
+        # The reader must close the descriptor: a thread still reads after a cancellation.
         read = partial(_read_and_close, answer.fds[0], limit)
         return await done_in_thread(read) if os.fstat(answer.fds[0]).st_size >= IN_THREAD else read()
 
     async def control_group(self, file: str) -> str:
-        """Return what a file of the sandbox's own control groups says, by its path below /sys/fs/cgroup."""
+        """Return the content of a file of the sandbox's control groups, by its path below /sys/fs/cgroup."""
         return (await self.connection.ask("control group", file.encode())).payload.decode("ascii", "replace").strip()
 
     async def write_file(self, path: str, data: bytes, mode: int | None = None) -> None:
@@ -445,7 +448,7 @@ class HelperSandbox(Sandbox):
                     target._ask("take", target.isolation.top, fds=[sent]),
                 )
             ]
-            await asyncio.sleep(0)  # each has gone out now with copies, and ours would keep the pipes open
+            await asyncio.sleep(0)  # each request was sent with copies, and the originals would keep the pipes open
         failed = [each for each in await asyncio.gather(*asked, return_exceptions=True) if isinstance(each, Exception)]
         for error in sorted(failed, key=lambda error: isinstance(error, OSError) and error.errno in CUT_OFF):
             raise error
@@ -464,7 +467,7 @@ def _read_and_close(fd: int, limit: int) -> bytes:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EINVAL, "Not a regular file")  # reading anything else may block
-        # In one piece where the size is as reported: copying pieces together would hold up all other threads.
+        # Read in one call if the size is as reported: joining chunks would block all other threads.
         data = os.pread(fd, min(info.st_size, limit) + 1, 0)
         while len(data) <= limit and (more := os.pread(fd, 1 << 22, len(data))):
             data += more

@@ -1,7 +1,7 @@
-"""What the helper inside a sandbox needs of Linux that Python's own modules do not offer; this module runs there.
+"""Linux functions for the helper inside a sandbox that Python's modules do not offer; this module runs there.
 
-It reads the family tree of processes and makes two system calls. `ctypes` itself would take longer to import than all
-the rest of the helper, so it uses `_ctypes`.
+It reads the tree of processes and makes two system calls. `ctypes` itself would take longer to import than all the rest
+of the helper, so it uses `_ctypes`.
 """
 
 # ruff: noqa: PTH123
@@ -21,13 +21,13 @@ SECCOMP_MODE_FILTER = 2
 
 
 def process_status(pid: int) -> list[bytes]:
-    """Return what /proc says of a process, from its state and its parent on; raises `OSError` where it is gone."""
+    """Return the fields of a process in /proc, from its state and its parent on; raises `OSError` if it is gone."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()
 
 
 def process_state(pid: int) -> bytes:
-    """Return the letter for the state of a process (proc(5)); empty where it is gone."""
+    """Return the letter for the state of a process (proc(5)); empty if it is gone."""
     try:
         return process_status(pid)[0]
     except OSError:
@@ -35,7 +35,7 @@ def process_state(pid: int) -> bytes:
 
 
 def _parents() -> dict[int, int]:
-    """Return the parent of each process, zombies left out."""
+    """Return the parent of each process, without zombies."""
     parents: dict[int, int] = {}
     for name in posix.listdir("/proc"):
         if name.isdigit():
@@ -49,12 +49,12 @@ def _parents() -> dict[int, int]:
 
 
 def children(root: int) -> list[int]:
-    """Process ids of what `root` itself has started."""
+    """Return the process ids of the direct children of `root`."""
     return [pid for pid, parent in _parents().items() if parent == root]
 
 
 def descendants(root: int) -> list[int]:
-    """Process ids below `root`."""
+    """Return the process ids below `root`."""
     parents = _parents()
     family = {root}
     while True:
@@ -81,7 +81,7 @@ def prctl(option: int, value: int, address: int = 0) -> int:
 
 
 def filter_calls(program: bytes) -> None:
-    """Put a filter on system calls, a program of classic BPF, on this process and all that it starts from now on."""
+    """Apply a filter on system calls, a program of classic BPF, to this process and all its future children."""
 
     class Byte(_ctypes._SimpleCData):  # type: ignore[type-arg]
         _type_ = "c"
@@ -90,7 +90,7 @@ def filter_calls(program: bytes) -> None:
         _type_, _length_ = Byte, len(program)
 
     class Head(_ctypes.Array):  # type: ignore[type-arg]
-        """`struct sock_fprog`: the number of instructions, and behind six bytes of padding where they are."""
+        """`struct sock_fprog`: the number of instructions, and their address after six bytes of padding."""
 
         _type_, _length_ = Byte, 16
 

@@ -1,7 +1,7 @@
-"""Which hosts a sandbox may reach: by name as the spec lists them, and by address as the internet has them.
+"""Decide which hosts a sandbox may reach: by name from the spec's list, and by address only public ones.
 
 A listed name is not enough: it may resolve to a service of this machine or of its cloud, now or a moment later. So a
-name is resolved once, every address is checked, and the connection goes to an address that was checked.
+name is resolved once, every address is checked, and the connection goes to a checked address.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from hermes_rl.errors import UserError
 NAME = re.compile(r"(\*\.)?([a-z0-9_]([a-z0-9_-]*[a-z0-9_])?\.)*[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?\.?")
 WITH_PORT = re.compile(r"(?P<name>[^:]+|\[[^\]]+\]):(?P<port>[0-9]{1,5})")
 PORTS: tuple[int, ...] = (80, 443)
-"""Ports of a listed host that may be reached where its entry names none."""
+"""Ports of a listed host that may be reached if its entry names none."""
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 ISATAP = (0x00005EFE, 0x02005EFE)
 """The third quarter of an IPv6 address whose last quarter is an IPv4 address."""
 REFUSED = tuple(
     ipaddress.ip_network(network)
     for network in (
-        *("::/96", "::ffff:0:0:0/96"),  # IPv4 as IPv6 once was to carry it: compatible, and translated
-        *("64:ff9b:1::/48", "fec0::/10", "100::/64", "3fff::/20", "5f00::/16"),  # translation inside of a site, …
+        *("::/96", "::ffff:0:0:0/96"),  # old forms of IPv4 in IPv6: compatible, and translated
+        *("64:ff9b:1::/48", "fec0::/10", "100::/64", "3fff::/20", "5f00::/16"),  # translation inside a site, …
         *("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32"),  # protocols, relays of 6to4, metadata of clouds
     )
 )
-"""Special addresses that Python takes for public ones."""
+"""Special addresses that Python considers public."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -38,7 +38,7 @@ class RefusedError(Exception):
 
 
 class HostList:
-    """The entries of `sandbox.network`: ``pypi.org``, or ``*.example.com`` for everything below it, not itself.
+    """Entries of `sandbox.network`: ``pypi.org``, or ``*.example.com`` for all its subdomains, without itself.
 
     An entry is for the ports 80 and 443, or for the one that it names: ``pypi.org:8080``.
     """
@@ -47,7 +47,7 @@ class HostList:
         self._hosts = [_entry(host) for host in hosts]
 
     def require(self, host: str, port: int) -> None:
-        """Raise `RefusedError` unless the list has this port of this name."""
+        """Raise `RefusedError` unless the list contains this port of this name."""
         name = host.lower().rstrip(".")
         listed = {own for pattern, ports in self._hosts if _matches(name, pattern) for own in ports}
         if port in listed:
@@ -73,7 +73,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def is_public(address: str) -> bool:
-    """Return True for an address of the internet: not private, loopback, link-local or otherwise special."""
+    """Return True for a public address: not private, loopback, link-local or otherwise special."""
     literal = _literal(address.partition("%")[0])
     return literal is not None and all(
         meant.is_global and not meant.is_multicast and not any(meant in network for network in REFUSED)
@@ -103,10 +103,10 @@ def _meant(address: Address) -> list[Address]:
 
 
 async def public_address(host: str, port: int) -> str:
-    """Return the address to connect to; raises `RefusedError` where there is none, or one is not of the internet."""
+    """Return the address to connect to; raises `RefusedError` if there is none, or one is not public."""
     try:
         resolved = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # a label that is empty or too long is no name that can be encoded
+    except (OSError, UnicodeError) as error:  # a label that is empty or too long cannot be encoded
         raise RefusedError(f"{host} cannot be resolved") from error
     addresses = [str(entry[4][0]) for entry in resolved]
     if not addresses or not all(is_public(address) for address in addresses):

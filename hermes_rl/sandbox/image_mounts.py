@@ -1,11 +1,11 @@
-"""Folders of images as the files of another user, so that each sandbox with an image can be a user of its own.
+"""Directories of images as the files of another user, so that each sandbox with an image can have a separate user.
 
-All files of an image belong to one user of this machine. Here root makes a mount of such a folder on which they belong
-to the user of one sandbox (an id-mapped mount: `mount_setattr(2)`, Linux 5.12, below an overlay Linux 5.19). It lies in
-a mount namespace of the launcher's thread, which starts the sandboxes: nobody else sees it, and nothing of it is left
-when the runner ends, however it ends.
+All files of an image belong to one user of this machine. Here root makes a mount of such a directory on which they
+belong to the user of one sandbox (an id-mapped mount: `mount_setattr(2)`, Linux 5.12, below an overlay Linux 5.19). It
+is in a mount namespace of the launcher's thread, which starts the sandboxes: no other process sees it, and it
+disappears when the runner ends, for any reason.
 
-Everything here is called in the launcher's thread, and nowhere else.
+All functions must be called in the launcher's thread, and nowhere else.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH, AT_EMPTY_PATH, AT_FDCWD = 1, 4, 0x1000
 MOUNT_ATTR_IDMAP = 0x00100000
 LEAST = (5, 19)
 PATIENCE = 10.0
-"""Seconds in which a process has to have entered its namespace."""
+"""Seconds in which a process must have entered its namespace."""
 
 
 class ImageMounts:
-    """The mounts of one launcher.
+    """Mounts of one launcher.
 
     Args:
-        place: an empty folder of the machine, which others may enter.
+        place: an empty directory of the machine, which others may enter.
 
     Raises:
         OSError: this user, or the kernel, makes no such mounts.
@@ -50,12 +50,12 @@ class ImageMounts:
         self._number = 0
         place.mkdir(mode=0o755, parents=True, exist_ok=True)
         libc_call("unshare", CLONE_NEWNS)
-        # What the machine mounts later is seen here, and nothing of ours there.
+        # Later mounts of the machine are seen here, and mounts made here are not seen there.
         libc_call("mount", None, b"/", None, MS_REC | MS_SLAVE, None)
         libc_call("mount", b"hermes-rl", os.fsencode(place), b"tmpfs", 0, b"mode=755,size=1m")
 
     def lay(self, folder: Path, uid: int) -> Path:
-        """Return a folder with the same files, of which those of the images' user belong to `uid`."""
+        """Return a directory with the same files, in which files of the images' user belong to `uid`."""
         self._number += 1
         shown = self._place / str(self._number)
         tree = libc_call("syscall", OPEN_TREE, AT_FDCWD, os.fsencode(folder), OPEN_TREE_CLONE | os.O_CLOEXEC)
@@ -69,14 +69,14 @@ class ImageMounts:
         return shown
 
     def remove(self, shown: Path) -> None:
-        """Remove it. A sandbox that was started meanwhile has a mount of its own."""
+        """Remove it. A sandbox that was started meanwhile has a separate mount."""
         libc_call("umount2", os.fsencode(shown), UMOUNT_DETACH)
         shown.rmdir()
 
 
 @functools.cache
 def _namespace_of(uid: int) -> int:
-    """Return a descriptor, which stays open, of a user namespace in which `uid` is shown in place of the images'."""
+    """Return a descriptor, which stays open, of a user namespace that shows `uid` instead of the images' user."""
     child = subprocess.Popen(
         [UNSHARE, "--user", "--", "sleep", str(2 * PATIENCE)],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={}, cwd="/",
@@ -97,6 +97,6 @@ def _namespace_of(uid: int) -> int:
 
 @functools.cache
 def recent_kernel() -> bool:
-    """Whether such a mount may lie below an overlay."""
+    """Return True if such a mount may be below an overlay."""
     match = re.match(r"(\d+)\.(\d+)", platform.release())
     return match is not None and (int(match[1]), int(match[2])) >= LEAST

@@ -1,9 +1,8 @@
-"""Root file systems for bubblewrap: a folder, or an archive that is unpacked once into a cache.
+"""Root file systems for bubblewrap: a directory, or an archive that is unpacked once into a cache.
 
-This module finds them, and sees to it that their files belong to the user whom the agent is outside of its sandbox:
-only then can the agent change its copy. A folder of somebody else (for root always, whose sandboxes run as another
-user) is copied into the cache for that. What is in the cache is never changed; sandboxes write into a layer of their
-own above it.
+This module finds them, and ensures that their files belong to the agent's user outside the sandbox: only then can the
+agent change its copy. A directory of another user (for root always, whose sandboxes run as another user) is copied into
+the cache for that. The cache is never changed; sandboxes write into a layer above it.
 """
 
 from __future__ import annotations
@@ -29,17 +28,19 @@ from hermes_rl.errors import UserError
 from hermes_rl.sandbox.launcher import isolated, own_python
 
 OUTER_UID = 65534
-"""Who sandboxes of root run as on the host."""
+"""User id on the host of root's sandboxes."""
 Feed = Callable[[Path, IO[bytes]], None]
-"""Writes what lies at a path into a pipe, as a tar stream."""
+"""Writes the content of a path into a pipe, as a tar stream."""
 MOST_NAME = 300
-"""Characters of the name of an image that a message has."""
+"""Maximum characters of an image's name in a message."""
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
 
 
 def cache_folder() -> Path:
-    """Where unpacked images and the like are kept between runs; see `cache_home`. Raises `UserError` where we are root,
-    and the user whom its sandboxes run as may not enter the folder."""
+    """Return the directory of unpacked images and similar data between runs; see `cache_home`.
+
+    Raises `UserError` if root's sandboxes run as a user who may not enter the directory.
+    """
     folder = cache_home()
     closed = [above for above in folder.parents if above.exists() and not above.stat().st_mode & 0o001]
     if os.geteuid() == 0 and closed:
@@ -48,7 +49,7 @@ def cache_folder() -> Path:
 
 
 def open_to_all(folder: Path) -> bool:
-    """Whether every user may enter a folder."""
+    """Return True if every user may enter a directory."""
     return all(each.stat().st_mode & 0o001 for each in (folder, *folder.parents))
 
 
@@ -58,8 +59,10 @@ def _lock_of(source: str) -> threading.Lock:
 
 
 def ready_image(source: str) -> Image:
-    """Return an image with its folder ready to lie below a sandbox; blocks while it is unpacked. Raises `UserError`
-    where there is no such folder or archive, or the archive cannot be used."""
+    """Return an image whose directory can be mounted below a sandbox; blocks while it is unpacked.
+
+    Raises `UserError` if there is no such directory or archive, or the archive cannot be used.
+    """
     path = Path(source)
     try:
         stamp = path.stat()
@@ -79,9 +82,10 @@ def ready_image(source: str) -> Image:
 
 @dataclass(frozen=True)
 class Image:
-    """`digest` is ``sha256:`` and that of an archive's bytes, or ``files:`` and that of a folder's listing.
+    """An image; `digest` is ``sha256:`` and the hash of an archive's bytes, or ``files:`` and the hash of a directory
+    listing.
 
-    A listing has names, sizes, permissions and times: reading gigabytes at each start would cost more than it tells.
+    A listing has names, sizes, permissions and times: reading gigabytes at each start would cost more than its benefit.
     """
 
     folder: Path
@@ -106,7 +110,7 @@ def _cached_image(digest: str, source: Path, feed: Feed) -> Path:
 
 
 def cached(name: str, make: Callable[[Path], None]) -> Path:
-    """Return a folder of the cache; `make` makes it where it is not there, once for all processes."""
+    """Return a directory of the cache; `make` creates it if it does not exist, once for all processes."""
     final = cache_folder() / name
     if final.is_dir():
         return final
@@ -119,7 +123,7 @@ def cached(name: str, make: Callable[[Path], None]) -> Path:
             partial.mkdir()
             try:
                 make(partial)
-            except BaseException:  # Ctrl-C too: half an image would stay
+            except BaseException:  # Also on Ctrl-C: leave no partial image in the cache
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
             partial.rename(final)
@@ -127,7 +131,7 @@ def cached(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and those above it; whatever root's umask is, the user of its sandboxes may enter them."""
+    """Make a directory and its parents; the user of root's sandboxes may enter them, whatever root's umask is."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
@@ -137,7 +141,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _unpack(target: Path, feed: Feed, source: Path) -> None:
-    """Let a process that has no more rights than the agent unpack it."""
+    """Let a process with no more rights than the agent unpack it."""
     as_root = os.geteuid() == 0
     if as_root:
         os.chown(target, OUTER_UID, OUTER_UID)
@@ -154,7 +158,7 @@ def _unpack(target: Path, feed: Feed, source: Path) -> None:
         try:
             feed(source, process.stdin)
         except BrokenPipeError:
-            pass  # what it says is the reason
+            pass  # its output is the reason
         finally:
             process.stdin.close()
         message = process.stderr.read().decode("utf-8", "replace").rstrip().rpartition("\n")[2][-500:]
@@ -163,7 +167,7 @@ def _unpack(target: Path, feed: Feed, source: Path) -> None:
 
 
 def _read(path: Path, pipe: IO[bytes]) -> None:
-    # Without a buffer: where the file stands is where a program that inherits it begins to read.
+    # Without a buffer: a program that inherits the file starts to read at its position.
     with path.open("rb", buffering=0) as file:
         zstandard = file.read(4) == ZSTANDARD
         file.seek(0)
@@ -198,7 +202,7 @@ def _digest_of_folder(folder: Path) -> str:
 
 
 def overlay_refused(message: str) -> UserError | None:
-    """Return what to do where bubblewrap says that the kernel has refused the layers of an image."""
+    """Return the error with a fix if bubblewrap reports that the kernel has refused the layers of an image."""
     if "overlay" not in message:
         return None
     return UserError(

@@ -1,7 +1,8 @@
-"""Refuse what would run without the isolation that it needs.
+"""Refuse to run code without the isolation that it needs.
 
-`isolate: sandbox` needs more than a process, which not every machine has. Backends of `ONE_ACCOUNT` isolate no rollout
-from another, so that a reward cannot trust what it finds there, and nothing may be trained on.
+`isolate: sandbox` needs more than a process, which not every machine offers. Backends of `ONE_ACCOUNT` isolate no
+rollout from another, so that a reward cannot trust the files that it finds there, and no rollout may be used for
+training.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:  # processes of user code import this module with the tools, a
 
 
 def isolation_problems(spec: Spec) -> Iterator[tuple[NodePath, str]]:
-    """Yield each key that isolates code in a way that is not available here, and what is wrong with it."""
+    """Yield each key that isolates code in a way that is not available here, and the problem."""
     if paths := spec.in_sandboxes:
         from hermes_rl.sandbox.user_code import problem  # which most specs do not need
 
@@ -33,7 +34,7 @@ def require_isolation(spec: Spec) -> None:
 
 
 def grading_problems(spec: Spec, looking: Collection[str]) -> Iterator[tuple[NodePath, str]]:
-    """Yield each reward whose value any rollout could choose, and what is wrong with it.
+    """Yield each reward whose value any rollout could choose, and the problem.
 
     Args:
         spec: the spec.
@@ -55,7 +56,7 @@ def training_problems(spec: Spec) -> Iterator[tuple[NodePath, str]]:
 
 
 def require_grading(spec: Spec, looking: Collection[str]) -> None:
-    """Raise `UserError` for what `grading_problems` tells."""
+    """Raise `UserError` for the problems of `grading_problems`."""
     _require(grading_problems(spec, looking))
 
 

@@ -1,8 +1,8 @@
 """Processes that the helper of a sandbox starts for the host: foreground commands, background ones, conversations.
 
-`Processes` owns all of one sandbox: it has them started, waits for them within their time, and forgets none, also where
-its caller is cancelled. `Job` owns the pipes and the end of one. What a command means (its shell, directory and
-variables) is the sandbox's matter; the helper inside starts them.
+`Processes` owns all processes of one sandbox: it starts them, waits for them within their time, and forgets none, even
+if its caller is cancelled. `Job` owns the pipes and the end of one. The meaning of a command (its shell, directory and
+variables) belongs to the sandbox; the helper inside starts them.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from hermes_rl.sandbox.listener import REPORT_FD
 from hermes_rl.values import system_bytes
 
 KILL_SECONDS = 5.0
-"""How long a killed command is waited for."""
+"""Seconds to wait for a killed command."""
 ERRORS_LIMIT = 1 << 16
-"""Bytes of standard error that are kept of a process that the host talks to."""
+"""Maximum bytes of standard error that are stored for a conversation."""
 SCRIPT_FD = 9
 LEFT_PIPES = 64
-"""Pipes of commands that have ended which stay open for what they left running; of more, the oldest are closed."""
+"""Pipes of ended commands that stay open for their children; beyond this number, the oldest are closed."""
 READ_SECONDS = 60.0
-"""How long a process may leave its standard input unread before writing to it is given up."""
+"""Seconds for which a process may leave its standard input unread before writing to it fails."""
 
 
 def output_pipe() -> tuple[int, int]:
-    """Return the ends of a pipe that the agent, who may be another user, can open anew as /dev/stdout."""
+    """Return the ends of a pipe that the agent, who may be another user, can reopen as /dev/stdout."""
     reader, writer = pipe()
     os.fchmod(reader, 0o622)
     return reader, writer
@@ -52,19 +52,19 @@ def output_pipe() -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Command:
-    """What the helper is to start: nothing is left to look up but the program's path."""
+    """A command for the helper: only the program's path is left to look up."""
 
     argv: Sequence[str]
     cwd: str
     env: Mapping[str, str]
     script: bytes | None = None
-    """What the program finds as descriptor `SCRIPT_FD`."""
+    """Content of the program's descriptor `SCRIPT_FD`."""
 
 
 class Job:
     """One process, from the request to start it until it has ended and its output is read.
 
-    With `stdout`, a descriptor that becomes the job's to close, standard output goes there and is not kept.
+    With `stdout`, a descriptor that then belongs to the job, standard output goes there and is not stored.
     """
 
     def __init__(
@@ -82,33 +82,33 @@ class Job:
         if not merge_stderr:
             try:
                 self.writers[1] = self._pipe(self.stderr)
-            except BaseException:  # the first pipe is there, and whoever asked has nothing to close
+            except BaseException:  # the first pipe exists, and the caller has nothing to close
                 self.close()
                 raise
         self.hang_up: Callable[[], None] | None = None
-        """Ends a conversation with it, once the sandbox is gone."""
+        """Ends a conversation with it when the sandbox is gone."""
         self.keep = False
-        """Whether it is stopped where the agent's processes are killed."""
+        """True if it is stopped when the agent's processes are killed."""
         self.stopped = False
 
     def _pipe(self, buffer: OutputBuffer) -> int:
         reader, writer = output_pipe()
         try:
             self._readers.append(PipeReader(reader, buffer))
-        except BaseException:  # both ends are known here alone
+        except BaseException:  # only this method knows both ends
             os.close(reader)
             os.close(writer)
             raise
         return writer
 
     def close_writers(self) -> None:
-        """Close our writing ends, which the helper has now: they would keep the pipes from ever ending."""
+        """Close the host's writing ends, which the helper has now: they would prevent the end of the pipes."""
         writers, self.writers = set(self.writers), []
         for fd in writers:
             os.close(fd)
 
     def end(self, code: int) -> None:
-        """Take what it wrote, which is in the pipes by now. What its children go on to write is not its own."""
+        """Read its output, which is in the pipes by now. Later output of its children does not belong to it."""
         for reader in self._readers:
             reader.drain()
             reader.ignore()
@@ -121,12 +121,12 @@ class Job:
             reader.close()
 
     def left(self) -> list[PipeReader]:
-        """Return the pipes of which something still holds the writing end."""
+        """Return the pipes whose writing end is still held."""
         return [reader for reader in self._readers if reader.open]
 
 
 class HelperProcess(BackgroundProcess):
-    """A background process; its writing end of standard input is a pipe of its own."""
+    """A background process; its standard input is a separate pipe."""
 
     def __init__(self, job: Job, stdin: int, signal: Callable[[int, int], None]) -> None:
         self.pid, self.ended = job.pid, job.ended
@@ -164,7 +164,7 @@ class HelperProcess(BackgroundProcess):
             self._signal(self._job.number, signal)
 
     def release(self) -> None:
-        """Close our end of its standard input."""
+        """Close the host's end of its standard input."""
         if self._stdin is not None:
             os.close(self._stdin)
             self._stdin = None
@@ -193,7 +193,7 @@ class HelperConversation(Conversation):
         try:
             return await self._reader.read(CHUNK)
         except ConnectionError:
-            return b""  # it ended without reading what we wrote, or the sandbox is gone
+            return b""  # it ended without reading its input, or the sandbox is gone
 
     async def write(self, data: bytes) -> None:
         if self._writer.transport.is_closing():
@@ -228,7 +228,7 @@ class Processes:
         self._connection = connection
         self._jobs: dict[int, Job] = {}
         self._left: list[PipeReader] = []
-        """Pipes of processes that have ended, held by what these have left running; what comes there is dropped."""
+        """Pipes of ended processes that their children still hold; further data is dropped."""
 
     @property
     def running(self) -> bool:
@@ -299,20 +299,20 @@ class Processes:
             job.ended.add_done_callback(lambda _: self._forget(job))
             reader, writer = await asyncio.open_connection(sock=ours)
             job.hang_up = writer.transport.abort
-            # A child that outlives it may hold its end of the socket: what was written stays readable, no more comes.
+            # A child that outlives it may hold its end of the socket: written data stays readable, no more comes.
             job.ended.add_done_callback(lambda _: _shut(ours))
             unfinished.pop_all()
         return HelperConversation(job, reader, writer, self.signal)
 
     def stopped(self) -> list[bytes]:
-        """Return the numbers of the processes that are kept, which are stopped from now on."""
+        """Return the numbers of the processes to keep, which are stopped from now on."""
         kept = [job for job in self._jobs.values() if job.keep]
         for job in kept:
             job.stopped = True
         return [str(job.number).encode() for job in kept]
 
     async def execute(self, number: int, command: Command, targets: Mapping[int, int]) -> int:
-        """Have the helper start a program with our descriptors at these targets; its process id."""
+        """Let the helper start a program with the host's descriptors at these targets; return its process id."""
         pairs = ",".join(f"{target}:{index}" for index, target in enumerate(targets))
         answer = await self._connection.ask(
             "spawn",
@@ -327,17 +327,17 @@ class Processes:
         return int(answer.fields[0])
 
     def signal(self, number: int, signal: int) -> None:
-        """Send a signal to the process group of what this request has started."""
+        """Send a signal to the process group of the process that this request has started."""
         self._connection.tell("kill", str(number).encode(), str(signal).encode())
 
     def on_exit(self, number: int, code: int) -> None:
-        """Take the helper's report that a process has ended."""
+        """Handle the helper's report that a process has ended."""
         job = self._jobs.get(number)
         if job is not None:
             job.end(code)
 
     def end(self) -> None:
-        """Give up everything that runs: the sandbox is gone."""
+        """End all running processes: the sandbox is gone."""
         for job in self._jobs.values():
             job.end(KILLED_EXIT_CODE)
             job.close()
@@ -367,7 +367,7 @@ class Processes:
                 os.close(targets[SCRIPT_FD])
 
     async def _end_of(self, job: Job, timeout: float) -> int | None:
-        """Return the exit code; None when it ran past its time and was killed."""
+        """Return the exit code; None if it exceeded its time and was killed."""
         await asyncio.wait([job.ended], timeout=timeout)
         if job.ended.done():
             return job.ended.result()
@@ -376,10 +376,10 @@ class Processes:
         return None
 
     def _forget(self, job: Job) -> None:
-        """Nobody waits for this job any more. One that still runs was cancelled, so it is killed."""
+        """Release a job without a caller. One that still runs was cancelled, so it is killed."""
         self._jobs.pop(job.number, None)
         if job.ended.done() and self._connection.alive:
-            # Closed, they would end by a signal what goes on to write there.
+            # If they were closed, a signal would end processes that continue to write there.
             readers = [reader for reader in self._left if reader.open] + job.left()
             for reader in readers[:-LEFT_PIPES]:
                 reader.close()

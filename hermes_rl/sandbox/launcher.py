@@ -1,10 +1,10 @@
 """The first process of a sandbox on this machine: what it inherits, which code it runs, how it is started and reaped.
 
 Owns the descriptors that the host makes for sandboxes, the choice of the Python that runs the helper and the compiling
-of the helper for it, `LocalProcess`, and the one thread that starts and reaps such processes. That thread has to last:
+of the helper for it, `LocalProcess`, and the one thread that starts and reaps such processes. That thread must last:
 the kernel ties `bwrap --die-with-parent` to the *thread* that started it, so a sandbox started from a worker thread
-would die with the worker. It reaps as well, since that must happen even where the event loop that used the sandbox is
-closed. How strongly a process is isolated is left to the backends.
+would die with the worker. It reaps as well, since that must happen even if the event loop that used the sandbox is
+closed. The strength of the isolation belongs to the backends.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from hermes_rl.sandbox.helper_system import descendants
 from hermes_rl.threads import made_in_thread
 
 # -------------------------------------------------------------------------------- descriptors
-# A machine that has none left is our failure. The same `OSError` from inside a sandbox would be an answer to the agent,
-# so it must not look like one.
+# A machine that has none left is an infrastructure failure. The same `OSError` from inside a sandbox would be a result
+# for the agent, so it must not look like one.
 #
-# Whatever is handed into a sandbox is an open file description that the agent can change: whether it blocks, whom it
-# signals, where it stands. So the host reads and waits only at descriptions that no sandbox has. `reopened` makes
-# another description of the same pipe, to be handed in instead of the host's own.
+# The agent can change every open file description that is passed into a sandbox: if it blocks, whom it signals, its
+# position. So the host reads and waits only at descriptions that no sandbox has. `reopened` makes another description
+# of the same pipe, to be passed in instead of the host's.
 
 IN_THREAD = 1 << 20
-"""Bytes from which copying is left to a thread."""
+"""Bytes from which copying is done in a thread."""
 
 
 @contextmanager
 def ours(what: str) -> Iterator[None]:
-    """Turn an `OSError` inside of the block into a failure of this machine."""
+    """Convert an `OSError` in the block to a failure of this machine."""
     try:
         yield
     except OSError as error:
@@ -79,7 +79,7 @@ async def in_memory(data: bytes) -> int:
 
 
 def fixed_file(size: int, name: str) -> int:
-    """Return a descriptor of an unnamed file in memory of zeros, which nobody can make larger or smaller."""
+    """Return a descriptor of an unnamed file in memory of zeros, whose size cannot be changed."""
     with _new_file(name, os.MFD_ALLOW_SEALING) as fd:
         os.ftruncate(fd, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
@@ -88,7 +88,7 @@ def fixed_file(size: int, name: str) -> int:
 
 @contextmanager
 def _new_file(name: str, flags: int = 0) -> Iterator[int]:
-    """Open a new file in memory, which is closed where the block does not end well."""
+    """Open a new file in memory, which is closed if the block raises an exception."""
     with ours("this machine cannot make a file in memory"), ExitStack() as unfinished:
         fd = os.memfd_create(name, os.MFD_CLOEXEC | flags)
         unfinished.callback(os.close, fd)
@@ -103,19 +103,19 @@ def pipe() -> tuple[int, int]:
 
 
 def socket_pair(kind: int = socket.SOCK_STREAM) -> tuple[socket.socket, socket.socket]:
-    """Two connected sockets of the family AF_UNIX."""
+    """Return two connected sockets of the family AF_UNIX."""
     with ours("this machine cannot make a pair of sockets"):
         return socket.socketpair(socket.AF_UNIX, kind)
 
 
 def copy_of(fd: int) -> int:
-    """Another descriptor of the same open file description."""
+    """Return another descriptor of the same open file description."""
     with ours("this machine cannot copy a descriptor"):
         return os.dup(fd)
 
 
 def reopened(fd: int, flags: int) -> int:
-    """Return a descriptor of the same pipe with an open file description of its own."""
+    """Return a descriptor of the same pipe with a separate open file description."""
     with ours("this machine cannot open a pipe anew"):
         return os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC)
 
@@ -155,8 +155,9 @@ for name, code in marshal.loads(posix.pread(int(sys.argv[2]), 1 << 22, 0)):
 module.main()
 posix._exit(0)
 """
-"""What the Python in a sandbox runs; its arguments are the numbers of the control socket and of the code's
-descriptor. It leaves at once: tearing down its modules would take a quarter of what starting them did."""
+"""Program for the Python in a sandbox; its arguments are the numbers of the control socket and of the code's
+descriptor. It exits immediately: tearing down its modules would take a quarter of the time of starting them.
+"""
 
 _COMPILE = """
 import marshal, sys
@@ -168,14 +169,14 @@ sys.stdout.buffer.write(marshal.dumps(compiled))
 
 @functools.cache
 def helper_bundle(python: str) -> bytes:
-    """Return the helper's modules, compiled by `python`; starts that interpreter when first asked for it."""
+    """Return the helper's modules, compiled by `python`; starts that interpreter at the first call."""
     folder = Path(__file__).parent
     sources = [(f"hermes_rl.sandbox.{name}", (folder / f"{name}.py").read_text("utf-8")) for name in MODULES]
     return python_output(python, _COMPILE, "compile the sandbox helper", repr(sources).encode())
 
 
 def python_output(python: str, code: str, purpose: str, stdin: bytes = b"") -> bytes:
-    """Return what a program prints under an interpreter of this machine; raises `SandboxFailure` where that fails."""
+    """Return the output of a program under an interpreter of this machine; raises `SandboxFailure` if that fails."""
     command = [*isolated(python), "-X", "utf8", "-c", code]
     try:
         done = subprocess.run(command, input=stdin, capture_output=True, env={}, timeout=60, check=True)
@@ -193,7 +194,7 @@ def boot_argv(python: Sequence[str], control: int, code: int) -> list[str]:
 
 
 def isolated(python: str) -> list[str]:
-    """Return the command of a Python that reads neither variables nor packages of anybody."""
+    """Return the command of a Python that ignores variables and packages of all users."""
     return [python, "-I", "-S"]
 
 
@@ -206,7 +207,7 @@ def system_python() -> str | None:
 
 
 def own_python() -> str:
-    """Return the interpreter that this program runs under, outside of any virtual environment."""
+    """Return the interpreter of this program, outside any virtual environment."""
     base = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     return str(base if base.exists() else Path(sys.executable).resolve())
 
@@ -214,9 +215,9 @@ def own_python() -> str:
 # -------------------------------------------------------------------------------- starting and reaping
 
 GRACE_SECONDS = 5.0
-"""How long a sandbox may take to end by itself, once its control socket is closed."""
+"""Seconds for a sandbox to end by itself, once its control socket is closed."""
 KILL_SECONDS = 10.0
-"""How long it may take after that, while everything in it is killed again and again."""
+"""Further seconds, in which everything in it is killed again and again."""
 KILL_PAUSE = 0.05
 POLL_SECONDS = 0.001
 
@@ -228,14 +229,14 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Program:
-    """What to start: nothing is inherited but the descriptors named here."""
+    """A program to start: it inherits only the descriptors named here."""
 
     argv: Sequence[str]
     executable: str
     fds: Sequence[int]
     stderr: int
     uid: int | None = None
-    """Become this user and group first; None stays who we are."""
+    """User and group of the program; None for the present one."""
     env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -244,10 +245,10 @@ T = TypeVar("T")
 
 
 class ProcessSet(Protocol):
-    """Knows the processes of one sandbox, also those whose ancestors are gone."""
+    """Tracks the processes of one sandbox, even if their ancestors are gone."""
 
     def processes(self) -> list[int]:
-        """Ids of those that still run."""
+        """Return the ids of the processes that still run."""
 
     def kill(self) -> None:
         """Kill them all, without waiting."""
@@ -264,10 +265,10 @@ class _Ending:
     next_kill: float = 0.0
 
     def over(self) -> bool:
-        """Look at it, kill what is left when it is time, and return whether nothing remains to be done."""
+        """Poll it, kill the remaining processes after the deadline, and return True if nothing remains to be done."""
         try:
             return self._look()
-        except Exception as error:  # the thread is everybody's: whoever waits for this sandbox is told
+        except Exception as error:  # the thread is shared: the caller that waits for this sandbox gets the error
             log.exception("a closed sandbox cannot be watched any more")
             self.child.kill()
             self.reaped.set_exception(SandboxFailure(f"what is left of a closed sandbox is not known: {error}"))
@@ -290,7 +291,7 @@ class _Ending:
         return self.inside.processes() if self.inside is not None else []
 
     def _kill(self, code: int | None) -> None:
-        """Kill what is inside, and only then what waits for it: afterwards nobody would know what is inside."""
+        """Kill the processes inside first, and then their parent: without it the processes inside are unknown."""
         if self.inside is not None:
             self.inside.kill()
         below = descendants(self.child.pid) if code is None else []
@@ -320,13 +321,13 @@ class Launcher:
         threading.Thread(target=self._work, name="hermes-rl-launcher", daemon=True).start()
 
     def launch(self, program: Program) -> Future[Child]:
-        """Start a program; the future fails with what `subprocess.Popen` raises where it cannot be started."""
+        """Start a program; the future fails with the error of `subprocess.Popen` if it cannot be started."""
         return self.call(lambda: _start(program))
 
     def call(self, work: Callable[[], T]) -> Future[T]:
-        """Do something in the launcher's thread, whose mounts every sandbox begins with.
+        """Run a function in the launcher's thread, whose mounts every sandbox starts with.
 
-        It is not done where the future is cancelled before its turn has come; after that, it cannot be cancelled.
+        It does not run if the future is cancelled before its turn; after that, it cannot be cancelled.
         """
         future: Future[T] = Future()
 
@@ -344,8 +345,8 @@ class Launcher:
     def reap(self, launched: Future[Child], inside: ProcessSet | None = None) -> Future[int | None]:
         """Wait for a sandbox that is about to end, and kill it if it does not; its exit status, if it has one.
 
-        The future fails with `SandboxFailure` where something of the sandbox still lives in the end. Jobs are done in
-        order, so what `launch` was asked for has been started, or has failed, by then.
+        The future fails with `SandboxFailure` if a process of the sandbox still lives at the end. Jobs are done in
+        order, so earlier requests of `launch` have started, or have failed, by then.
         """
         reaped: Future[int | None] = Future()
 
@@ -360,7 +361,7 @@ class Launcher:
         return reaped
 
     def _work(self) -> None:
-        """Do what is asked for, and look at what is ending in between, however much is asked for."""
+        """Run the requested jobs, and poll ending sandboxes in between, however many jobs there are."""
         look_at = 0.0
         while True:
             with contextlib.suppress(queue.Empty):
@@ -369,7 +370,7 @@ class Launcher:
             if began >= look_at:
                 self._ending = [ending for ending in self._ending if not ending.over()]
                 now = time.monotonic()
-                look_at = now + max(POLL_SECONDS, now - began)  # starts get half of the time at least
+                look_at = now + max(POLL_SECONDS, now - began)  # starts get at least half of the time
 
 
 def launcher() -> Launcher:
@@ -382,7 +383,7 @@ def launcher() -> Launcher:
 
 
 class Descriptors:
-    """What the first process inherits. The host closes its own copies once the process is started."""
+    """Descriptors that the first process inherits. The host closes its copies once the process is started."""
 
     control: int
     """The helper's end of the control socket."""
@@ -405,9 +406,9 @@ class Descriptors:
 class LocalProcess:
     """The first process of one sandbox on this machine, from before its start until it is reaped.
 
-    `inside` knows all processes of the sandbox, also when the first has ended; without it, those are ended that descend
-    from the first.
-    `on_reaped` is called in the launcher's thread when all of them are gone, also where nobody waits any more.
+    `inside` knows all processes of the sandbox, even after the first has ended; without it, the descendants of the
+    first are ended. `on_reaped` is called in the launcher's thread when all of them are gone, even without a waiting
+    caller.
     """
 
     def __init__(self, inside: ProcessSet | None = None, on_reaped: Callable[[], None] = lambda: None) -> None:
@@ -423,11 +424,11 @@ class LocalProcess:
 
     @asynccontextmanager
     async def started(self, python: str, program: Callable[[Descriptors], Program]) -> AsyncIterator[socket.socket]:
-        """Start it and give the block the host's end of the control socket, which becomes the block's to close.
+        """Start it and yield the host's end of the control socket, which then belongs to the block.
 
-        Compiling the helper for `python` blocks, so `helper_bundle` was asked for it before, in a thread. A
-        `SandboxFailure` of the block is raised with what the process has written to standard error: that is the cause,
-        where it ended before the helper answered.
+        Compiling the helper for `python` blocks, so `helper_bundle` must be called before, in a thread. A
+        `SandboxFailure` of the block is raised with the process's standard error: that is the cause if it ended before
+        the helper responded.
         """
         bundle = helper_bundle(python)
         with ExitStack() as own:
@@ -442,11 +443,11 @@ class LocalProcess:
                     descriptors.code = descriptors.add(memory_file(bundle, "helper"))
                     descriptors.stderr = descriptors.add(copy_of(stderr))
                     wanted = program(descriptors)
-                except BaseException:  # they are known here alone
+                except BaseException:  # only this method knows them
                     descriptors.close()
                     raise
                 self._launched = launcher().launch(wanted)
-                # Also when we are cancelled: the launcher needs them until the program is started.
+                # Also on cancellation: the launcher needs them until the program is started.
                 self._launched.add_done_callback(lambda _: descriptors.close())
                 try:
                     await asyncio.shield(asyncio.wrap_future(self._launched))
@@ -460,28 +461,33 @@ class LocalProcess:
                 raise SandboxFailure(f"the sandbox did not start: {message or failure}") from None
 
     def reap(self) -> None:
-        """Begin to reap it and all others of its sandbox, in the launcher's thread, whether somebody waits or not."""
+        """Start to reap it and all others of its sandbox, in the launcher's thread, with or without a waiting
+        caller.
+        """
         if self._launched is not None and self._reaped is None:
             self._reaped = launcher().reap(self._launched, self.inside)
             self._reaped.add_done_callback(lambda _: self._on_reaped())
 
     async def wait(self) -> int | None:
-        """Reap it; its exit status, None where it never began. Raises `SandboxFailure` where something lives on."""
+        """Reap it; return its exit status, or None if it never started. Raises `SandboxFailure` if something still
+        lives.
+        """
         self.reap()
         return None if self._reaped is None else await asyncio.shield(asyncio.wrap_future(self._reaped))
 
 
 SYSTEM_CALLS = {"x86_64": (116, 119, 117), "aarch64": (159, 149, 147)}
-"""`setgroups`, `setresgid` and `setresuid`, as the kernel numbers them: the functions of the C library change all
-threads."""
+"""`setgroups`, `setresgid` and `setresuid`, by their numbers in the kernel: the functions of the C library change all
+threads.
+"""
 
 
 @contextmanager
 def as_user(uid: int) -> Iterator[None]:
-    """Make this thread of root's process another user, in the group of the same number alone; so is what it starts.
+    """Make this thread of root's process another user, in the group of the same number alone; its children too.
 
-    A program in between that changes the user, such as setpriv, would have to be started for each sandbox, and for
-    Python's own way the process copies itself, which stops every thread for milliseconds.
+    A program in between that changes the user, such as setpriv, would have to be started for each sandbox, and Python's
+    method copies the process, which stops every thread for milliseconds.
     """
     setgroups, setresgid, setresuid = SYSTEM_CALLS[platform.machine()]
     groups = os.getgroups()
@@ -489,7 +495,7 @@ def as_user(uid: int) -> Iterator[None]:
         libc_call("syscall", setgroups, 0, None)
         back.callback(libc_call, "syscall", setgroups, len(groups), (ctypes.c_uint32 * len(groups))(*groups))
         for number, before in ((setresgid, os.getresgid()), (setresuid, os.getresuid())):
-            libc_call("syscall", number, uid, uid, before[2])  # the third is what lets the thread come back
+            libc_call("syscall", number, uid, uid, before[2])  # the third allows the thread to come back
             back.callback(libc_call, "syscall", number, *before)
         yield
 
@@ -509,7 +515,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def unshare_options(uid: int) -> list[str]:
-    """Return what makes `unshare` become a subordinate user and group of this number, and no other."""
+    """Return the options with which `unshare` becomes a subordinate user and group of this number, and no other."""
     # The number is the same on both sides, so that it does not matter which of them a version names first.
     mapped = f"{uid},{uid},1"
     return ["--user", "--map-users", mapped, "--map-groups", mapped, "--setuid", str(uid), "--setgid", str(uid)]
@@ -517,9 +523,9 @@ def unshare_options(uid: int) -> list[str]:
 
 @functools.cache
 def subordinate_users() -> range:
-    """Return the users that this user, who is not root, may become by `newuidmap`; empty where it may not.
+    """Return the users that this user, who is not root, may become by `newuidmap`; empty if it may not.
 
-    They are those of /etc/subuid that are groups of /etc/subgid too: sandboxes become both.
+    They are the users of /etc/subuid that are groups of /etc/subgid too: sandboxes become both.
     """
     users, groups = (_subordinate(Path(file)) for file in ("/etc/subuid", "/etc/subgid"))
     both = range(max(users.start, groups.start), min(users.stop, groups.stop))
@@ -553,7 +559,7 @@ def _subordinate(file: Path) -> range:
 def _start(program: Program) -> Child:
     argv, executable, uid = program.argv, program.executable, program.uid
     if uid is not None and os.geteuid() != 0:
-        # Who is not root becomes one of its subordinate users in a user namespace.
+        # A user other than root becomes one of its subordinate users in a user namespace.
         argv = ["/usr/bin/unshare", *unshare_options(uid), "--", executable, *argv[1:]]
         executable, uid = argv[0], None
     with nullcontext() if uid is None else as_user(uid):

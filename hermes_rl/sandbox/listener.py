@@ -1,9 +1,9 @@
-"""What the processes of a command say to the host, over a descriptor that is none of its outputs.
+"""Messages of the processes of a command to the host, over a descriptor other than its outputs.
 
-`ReportListener` owns the host's end of a socket; the other end is descriptor `REPORT_FD` of the command and of all that
-inherits it. The kernel names the sender of each message, so nobody speaks for another process. Nothing in the sandbox
-can read, change or take back what was said, and nothing that is said after the command has ended is heard. What the
-messages mean is the asker's matter.
+`ReportListener` owns the host's end of a socket; the other end is descriptor `REPORT_FD` of the command and of all
+processes that inherit it. The kernel names the sender of each message, so no process can pose as another one. No
+process in the sandbox can read, change or withdraw a sent message, and messages after the end of the command are
+ignored. The meaning of the messages belongs to the caller.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ import struct
 from hermes_rl.sandbox.launcher import socket_pair
 
 REPORT_FD = 8
-"""Shells keep it open for what they start; one digit, since some know no other descriptors."""
+"""Descriptor that shells leave open for their children; one digit, since some shells know no other descriptors."""
 SIZE_LIMIT, COUNT_LIMIT = 16 << 20, 200_000
-"""Bytes and messages that are heard of one command; who says more is heard no further."""
+"""Maximum bytes and messages of one command; after the limit no more messages are received."""
 MESSAGE_LIMIT = 1 << 17
 AT_ONCE = 200
-"""Messages that are taken before others of the event loop have their turn."""
+"""Messages that are received before other tasks of the event loop have their turn."""
 _SENDER = struct.Struct("3i")
 
 Message = tuple[int, str]
-"""The process id of the sender, which is another for each process of a command, and what it said."""
+"""Process id of the sender, which differs for each process of a command, and its message."""
 
 
 class ReportListener:
-    """The host's end, on the running event loop. Use it as ``with``, and close `theirs` when it is handed over."""
+    """Host's end, on the running event loop. Use it as ``with``, and close `theirs` after passing it on."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.overflow = False
-        """More was said than is heard."""
+        """True if the messages exceeded a limit."""
         self._bytes_left = SIZE_LIMIT
         self._ours, self.theirs = socket_pair(socket.SOCK_SEQPACKET)
         self._ours.setblocking(False)
@@ -49,7 +49,7 @@ class ReportListener:
         self._end()
 
     def heard(self) -> list[Message]:
-        """Return all that was said until now, and listen no longer."""
+        """Return all messages received so far and stop listening."""
         while self._take():
             pass
         self._end()
@@ -61,7 +61,7 @@ class ReportListener:
             self._ours.close()
 
     def _take(self) -> bool:
-        """Take some messages; False where there are no more for now, or ever."""
+        """Receive some messages; return False if there are no more for now, or ever."""
         for _ in range(AT_ONCE):
             if self._ours.fileno() < 0:
                 return False
@@ -84,7 +84,7 @@ class ReportListener:
 
 
 def said_in_a_file(data: bytes) -> list[Message]:
-    """Return what was said into a file, a message on each line; the senders are who they say they are."""
+    """Return the messages written into a file, one per line; the senders are not verified."""
     lines = data.decode("utf-8", "backslashreplace").split("\n")[:COUNT_LIMIT]
     return [(_process(line.partition("\t")[0]), line) for line in lines]
 

@@ -1,8 +1,8 @@
-"""No isolation: the agent's commands run on this machine, as this user. It is an explicit choice, and warns.
+"""No isolation: run the agent's commands on this machine, as this user. It is an explicit choice, and warns.
 
-This module owns a temporary folder that is home and working directory, an environment without the runner's variables,
-and the end of every process that the agent started, daemons too. What the user can read and reach, the agent can read
-and reach.
+This module owns a temporary directory that is home and working directory, an environment without the runner's
+variables, and the end of every process that the agent started, daemons too. The agent has all the user's access to
+files and networks.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class NoIsolation(LocalIsolation):
         requested = {"RLIMIT_CORE": NO_CORE, "RLIMIT_DATA": limits.memory, "RLIMIT_NOFILE": limits.open_files}
         rlimits = {name: value for name, value in requested.items() if value is not None}
         await asyncio.to_thread(helper_bundle, own_python())
-        # The helper makes the folder, since it also removes it where this process is killed, at whatever moment.
+        # The helper makes the directory, since it also removes it if this process is killed, at any moment.
         self._folder = Path(tempfile.gettempdir(), f"hermes-rl-{self.id}")
         self.top = str(self._folder)
         self.home = str(self._folder / "home")
@@ -99,11 +99,11 @@ def _warn_once() -> None:
 
 
 def _clear(mark: str, folder: Path) -> None:
-    """End the processes and remove the folder, which the helper did already unless the agent killed it."""
+    """End the processes and remove the directory, which the helper did already unless the agent killed it."""
     for process in Path("/proc").iterdir():
         try:
             if process.name.isdigit() and f"{MARK}={mark}\0".encode() in (process / "environ").read_bytes():
                 os.kill(int(process.name), signal.SIGKILL)
         except OSError:
-            continue  # ended meanwhile, or somebody else's
+            continue  # ended meanwhile, or a process of another user
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,10 +1,10 @@
-"""What the sandboxes of this machine get beside their files: packages that a spec lists, and a runtime for our helper.
+"""Additional directories of sandboxes on this machine: packages that a spec lists, and a runtime for the helper.
 
-`package_folder` makes a virtual environment once, by the host's pip and of wheels alone, and `npm_folder` a folder of
-npm's without their scripts, so that nothing of a package runs while it is installed. Both programs read the user's own
-configuration, so an index, a proxy or a folder of wheels is named there. `runtime_folder` copies an interpreter with
-its loader, its libraries and the few modules that the helper imports: an image may have no Python, or one that the
-agent can replace. All lie in the user's cache under a hash of what they are made of, and sandboxes see them read-only.
+`package_folder` makes a virtual environment once, by the host's pip and from wheels alone, and `npm_folder` a directory
+of npm packages without their scripts, so that no code of a package runs while it is installed. Both programs read the
+user's configuration, so an index, a proxy or a directory of wheels is set there. `runtime_folder` copies an interpreter
+with its loader, its libraries and the few modules that the helper imports: an image may have no Python, or one that the
+agent can replace. All are in the user's cache under a hash of their inputs, and sandboxes see them read-only.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from hermes_rl.sandbox.images import cached
 from hermes_rl.sandbox.launcher import isolated, own_python, python_output, system_python
 
 # -------------------------------------------------------------------------------- runtime of the helper
-# It is started through its own loader at a path of its own, so that nothing of the image has a part in it.
+# It is started through its loader at a separate path, so that no file of the image takes part in it.
 
 RUNTIME_FOLDER = "/.hermes-rl"
-"""Where a sandbox sees it."""
+"""Path in a sandbox."""
 
 _LOOK = """
 import __future__, _ctypes, _signal, _socket, errno, fnmatch, json, marshal, os, re, resource, select, stat, sys, time
@@ -46,7 +46,7 @@ print(json.dumps({
 
 @functools.cache
 def runtime_folder(python: str) -> Path:
-    """Return the folder for an interpreter of this machine; raises `SandboxFailure` where it cannot be looked at."""
+    """Return the directory for an interpreter of this machine; raises `SandboxFailure` if it cannot be inspected."""
     description = json.loads(python_output(python, _LOOK, "be looked at"))
     stamps = [f"{path} {os.stat(path).st_mtime_ns}" for path in (description["python"], *description["mapped"])]  # noqa: PTH116
     key = hashlib.sha256("\n".join([*stamps, Path(__file__).read_text("utf-8")]).encode()).hexdigest()[:32]
@@ -54,7 +54,7 @@ def runtime_folder(python: str) -> Path:
 
 
 def runtime_python(folder: Path) -> list[str]:
-    """Return the command that runs in a sandbox the Python code behind `-c`, or behind `-` on its input."""
+    """Return the command that runs Python code in a sandbox, given after `-c`, or after `-` on its input."""
     loader = next(path.name for path in (folder / "lib").iterdir() if re.match(r"ld[-.].*\.so", path.name))
     libraries = f"{RUNTIME_FOLDER}/lib"
     return [f"{libraries}/{loader}", "--library-path", libraries, *isolated(f"{RUNTIME_FOLDER}/bin/python3")]
@@ -77,7 +77,7 @@ def _copy(description: dict[str, Any], folder: Path) -> None:
 
 
 def _copy_library(path: Path, folder: Path) -> None:
-    """Copy a library, with the shorter names under which it is asked for: libz.so.1 is libz.so.1.2.13."""
+    """Copy a library, with the shorter names under which it is requested: libz.so.1 is libz.so.1.2.13."""
     shutil.copy(path, folder / path.name)
     name = path.name
     while name.rpartition(".so.")[1]:
@@ -89,11 +89,12 @@ def _copy_library(path: Path, folder: Path) -> None:
 # -------------------------------------------------------------------------------- packages
 
 PACKAGES = "/python"
-"""Where a sandbox sees it; the environment is made for this path. It is at the top, as the agent cannot rename a mount,
-but could rename a folder around it."""
+"""Path in a sandbox; the environment is made for this path. It is at the top, as the agent cannot rename a mount, but
+could rename a parent directory.
+"""
 NPM = "/npm"
 PATIENCE = 1800.0
-"""Seconds that pip or npm may take."""
+"""Timeout of pip or npm in seconds."""
 WHEELS = (
     "Only wheels are installed; pip takes its index from its own configuration (pip config set global.index-url URL, "
     "or global.find-links FOLDER)"
@@ -102,25 +103,25 @@ REGISTRY = "npm takes its registry from its own configuration (npm config set re
 
 
 class Layers:
-    """The packages of a sandbox: folders that it sees read-only, `python` and `npm` as a spec lists them.
+    """Packages of a sandbox: directories that it sees read-only, `python` and `npm` as in a spec's lists.
 
     Args:
-        image: the sandbox has files of its own. Programs of the image are found before those of the packages then,
-            since what the agent works on was installed for them.
+        image: True if the sandbox has the files of an image. Programs of the image are then found before programs of
+            the packages, since the agent's project was installed for them.
     """
 
     def __init__(self, python: tuple[str, ...], npm: tuple[str, ...], *, image: bool = False) -> None:
         self._python, self._npm, self._image = python, npm, image
         self.places = tuple(place for place, names in ((PACKAGES, python), (NPM, npm)) if names)
-        """Where the sandbox sees them."""
+        """Paths in the sandbox."""
 
     def made(self) -> dict[str, Path]:
-        """Return the folder for each place, made where it is not there; blocks. Raises `UserError`."""
+        """Return the directory for each path, created if it does not exist; blocks. Raises `UserError`."""
         folders = {PACKAGES: package_folder(self._python, self._image)} if self._python else {}
         return folders | ({NPM: npm_folder(self._npm)} if self._npm else {})
 
     def path(self, own: str) -> str:
-        """Return where commands are looked for, with the programs of the packages beside the sandbox's own."""
+        """Return the search path of commands, with the programs of the packages added to the sandbox's."""
         programs = {PACKAGES: f"{PACKAGES}/bin", NPM: f"{NPM}/node_modules/.bin"}
         added = [programs[place] for place in self.places]
         return ":".join([own, *added] if self._image else [*added, own])
@@ -128,11 +129,11 @@ class Layers:
 
 @functools.cache
 def package_folder(packages: tuple[str, ...], image: bool = False) -> Path:
-    """Return the environment with these packages, made where it is not there; blocks.
+    """Return the environment with these packages, created if it does not exist; blocks.
 
-    One of them may be `python>=3.12`: it is made with an interpreter of this machine that is at least that new. Where
-    that is none of the sandbox's own, as in an `image`, it brings its interpreter along. Raises `UserError` with the
-    end of what pip printed where it cannot be made.
+    One of them may be `python>=3.12`: it is made with an interpreter of this machine that is at least that new. If that
+    is not an interpreter of the sandbox, as in an `image`, the environment contains the interpreter. Raises `UserError`
+    with the end of pip's output if it cannot be created.
     """
     interpreters = [_INTERPRETER.fullmatch(package.strip()) for package in packages]
     least = max(((3, int(match[1] or 0)) for match in interpreters if match is not None), default=(3, 0))
@@ -169,8 +170,8 @@ def _make(folder: Path, python: str, packages: Sequence[str]) -> None:
             path.write_bytes(path.read_bytes().replace(os.fsencode(folder), PACKAGES.encode()))
 
 
-# An interpreter that comes along runs under its own loader with its own libraries, so that neither the C library of an
-# image nor its lack of Python matters.
+# A bundled interpreter runs under its loader with its libraries, so that neither the C library of an image nor its lack
+# of Python matters.
 
 _INTERPRETER = re.compile(r"python(?:\s*>=\s*3\.(\d+))?")
 _MANAGED = (".pyenv/versions/*/bin/python3", ".local/share/uv/python/*/bin/python3")
@@ -178,7 +179,7 @@ _MANAGED = (".pyenv/versions/*/bin/python3", ".local/share/uv/python/*/bin/pytho
 _UNUSED = ("test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "config-*", "__pycache__")
 _OF_WHEELS = ("libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0",
               "libresolv.so.2", "libutil.so.1", "libnss_files.so.2", "libnss_dns.so.2", "libz.so.1")  # fmt: skip
-"""Libraries that wheels may take for granted, where this machine has them."""
+"""Libraries that wheels may require, if this machine has them."""
 _STARTS = f"""#!/bin/sh
 base={PACKAGES}/base
 exec $base/lib/LOADER --argv0 {PACKAGES}/bin/python --library-path $base/lib $base/bin/python3 "$@"
@@ -186,7 +187,7 @@ exec $base/lib/LOADER --argv0 {PACKAGES}/bin/python --library-path $base/lib $ba
 
 
 def _suitable(least: tuple[int, int]) -> str:
-    """Return an interpreter of this machine that is at least that new: the sandbox's own where it is."""
+    """Return an interpreter of this machine that is at least that new: the sandbox's if possible."""
     own = system_python() or own_python()
     if least == (3, 0):
         return own
@@ -206,7 +207,7 @@ def _suitable(least: tuple[int, int]) -> str:
 
 
 def _bring_interpreter(folder: Path, python: str) -> None:
-    """Make an environment that was made for this machine's interpreter one that has its own."""
+    """Add an interpreter to an environment that was made for this machine's interpreter."""
     look = (
         "import json, os, sys, sysconfig; print(json.dumps([os.path.realpath('/proc/self/exe'), "
         "sysconfig.get_path('stdlib'), f'python{sys.version_info[0]}.{sys.version_info[1]}']))"
@@ -247,8 +248,10 @@ def _bring_interpreter(folder: Path, python: str) -> None:
 
 @functools.cache
 def npm_folder(packages: tuple[str, ...]) -> Path:
-    """Return the folder with these packages of npm, made where it is not there; blocks. Raises `UserError` with the end
-    of what npm printed where that fails."""
+    """Return the directory with these packages of npm, created if it does not exist; blocks.
+
+    Raises `UserError` with the end of npm's output if that fails.
+    """
     npm = shutil.which("npm")
     if npm is None:
         raise UserError("sandbox.npm needs npm on this machine; install it (apt-get install npm), or name an image")
@@ -268,7 +271,7 @@ def npm_folder(packages: tuple[str, ...]) -> Path:
 
 
 def _open(folder: Path) -> None:
-    """Let all users read it: root's sandboxes have users of their own, and the umask may be strict."""
+    """Let all users read it: root's sandboxes have separate users, and the umask may be strict."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
@@ -276,13 +279,15 @@ def _open(folder: Path) -> None:
 
 @functools.cache
 def find_pip() -> list[str]:
-    """Return the command of a pip of this machine that installs for other interpreters; `UserError`: there is none."""
+    """Return the command of a pip of this machine that installs for other interpreters; raises `UserError` if there is
+    none.
+    """
     programs = [[path] for name in ("pip3", "pip") if (path := shutil.which(name)) is not None]
     for command in ([sys.executable, "-m", "pip"], *programs, [system_python() or sys.executable, "-m", "pip"]):
         try:
             words = _run([*command, "--version"]).split()
         except UserError:
-            continue  # a module or a program that is no pip
+            continue  # a module or a program other than pip
         if len(words) > 1 and tuple(map(int, re.findall(r"\d+", words[1])[:2])) >= (22, 3):  # the first with --python
             return command
     raise UserError("sandbox.python needs pip 22.3 or later on this machine; install it (python3 -m ensurepip)")

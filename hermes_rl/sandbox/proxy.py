@@ -1,8 +1,8 @@
-"""The way out of a sandbox whose spec lists hosts: an HTTP proxy on the host's side, for this sandbox alone.
+"""Network access of a sandbox whose spec lists hosts: an HTTP proxy on the host's side, for this sandbox alone.
 
-This module speaks HTTP with the agent's programs and passes bytes on. Whom they may reach, `hosts` decides. The socket
-that it listens on belongs to the sandbox's own network, which has no other way out: the helper opens it and hands it
-over. Each request is checked for itself, so following a redirect is a new request.
+This module speaks HTTP with the agent's programs and passes bytes on. `hosts` decides which hosts they may reach. Its
+listening socket belongs to the sandbox's network, which has no other connection: the helper opens it and passes it on.
+Each request is checked separately, so following a redirect is a new request.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ ENVIRONMENT = {
     **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), ADDRESS),
     **dict.fromkeys(("no_proxy", "NO_PROXY"), "localhost,127.0.0.1,::1"),
 }
-"""What programs in the sandbox read to find it."""
+"""Variables by which programs in the sandbox find it."""
 
 HEAD_LIMIT = 1 << 16
 CONNECTIONS = 64
-"""Open connections of one sandbox."""
+"""Maximum open connections of one sandbox."""
 HEAD_SECONDS = 30.0
 CONNECT_SECONDS = 30.0
 IDLE_SECONDS = 300.0
 ACCEPT_PAUSE = 0.1
 OWN_HEADERS = ("connection", "proxy-connection", "proxy-authorization", "keep-alive", "host")
-"""Headers that are between the agent and us, or that we write ourselves."""
+"""Headers that are between the agent and the proxy, or that the proxy writes itself."""
 
 Resolve = Callable[[str, int], Awaitable[str]]
 
 
 @dataclass(frozen=True)
 class ProxyRequest:
-    """The head of a request: where to, and what to send there first; a tunnel has nothing to send."""
+    """The head of a request: its target, and the data to send there first; a tunnel has no data to send."""
 
     host: str
     port: int
@@ -48,7 +48,7 @@ class ProxyRequest:
 
 
 class Proxy:
-    """See above. `resolve` gives the address of a host that may be reached, or raises `RefusedError`."""
+    """See above. `resolve` returns the address of a host that may be reached, or raises `RefusedError`."""
 
     def __init__(self, hosts: Sequence[str], resolve: Resolve = public_address) -> None:
         self._hosts = HostList(hosts)
@@ -59,7 +59,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def listen(self, listener: socket.socket) -> None:
-        """Serve what comes in at a listening socket, which is ours to close from now on."""
+        """Serve connections of a listening socket, which then belongs to the proxy."""
         listener.setblocking(False)
         self._listener = listener
         self._accepting = asyncio.create_task(self._accept(listener))
@@ -72,7 +72,9 @@ class Proxy:
             self._listener.close()
 
     async def _accept(self, listener: socket.socket) -> None:
-        """Take connections one by one, each when there is a place for it: before that, it has nothing of ours."""
+        """Accept connections one by one, each when there is a slot for it: before that, it uses no resources of the
+        host.
+        """
         loop = asyncio.get_running_loop()
         while True:
             await self._places.acquire()
@@ -80,9 +82,9 @@ class Proxy:
                 connection, _ = await loop.sock_accept(listener)
             except OSError:
                 self._places.release()
-                await asyncio.sleep(ACCEPT_PAUSE)  # this machine has no descriptors left, or who asked is gone
+                await asyncio.sleep(ACCEPT_PAUSE)  # this machine has no descriptors left, or the client is gone
                 continue
-            except BaseException:  # no connection has taken the place
+            except BaseException:  # no connection has taken the slot
                 self._places.release()
                 raise
             task = asyncio.create_task(self.serve(connection))
@@ -94,12 +96,12 @@ class Proxy:
         self._places.release()
 
     async def serve(self, connection: socket.socket) -> None:
-        """Answer what one connection asks for, until its end."""
+        """Serve the requests of one connection, until its end."""
         reader, writer = await asyncio.open_connection(sock=connection, limit=HEAD_LIMIT)
         try:
             await self._answer(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # either side is gone, or says nothing: the connection is all there is to end
+            pass  # either side is gone, or sends nothing: only the connection ends
         finally:
             writer.close()
 
@@ -137,7 +139,7 @@ async def _pass_on(request: ProxyRequest, near: Side, far: Side) -> None:
 
 
 async def _relay(source: asyncio.StreamReader, target: asyncio.StreamWriter, idle: asyncio.Timeout) -> None:
-    """Pass on what comes until its end; the connection is idle when nothing comes from either side."""
+    """Pass on data until its end; the connection is idle if no data comes from either side."""
     while data := await source.read(1 << 16):
         idle.reschedule(asyncio.get_running_loop().time() + IDLE_SECONDS)
         target.write(data)
@@ -153,8 +155,10 @@ async def _say(writer: asyncio.StreamWriter, status: str, why: str) -> None:
 
 
 def read_request(head: bytes) -> ProxyRequest:
-    """Return the head of a request to a proxy, in authority form for CONNECT, else in absolute form (RFC 9112); raises
-    `RefusedError` where it is none."""
+    """Return the head of a request to a proxy, in authority form for CONNECT, else in absolute form (RFC 9112).
+
+    Raises `RefusedError` if it is not such a request.
+    """
     lines = head.decode("latin-1").split("\r\n")
     words = lines[0].split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):

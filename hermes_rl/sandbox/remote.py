@@ -1,10 +1,10 @@
-"""Machines of hermes-agent's backends: ssh, modal, daytona, singularity.
+"""Sandboxes on machines of hermes-agent's backends: ssh, modal, daytona, singularity.
 
 This module owns the `Sandbox` over a machine that only runs commands. Each operation is a script for the machine's bash
-and coreutils, and its answer is read from what the script prints. `Link` is the runner's end of a conversation with a
-process that holds the machine (`remote_worker`); `machine` turns a configuration into the arguments of its backend.
-What such a machine cannot do is refused before it starts: conversations with a process, limits that its backend has
-not, and a network that is closed.
+and coreutils, and its result is read from the script's output. `Link` is the runner's end of the connection to a
+process that holds the machine (`remote_worker`); `machine` converts a configuration to the arguments of its backend.
+Unsupported features are refused before the start: conversations with a process, limits that the backend does not have,
+and a closed network.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from hermes_rl.sandbox.helper_files import REFUSED
 from hermes_rl.threads import end_tasks
 
 # -------------------------------------------------------------------------------- scripts
-# Bytes go there and back as base64, so that neither names nor contents meet a shell's quoting or a text encoding. An
-# answer stands between two marks; `!N` in it is an error number.
+# Bytes are transferred as base64, so that neither names nor contents are affected by a shell's quoting or a text
+# encoding. A result is between two marks; `!N` in it is an error number.
 
 MOST_ERROR = 4096
-"""Above all error numbers of the kernel."""
+"""Upper bound of the kernel's error numbers."""
 COMMON = rb"""exec 2>/dev/null  # bash tells there of what was killed
 say() { printf '\n%s(' "$mark"; "$@"; printf ')%s\n' "$mark"; exit 0; }
 fail() { say printf '!%s' "$1"; }
@@ -141,7 +141,7 @@ until [ -s "$o.p" ]; do sleep 0.01; done
 say cat "$o.p"
 """
 )
-# A process may remove its working directory, so that nothing goes there to look at it.
+# A process may remove its working directory, so it is not entered to look at the process.
 POLL = (
     OUTPUT
     + rb"""result() { cat "$o.c" 2>/dev/null || printf -- -; part "$o.o"; }
@@ -167,7 +167,7 @@ say true
 
 
 def quoted(value: str | bytes) -> bytes:
-    """Return a value as one word of the shell."""
+    """Return a value quoted as one word of the shell."""
     data = os.fsencode(value) if isinstance(value, str) else value
     if b"\0" in data:
         raise ValueError("embedded null byte")
@@ -175,7 +175,7 @@ def quoted(value: str | bytes) -> bytes:
 
 
 def command(script: bytes, **values: str | bytes | list[str]) -> tuple[str, str]:
-    """Return the command that runs a script with these variables, and the mark around its answer."""
+    """Return the command that runs a script with these variables, and the mark around its result."""
     mark = secrets.token_hex(8)
     lines = [f"mark={mark}".encode()]
     for name, value in values.items():
@@ -186,8 +186,9 @@ def command(script: bytes, **values: str | bytes | list[str]) -> tuple[str, str]
 
 
 def answer(output: str, mark: str) -> list[str]:
-    """Return the words of an answer; raises the `OSError` that it tells of, `SandboxFailure` where there is none, and
-    `ValueError` where it makes no sense."""
+    """Return the words of an answer; raises the `OSError` that it contains, `SandboxFailure` if there is none, and
+    `ValueError` if it is invalid.
+    """
     begin, end = output.rfind(f"{mark}("), output.rfind(f"){mark}")
     if begin < 0 or end < begin:
         raise SandboxFailure(f"the sandbox did not answer: {output[-500:]}")
@@ -208,7 +209,7 @@ Ask = Callable[..., Awaitable[list[str]]]
 
 
 class RemoteProcess(BackgroundProcess):
-    """See `BackgroundProcess`. Its output lies in files on the machine, which are read every `POLL_SECONDS`."""
+    """See `BackgroundProcess`. Its output is in files on the machine, which are read every `POLL_SECONDS`."""
 
     def __init__(self, pid: int, job: str, ask: Ask, kill: Callable[[str, int], Awaitable[None]]) -> None:
         self.pid = pid
@@ -238,14 +239,14 @@ class RemoteProcess(BackgroundProcess):
             await self._kill(self.job, signal)
 
     def end(self) -> None:
-        """Note that the sandbox is gone."""
+        """Record that the sandbox is gone."""
         self._following.cancel()
         if not self.ended.done():
             self.ended.set_result(KILLED_EXIT_CODE)
 
     async def _follow(self) -> None:
-        # An `OSError` means that its files are gone, and with them every way to hear of its end; a `ValueError` that
-        # the machine answers nonsense, which its next command will tell.
+        # An `OSError` means that its files are gone, and so its end cannot be observed; a `ValueError` that the machine
+        # returns an invalid result, which its next command will report.
         with contextlib.suppress(SandboxFailure, OSError, ValueError):
             while True:
                 words = await self._ask(POLL, job=self.job)
@@ -258,8 +259,9 @@ class RemoteProcess(BackgroundProcess):
 
 
 def parts(words: list[str]) -> tuple[bytes, bool]:
-    """Return an output, and whether it was cut, from its size, head (`+` and base64) and tail (or `-`); raises
-    `ValueError` for what is none of these."""
+    """Return an output, and True if it was cut, from its size, head (`+` and base64) and tail (or `-`); raises
+    `ValueError` for other words.
+    """
     size, head, tail = words
     first, last = base64.b64decode(head[1:]), base64.b64decode(tail[1:])
     dropped = int(size) - len(first) - len(last)
@@ -271,20 +273,20 @@ def parts(words: list[str]) -> tuple[bytes, bool]:
 # -------------------------------------------------------------------------------- link
 
 UNKNOWN_HOST = "Host key verification failed"
-"""Words of ssh about a host whose key is not known, or another one."""
+"""Message of ssh about a host whose key is not known, or has changed."""
 LINE_LIMIT = 1 << 31
 START_SECONDS = 900.0
-"""How long it may take until there is a machine: a service may have to get a large image first."""
+"""Maximum seconds until the machine exists: a service may have to get a large image first."""
 END_SECONDS = 20.0
-"""How long a machine may take to be released."""
+"""Maximum seconds for releasing a machine."""
 SPARE_SECONDS = 30.0
-"""What a command may take beyond its own time, on its way there and back."""
+"""Additional seconds for a command, for its transfer in both directions."""
 SMALL = 1 << 20
-"""Characters of an answer that is no more than a few words, with what a machine's shell may say before it."""
+"""Characters of a short result, with the messages that a machine's shell may print before it."""
 
 
 class Link:
-    """One machine and the process that holds it. A machine that answers no more is lost. Belongs to one event loop."""
+    """One machine and the process that holds it. A machine that stops responding is lost. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
@@ -301,8 +303,10 @@ class Link:
     async def start(
         self, backend: str, arguments: Mapping[str, Any], cleanup: str, environ: Mapping[str, str] | None = None
     ) -> None:
-        """Start the machine, with the variables of `environ` (None: the process's own) for its program; raises
-        `SandboxFailure` where it cannot be had, `UserError` where its host key is not to be trusted."""
+        """Start the machine, with the variables of `environ` (None: the process's environment) for its program.
+
+        Raises `SandboxFailure` if it is not available, `UserError` if its host key must not be trusted.
+        """
         self._home = tempfile.mkdtemp(prefix="hermes-rl-")
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -310,7 +314,7 @@ class Link:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            # Its connections lie in TMPDIR; two machines must not share one.
+            # Its connections are in TMPDIR; two machines must not share one.
             env={**(os.environ if environ is None else environ), "HERMES_HOME": self._home, "TMPDIR": self._home},
             limit=LINE_LIMIT,
             start_new_session=True,
@@ -334,7 +338,9 @@ class Link:
         self._reader = asyncio.create_task(self._read(self._process.stdout))
 
     async def execute(self, command: str, stdin: str | None, timeout: float, most: int = SMALL) -> str:
-        """Return what a command prints; raises `SandboxFailure` for more than `most` characters, and for no answer."""
+        """Return the output of a command; raises `SandboxFailure` for more than `most` characters, and for no
+        response.
+        """
         if not self.open or self._process is None or self._process.stdin is None:
             raise SandboxFailure("the sandbox is gone")
         number, seconds = next(self._numbers), int(timeout + SPARE_SECONDS)
@@ -356,7 +362,7 @@ class Link:
         return str(answer["output"])
 
     async def close(self) -> None:
-        """Release the machine, and those who wait for an answer at once; may be called twice, and while cancelled."""
+        """Release the machine, and end all waiting callers at once; may be called twice, and while cancelled."""
         if self._process is None:
             return
         if self._closing is None:
@@ -403,14 +409,14 @@ class Link:
 NAMES = ("ssh", "modal", "daytona", "singularity")
 MEBI = 1 << 20
 PIECE = 12 << 20
-"""Bytes of a file that are sent together, where the backend takes as many."""
+"""Bytes of a file that are sent together, if the backend accepts as many."""
 ABLE: Mapping[str, tuple[str, ...]] = {
     "ssh": (),
     "modal": ("memory", "cpu"),
     "daytona": ("memory", "cpu", "disk"),
     "singularity": ("memory", "cpu"),
 }
-"""Backend → the limits that it has."""
+"""Backend → the limits that it supports."""
 VARIABLES: Mapping[str, tuple[str, ...]] = {
     "ssh": ("TERMINAL_SSH_HOST", "TERMINAL_SSH_USER", "TERMINAL_SSH_PORT", "TERMINAL_SSH_KEY"),
     "modal": ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "MODAL_ENVIRONMENT"),
@@ -421,17 +427,17 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine to be made."""
+    """One machine to create."""
 
     arguments: Mapping[str, Any]
     shared: bool = False
-    """True if other rollouts use the same account, so that each has a folder as its home, and none can be blamed."""
+    """True if other rollouts use the same account, so that each has a directory as its home, and none can be blamed."""
     piece: int = PIECE
     """Bytes of a file that one command can take."""
 
 
 def missing(backend: str, environ: Mapping[str, str] | None = None) -> str | None:
-    """Return what this backend lacks here, and what to do; None where nothing is known to be missing."""
+    """Return the missing requirement of this backend, with a fix, or None if nothing is known to be missing."""
     environ = os.environ if environ is None else environ
     if find_spec("tools") is None or find_spec("model_tools") is None:
         return f"the backend {backend} is hermes-agent's: {install_command('hermes')}"
@@ -453,7 +459,7 @@ def missing(backend: str, environ: Mapping[str, str] | None = None) -> str | Non
 
 
 def machine(config: SandboxConfig) -> Machine:
-    """Return the machine for a configuration; raises `UserError` for what is impossible or missing here."""
+    """Return the machine for a configuration; raises `UserError` for impossible or missing features."""
     backend, limits = config.backend, config.limits
     if config.network is not True:
         raise UserError(
@@ -503,10 +509,10 @@ def _ssh(config: SandboxConfig) -> Machine:
 
 JOB = "HERMES_RL_JOB"
 INLINE = 20_000
-"""Bytes of a command that go in as an argument; a longer one goes in as a file."""
+"""Maximum bytes of a command that are passed as an argument; a longer one is passed as a file."""
 FILE_SECONDS = 600.0
 LISTING = 64 << 20
-"""Characters of a folder's listing."""
+"""Maximum characters of a directory listing."""
 
 
 class RemoteSandbox(Sandbox):
@@ -520,7 +526,7 @@ class RemoteSandbox(Sandbox):
         self.home = self.workdir = f"{self._box}/home"
         self._link = Link()
         self._over = ""
-        """Why it is gone, where that was our doing."""
+        """Reason why it is gone, if the runner ended it."""
         self._jobs = itertools.count(1)
         self._processes: list[RemoteProcess] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -550,13 +556,13 @@ class RemoteSandbox(Sandbox):
             cleanup, _ = command(KILL, named=f"{MARK}={self.id}", signal="9", folder=self._box)
             await self._link.start(self.config.backend, self.machine.arguments, cleanup, self.config.environ)
             home, workdir = self.home if self.machine.shared else "", self.config.workdir or ""
-            # One way there and back for all: each takes a quarter of a second.
+            # One round trip for all: each takes a quarter of a second.
             words = await self._ask(PLACE, home=home, workdir=workdir)
             with self._reading():
                 self.home = base64.b64decode("".join(words)).decode()
             self.workdir = posixpath.normpath(posixpath.join(self.home, workdir))
             await self.prepare()
-        except BaseException:  # a cancellation too: a machine that nobody closes is paid for
+        except BaseException:  # on cancellation too: a machine that is not closed costs money
             await self.close()
             raise
         self._exposed = True
@@ -564,7 +570,7 @@ class RemoteSandbox(Sandbox):
             self._expiry = asyncio.get_running_loop().call_later(self.config.lifetime, self._expire)
 
     def _expire(self) -> None:
-        # As in every sandbox: a command that runs past the end is the agent's doing.
+        # As in every sandbox, the agent causes a command that runs past the end.
         self._killed_by_agent = self._running > 0 or any(process.poll() is None for process in self._processes)
         self.expired = not self._killed_by_agent
         self._over = f"the sandbox's lifetime of {self.config.lifetime} s is over"
@@ -747,9 +753,10 @@ class RemoteSandbox(Sandbox):
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Take an answer apart inside; the machine is lost where there is none, or one that makes no sense.
+        """Parse a result in the block; the machine is lost if there is none, or it is invalid.
 
-        Its programs are then the agent's, or gone. On a machine that all rollouts share it may be any of their agents.
+        Its programs are then the agent's, or gone. On a machine that all rollouts share they may belong to any of their
+        agents.
         """
         try:
             yield
@@ -760,7 +767,7 @@ class RemoteSandbox(Sandbox):
 
 
 def encoded(limit: int) -> int:
-    """Characters of an answer that holds as many bytes."""
+    """Return the characters of a result that holds as many bytes."""
     return limit * 4 // 3 + SMALL
 
 
@@ -768,7 +775,7 @@ KINDS: Mapping[bytes, Kind] = {b"f": "file", b"d": "directory", b"l": "symlink"}
 
 
 def _entries(words: list[str], limit: int, path: str) -> list[FileInfo]:
-    """Return what `look` has printed; raises `OSError` (E2BIG) where that is more than `limit` entries."""
+    """Return the output of `look`; raises `OSError` (E2BIG) if there are more than `limit` entries."""
     fields = base64.b64decode("".join(words)).split(b"\0")[:-1]
     if len(fields) > 5 * limit:
         raise OSError(errno.E2BIG, f"More than {limit} entries", path)

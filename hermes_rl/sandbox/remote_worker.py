@@ -1,16 +1,17 @@
-"""A machine of one of hermes-agent's backends, in a process of its own. Run as a program, never imported by ours.
+"""A machine of one of hermes-agent's backends, in a separate process. It is run as a program, and no module imports it.
 
 Importing hermes-agent changes the environment of its process and writes below ``$HERMES_HOME``. Symbols of hermes-agent
-0.19 that are used, asserted by a test: the classes of `CLASSES`, and of each `execute` and `cleanup`; of that for ssh
-`_build_ssh_command` and `init_session`; of the module of their base `_BoundedOutputCollector`, which
-keeps what a command prints.
+0.19 that are used, asserted by a test: the classes of `CLASSES`, and of each `execute` and `cleanup`; of the one for
+ssh `_build_ssh_command` and `init_session`; of the module of their base `_BoundedOutputCollector`, which stores the
+output of a command.
 
     python -m hermes_rl.sandbox.remote_worker BACKEND ARGUMENTS CLEANUP
 
-ARGUMENTS are those of the class, as JSON; CLEANUP is a last command before the machine is released. A line ``{}`` says
-that the machine is there, ``{"error"}`` that it cannot be. Then JSON texts, one a line: ``{"id", "command", "stdin",
-"timeout", "most"}`` in, ``{"id", "output", "code"}`` or ``{"id", "error"}`` out; an output of more than `most`
-characters is an error, and never held whole. The end of standard input is the machine's, whatever still runs on it.
+ARGUMENTS are the class's arguments, as JSON; CLEANUP is a last command before the machine is released. A line ``{}``
+reports that the machine exists, ``{"error"}`` that it cannot be created. Then JSON texts, one a line: ``{"id",
+"command", "stdin", "timeout", "most"}`` in, ``{"id", "output", "code"}`` or ``{"id", "error"}`` out; an output of more
+than `most` characters is an error, and never held completely. The end of standard input releases the machine, even if
+commands still run on it.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ CLASSES = {
 }
 CLEANUP_SECONDS = 15
 AT_ONCE = 8
-"""Commands of one machine that run together."""
+"""Concurrent commands of one machine."""
 MEMORY = 4 << 30
-"""Bytes of memory that this process may take: services' libraries collect what a command prints, however much it is."""
+"""Memory limit of this process in bytes: services' libraries collect the output of a command, however large it is."""
 BASE = "tools.environments.base"
 _asked = threading.local()
-"""What the command that this thread runs may print, and what keeps it."""
+"""Output limit of the command of this thread, and its collector."""
 
 
 def main(backend: str, arguments: str, cleanup: str) -> None:
-    """Answer requests until standard input ends; hermes-agent's own printing goes to standard error."""
+    """Handle requests until standard input ends; hermes-agent's output goes to standard error."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     logging.disable(logging.WARNING)
@@ -66,7 +67,7 @@ def main(backend: str, arguments: str, cleanup: str) -> None:
 
 
 def bound_outputs() -> None:
-    """Let hermes-agent keep no more of an output than was asked for; by itself it keeps all."""
+    """Make hermes-agent store only the requested part of an output; by itself it stores all."""
     base: Any = importlib.import_module(BASE)
 
     class Collector(base._BoundedOutputCollector):  # type: ignore[misc]
@@ -78,7 +79,7 @@ def bound_outputs() -> None:
 
 
 def connected(base: Any) -> Any:
-    """Return hermes-agent's class for ssh, with trusted host keys alone and without a file of its own on the machine.
+    """Return hermes-agent's class for ssh, with trusted host keys alone and without a state file on the machine.
 
     Instead of reading the file to which it saves the login shell's variables, each command runs in a login shell.
     """
@@ -92,7 +93,7 @@ def connected(base: Any) -> Any:
 
         def _build_ssh_command(self, extra_args: list[str] | None = None) -> list[str]:
             program, *rest = super()._build_ssh_command(extra_args)
-            # Of an option that is given twice, ssh takes the first.
+            # If an option is given twice, ssh takes the first.
             return [program, *(word for option in self._trusted for word in ("-o", option)), *rest]
 
         def init_session(self) -> None:
@@ -108,8 +109,9 @@ def _as_option(path: str) -> str:
 
 
 def serve(machine: Any, out: IO[str]) -> None:
-    """Run commands until standard input ends. Those still running then are not waited for: the cleanup command ends
-    them."""
+    """Run commands until standard input ends. Commands still running then are not awaited: the cleanup command ends
+    them.
+    """
     answering = threading.Lock()
     pool = ThreadPoolExecutor(AT_ONCE)
     for line in sys.stdin:
@@ -120,14 +122,14 @@ def serve(machine: Any, out: IO[str]) -> None:
 def _answer(machine: Any, request: dict[str, Any], out: IO[str], answering: threading.Lock) -> None:
     _asked.most, _asked.collector = request["most"], None
     try:
-        # Each command stands for itself: the folder in which one ended is none of the next one's business.
+        # Each command is independent: the final directory of one must not affect the next.
         done = machine.execute(request["command"], cwd="/", timeout=request["timeout"], stdin_data=request["stdin"])
         answer = {"output": done["output"], "code": done["returncode"]}
         if max(len(done["output"]), _asked.collector.total_chars if _asked.collector else 0) > request["most"]:
             answer = {"error": f"it answered with more than the {request['most']} characters that were asked for"}
     except Exception as error:  # noqa: BLE001 (as above)
         answer = {"error": f"{type(error).__name__}: {error}"}
-    # The other side may be gone: then nobody waits for the answer.
+    # The other side may be gone: then the result is not needed.
     with answering, contextlib.suppress(OSError, ValueError):
         _say(out, {"id": request["id"], **answer})
 

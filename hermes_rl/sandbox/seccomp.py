@@ -1,19 +1,19 @@
-"""The filter on system calls that bubblewrap lays over a sandbox, as a program of classic BPF.
+"""Build the filter on system calls that bubblewrap applies to a sandbox, as a program of classic BPF.
 
 This module owns which calls are refused and the bytes of the filter, which it assembles itself, so that no library of
-the system is needed. What is refused is what an agent has no honest use for and what has opened most kernels:
+the system is needed. It refuses calls that an agent has no honest use for and that have exposed most kernel bugs:
 namespaces, mounts, keys, kernel modules, io_uring, BPF, performance counters, other address families than the usual,
 netlink beyond what lists the network's interfaces (programs can queue messages to themselves there, in memory that no
-limit counts),
-typing into a terminal, and what would change how process 1 is scheduled or limited: a process 1 that gets no time
-cannot end the sandbox, and one that can open nothing cannot serve it. Leases and notifications (`fcntl`) are refused,
-as whoever has one delays all sandboxes that open the same file. Tracing is left, for debuggers: it reaches only the
-sandbox's own processes, and never the helper. Only PTRACE_O_TRACEEXIT is refused: two processes that trace each other
-with it cannot be killed. What would cost the whole machine, and nobody in a sandbox needs, is done in appearance:
-`sync` writes all files of all to disk, and POSIX_FADV_DONTNEED drops what others read from memory.
+limit counts), typing into a terminal, and calls that would change how process 1 is scheduled or limited: a process 1
+without processor time cannot end the sandbox, and one that can open no file cannot serve it. Leases and notifications
+(`fcntl`) are refused, as the holder of one delays all sandboxes that open the same file. Tracing is allowed, for
+debuggers: it reaches only the sandbox's own processes, and never the helper. Only PTRACE_O_TRACEEXIT is refused: two
+processes that trace each other with it cannot be killed. Calls that affect the whole machine, and that no process in a
+sandbox needs, succeed without effect: `sync` writes all files of all users to disk, and POSIX_FADV_DONTNEED drops data
+that others read from memory.
 
 Numbers are those of Linux' own tables (`arch/x86/entry/syscalls/syscall_64.tbl`, `include/uapi/asm-generic/unistd.h`);
-the layout of what a filter sees is `struct seccomp_data` of `include/uapi/linux/seccomp.h`.
+the layout of a filter's input is `struct seccomp_data` of `include/uapi/linux/seccomp.h`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 NUMBER, ARCHITECTURE = 0, 4
-"""Where in `struct seccomp_data` they are."""
+"""Offsets in `struct seccomp_data`."""
 ARGUMENTS = 16
-"""Where the first argument begins; each takes 8 bytes, the low half first."""
+"""Offset of the first argument; each takes 8 bytes, the low half first."""
 
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 ALLOW = 0x7FFF0000
@@ -38,25 +38,25 @@ NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 FAMILIES = (1, 2, 10)
-"""AF_UNIX, AF_INET, AF_INET6. Others are not fenced in by a network namespace, such as AF_VSOCK."""
+"""AF_UNIX, AF_INET, AF_INET6. A network namespace does not isolate others, such as AF_VSOCK."""
 AF_NETLINK, NETLINK_ROUTE = 16, 0
 DONTNEED = 4
 """POSIX_FADV_DONTNEED."""
 LEASES = (1024, 1026)
 """F_SETLEASE and F_NOTIFY."""
 SET_OPTIONS, SEIZE, TRACE_EXIT = 0x4200, 0x4206, 0x40
-"""Of ptrace: the requests that set options, and PTRACE_O_TRACEEXIT."""
+"""Requests of ptrace that set options, and PTRACE_O_TRACEEXIT."""
 HELPER = 1
 """Process id of the helper, in the sandbox's own namespace."""
 OF_A_USER = {"setpriority": 2, "ioprio_set": 3}
-"""Their first argument where they mean all processes of a user, and so the helper too."""
+"""Value of their first argument that means all processes of a user, and so the helper too."""
 PERSONALITIES = (0, 0x0008, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF)
-"""Linux as it is, and without address randomisation, for debuggers."""
+"""Standard Linux, and without address randomisation, for debuggers."""
 
 
 @dataclass(frozen=True)
 class Processor:
-    """One processor: how a filter knows it, and its numbers of the calls."""
+    """One processor: its architecture code in a filter, and its numbers of the calls."""
 
     audit: int
     numbers: Mapping[str, int]
@@ -143,7 +143,7 @@ def _rules(machine: Processor) -> list[Instruction]:
     for name, number in numbers.items():
         if name not in INSPECTED:
             rules += [(EQUAL, 0, 1, number), _refuse(0 if name in IN_APPEARANCE else errno.EPERM)]
-    # The arguments of clone3 lie in memory, where a filter cannot look; C libraries then take clone.
+    # The arguments of clone3 are in memory, which a filter cannot read; C libraries then use clone.
     rules += [(EQUAL, 0, 1, numbers["clone3"]), _refuse(errno.ENOSYS)]
     rules += _with_argument(numbers["clone"], 0, [(ANY_BIT, 0, 1, NEW_NAMESPACES), _refuse(errno.EPERM)])
     terminal = [(EQUAL, 1, 0, TIOCSTI), (EQUAL, 0, 1, TIOCLINUX), _refuse(errno.EPERM)]
@@ -168,7 +168,7 @@ def _rules(machine: Processor) -> list[Instruction]:
 
 
 def _with_argument(number: int, index: int, body: Sequence[Instruction]) -> list[Instruction]:
-    """Return rules that apply `body` to an argument of the call with this number: to its low half, all that counts."""
+    """Return rules that apply `body` to an argument of the call with this number: only its low half matters."""
     whole = [(LOAD, 0, 0, ARGUMENTS + 8 * index), *body, (RETURN, 0, 0, ALLOW)]
     return [(EQUAL, 0, len(whole), number), *whole]
 
@@ -180,5 +180,5 @@ def _only(values: Sequence[int], refusal: int) -> list[Instruction]:
 
 
 def _refuse(number: int) -> Instruction:
-    """Return the rule that ends a call with this error; 0: as one that has succeeded."""
+    """Return the rule that fails a call with this error; with 0 the call seems to succeed."""
     return RETURN, 0, 0, REFUSE | number

@@ -1,22 +1,23 @@
-"""A bash that waits in a sandbox and forks itself for each command: a fork costs a quarter of a new shell's start.
+"""A bash that waits in a sandbox and forks for each command: a fork costs a quarter of a new shell's start.
 
-`ShellServer` owns the host's end of one such shell and what runs inside of it. `WaitingShell` owns which commands of a
-sandbox go there, that a lost shell is replaced, and that none is used which the agent could have touched once the agent
-has ended. What it does not take runs in a new shell, as `Sandbox.run_reporting` has it.
+`ShellServer` owns the host's end of one such shell and the commands inside it. `WaitingShell` owns the selection of
+commands for it, replacing a lost shell, and not using a shell that the agent could have modified once the agent has
+ended. Other commands run in a new shell, as in `Sandbox.run_reporting`.
 
-A server does one command at a time, each in a subshell and process group of its own, so that nothing of one command is
-left for the next but what the report of `Sandbox.run_reporting` brings back. It belongs to the agent as any process in
-the sandbox does: whatever the agent makes it say is about the agent's own commands.
+A server runs one command at a time, each in a separate subshell and process group, so that only the report of
+`Sandbox.run_reporting` is passed from one command to the next. It belongs to the agent as any process in the sandbox
+does: false reports only affect the agent's commands.
 
-Bash can be handed no descriptor once it runs, so these are handed to it at its start and last for many commands:
+A running bash cannot receive descriptors, so these are passed to it at its start and used for many commands:
 
-- a socket: an empty line of ours starts a command, a NUL and the exit code end it; the shell's own complaints come too;
-- a file in memory of a fixed size: with state and script when a command starts, and its report behind them, up to a
-  NUL, when it has ended. The host has the same open file description, but nothing that the agent sets there makes
-  reading a file in memory block, and it cannot make it larger;
-- the reading end of a pipe, which the subshell opens anew for writing. Only what the command started can hold that
-  writing end, so its end of file tells that nothing of the command can write into the next one's output. It is an open
-  file description of its own: with the host's, the agent could make the host's reads block.
+- a socket: an empty line from the host starts a command, a NUL and the exit code end it; the shell's error messages
+  come too;
+- a file in memory of a fixed size: with state and script when a command starts, and its report after them, up to a NUL,
+  when it has ended. The host has the same open file description, but no setting of the agent makes reading a file in
+  memory block, and the agent cannot make it larger;
+- the reading end of a pipe, which the subshell reopens for writing. Only processes of the command can hold that writing
+  end, so its end of file shows that none of them can write into the next one's output. It has a separate open file
+  description: with the host's, the agent could make the host's reads block.
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ from hermes_rl.values import system_bytes
 
 BASH = "/bin/bash"
 SCRIPT_LIMIT = 100_000
-"""Bytes of a script that go in as an argument (the kernel takes 128 KiB); a longer one goes in as a file."""
+"""Maximum bytes of a script that are passed as an argument (the kernel takes 128 KiB); a longer one is passed as a
+file.
+"""
 OWN_PROCESS = re.compile(r"\$\{?[!#]?\$|BASH_EXECUTION_STRING")
-"""What a command sees of its shell's own process: for ``$$`` that would be the one that waits, and always the same."""
+"""Expressions for the id of its shell's process: for ``$$`` that would be the waiting shell, and always the same."""
 STEERS = re.compile(
     "BASH.*|ENV|SHELLOPTS|POSIXLY_CORRECT|PROMPT_COMMAND|PS4|TMOUT|IFS|GLOBIGNORE|FUNCNEST|EXECIGNORE|REPLY|RANDOM"
     "|SRANDOM|SECONDS|LINENO|SHLVL|OPT(ARG|IND|ERR)|_"
@@ -50,34 +53,34 @@ START_SECONDS = 10.0
 KILL_SECONDS = 5.0
 NOT_STARTED = CommandResult(126, b"cannot start the command: Resource temporarily unavailable\n")
 MESSAGE_LIMIT = 1 << 16
-"""Bytes that a shell may write besides the end of a command; one that writes more is not what we have started."""
+"""Maximum bytes of a shell's other messages; a process that writes more is not the started shell."""
 FILE_SIZE = 4 << 20
 """Bytes for the state, the script and the report of a command."""
 PIECE = 1 << 14
-"""Bytes of that file that are read at once."""
+"""Bytes of that file that are read in one call."""
 CANNOT_FORK = b"fork: retry"
-"""Bash tries again for 15 s; what it says meanwhile tells that the command has not started."""
+"""Bash retries for 15 s; its message meanwhile shows that the command has not started."""
 VARIABLE = re.compile(rb'declare -x \w+="(?:[^"\\]|\\.)*"')
-"""A line of `export -p` that is a whole variable; no line of a longer value looks like it: quotes are escaped."""
+"""A line of `export -p` that is a complete variable; no line of a longer value looks like it: quotes are escaped."""
 DESCRIPTORS = 4
-"""Descriptors of this process that one shell takes."""
+"""Descriptors of this process that one shell uses."""
 _SUBSHELL = "; ".join(
     (
         "exec >/proc/$$/fd/4 2>&1 4<&-",
-        "set +m",  # what job control puts into a group of its own is the subshell, not its jobs
+        "set +m",  # job control would put the subshell into a separate group, not its jobs
         "BASH_SUBSHELL=0 SECONDS=0",
         "trap '{ pwd -P; export -p; echo .; printf \"\\0\"; } 2>/dev/null >&3' EXIT",
         f"IFS= read -r -d '' -u 3 {STATE}; IFS= read -r -d '' -u 3",
         'eval "unset REPLY; $REPLY"',
     )
 )
-# One line, as bash counts the lines of a command from where its `eval` stands.
+# One line, as bash counts the lines of a command from the line of its `eval`.
 PROGRAM = "; ".join(
     (
         "((BASH_VERSINFO >= 4)) && : >/proc/$$/fd/4 && set -m && export -p >&3 && printf '\\0%d\\n' 0 || exit",
         "trap : INT",  # else a command that SIGINT has ended would end this loop
         f"while read -r -u 2; do ( {_SUBSHELL} ); printf '\\0%d\\n' $?; done; code=$?",
-        # A command that stops itself with SIGTSTP leaves the loop: nobody else could find what it runs afterwards.
+        # A command that stops itself with SIGTSTP leaves the loop: its processes could not be found afterwards.
         "kill -KILL %% 2>/dev/null; exit $code",
     )
 )
@@ -86,25 +89,25 @@ _live: set[ShellServer] = set()
 
 
 def room_for_one_more() -> bool:
-    """Return True while shells that wait have less than a quarter of the descriptors of this process."""
+    """Return True while waiting shells use less than a quarter of the descriptors of this process."""
     return DESCRIPTORS * (len(_live) + 1) <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
 
 
 class ShellServer:
-    """One shell, from before its start. `interrupt` ends what it runs, and leaves the shell itself."""
+    """One shell, from before its start. `interrupt` ends its command, and leaves the shell itself."""
 
     def __init__(self, number: int, interrupt: Callable[[], None]) -> None:
         self.number = number
-        """Of the request that starts it."""
+        """Number of the request that starts it."""
         self.idle = False
-        """True while it takes a command."""
+        """True while it accepts a command."""
         self.timed_out = False
         self.report = b""
-        """What the last command reported; empty where it did not."""
+        """Report of the last command; empty if there was none."""
         self._own: frozenset[bytes] = frozenset()
         """Lines of a state that need no evaluation, since every command finds these variables anyway."""
         self._written = 0
-        """Bytes of the file that are ours; what is behind them is the report."""
+        """Bytes of the file that the host wrote; the report follows them."""
         self._interrupt = interrupt
         self._loop = asyncio.get_running_loop()
         with ExitStack() as unfinished:
@@ -126,14 +129,14 @@ class ShellServer:
         _live.add(self)
 
     def inherited(self) -> dict[int, int]:
-        """Descriptors for its start: which number becomes which of ours."""
+        """Return the descriptors for its start: target number → descriptor of this process."""
         theirs = self._theirs.fileno()
         return {1: theirs, 2: theirs, 3: self._file, 4: self._passed}
 
     async def ready(self) -> bool:
-        """Wait, once its start was asked for, until it takes commands; False when it never will."""
+        """Wait, after the request to start it, until it accepts commands; return False if it never will."""
         self._close_theirs()
-        self.idle = await self._over == 0 and self._open  # it may have been given up in the same moment
+        self.idle = await self._over == 0 and self._open  # it may have been declared lost in the same moment
         if self.idle:
             self._own = frozenset(filter(VARIABLE.fullmatch, self._file_from(0, MESSAGE_LIMIT).split(b"\n")))
         return self.idle
@@ -141,7 +144,7 @@ class ShellServer:
     # ------------------------------------------------------------------ a command
 
     def begin(self, script: bytes, state: bytes, output: OutputBuffer) -> bool:
-        """Start a script; False when nothing was started, since the shell is gone."""
+        """Start a script; return False if nothing was started, since the shell is gone."""
         news = b"\n".join(line for line in state.split(b"\n") if line not in self._own)
         data = news + b"\0" + script + b"\0"
         if len(data) >= FILE_SIZE:
@@ -159,9 +162,9 @@ class ShellServer:
         return True
 
     async def ended(self, timeout: float, report_limit: int) -> int | None:
-        """Wait for the exit code of the script; None when the shell could not run it, or did not report it.
+        """Wait for the exit code of the script; None if the shell could not run it, or did not report it.
 
-        After `timeout` seconds what it runs is killed, and a while later the shell is given up.
+        After `timeout` seconds its processes are killed, and a while later the shell counts as lost.
         """
         self._timer = self._loop.call_later(timeout, self._expire)
         try:
@@ -177,13 +180,13 @@ class ShellServer:
         return code
 
     def end(self, code: int | None) -> None:
-        """Note that the start, or the command that runs, has come to its end."""
+        """Record the end of the start, or of the running command."""
         if not self._over.done():
             self._over.set_result(code)
 
     def _file_from(self, offset: int, limit: int) -> bytes:
         data, most = b"", min(limit, FILE_SIZE - offset)
-        while len(data) < most:  # in pieces: a report is short, and the rest of the file is zeros
+        while len(data) < most:  # in chunks: a report is short, and the rest of the file is zeros
             piece, mark, _ = os.pread(self._file, min(PIECE, most - len(data)), offset + len(data)).partition(b"\0")
             data += piece
             if mark or not piece:
@@ -193,10 +196,10 @@ class ShellServer:
     # ------------------------------------------------------------------ the end
 
     def retire(self) -> None:
-        """Give it no more commands; what its last command left running is still read, and forgotten.
+        """Give it no more commands; output of its last command's background processes is read and dropped.
 
-        Its descriptor stays open: at the end of it the shell would end by itself, maybe before what it runs is killed,
-        which nobody could find then.
+        Its descriptor stays open: at the end of it the shell would exit, maybe before its processes are killed, which
+        could not be found then.
         """
         if not self._open:
             return
@@ -211,7 +214,7 @@ class ShellServer:
             os.close(self._writer)
 
     def gone(self) -> None:
-        """Release it where its process has ended, or was never started."""
+        """Release it if its process has ended, or was never started."""
         self.retire()
         self._control.close()
 
@@ -222,21 +225,21 @@ class ShellServer:
 
     @property
     def released(self) -> bool:
-        """True when its process has ended, and nothing holds the writing end of its pipe."""
+        """True if its process has ended, and nothing holds the writing end of its pipe."""
         return self._control.fileno() < 0 and not self._output.open
 
     def _nobody_writes(self) -> bool:
-        """Return True when nothing is left that could write into the output of the next command."""
+        """Return True if no process is left that could write into the output of the next command."""
         os.close(self._writer)
         self._writer = -1
         abandoned = self._output.abandoned()
         with suppress(SandboxFailure):  # then a new shell is started for the next command
-            # Without a writing end of ours the pipe would have its end of file between two commands.
+            # Without a writing end in the host the pipe would have its end of file between two commands.
             self._writer = reopened(self._reading, os.O_WRONLY)
         return abandoned and self._writer >= 0
 
     def _close_theirs(self) -> None:
-        """Close our copies of what only the shell is to have."""
+        """Close the host's copies of descriptors that only the shell must have."""
         self._theirs.close()
         if self._passed >= 0:
             os.close(self._passed)
@@ -261,31 +264,31 @@ class ShellServer:
         elif CANNOT_FORK in self._messages or len(self._messages) > MESSAGE_LIMIT:
             self.end(None)
         if not data:
-            self._loop.remove_reader(self._control)  # the helper tells how it has ended
+            self._loop.remove_reader(self._control)  # the helper reports how it has ended
 
 
 def may_wait(shell: str, variables: Iterable[str]) -> bool:
-    """Whether this shell can wait: not where a variable changes how a new shell begins or reads."""
+    """Return True if this shell can wait: not if a variable changes how a new shell starts or reads."""
     return shell == BASH and not any(map(STEERS.fullmatch, variables))
 
 
 class WaitingShell:
-    """The shell that waits in one sandbox. `command` starts one, when it is first needed and after a loss."""
+    """Waiting shell of one sandbox. `command` starts one, when it is first needed and after a loss."""
 
     def __init__(self, connection: Connection, processes: Processes, command: Command) -> None:
         self._connection, self._processes, self._command = connection, processes, command
         self.server: ShellServer | None = None
         self._retired: set[ShellServer] = set()
-        """They get no more commands, but still run, or something that they have left holds their pipe."""
+        """Shells that get no more commands, but still run, or whose background processes hold their pipe."""
         self._usable = True
 
     @property
     def running(self) -> bool:
-        """True while it starts or does a command."""
+        """True while it starts or runs a command."""
         return self.server is not None and not self.server.idle
 
     async def run(self, script: str, state: str, timeout: float, output_limit: int) -> CommandResult | None:
-        """Run a script of `Sandbox.run_reporting`; None where it takes a new shell."""
+        """Run a script of `Sandbox.run_reporting`, or return None if it needs a new shell."""
         if not self._usable or len(script) > SCRIPT_LIMIT or OWN_PROCESS.search(script):
             return None
         if self.server is None and room_for_one_more():
@@ -315,13 +318,13 @@ class WaitingShell:
         )
 
     def retire(self) -> None:
-        """Give it no more commands, for good."""
+        """Give it no more commands, permanently."""
         self._usable = False
         if self.server is not None:
             self._drop(self.server)
 
     def on_exit(self, number: int, code: int) -> bool:
-        """Take the helper's report that a process has ended; False where it was none of these shells."""
+        """Handle the helper's report that a process has ended; return False if it was none of these shells."""
         for server in (self.server, *self._retired):
             if server is not None and server.number == number:
                 server.end(code)
@@ -348,7 +351,7 @@ class WaitingShell:
                 started = True
                 self._usable = await server.ready()
         except OSError:
-            self._usable = False  # a new shell will say why
+            self._usable = False  # a new shell will report the reason
         finally:
             if not started:
                 server.gone()
@@ -362,7 +365,7 @@ class WaitingShell:
         self._connection.tell("interrupt", str(number).encode())
 
     def _drop(self, server: ShellServer) -> None:
-        """Give this one no more commands. What it runs is killed, what its commands have left runs on."""
+        """Give this one no more commands. Its running command is killed, background processes continue."""
         if self.server is server:
             self.server = None
         self._interrupt(server.number)

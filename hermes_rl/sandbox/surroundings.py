@@ -1,7 +1,8 @@
-"""What keeps bubblewrap from working here, and the way out: a switch of the kernel, or the options of a container.
+"""Find the reason why bubblewrap does not work here, and the fix: a switch of the kernel, or the options of a
+container.
 
-A container is known by more than the marker files of Docker and Podman: with a read-only root Podman has none, and the
-runtimes of Kubernetes make none. Which of its rules is in the way is in what bubblewrap says.
+A container is detected by more than the marker files of Docker and Podman: with a read-only root Podman has none, and
+the runtimes of Kubernetes make none. The message of bubblewrap shows which of its rules is the reason.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ APPARMOR = {
 
 
 def container_engine(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> str | None:
-    """Return docker, podman, kubernetes, or `container` for another engine; None outside of a container."""
+    """Return docker, podman, kubernetes, or `container` for another engine; None outside a container."""
     environ = os.environ if environ is None else environ
     group = _text(root / "proc/1/cgroup")
     by_group = next((engine for part, engine in GROUPS.items() if part in group), None)
@@ -60,7 +61,7 @@ def container_engine(root: Path = Path("/"), environ: Mapping[str, str] | None =
 
 
 def way_out(refusal: str, root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> str:
-    """Return what to do about a `refusal`, the message of bubblewrap."""
+    """Return the fix for a `refusal`, the message of bubblewrap."""
     for path, forbids, command in SWITCHES:
         if _text(root / path).strip() == forbids:
             return f"user namespaces are switched off: as root, {command}"

@@ -1,7 +1,8 @@
-"""A few attacks that an agent might try, played in the default sandbox of this machine: `hermes-rl doctor --security`.
+"""Escape probes: run a few possible attacks of an agent in this machine's default sandbox: `hermes-rl doctor
+--security`.
 
-Each is a short program that prints `GOT` where it got through, and `HELD` where not. They are harmless where they do:
-they look, or change what is theirs. Owns the attacks and what they found; the full set is in the tests.
+Each is a short program that prints `GOT` if it succeeded, and `HELD` if not. A successful one is harmless: it reads, or
+changes its own files. Owns the attacks and their results; the full set is in the tests.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from hermes_rl.sandbox.seccomp import MACHINES
 
 GOT, HELD = "GOT", "HELD"
 SECONDS = 15.0
-"""All of it together."""
+"""Seconds for all of it together."""
 USUAL = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE"),
@@ -105,12 +106,12 @@ except OSError: held()
 got()
 """,
 }  # fmt: skip
-"""What is attacked → a program of Python, with names of `_bait` in braces."""
+"""Target of the attack → a Python program, with names of `_bait` in braces."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One attack, and whether the sandbox held it; `detail` says what was seen."""
+    """One attack, and if the sandbox held; `detail` is the observation."""
 
     name: str
     held: bool
@@ -118,7 +119,7 @@ class Trial:
 
 
 async def trials(backend: str = "bubblewrap") -> list[Trial]:
-    """Play all attacks, in a sandbox of their own each; one that cannot be played did not hold."""
+    """Run all attacks, each in a separate sandbox; an attack that cannot run counts as not held."""
     config = SandboxConfig(backend=backend, limits=LIMITS)
     with _bait() as bait:
         outcomes = await asyncio.gather(*(_play(name, code.format(**bait), config) for name, code in ATTACKS.items()))
@@ -142,7 +143,7 @@ async def _play(name: str, code: str, config: SandboxConfig) -> Trial:
 
 
 async def _outlive(config: SandboxConfig) -> Trial:
-    """Try whether processes that are deaf to signals, in sessions of their own, end with their sandbox."""
+    """Test if processes that ignore signals, in separate sessions, end with their sandbox."""
     name = "processes that outlive the sandbox"
     command = "for i in 1 2 3 4 5 6; do (trap '' HUP TERM INT; exec setsid sleep 600) >/dev/null 2>&1 & done"
     try:
@@ -159,7 +160,9 @@ async def _outlive(config: SandboxConfig) -> Trial:
 
 
 async def _still_there(pids: list[int]) -> list[int]:
-    """Those that have not ended a second later; what has ended is buried by its parent, which may take a moment."""
+    """Return the processes that have not ended a second later; their parent reaps ended ones, which may take a
+    moment.
+    """
     for _ in range(50):
         pids = [pid for pid in pids if process_state(pid) not in (b"", b"Z", b"X")]
         if not pids:
@@ -170,7 +173,7 @@ async def _still_there(pids: list[int]) -> list[int]:
 
 @contextmanager
 def _bait() -> Iterator[dict[str, object]]:
-    """Things of this machine that an agent must not reach: a file, a process, a service, an abstract socket."""
+    """Yield objects of this machine that an agent must not reach: a file, a process, a service, an abstract socket."""
     mark = f"hermes-rl-{secrets.token_hex(8)}"
     known = MACHINES.get(platform.machine())
     with (

@@ -1,9 +1,9 @@
-"""Unpacking an archive that nobody vouches for into the working directory; runs as a process of its own.
+"""Unpack an untrusted archive into the working directory; runs as a separate process.
 
-Owns what of an archive becomes a file: folders, regular files, and links that stay what they are. Nothing is written
-through a link or outside of the folder, devices and pipes are left out, and everything belongs to whoever runs this.
-It reads a tar stream, compressed or not, from standard input and needs nothing but Python's own modules. Started by
-root, it is told which user to become first.
+Owns the selection of entries that become files: directories, regular files, and links, which are not resolved. No file
+is written through a link or outside the directory, devices and pipes are omitted, and everything belongs to the user
+who runs this. It reads a tar stream, compressed or not, from standard input and needs only Python's modules. Started by
+root, it gets the user to change to first.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ COMPRESSIONS = {
     rb"\xfd7zXZ\x00": "lzma",
     rb"\x28\xb5\x2f\xfd": "compression.zstd",
 }
-"""How a compressed stream begins → the module that reads it."""
+"""Start of a compressed stream → the module that reads it."""
 
 
 LARGEST, MOST = 64 << 30, 5_000_000
-"""Bytes and entries of an image."""
+"""Maximum bytes and entries of an image."""
 SPARE = 1 << 30
 """Bytes of the disk that stay free; of a small one, a twentieth."""
 
@@ -56,7 +56,7 @@ def unpack(archive: tarfile.TarFile) -> None:
 
 
 def _place(archive: tarfile.TarFile, entry: tarfile.TarInfo, path: str) -> None:
-    """Make one entry, in the place of whatever the archive put there before."""
+    """Create one entry, replacing an earlier one of the archive."""
     folder = os.path.isdir(path) and not os.path.islink(path)  # noqa: PTH112, PTH114
     if entry.isdir():
         if not folder:
@@ -107,7 +107,7 @@ def _inside(name: str) -> str:
 
 
 def _parents(path: str) -> None:
-    """Make the folders above `path`; one that the archive made a link would lead elsewhere, and is refused."""
+    """Make the directories above `path`; one that the archive made a link would lead elsewhere, and is refused."""
     above = ""
     for part in path.split("/")[:-1]:
         above = f"{above}/{part}" if above else part
@@ -118,7 +118,7 @@ def _parents(path: str) -> None:
 
 
 def become(uid: int) -> None:
-    """Give up the rights of root. Only now: that user may not be able to read the modules, which are loaded by now."""
+    """Drop the rights of root. Only now: that user may not be able to read the modules, which are loaded by now."""
     for name in COMPRESSIONS.values():
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -128,7 +128,7 @@ def become(uid: int) -> None:
 
 
 def content(stream: Any) -> IO[bytes]:
-    """Return the tar stream in a stream that may be compressed, in parts too; a cut or damaged one raises."""
+    """Return the tar stream in a stream that may be compressed, also in parts; a cut or damaged one raises."""
     start = stream.peek(8)
     for beginning, name in COMPRESSIONS.items():
         if re.match(beginning, start):
@@ -142,7 +142,7 @@ def main() -> None:
     try:
         with content(sys.stdin.buffer) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
             unpack(archive)
-            while stream.read(1 << 20):  # checksums stand at the end
+            while stream.read(1 << 20):  # checksums are at the end
                 pass
     except (UnsafeArchiveError, tarfile.TarError, OSError, EOFError, ImportError, zlib.error) as error:
         sys.stderr.write(str(error))

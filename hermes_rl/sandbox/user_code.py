@@ -1,9 +1,9 @@
 """Processes of user code that reads an agent's text: forks of a template process inside a bubblewrap sandbox.
 
-A template process has no network, and none of the runner's variables but those that specs list. It sees the system, the
-Python environment and the directory of the code alone, all read-only. It loads the code of one call or rollout; each
-call, and each own process, is a fresh fork of it in namespaces of its own (see `hermes_rl.sandbox.user_code_child`)
-that serves nobody else.
+A template process has no network, and only the runner's variables that specs list. It sees only the system, the Python
+environment and the directory of the code, all read-only. It loads the code of one call or rollout; each call, and each
+separate process of a rollout, is a fresh fork of it in separate namespaces (see `hermes_rl.sandbox.user_code_child`)
+and serves no other caller.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ VARIABLES = {
     **{"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
 }
-"""What user code in a sandbox sees beside what specs list. Threads of a numerical library would not outlive a fork."""
+"""Variables of user code in a sandbox, in addition to the ones that specs list. Threads of a numerical library would
+not survive a fork.
+"""
 
 PATHS = frozenset({"HOME", "XDG_CACHE_HOME"})
-"""Variables by which modules find the directories of `reads` when they are loaded; HOME of a fork is its own."""
+"""Variables by which modules find the directories of `reads` when they are loaded; a fork has a different HOME."""
 OTHER_TMP = "/run/user-code"
-"""The writable directory of a fork where /tmp holds what it needs."""
+"""Writable directory of a fork if /tmp holds files that it needs."""
 
 
 class ConfinedTemplate(Warm):
-    """A template process in a sandbox; it has the code that it was made for, and no other."""
+    """A template process in a sandbox; it has the code for which it was made, and no other."""
 
     confined = True
 
@@ -49,7 +51,7 @@ class ConfinedTemplate(Warm):
         require_bubblewrap()
         bwrap = find_bwrap()
         directories = sorted(_directories(codes))
-        # A directory in memory would hide what is shown below it, such as a virtual environment in /tmp.
+        # A directory in memory would hide files below it, such as a virtual environment in /tmp.
         own = "/tmp" if not any(_below(each, ["/tmp"]) for each in directories) else OTHER_TMP
         path = [entry for entry in sys.path if _below(entry, (*directories, *SYSTEM))]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -91,30 +93,30 @@ class ConfinedTemplate(Warm):
         try:
             return super()._ask(request, descriptors)
         except RewardFailure as failure:
-            if self._control.fileno() < 0:  # it is closed, and so is what it has written
+            if self._control.fileno() < 0:  # it is closed, and so is its output
                 raise
             message = os.pread(self._stderr, 4096, 0).decode("utf-8", "replace").strip()
             raise RewardFailure(f"{failure}: {message}" if message else str(failure)) from failure
 
 
 class ConfinedPool(ProcessPool):
-    """All processes of user code in sandboxes; each call has one of its own."""
+    """All processes of user code in sandboxes; each call has a separate one."""
 
     def __init__(self) -> None:
         super().__init__()
         self._templates: dict[tuple[tuple[Code, ...], frozenset[tuple[str, str]]], ConfinedTemplate] = {}
-        """By the code, and by the variables that it sees."""
+        """Template processes by the code, and by the visible variables."""
         self._starting = threading.Lock()
         """Held while a template process starts; the event loop never waits for it."""
 
     async def hold(self, *codes: Code, reused: bool = False) -> OwnProcess:
-        """Return a process with this code for one user alone, who closes it; it is never one that others have had."""
+        """Return a process with this code for one user alone, who closes it; it never had another user."""
         return await super().hold(*codes)
 
     def load(self, *codes: Code) -> Warm:
-        """Return the template process of this code, which blocks while it starts.
+        """Return the template process of this code; blocks while it starts.
 
-        Raises `UserError` where the machine has no bubblewrap, or does not let it make namespaces.
+        Raises `UserError` if the machine has no bubblewrap, or does not let it make namespaces.
         """
         with self._starting:
             key = codes, frozenset(listed_variables().items())
@@ -126,14 +128,14 @@ class ConfinedPool(ProcessPool):
         return template
 
     def close(self) -> None:
-        """End all processes; the next call begins anew."""
+        """End all processes; the next call starts new ones."""
         with self._starting:
             templates, self._templates = list(self._templates.values()), {}
         for template in templates:
             template.close()
 
     def _leave(self, worker: Worker, *, stays: bool) -> None:
-        super()._leave(worker, stays=False)  # nobody else is served by a process that has read an agent's text
+        super()._leave(worker, stays=False)  # a process that has read an agent's text serves no other caller
 
 
 def problem() -> str | None:
@@ -143,7 +145,7 @@ def problem() -> str | None:
 
 
 def _directories(codes: Sequence[Code]) -> Iterator[str]:
-    """Yield what is shown beside the system."""
+    """Yield the directories that are shown in addition to the system."""
     import hermes_rl
 
     yield from {sys.prefix, sys.base_prefix}
@@ -180,11 +182,11 @@ def _options(directories: Sequence[str], own: str) -> Iterator[str]:
     for directory in directories:
         if not directory.startswith(tuple(f"{place}/" for place in SYSTEM)) and directory not in SYSTEM:
             yield from ("--ro-bind-try", directory, directory)
-    # Modules may write while they are loaded; forks mount a directory of their own on this one.
+    # Modules may write while they are loaded; each fork mounts a separate directory on this one.
     yield from ("--remount-ro", "/tmp", "--tmpfs", own, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/")
 
 
 CONFINED = ConfinedPool()
-"""Of this process."""
+"""Pool of this process."""
 atexit.register(CONFINED.close)
 os.register_at_fork(after_in_child=CONFINED.__init__)  # type: ignore[misc]  # the processes are the parent's

@@ -1,10 +1,9 @@
-"""What runs inside the sandbox of user code: a template process, and its forks, each apart from all others.
+"""Code that runs inside the sandbox of user code: a template process, and its forks, isolated from each other.
 
 The template process, which bubblewrap has started, imports the code and reads no text of an agent. A fork of it gets
-user, process, mount, network and IPC namespaces of its own before it works: it is process 1 there, so that it sees and
-signals nothing but what it has started, and all of that ends with it. Its files are the template's, read-only, and an
-empty directory of its own in memory. Last it gives up all capabilities, and takes the filter on system calls of
-sandboxes.
+separate user, process, mount, network and IPC namespaces before it works: it is process 1 there, so that it sees and
+signals only its children, and all of them end with it. Its files are the template's, read-only, and a separate empty
+directory in memory. Finally it drops all capabilities, and applies the filter on system calls of sandboxes.
 """
 
 from __future__ import annotations
@@ -26,22 +25,23 @@ from hermes_rl.sandbox.launcher import libc_call
 from hermes_rl.sandbox.seccomp import filter_program
 
 DISK = 64 << 20
-"""Bytes of files of one fork, and of each of them."""
+"""Maximum bytes of the files of one fork, in total and for each."""
 FILES = 4096
-"""Files of one fork."""
+"""Maximum number of files of one fork."""
 PROCESSOR_SECONDS = 300
 DESCRIPTORS = 256
 NEW_NAMESPACES = 0x10000000 | 0x20000000 | 0x00020000 | 0x08000000 | 0x40000000
-"""CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNS, CLONE_NEWIPC and CLONE_NEWNET: forks meet at no port and no abstract socket
-either."""
+"""CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNS, CLONE_NEWIPC and CLONE_NEWNET: forks cannot meet at a port or an abstract
+socket either.
+"""
 COVERED = (b"/dev/shm", b"/dev/pts")
-"""Directories of the template that its forks could write to, and so leave something for each other."""
+"""Directories of the template that its forks could write to, and so share data."""
 NOSUID, NODEV = 2, 4
 PR_CAPBSET_DROP, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 24, 22, 36, 38
 CAPSET = {"x86_64": 126, "aarch64": 91}
 CAPABILITY_VERSION = 0x20080522
 CONFINED = b"confined"
-"""What a fork writes to its template when user code may run in it."""
+"""Message of a fork to its template when user code may run in it."""
 
 
 def main(descriptor: int, directory: str) -> None:
@@ -51,9 +51,9 @@ def main(descriptor: int, directory: str) -> None:
 
 
 def fork(directory: str, connection: int, output: int) -> int:
-    """Return the id of a fork, as the runner sees it, that works for it in namespaces of its own.
+    """Return the id of a fork, as the runner sees it, that works for it in separate namespaces.
 
-    Raises `OSError` where the kernel gives none, or the fork could not be confined: then it has read nothing yet.
+    Raises `OSError` if the kernel provides none, or the fork could not be confined: then it has read nothing yet.
     """
     told, tell = os.pipe()
     wait, go = os.pipe()
@@ -80,7 +80,7 @@ def fork(directory: str, connection: int, output: int) -> int:
 
 
 def _fork_apart(directory: str, connection: int, output: int, tell: int, wait: int) -> NoReturn:
-    """Between the template and a fork: become the owner of new namespaces, whose first process is the fork."""
+    """Create new namespaces in an intermediate process, whose first process is the fork."""
     try:
         uid, gid = os.getuid(), os.getgid()
         libc_call("unshare", NEW_NAMESPACES)
@@ -106,11 +106,11 @@ def _become_worker(directory: str, connection: int, output: int, tell: int, wait
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        kept, tell = _only(connection, tell)  # the template's control socket above all is closed
+        kept, tell = _only(connection, tell)  # most importantly, the template's control socket is closed
         sys.stdout, sys.stderr = text_output(1), text_output(2)
         try:
             _confine(directory)
-        except BaseException as error:  # the template tells it
+        except BaseException as error:  # the template reports it
             os.write(tell, f"{type(error).__name__}: {error}".encode()[:4096])
             raise
         os.write(tell, CONFINED)
@@ -124,7 +124,7 @@ def _become_worker(directory: str, connection: int, output: int, tell: int, wait
 
 
 def _only(*descriptors: int) -> range:
-    """Close all descriptors but the standard ones and these, which get the returned numbers."""
+    """Close all descriptors except the standard ones and these, which get the returned numbers."""
     copies = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 3 + len(descriptors)) for each in descriptors]
     for number, copy in enumerate(copies, 3):
         os.dup2(copy, number, inheritable=False)
@@ -133,7 +133,7 @@ def _only(*descriptors: int) -> range:
 
 
 def _confine(directory: str) -> None:
-    """Leave what the template can reach; raises `OSError` where any part of it fails."""
+    """Drop access to the template's resources; raises `OSError` if any part of it fails."""
     options = f"size={DISK},nr_inodes={FILES},mode=700".encode()
     for path in (directory.encode(), *COVERED):
         libc_call("mount", b"tmpfs", path, b"tmpfs", NOSUID | NODEV, options)

@@ -1,33 +1,33 @@
-"""How the host and the helper inside a sandbox write their messages to each other.
+"""Format of the messages between the host and the helper inside a sandbox.
 
-This module owns the form of one message, and nothing of its meaning. The helper reads this file too, under whatever
-Python the sandbox has (3.8 or later), so it needs no import.
+This module owns the format of one message; its meaning belongs to the callers. The helper reads this file too, under
+whatever Python the sandbox has (3.8 or later), so it needs no import.
 
-A message is one datagram of a SOCK_SEQPACKET socket: four bytes with the length of a header, the header
-(fields joined by NUL, which no path, argument or variable can hold), then raw bytes. A message that is too
-long for a datagram is a bare `IN_FILE`, and its first descriptor is a file that holds the message. Where the helper
-cannot send a descriptor, since others of its user have too many on their way, it sends the bytes in `PIECE`s.
+A message is one datagram of a SOCK_SEQPACKET socket: four bytes with the length of a header, the header (fields joined
+by NUL, which no path, argument or variable can hold), then raw bytes. A message that is too long for a datagram is a
+bare `IN_FILE`, and its first descriptor is a file that holds the message. If the helper cannot send a descriptor, since
+other processes of its user have too many in transit, it sends the bytes in `PIECE`s.
 
 ::
 
-    host    number, operation, arguments …     answered by  number, "ok", results …
-                                               or by        number, "error", errno, text
+    host    number, operation, arguments …     answered by  number, "ok", results … or by        number, "error", errno,
+        text
     helper  "exit", number of the spawn, exit code
 """
 
 from __future__ import annotations
 
 FRAME_LIMIT = 60_000
-"""Bytes of one datagram; the kernel's default socket buffer holds several of them."""
+"""Maximum bytes of one datagram; the kernel's default socket buffer holds several of them."""
 
 MAX_FDS = 8
-"""Descriptors that one message carries at most."""
+"""Maximum descriptors that one message carries."""
 
 IN_FILE = b"\xff\xff\xff\xff"
-"""As a length it would be longer than any header."""
+"""Marker instead of a length; longer than any header."""
 
 PIECE, LAST_PIECE = b"\xff\xff\xff\xfe", b"\xff\xff\xff\xfd"
-"""What pieces of an answer begin with, where the system passes on no more descriptors."""
+"""Prefix of each piece of a response, and of the last one, if the system passes on no more descriptors."""
 
 
 def pack(fields: list[bytes], payload: bytes = b"") -> bytes:

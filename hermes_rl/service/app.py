@@ -1,6 +1,6 @@
-"""The paths of the service, and their OpenAPI description.
+"""Define the paths of the service, and their OpenAPI description.
 
-Annotations are not postponed here: FastAPI reads those of functions that are made inside of another one.
+Annotations are not postponed here: FastAPI reads the annotations of functions that are defined inside another one.
 """
 
 import asyncio
@@ -52,20 +52,20 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": RefusalTold, "description": text} for status, text in _STATUSES.items()
 }
 IN_THREAD = 1 << 16
-"""Bytes from which on a body is read in the helper thread."""
+"""Bytes from which a body is parsed in the helper thread."""
 MOST_BODY_VALUES = 400_000
-"""Values of a body: the ids and log-probabilities of a turn of 200,000 tokens."""
+"""Maximum values of a body: the ids and log-probabilities of a turn of 200,000 tokens."""
 MOST_KEYS = 10_000
-"""Keys of one object; an error is made for each that is unknown."""
+"""Maximum keys of one object; each unknown one creates an error."""
 _ALTERNATIVES = ("str", "MessageAsked")
-"""Types that a value may have, which pydantic names among the places."""
+"""Types that a value may have, which pydantic includes in the location of an error."""
 _NO_SESSION: dict[int | str, dict[str, Any]] = {404: {"model": RefusalTold, "description": "there is no such session"}}
 
 
 class BoundedRoute(APIRoute):
-    """A path whose body is read in a helper thread where it is large, one at a time, and within bounds.
+    """A path whose body, if it is large, is parsed in a helper thread, one at a time, and within bounds.
 
-    FastAPI reads it on the event loop, where all rollouts would wait for as long as it takes.
+    FastAPI would parse it on the event loop and block all rollouts meanwhile.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -73,7 +73,7 @@ class BoundedRoute(APIRoute):
 
         async def bounded(request: Request) -> Response:
             if self.body_field is not None and len(body := await request.body()) > IN_THREAD:
-                request._json = await asyncio.to_thread(_read_alone, body)  # where `Request.json` looks first
+                request._json = await asyncio.to_thread(_read_alone, body)  # `Request.json` looks here first
             return await handler(request)
 
         return bounded
@@ -83,13 +83,13 @@ _reading = threading.Lock()
 
 
 def _read_alone(body: bytes) -> Any:
-    """See `_read_body`; one at a time, as each holds the interpreter against the event loop."""
+    """See `_read_body`; runs one at a time, as each blocks the event loop by holding the interpreter."""
     with _reading:
         return _read_body(body)
 
 
 def _read_body(body: bytes) -> Any:
-    """Return the value of a body. Raises Refused where it has more values or levels than are read, or is no JSON."""
+    """Return the value of a body. Raises `Refused` if it exceeds the limits of values or levels, or is not JSON."""
     if too_many_values(body, MOST_BODY_VALUES):
         raise Refused(413, "too_large", f"a request has at most {MOST_BODY_VALUES} values: ask in several parts")
     value = _parsed(body)
@@ -107,20 +107,20 @@ def _inside(value: Any) -> Iterable[Any]:
 
 
 class JsonAnswer(JSONResponse):
-    """JSON that holds whatever a value here may hold, also halves of characters, which UTF-8 refuses."""
+    """JSON of any value that can occur here, including unpaired surrogates, which UTF-8 refuses."""
 
     def render(self, content: Any) -> bytes:
         return write_json(content, default=str)
 
 
 def bare_app(description: str, *, token: bool, below: str = "", elsewhere: str = "") -> FastAPI:
-    """Return an application without paths, which says what is wrong with a request.
+    """Return an application without paths, which responds to invalid requests with the error.
 
     Args:
-        description: of what it does.
-        token: whether requests bring one; the description says so.
+        description: description of its purpose.
+        token: True if requests need a token; the description contains it.
         below: the path below which clients find it.
-        elsewhere: where other paths are, for a client that asks for one that is not here.
+        elsewhere: where other paths are, for a client that requests an unknown one.
     """
     app = FastAPI(
         title="hermes-rl rollouts",
@@ -140,7 +140,7 @@ def bare_app(description: str, *, token: bool, below: str = "", elsewhere: str =
 
 
 def metrics_of(service: Service, sessions: Sessions) -> dict[str, Any]:
-    """Return what has gone through a service since it began, as JSON has it."""
+    """Return the counts of a service since it started, as JSON."""
     versions = [batch.version for batch in service.batches]
     in_flight = {
         "batches": len(service.batches),
@@ -162,8 +162,10 @@ def metrics_of(service: Service, sessions: Sessions) -> dict[str, Any]:
 
 
 def make_app(service: Service, sessions: Sessions, *, token: bool, below: str = "") -> FastAPI:  # noqa: C901 - a path each
-    """Return the application of one environment. Whether requests bring a `token` is in its description, and the path
-    `below` which clients find it."""
+    """Return the application of one environment.
+
+    Its description contains if requests need a `token`, and the path `below` which clients find it.
+    """
     app = bare_app("Rollouts of one spec, for trainers.", token=token, below=below)
 
     @app.get("/v1/health", response_model=HealthTold)
@@ -249,7 +251,7 @@ async def run_for_gym(service: Service, asked: RunAsked, request: Request) -> Re
 
 
 def add_aggregation(app: FastAPI) -> None:
-    """Add NeMo Gym's path that sums up rows, of any environment."""
+    """Add NeMo Gym's path that aggregates rows, of any environment."""
 
     @app.post("/aggregate_metrics")
     async def aggregate(request: Request) -> Response:
@@ -259,7 +261,7 @@ def add_aggregation(app: FastAPI) -> None:
 
 
 async def _unless_gone(request: Request, service: Service, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of the work; it ends where the one who asked goes away, or the service does not wait longer."""
+    """Return the result of the work; it ends if the client disconnects, or the service stops waiting."""
     working, *_ = await first_of(work, left(request.receive), service.cut.wait())
     if not working.cancelled():
         answer: T = working.result()
@@ -278,7 +280,7 @@ def _parsed(body: bytes) -> Any:
 
 
 def _answer_mistakes(app: FastAPI, paths: str) -> None:
-    """Make every mistake of a request an answer that says what it is; `paths` is said where a path is wrong."""
+    """Convert every error of a request to a response that describes it; `paths` is shown for a wrong path."""
 
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> Response:
@@ -302,7 +304,7 @@ def _answer_mistakes(app: FastAPI, paths: str) -> None:
 
 
 def _describe(app: FastAPI, *, token: bool) -> None:
-    """Give the description what FastAPI does not see: the token, and the types of lines."""
+    """Add to the description the parts that FastAPI does not see: the token, and the types of lines."""
 
     def described() -> dict[str, Any]:
         if app.openapi_schema is None:

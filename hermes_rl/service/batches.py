@@ -1,7 +1,7 @@
-"""POST /v1/rollouts: a batch of groups, a line for each as it ends.
+"""POST /v1/rollouts: a batch of groups, a line for each when it ends.
 
-Nothing begins faster than lines are read: `Env.groups` begins nothing while nobody asks for a group, and nobody asks
-while a line waits to be taken.
+Groups start no faster than lines are read: `Env.groups` starts nothing until the next group is requested, and none is
+requested while a line waits to be read.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from hermes_rl.service.state import INEXACT, STALE, Place, Service, first_of, un
 from hermes_rl.values import write_json
 
 STALLED = 3600.0
-"""Seconds that a reader may leave a line lying: a trainer's step, or its evaluation, goes by meanwhile."""
+"""Seconds that a reader may leave a line unread: a trainer's step, or its evaluation, may take that long."""
 LAST = 5.0
-"""Seconds in which the last lines of a batch that was cut are read."""
+"""Seconds in which the last lines of an interrupted batch are read."""
 ASKING = 10.0
-"""Seconds for a server to say which weights it has."""
+"""Timeout in seconds for a server to report its weights."""
 
 logger = logging.getLogger(__name__)
 
 
 class Batch:
-    """One batch that is asked for. Make it with `requested`; closing `lines` releases all of it."""
+    """One requested batch. Make it with `requested`; closing `lines` releases all of it."""
 
     def __init__(self, service: Service, request: RolloutsAsked, policy: Policy, place: Place) -> None:
         self._service, self._request, self.policy, self._place = service, request, policy, place
         self.version: int | None = None
-        """Of the weights when it was asked for."""
+        """Version of the weights when it was requested."""
         rows = service.require_rows(request.rows, request.split)
         members = request.n or service.env.spec.serve.group_size
         place.take(len(rows) * members)
@@ -55,8 +55,9 @@ class Batch:
 
     @classmethod
     async def requested(cls, service: Service, request: RolloutsAsked) -> Batch:
-        """Return the batch, once all is known that can be wrong with it; Refused says what is, or that there is no
-        room."""
+        """Return the batch, after all checks of the request; raises `Refused` for an invalid request, or if there is no
+        room.
+        """
         policy = await service.policy(request.policy)
         where = "sampling"
         with service.place() as place:
@@ -101,7 +102,7 @@ class Batch:
                 groups, dropped = groups + 1, dropped + (cause is not None)
                 self._service.metrics.count(group, cause)
         except HermesRLError as error:
-            # The answer has begun, so that no status can say it.
+            # The response has started, so that no status can report it.
             logger.warning("a batch ended early: %s", error)
             end = {"cut": str(error)}
         await self.close()
@@ -111,7 +112,7 @@ class Batch:
         yield write_json({"end": True, "groups": groups, "dropped": dropped, **end}, ascii_only=True) + b"\n"
 
     async def close(self) -> None:
-        """End what is being played, and wait until it is released; may be called twice."""
+        """End the running rollouts, and wait until they are released; may be called twice."""
         try:
             await self._groups.close()
         finally:
@@ -119,7 +120,7 @@ class Batch:
             self._place.leave()
 
     async def _next(self) -> Group | None:
-        """Return the next group that has ended; None at the end, and where the service does not wait any longer."""
+        """Return the next group that has ended; None at the end, and if the service stops waiting."""
         following, _ = await first_of(self._following(), self._service.cut.wait())
         return None if following.cancelled() else following.result()
 
@@ -134,7 +135,7 @@ class Batch:
             return None
 
     async def _dropped(self, group: Group) -> tuple[str | None, str | None]:
-        """Why nothing of a group may be trained on, as things are now."""
+        """Return why the group must not be used for training at this moment, or None."""
         if group.dropped is not None:
             return str(group.dropped), group.detail
         certificate, problem = group.certificate, unproven(group)
@@ -151,7 +152,7 @@ class Batch:
 
 
 class Lines(Response):
-    """An answer that is a line after the other. A reader that goes away ends what the lines come from."""
+    """A response of consecutive lines. If its reader disconnects, the source of the lines is ended."""
 
     media_type = "application/x-ndjson"
 
@@ -172,7 +173,7 @@ class Lines(Response):
             writing.result()
 
     async def _late(self) -> None:
-        """Wait until the service ends, and then as long as it waits for one who does not read."""
+        """Wait until the service ends, and then as long as it waits for a slow reader."""
         await self._service.cut.wait()
         await asyncio.sleep(LAST)
 
@@ -190,7 +191,7 @@ class Lines(Response):
 
 
 async def left(receive: Receive) -> None:
-    """Wait until the one who asked goes away."""
+    """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -199,7 +200,7 @@ async def left(receive: Receive) -> None:
 
 
 def told(group: Group, dropped: str | None, detail: str | None) -> dict[str, Any]:
-    """Return a group as a line has it. What is not to be trained on has neither scores nor tokens."""
+    """Return the line of a group. A group that must not be used for training has neither scores nor tokens."""
     certificate = group.certificate
     return {
         "group": group.id,
@@ -211,7 +212,8 @@ def told(group: Group, dropped: str | None, detail: str | None) -> dict[str, Any
         "rollouts": [
             {
                 **_rollout(rollout, counts, usable=dropped is None),
-                # Of an episode's seats: whose it is, whose weights sampled it, and with which others it is compared.
+                # For a seat of an episode: its name, the weights that sampled it, and the seats with which it is
+                # compared.
                 **(_seat(rollout, part) if rollout.seat.name else {}),
             }
             for part in group.compared()

@@ -1,4 +1,4 @@
-"""What requests and answers hold: the types behind the OpenAPI description, which is made of them."""
+"""Types of requests and responses, from which the OpenAPI description is made."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Several environments behind one address: each below its own name, and what they share at the top.
+"""Serve several environments at one address: each below its name, and shared paths at the top.
 
-Below `/NAME` is all that a service of that environment alone has at the top, so a client of one works with any of them.
+Below `/NAME` are all paths that a service of that environment alone has at the top, so a client of one works with any
+of them.
 """
 
 import asyncio
@@ -25,26 +26,29 @@ def below(name: str) -> str:
 
 
 class ByName:
-    """Gives a request below the name of an environment to its application, and every other to the one of all; `top` are
-    the paths of that, also where an environment has the name that one of them begins with."""
+    """Routes a request below the name of an environment to its application, and every other to the shared one; `top`
+    are the paths of the shared one, even if an environment has the name with which one of them starts.
+    """
 
     def __init__(self, named: Mapping[str, ASGIApp], shared: ASGIApp, top: Collection[str]) -> None:
         self._named, self._shared, self._top = named, shared, top
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Not yet decoded, so that a slash in a name is told from one behind it.
+        # Not yet decoded, so that a slash in a name differs from one after it.
         first, slash, rest = scope.get("raw_path", b"").decode("latin-1").removeprefix("/").partition("/")
         app = self._named.get(unquote(first)) if slash and scope["path"] not in self._top else None
         if app is None:
             await self._shared(scope, receive, send)
         else:
-            ENVIRONMENT.set(unquote(first))  # each request has a context of its own
+            ENVIRONMENT.set(unquote(first))  # each request has a separate context
             await app({**scope, "path": f"/{unquote(rest)}", "raw_path": f"/{rest}".encode("latin-1")}, receive, send)
 
 
 def make_shared_app(environments: Mapping[str, tuple[Service, Sessions]], *, token: bool) -> FastAPI:
-    """Return the application of what several environments share, by their names; whether requests bring a `token` is in
-    its description."""
+    """Return the shared application of several environments, by their names.
+
+    Its description contains if requests need a `token`.
+    """
     places = ", ".join(map(below, environments))
     app = bare_app(
         "What several environments share; each has its own description below its path.",

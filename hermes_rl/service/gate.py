@@ -1,6 +1,6 @@
-"""What every request has to pass before anything looks at it: the token, the bounds, and whether the service takes any.
+"""Checks that every request must pass first: the token, the bounds, and if the service accepts requests.
 
-A body is read here, as far as its bound allows; the application gets it whole.
+A body is read here, up to its bound; the application gets it complete.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from hermes_rl.service.refusals import Refused, ending
 
 BODY = 8 * 2**20
-"""Bytes of a request."""
+"""Maximum bytes of a request."""
 LARGE_BODY = 64 * 2**20
-"""Bytes of what NeMo Gym posts to /aggregate_metrics: a line for each rollout of a run."""
+"""Maximum bytes of NeMo Gym's request to /aggregate_metrics: a line for each rollout of a run."""
 HEADERS = 100
 HEADER_BYTES = 64 * 2**10
 PATIENCE = 30.0
-"""Seconds in which a client has to send its headers, and its body after them."""
+"""Seconds in which a client must send its headers, and its body after them."""
 
 
 class Gate:
-    """Lets requests through to the application where they bring the token (None: anybody on this machine may ask); once
-    it is `closed`, only what was begun may go on."""
+    """Passes requests to the application if they contain the token (None: anybody on this machine may send requests);
+    once it is `closed`, only started work may continue.
+    """
 
     def __init__(self, app: ASGIApp, token: str | None, closed: Callable[[], bool]) -> None:
         self._app, self._closed = app, closed
@@ -46,7 +47,7 @@ class Gate:
             body = await _body(scope, receive)
         except Refused as refused:
             response = refused.response()
-            # The rest of what is still being sent is not read.
+            # The rest of the data that is still being sent is not read.
             response.headers["connection"] = "close"
             await response(scope, receive, send)
             return
@@ -82,7 +83,7 @@ class Gate:
 
 
 def _require_local(headers: dict[bytes, bytes]) -> None:
-    """Refuse what a web page makes a browser of this machine ask, where no token tells it from others."""
+    """Refuse requests that a web page lets a browser of this machine make, if no token distinguishes them."""
     host = headers.get(b"host", b"").decode("latin-1")
     try:
         name = urlsplit(f"//{host}").hostname or ""
@@ -94,7 +95,7 @@ def _require_local(headers: dict[bytes, bytes]) -> None:
 
 
 async def _body(scope: Scope, receive: Receive) -> bytes:
-    """Read the body, which is JSON where there is one."""
+    """Read the body, which must be JSON if there is one."""
     most = LARGE_BODY if scope["path"] == "/aggregate_metrics" else BODY
     headers = dict(scope["headers"])
     announced = headers.get(b"content-length", b"0")
@@ -113,7 +114,8 @@ async def _body(scope: Scope, receive: Receive) -> bytes:
                     read += part
                 elif size > LARGE_BODY:
                     raise _too_large(most)
-                # What is too large is read all the same: a connection with unread data is reset, and its answer lost.
+                # A body that is too large is read nevertheless: a connection with unread data is reset, and its
+                # response lost.
                 if not message.get("more_body", False):
                     break
     except TimeoutError:
@@ -121,7 +123,7 @@ async def _body(scope: Scope, receive: Receive) -> bytes:
     if size > most:
         raise _too_large(most)
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    # A web page may post other types to any address without asking; JSON it may not.
+    # A web page may post other types to any address without permission; JSON it may not.
     if read and kind != b"application/json":
         raise Refused(415, "not_json", "a body is JSON: send `Content-Type: application/json`")
     return bytes(read)
@@ -132,7 +134,7 @@ def _too_large(most: int) -> Refused:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Hand out a body that was read already, and then what else comes."""
+    """Return a receiver of a body that was read already, and then of further messages."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def following() -> Message:
@@ -142,7 +144,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 class TimedProtocol(H11Protocol):
-    """HTTP in which a client that is silent where it should speak is not waited for."""
+    """HTTP protocol that does not wait for a client that is silent when it should send."""
 
     _late: asyncio.TimerHandle | None = None
 
@@ -163,7 +165,7 @@ class TimedProtocol(H11Protocol):
         self._watch()
 
     def _watch(self) -> None:
-        """Count the seconds while no request is being answered; whoever is answered is waited for elsewhere."""
+        """Count the seconds while no request is being handled; waiting during a request is limited elsewhere."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._unwatch()
         elif self._late is None:

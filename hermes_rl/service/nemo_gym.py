@@ -1,8 +1,8 @@
-"""NeMo Gym's dialect: POST /run plays one rollout of a row, POST /aggregate_metrics sums up what /run has answered.
+"""Dialect of NeMo Gym: POST /run runs one rollout of a row, POST /aggregate_metrics aggregates the responses of /run.
 
-The last item of each turn carries the tokens of that model call; each prompt begins with all that came before it, as
-NeMo RL demands. A rollout that must not be trained on has no tokens, and `_ng_failure_class` says why: NeMo Gym keeps
-such rows apart, and never counts their reward.
+The last item of each turn contains the tokens of that model call; each prompt starts with everything that came before
+it, as NeMo RL requires. A rollout that must not be used for training has no tokens, and `_ng_failure_class` contains
+the reason: NeMo Gym handles such rows separately, and never counts their reward.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from hermes_rl.values import is_number
 FAILURE = "_ng_failure_class"
 TASK = "_ng_task_index"
 _SETTINGS = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens": "max_tokens"}
-"""What a row's `responses_create_params` may say, and the setting of `agent` that it is here."""
+"""Allowed keys of a row's `responses_create_params`, and the corresponding setting of `agent`."""
 
 
 async def played(service: Service, request: RunAsked, policy: Policy) -> Group:
-    """Play the rollout that a request names; raises Refused where something in it is wrong."""
+    """Run the rollout that a request names; raises `Refused` if the request is wrong."""
     spec = service.env.spec
     if spec.agents and (len(spec.trained_seats) != 1 or spec.other_policies):
         why = "a row here is one rollout of `policy`, and other seats are trained, or none: POST /v1/rollouts has all"
@@ -45,7 +45,7 @@ async def played(service: Service, request: RunAsked, policy: Policy) -> Group:
 
 
 def answer(request: RunAsked, group: Group, *, allow_inexact: bool) -> tuple[dict[str, Any], str | None]:
-    """Return the row with what came of it, as `/run` answers, and why it may not be trained on, where it may not."""
+    """Return the row with its result, in the form of `/run`, and the reason if it must not be used for training."""
     rollout = group.rollouts[0] if group.rollouts else None
     failure = _failure(group, rollout, allow_inexact=allow_inexact)
     row = request.model_dump()
@@ -60,7 +60,7 @@ def answer(request: RunAsked, group: Group, *, allow_inexact: bool) -> tuple[dic
 
 
 def _failure(group: Group, rollout: Rollout | None, *, allow_inexact: bool) -> tuple[str, str | None] | None:
-    """Why a rollout may not be trained on."""
+    """Return why a rollout must not be used for training, or None."""
     if group.dropped is not None or rollout is None or rollout.score is None:
         return str(group.dropped or "no_score"), group.detail
     if rollout.masked:
@@ -101,7 +101,7 @@ def _tokens(rollout: Rollout) -> list[dict[str, Any]]:
 
 
 def _items(rollout: Rollout, tokens: list[dict[str, Any]] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the items of a Responses output: what the policy said, and what its tools and its user did."""
+    """Yield the items of a Responses output: the messages of the policy, and the results of its tools and its user."""
     start = rollout.result.prompt_length if rollout.result is not None else 0
     turn = 0
     for message in rollout.messages[start:]:
@@ -165,8 +165,10 @@ def _response(request: RunAsked, rollout: str, output: list[dict[str, Any]]) -> 
 
 
 def aggregated(body: Any) -> dict[str, Any]:
-    """Return the means of what `/run` has answered; rows that failed are counted and are no part of them. Refused: the
-    body is no list of rows."""
+    """Return the means of the responses of `/run`; failed rows are counted and excluded from the means.
+
+    Raises `Refused` if the body is not a list of rows.
+    """
     rows = body.get("verify_responses") if isinstance(body, Mapping) else None
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
         raise wrong("aggregate", "verify_responses", "give a list of the answers of /run")

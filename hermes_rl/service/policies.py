@@ -1,8 +1,8 @@
-"""The policies that requests name, and what a trainer tells of their weights.
+"""Policies that requests name, and a trainer's announcements of their weights.
 
-A policy is its server: type, address, tokenizer, way to its version, and key. What changes with the weights (version,
-and the model's name where there is a tokenizer) is told, by a request that names it or by PUT /v1/policy, and holds
-for every call from then on, also for those of rollouts that are being played.
+A policy is defined by its server: type, address, tokenizer, source of its version, and key. The parts that change with
+the weights (version, and the model's name if there is a tokenizer) are announced, by a request that names the policy or
+by PUT /v1/policy, and apply to every call from then on, including calls of running rollouts.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from hermes_rl.service.bodies import PolicyAsked, PolicyTold
 from hermes_rl.service.refusals import wrong
 
 MOST = 64
-"""Policies that a service holds; each keeps connections and maybe a tokenizer."""
+"""Maximum policies of a service; each has open connections and maybe a tokenizer."""
 
 
 @dataclass
 class Weights:
-    """What was told last; None where nothing was."""
+    """Last announcement; None if there was none."""
 
     version: int | None = None
     model: str | None = None
 
     def tell(self, version: int | None, model: str | None) -> None:
-        """Take up what a request says; what is older than what is known says nothing."""
+        """Apply the announcement of a request; one that is older than the last is ignored."""
         if version is not None and self.version is not None and version < self.version:
             return
         self.version = self.version if version is None else version
@@ -36,32 +36,33 @@ class Weights:
 
 
 class Policies:
-    """The policies of one service.
+    """Policies of one service.
 
     Args:
-        spec: the spec; its own policy acts where a request names none.
+        spec: the spec; its policy acts if a request names none.
         environ: where keys are looked up.
-        keys: variables that requests may name for any address, beside those that the spec names for its own.
+        keys: variables that requests may name for any address, in addition to the ones that the spec names for its
+            addresses.
     """
 
     def __init__(self, spec: Spec, environ: Mapping[str, str], keys: frozenset[str] = frozenset()) -> None:
         self._spec, self._environ, self._keys = spec, environ, keys
         self._last = Weights()
-        """What PUT has told last, for policies that are named later."""
+        """Last announcement of PUT, for policies that are named later."""
         self._known: dict[PolicyAsked | None, tuple[Policy, Weights]] = {}
-        """The one that was named last comes last."""
+        """Named policies; the one that was named last comes last."""
         self.forgotten: list[Policy] = []
-        """Those that made room for others; whoever named the others closes them."""
+        """Policies that were removed to make room; the caller that named the new ones closes them."""
         self.difference = LogprobDifference()
-        """What the trainer has told of its log-probabilities."""
+        """Trainer's reports on its log-probabilities."""
 
     @property
     def versions(self) -> list[int]:
-        """The versions of all policies that a trainer has told."""
+        """Versions of all policies that a trainer has announced."""
         return [weights.version for _, weights in self._known.values() if weights.version is not None]
 
     def tell(self, news: PolicyTold) -> None:
-        """Take up new weights, for every policy; Refused where the version is older than one that was told."""
+        """Apply new weights to every policy; raises `Refused` if the version is older than an announced one."""
         self.require_rise(news)
         for weights in (self._last, *(weights for _, weights in self._known.values())):
             weights.tell(news.version, news.model)
@@ -69,7 +70,7 @@ class Policies:
             self.difference.tell(news.logprob_difference.mean, news.logprob_difference.largest)
 
     def require_rise(self, news: PolicyTold) -> None:
-        """Raise Refused where the version is older than one that was told."""
+        """Raise Refused if the version is older than an announced one."""
         newest = max([*self.versions, self._last.version or 0])
         if news.version < newest:
             raise wrong(
@@ -80,10 +81,10 @@ class Policies:
             )
 
     def named(self, request: PolicyAsked | None, playing: Collection[Policy] = ()) -> Policy:
-        """Return the policy that a request names, the same object for the same server; Refused where its key may not be
-        used.
+        """Return the policy that a request names, the same object for the same server.
 
-        A new one takes the place of the one that was named longest ago, where there are many; `playing` ones stay.
+        Raises `Refused` if its key may not be used. If there are many, a new one replaces the one that was named
+        longest ago; `playing` ones stay.
         """
         if request is None:
             return self._own()
@@ -147,7 +148,7 @@ class Policies:
             raise wrong("policy", "policy", str(error)) from error
 
     def _key(self, request: PolicyAsked) -> str | None:
-        """Return the value of the variable, where this address may have it."""
+        """Return the value of the variable, if this address may have it."""
         if request.api_key_env is None:
             return None
         own = {

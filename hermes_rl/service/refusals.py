@@ -1,4 +1,4 @@
-"""What the service answers where it does not do what it was asked for: a status, a name for the cause, and words."""
+"""Responses to requests that the service refuses: a status, a name for the cause, and a description."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 AGAIN = 5
-"""Seconds after which a client may ask again where there was no room (`Retry-After`)."""
+"""Seconds after which a client may retry if there was no room (`Retry-After`)."""
 
 
 class Refused(Exception):
-    """A request that is not done; nothing of it was begun.
+    """A refused request; no part of it was started.
 
     Args:
-        status: of the answer.
+        status: HTTP status of the response.
         error: a name for the cause, for programs.
-        detail: what is wrong and what to do, for people.
-        fields: more of the answer, such as the `place` in the request.
+        detail: the problem and its fix, for people.
+        fields: more fields of the response, such as the `place` in the request.
     """
 
     def __init__(self, status: int, error: str, detail: str, **fields: Any) -> None:
@@ -26,16 +26,16 @@ class Refused(Exception):
         self.body = {"error": error, **fields, "detail": detail}
 
     def response(self) -> Response:
-        """Return it as an answer."""
+        """Return the response."""
         headers = {"Retry-After": str(AGAIN)} if self.status in (429, 503) else None
         return JSONResponse(self.body, self.status, headers)
 
 
 def wrong(error: str, place: str, detail: str, **fields: Any) -> Refused:
-    """Return the answer to a request that is itself wrong at a place."""
+    """Return the response to a request that is wrong at a location."""
     return Refused(422, error, detail, place=place, **fields)
 
 
 def ending() -> Refused:
-    """Return the answer of a service that is about to end."""
+    """Return the response of a service that is about to end."""
     return Refused(503, "ending", "the service is ending and takes nothing new: ask its successor")

@@ -1,7 +1,7 @@
-"""The process of `hermes-rl rollouts`: its address, its token, and its end.
+"""Run the process of `hermes-rl rollouts`: its address, its token, and its end.
 
-After SIGTERM nothing new is taken, what was begun is played to its end within a bound, what is left is cut with a line
-that says so, sandboxes are released, and the status is 0.
+After SIGTERM no new work is accepted, started rollouts run to their end within a bound, remaining ones are interrupted
+with a line that reports it, sandboxes are released, and the status is 0.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from hermes_rl.several import ENVIRONMENT, with_environment
 MOST = 16_384
 DRAIN = 30.0
 CUT = 10.0
-"""Seconds in which what was cut is released and its last lines are read."""
+"""Seconds in which interrupted work is released and its last lines are read."""
 CONNECTIONS = 4096
 INTERRUPTED = 130
 _BUFFER = 2**18
-"""Bytes that the system keeps for a reader: what is written there counts as read."""
+"""Bytes that the system buffers for a reader: data written there counts as read."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ServiceOptions:
-    """What a service was started with.
+    """Options of a service.
 
     Attributes:
-        listen: HOST:PORT; the port 0 is any that is free.
+        listen: HOST:PORT; the port 0 is any free one.
         token_env: the variable that holds the token; None: there is none.
         keys: variables that requests may name as keys of any server.
-        most: rollouts of an environment that may be asked for at a time.
+        most: maximum concurrent rollouts that may be requested of an environment.
         idle: seconds without a step after which a session ends.
-        drain: seconds for what was begun, once the service is told to end.
-        ray: address of the Ray cluster that plays; None: this machine.
+        drain: seconds for started work, once the service must end.
+        ray: address of the Ray cluster that runs the rollouts; None: this machine.
     """
 
     listen: str = "127.0.0.1:8600"
@@ -69,8 +69,9 @@ class ServiceOptions:
 
 
 class ToServe(NamedTuple):
-    """A spec that is to be served, the run directory that rollouts are recorded in, and the processes that play (None:
-    as many as the Ray cluster has room for)."""
+    """A spec to serve, the run directory that records its rollouts, and the processes that run them (None: as many as
+    the Ray cluster has room for).
+    """
 
     spec: Spec
     record: Path
@@ -78,7 +79,7 @@ class ToServe(NamedTuple):
 
 
 class _Served(NamedTuple):
-    """An environment that is open."""
+    """An open environment."""
 
     service: Service
     sessions: Sessions
@@ -87,9 +88,12 @@ class _Served(NamedTuple):
 async def serve(
     specs: Sequence[ToServe], options: ServiceOptions, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> int:
-    """Serve one spec at the top of the address, or several below their names, until told to end; return the exit
-    status. Raises `UserError` where the address, the token, the record or the spec is wrong; `RunError` where nothing
-    can be played any more, as its workers die again and again."""
+    """Serve one spec at the top of the address, or several below their names, until a stop signal; return the exit
+    status.
+
+    Raises `UserError` if the address, the token, the record or the spec is wrong; `RunError` if no rollout can run any
+    more, as its workers die again and again.
+    """
     token = _token(options.token_env, environ)
     with contextlib.closing(listening(options.listen, token)) as listener:
         async with AsyncExitStack() as stack:
@@ -116,10 +120,10 @@ async def _all_opened(
     env_of: Callable[..., Env],
     stack: AsyncExitStack,
 ) -> dict[str, _Served]:
-    """Open each under its name; raises UserError with what keeps any of them from it."""
+    """Open each under its name; raises UserError with the problems of all that cannot be opened."""
     served, problems = dict[str, _Served](), list[str]()
     for spec in specs:
-        # What is begun here, and goes on beside, says this name.
+        # Background tasks that start here use this name.
         ENVIRONMENT.set(spec.spec.name if len(specs) > 1 else "")
         try:
             env = await stack.enter_async_context(env_of(spec.spec, record=spec.record, workers=spec.workers))
@@ -142,8 +146,10 @@ def _gated(served: _Served, token: str | None, below: str = "") -> Gate:
 async def serve_app(
     app: ASGIApp, listen: str, token_env: str | None, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> int:
-    """Serve an application of others, WebSockets included, until told to end; return the exit status of the process.
-    UserError: the address or the token is wrong."""
+    """Serve an external application, WebSockets included, until a stop signal; return the exit status of the process.
+
+    Raises `UserError` if the address or the token is wrong.
+    """
     token = _token(token_env, environ)
     with contextlib.closing(listening(listen, token)) as listener:
         return await serve_until_told(
@@ -164,16 +170,16 @@ async def serve_until_told(
     told: Callable[[bool], None] = lambda _: None,
     ended: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> int:
-    """Serve an application until SIGTERM or Ctrl-C; returns the exit status of the process.
+    """Serve an application until SIGTERM or Ctrl-C; return the exit status of the process.
 
     Args:
-        gated: makes the application with what guards it, from what says whether the process was told to end.
-        listener: where it listens; see `listening`.
-        begun: called when it does.
-        ws: whether WebSockets are understood.
-        beside: what goes on meanwhile; what ends any of it ends the service, and is raised.
-        told: called whenever the process is told to end; with True where it is to end at once.
-        ended: what is still to be done then, before the service stops listening.
+        gated: makes the application with its guard, from a function that returns True once the process must end.
+        listener: listening socket; see `listening`.
+        begun: called when it listens.
+        ws: "auto" if WebSockets are supported.
+        beside: background work; if any of it ends, the service ends, and its error is raised.
+        told: called at each stop signal; with True if the process must end immediately.
+        ended: work to finish then, before the service stops listening.
     """
     over, status, loop = asyncio.Event(), 0, asyncio.get_running_loop()
 
@@ -255,7 +261,7 @@ async def _serve_all(
 
 
 async def _drained(service: Service, seconds: float, *, until_cut: bool = True) -> None:
-    """Wait until nothing is asked for any more, as long as that may take."""
+    """Wait until no request is in progress, within the time limit."""
     waiting = [asyncio.create_task(service.quiet.wait())]
     if until_cut:
         waiting.append(asyncio.create_task(service.cut.wait()))
@@ -265,7 +271,7 @@ async def _drained(service: Service, seconds: float, *, until_cut: bool = True) 
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signals, which end it at once."""
+    """uvicorn's server without its signal handlers, which would end it immediately."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -273,13 +279,13 @@ class _Server(uvicorn.Server):
 
 
 def address_of(listener: socket.socket) -> str:
-    """Return the address of what listens there."""
+    """Return the address of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 SHORTEST_TOKEN = 16
-"""Characters of the token of a service that other machines reach; shorter ones can be guessed."""
+"""Minimum characters of the token of a service that other machines can reach; shorter ones can be guessed."""
 
 
 def _token(variable: str | None, environ: Mapping[str, str]) -> str | None:
@@ -294,7 +300,7 @@ def _token(variable: str | None, environ: Mapping[str, str]) -> str | None:
 
 
 def listening(listen: str, token: str | None) -> socket.socket:
-    """Return a socket at the address, which nobody outside of this machine reaches unless there is a token."""
+    """Return a socket at the address, which only this machine can reach unless there is a token."""
     host, colon, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdigit() or int(port) > 65535:
@@ -312,7 +318,8 @@ def listening(listen: str, token: str | None) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # A reader that is gone without a word is noticed within minutes. Connections take these from their listener.
+        # Detects a reader that disappeared silently within minutes. Connections inherit these options from their
+        # listener.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15)

@@ -1,4 +1,4 @@
-"""POST /v1/sessions: rollouts whose turns come from the client, one request a turn."""
+"""POST /v1/sessions: rollouts whose turns come from the client, one request per turn."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from hermes_rl.service.state import Place, Service
 IDLE = 900.0
 """Seconds without a step after which a session ends."""
 MOST = 4096
-"""Sessions that are held, those that have ended and were not deleted included."""
+"""Maximum sessions, including sessions that have ended and were not deleted."""
 
 
 class HeldSession:
-    """A session of a client; `answer` is what the client was told last, and `used` when that was."""
+    """A session of a client; `answer` is the last response to the client, and `used` its time."""
 
     def __init__(self, session: Session, place: Place) -> None:
         self.id = uuid.uuid4().hex
         self.answer: dict[str, Any] = {}
         self.used = time.monotonic()
         self.stepping = True
-        """Whether a turn is being made; the first one may take longer than a session may be idle."""
+        """True while a turn is in progress; the first one may take longer than a session may be idle."""
         self._session, self._place = session, place
 
     async def start(self) -> dict[str, Any]:
@@ -39,8 +39,10 @@ class HeldSession:
             self.used = time.monotonic()
 
     async def step(self, request: StepAsked) -> dict[str, Any]:
-        """Answer the turn that waits, and return the next one, or how the rollout has ended. Refused: the step is
-        wrong, or another one is being answered."""
+        """Handle the waiting turn, and return the next one, or the end of the rollout.
+
+        Raises `Refused` if the step is wrong, or another one is in progress.
+        """
         if self.stepping:
             raise Refused(409, "busy", "the step before is still being answered; wait for it")
         if (request.message is None) == (request.ids is None):
@@ -65,7 +67,7 @@ class HeldSession:
             self.used = time.monotonic()
 
     async def close(self) -> None:
-        """End the rollout, where it has not ended, and release what it has."""
+        """End the rollout, if it has not ended, and release its resources."""
         await self._session.close()
         self._place.leave()
 
@@ -101,7 +103,7 @@ class HeldSession:
 
 
 class Sessions:
-    """The sessions of one service; one that was not stepped for `idle` seconds ends."""
+    """Sessions of one service; one without a step for `idle` seconds ends."""
 
     def __init__(self, service: Service, idle: float = IDLE) -> None:
         self._service, self._idle = service, idle
@@ -111,7 +113,7 @@ class Sessions:
         return len(self._sessions)
 
     async def begin(self, request: SessionAsked) -> dict[str, Any]:
-        """Begin a session, and return its first turn; Refused where there is no room, or something is wrong."""
+        """Start a session, and return its first turn; raises `Refused` if there is no room, or something is wrong."""
         service = self._service
         (row,) = service.require_rows([request.row], request.split, "row")
         if len(self._sessions) >= MOST:
@@ -136,7 +138,7 @@ class Sessions:
             raise
 
     def of(self, session_id: str) -> HeldSession:
-        """Return a session by its id; raises Refused where there is none."""
+        """Return a session by its id; raises `Refused` if it does not exist."""
         if session_id not in self._sessions:
             raise Refused(
                 404,
@@ -156,13 +158,13 @@ class Sessions:
             raise Refused(404, "no_session", "the session was ended while it was stepped") from None
 
     async def end(self, session_id: str) -> None:
-        """End a session; raises Refused where there is none."""
+        """End a session; raises `Refused` if it does not exist."""
         session = self.of(session_id)
         del self._sessions[session_id]
         await session.close()
 
     async def end_idle(self) -> None:
-        """End the sessions that nobody steps, for as long as this runs."""
+        """End the sessions without steps, while this runs."""
         while True:
             await asyncio.sleep(min(self._idle / 4, 5.0))
             late = time.monotonic() - self._idle

@@ -1,4 +1,4 @@
-"""What all requests of a service share: the environment, its rows, the policies, and the places for rollouts."""
+"""State that all requests of a service share: the environment, its rows, the policies, and the slots for rollouts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hermes_rl.service.policies import Policies
 from hermes_rl.service.refusals import Refused, ending, wrong
 
 SEARCHED = 10_000
-"""Rows of an endless dataset that can be asked for."""
+"""Rows of an endless dataset that can be requested."""
 SHOWN = 20
-"""Unknown keys that a refusal repeats."""
+"""Maximum unknown keys that a refusal repeats."""
 PAGE = 1000
 
 INEXACT = "inexact"
@@ -25,7 +25,7 @@ STALE = "stale"
 
 
 def unproven(group: Group) -> str | None:
-    """Why the tokens of a group are not proven to be those that were sampled; None where they are."""
+    """Return why a group is not proven token-exact, or None if it is."""
     certificate = group.certificate
     if certificate is not None and certificate.exact:
         return None
@@ -34,18 +34,18 @@ def unproven(group: Group) -> str | None:
 
 
 class Metrics:
-    """Counts what was handed out, and what was not to be trained on."""
+    """Counts the groups that were sent, and the ones excluded from training."""
 
     def __init__(self) -> None:
         self.handed_out = self.uniform = 0
         self.dropped: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
-        """Rollouts that were not scored for a reason of ours, by how they ended."""
+        """Rollouts without a score because of infrastructure failures, by stop reason."""
         self.cancelled = 0
-        """Answers whose reader went away."""
+        """Responses whose reader disconnected."""
 
     def count(self, group: Group, dropped: str | None) -> None:
-        """Take a group into account that a reader gets."""
+        """Count a group that a reader gets."""
         for rollout in group.rollouts:
             if rollout.error is not None and not rollout.ending.graded:  # an episode of several seats fails as a whole
                 self.failures[str(rollout.ending)] += 1
@@ -56,7 +56,7 @@ class Metrics:
         self.uniform += group.uniform
 
     def record(self, **more: Any) -> dict[str, Any]:
-        """Return it as JSON has it, with what others know."""
+        """Return the JSON form, with additional entries."""
         return {
             "groups": {
                 "handed_out": self.handed_out,
@@ -73,42 +73,43 @@ class Metrics:
 
 
 class Service:
-    """One environment that is served, open, with the models that act.
+    """One open environment that is served, with the models that act.
 
-    At `most` so many rollouts may be asked for at a time, by all of its requests together; `record` says where they
-    are.
+    `most` limits the rollouts of all its requests together; they are recorded at `record`.
     """
 
     def __init__(self, env: Env, policies: Policies, most: int, record: str) -> None:
         self.env, self.policies, self.most, self.record = env, policies, most, record
         self.metrics = Metrics()
         self.in_flight = 0
-        """Rollouts that are asked for now."""
+        """Number of rollouts requested at the moment."""
         self.batches: set[Any] = set()
         self.draining = asyncio.Event()
-        """Set: nothing new begins, and what was begun is played to its end."""
+        """Set: nothing new starts, and started rollouts run to their end."""
         self.quiet = asyncio.Event()
-        """Set while nothing is asked for."""
+        """Set while no rollouts are requested."""
         self.quiet.set()
         self.cut = asyncio.Event()
-        """Set: what is still being played is ended."""
+        """Set: rollouts that still run are ended."""
         self._rows: dict[str, list[Row]] = {}
         self._places: dict[str, dict[str, int]] = {}
 
     async def open(self) -> None:
-        """Look through the rows, so that keys are found at once."""
+        """Read through the rows, so that keys are found immediately."""
         for split in ("train", "eval"):
             try:
                 rows = self.env.rows(split)
             except UserError:
-                continue  # the spec keeps none for evaluation
+                continue  # the spec has no rows for evaluation
             rows_read = await asyncio.to_thread(list, islice(rows, SEARCHED if rows.length is None else None))
             self._rows[split] = rows_read
             self._places[split] = {row.key: place for place, row in enumerate(rows_read)}
 
     def page(self, split: str, after: str | None) -> tuple[list[Row], str | None]:
-        """Return rows behind the one with the key `after`, and the key after which the next page begins; Refused where
-        there is no such key or split."""
+        """Return the rows after the one with the key `after`, and the key after which the next page starts.
+
+        Raises `Refused` if there is no such key or split.
+        """
         places = self._places_in(split)
         if after is not None and after not in places:
             raise wrong("unknown_row", "after", f"no row of the split {split!r} has this key", rows=[after])
@@ -122,7 +123,7 @@ class Service:
         return self._places[split]
 
     def require_rows(self, keys: Sequence[str], split: str, place: str = "rows") -> list[Row]:
-        """Return the rows of these keys; raises Refused with those that are unknown."""
+        """Return the rows of these keys; raises `Refused` with the unknown ones."""
         places = self._places_in(split)
         unknown = [key for key in keys if key not in places]
         if unknown:
@@ -134,7 +135,7 @@ class Service:
         return [self._rows[split][places[key]] for key in keys]
 
     async def policy(self, request: PolicyAsked | None) -> Policy:
-        """Return the policy that a request names, ready to play; Refused says what is wrong with it."""
+        """Return the policy that a request names, ready to run; raises `Refused` with the problem if there is one."""
         policy = self.policies.named(request, {batch.policy for batch in self.batches})
         while self.policies.forgotten:
             await self.env.forget(self.policies.forgotten.pop())
@@ -152,7 +153,7 @@ class Service:
         return policy
 
     def place(self) -> Place:
-        """Return a place for what a request asks for; nothing is taken yet."""
+        """Return a slot reservation for a request; nothing is reserved yet."""
         return Place(self)
 
 
@@ -169,9 +170,9 @@ async def first_of(*work: Coroutine[Any, Any, Any]) -> list[asyncio.Task[Any]]:
 
 
 class Place:
-    """Rollouts that one request asks for, among those that may be asked for at a time.
+    """Rollouts that one request reserves, within the limit of the service.
 
-    What leaves its `with` by an exception, a cancellation too, gives them back: nobody else knows of the place.
+    An exception that leaves its `with`, a cancellation too, releases them: no other code knows the reservation.
     """
 
     def __init__(self, service: Service) -> None:
@@ -185,7 +186,7 @@ class Place:
             self.leave()
 
     def take(self, count: int) -> None:
-        """Take so many; raises Refused where there are not as many left."""
+        """Reserve `count` rollouts; raises `Refused` if there are not enough left."""
         service = self._service
         if service.draining.is_set():
             raise ending()
@@ -204,7 +205,7 @@ class Place:
         service.quiet.clear()
 
     def leave(self) -> None:
-        """Give them back; may be called twice."""
+        """Release them; may be called twice."""
         self._service.in_flight -= self._count
         self._count = 0
         if not self._service.in_flight:

@@ -1,4 +1,4 @@
-"""The command line."""
+"""Implement the command line."""
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""

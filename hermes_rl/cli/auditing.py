@@ -1,4 +1,4 @@
-"""`hermes-rl audit`: rollouts that may have passed their tests in another way than by solving the task."""
+"""`hermes-rl audit`: list rollouts that may have passed their tests in another way than by solving the task."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hermes_rl.reading.record import RunRecord
 from hermes_rl.visible import counted
 
 SHOWN = 8
-"""Reasons of a rollout that are listed."""
+"""Listed reasons per rollout."""
 
 
 def audit_run(run: Path, *, as_json: bool, limit: int, pager: bool) -> int:
-    """List the suspicious rollouts of a run; returns the exit status."""
+    """List the suspicious rollouts of a run; return the exit status."""
     record = RunRecord(run)
     record.refresh()
     suspects = audit(record)

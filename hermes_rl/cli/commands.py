@@ -1,4 +1,4 @@
-"""The commands of `hermes-rl`: their arguments. Who works is another module, which is loaded when it is asked for.
+"""Define the commands of `hermes-rl` and their arguments. Each command loads the module that implements it when called.
 
 Annotations are not postponed here: Typer would evaluate the text of each several times at every start.
 """
@@ -49,7 +49,7 @@ SPECS = (
 
 
 class Interruptible(TyperGroup):
-    """The commands, of which Ctrl-C says that it ended one; Typer alone would end it without a word."""
+    """Command group that reports which command Ctrl-C ended; Typer alone would end it silently."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -70,9 +70,9 @@ app = typer.Typer(
 
 
 def _shipped(incomplete: str) -> list[str]:
-    """Return what a shell offers for a spec: what is here under that name, then what is shipped.
+    """Return the completions of a spec for a shell: first matching local files, then shipped specs.
 
-    A shell offers files by itself only where this is nothing, so that a shipped spec would hide them.
+    A shell completes files by itself only if this list is empty, so that a shipped spec would hide them.
     """
     from hermes_rl.spec.load import shipped_specs
 
@@ -87,7 +87,7 @@ SpecArgument = Annotated[str, typer.Argument(help=SPECS, autocompletion=_shipped
 
 
 def _specs_and_modes(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the specs, and once there is one the modes, which end the words."""
+    """Return the specs, and after the first one the modes, which come last on the command line."""
     words = context.params.get("words") or []
     modes = get_args(Mode)
     if any(word in modes for word in words):
@@ -96,7 +96,9 @@ def _specs_and_modes(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _at_hand(specs: list[str], trust: bool) -> list[str]:
-    """Return the specs with each repository as a commit that is here and may run; see `hermes_rl.cli.repositories`."""
+    """Return the specs with each repository as a commit that is fetched and may run; see
+    `hermes_rl.cli.repositories`.
+    """
     from hermes_rl.spec.load import repository_of
 
     if all(repository_of(spec) is None for spec in specs):

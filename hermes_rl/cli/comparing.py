@@ -1,4 +1,6 @@
-"""`hermes-rl compare`: two runs or more, in words and tables; the statistics are `hermes_rl.reading.compare`."""
+"""`hermes-rl compare`: compare two or more runs, in text and tables; the statistics belong to
+`hermes_rl.reading.compare`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from hermes_rl.visible import counted
 
 @dataclass(frozen=True)
 class CompareRequest:
-    """The words of `hermes-rl compare`."""
+    """Arguments of `hermes-rl compare`."""
 
     runs: Sequence[Path]
     success: float | None = None
@@ -38,7 +40,7 @@ class CompareRequest:
 
 
 def compare_paths(request: CompareRequest) -> int:
-    """Compare the first run with each other one; returns the exit status."""
+    """Compare the first run with each other one; return the exit status."""
     if len(request.runs) < 2:
         raise UserError("compare needs two runs: hermes-rl compare A B, each a run directory")
     if request.margin and not request.fail_if_worse:
@@ -107,7 +109,7 @@ def _parts(runs: RunComparison, a: RunRecord, b: RunRecord, request: CompareRequ
             "yellow",
         )
     yield Text()
-    # The test takes rows for independent of each other, which those of runs family are not.
+    # The test assumes independent rows, which rows of one family are not.
     chance = f"; sign test p = {comparison.p:.3g}" if request.families is None else ""
     changed = f"{counted(len(comparison.fixed), 'row')} fixed, {len(comparison.broken)} broken"
     yield safe(f"{changed} (a pass scores {comparison.success:g} or more){chance}")

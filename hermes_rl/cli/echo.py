@@ -1,4 +1,4 @@
-"""Where the command line prints."""
+"""Print output of the command line."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from hermes_rl.visible import visible
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print a line, whatever is in it, so that a terminal only shows it."""
+    """Print a line, escaped so that a terminal only displays it."""
     typer.echo(visible(text), err=err)

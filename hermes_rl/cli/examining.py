@@ -1,4 +1,4 @@
-"""`hermes-rl doctor`: what works on this machine, and what to do about what does not."""
+"""`hermes-rl doctor`: report the features that work on this machine, and a fix for the others."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from hermes_rl.tokens.tokenizer import TokenizerUnavailable
 from hermes_rl.tools.hermes_toolsets import NAMES, HermesToolsets
 
 PATIENCE = 5.0
-"""Seconds that a server may take to answer."""
+"""Timeout in seconds for a server."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at; `remedy` is what to do where it does not work."""
+    """Result of one check; `remedy` is the fix if the feature does not work."""
 
     name: str
     ok: bool
     detail: str
     remedy: str | None = None
     needed: bool = True
-    """False for what the spec can do without, so that it is no fault where it does not work."""
+    """False for a feature that the spec does not require, so that its absence is not an error."""
 
     @property
     def word(self) -> str:
@@ -49,15 +49,15 @@ class Check:
 
 
 def examine(source: str | None, options: Options, *, sampling: bool = False) -> list[Check]:
-    """Look at the sandbox, and at what a spec with these options needs.
+    """Check the sandbox, and the requirements of a spec with these options.
 
     `sampling` draws thousands of tokens from the policy's servers, and compares them with their log-probabilities.
-    Raises `UserError` where the spec or an option is wrong.
+    Raises `UserError` if the spec or an option is wrong.
     """
     environ = options.environ()
     spec = options.load(source) if source is not None else None
     if spec is not None and "policy" not in spec.servers and (named := policy_of(environ)) is not None:
-        spec = options.load(str(source), named)  # as a run would take it
+        spec = options.load(str(source), named)  # in the form that a run would use
     checks = asyncio.run(_sandboxes(spec.sandbox.backend if spec is not None else "bubblewrap", environ))
     if spec is None:
         return [*checks, _tokenizer(None)]
@@ -72,7 +72,7 @@ def examine(source: str | None, options: Options, *, sampling: bool = False) -> 
 
 
 def examine_security() -> list[Check]:
-    """Play a short version of the attacks in the default sandbox, as `hermes-rl doctor --security` does."""
+    """Run a short version of the attacks in the default sandbox, as `hermes-rl doctor --security` does."""
     from hermes_rl.sandbox.trial import trials
 
     remedy = "do not run agents that you do not trust here; docs/security.md says what each part of the sandbox needs"
@@ -84,7 +84,7 @@ def examine_security() -> list[Check]:
 
 
 def print_checks(checks: Sequence[Check], *, as_json: bool) -> int:
-    """Print what was found; status 1 where something does not work."""
+    """Print the results; return status 1 if something does not work."""
     if as_json:
         echo(json.dumps([asdict(check) for check in checks], indent=2, ensure_ascii=False))
     else:
@@ -96,7 +96,7 @@ def print_checks(checks: Sequence[Check], *, as_json: bool) -> int:
 
 
 async def _sandboxes(backend: str, environ: Mapping[str, str]) -> list[Check]:
-    """Check every backend; the one that is asked for has to work."""
+    """Check every backend; the requested one must work."""
     checks = {"bubblewrap": _ability(probe()), "docker": await _docker()}
     if backend in NAMES_OF_REMOTE:
         lacking = missing(backend, environ)
@@ -130,7 +130,7 @@ def _tokenizer(name: str | None) -> Check:
 
 
 def _packages(title: str, make: Callable[[tuple[str, ...]], Path], packages: tuple[str, ...]) -> list[Check]:
-    """Whether the packages of the sandbox can be had; they are installed by that."""
+    """Check if the packages of the sandbox are available; this installs them."""
     if not packages:
         return []
     try:
@@ -141,7 +141,7 @@ def _packages(title: str, make: Callable[[tuple[str, ...]], Path], packages: tup
 
 
 def _toolsets(spec: Spec, environ: Mapping[str, str]) -> list[Check]:
-    """Those of hermes-agent; ours need nothing but the sandbox."""
+    """Check the toolsets of hermes-agent; built-in ones only need the sandbox."""
     hermes = HermesToolsets(environ)
     far = dict.fromkeys(name for _, name in named_toolsets(spec) if name in NAMES)
     reasons = {name: hermes.problem(name) for name in far}
@@ -149,7 +149,7 @@ def _toolsets(spec: Spec, environ: Mapping[str, str]) -> list[Check]:
 
 
 def _tokens(spec: Spec) -> list[Check]:
-    """Whether conversations of this spec become exact tokens with its own tokenizer."""
+    """Check if conversations of this spec become exact tokens with its tokenizer."""
     if not spec.servers["policy"][0].kind.exact:
         return [Check("tokens", True, "a chat server does not say what it sampled: serve needs allow_inexact")]
     try:
@@ -159,7 +159,7 @@ def _tokens(spec: Spec) -> list[Check]:
 
 
 async def _exactness(spec: Spec, environ: Mapping[str, str], sampling: bool) -> list[Check]:
-    """Return what the token-level servers of the policy show about themselves."""
+    """Return the results of the checks of the policy's token-level servers."""
     checks = []
     agent, servers = spec.agent, spec.servers.get("policy", ())
     for server in servers:
@@ -169,7 +169,7 @@ async def _exactness(spec: Spec, environ: Mapping[str, str], sampling: bool) -> 
         try:
             findings = {"exactness": await examine_server(examined, agent.temperature, agent.top_p)}
             if sampling:
-                # With the spec's settings and, where these shape the distribution, without them.
+                # With the spec's settings and, if these change the distribution, without them.
                 findings["sampling"] = await measure(examined, agent.temperature, agent.top_p)
                 if in_words(agent.temperature, agent.top_p):
                     findings["sampling"] += await measure(examined, 1.0, None)
@@ -184,12 +184,12 @@ async def _exactness(spec: Spec, environ: Mapping[str, str], sampling: bool) -> 
 
 
 def _key(spec: Spec) -> str | None:
-    """Return the key that the command line gives the policy."""
+    """Return the policy's key from the command line."""
     return spec.policy_api_key.get_secret_value() if spec.policy_api_key is not None else None
 
 
 async def _server_checks(spec: Spec, environ: Mapping[str, str], sampling: bool) -> list[Check]:
-    """Ask all servers for what they have, and those of the policy what they show about themselves."""
+    """Check all servers for their models, and the policy's servers for their token-level features."""
     servers = [(role, server) for role, listed in spec.servers.items() for server in listed]
     keys = {"policy": _key(spec)}
     checks = await asyncio.gather(*(_server(role, server, environ, keys.get(role)) for role, server in servers))
@@ -197,7 +197,7 @@ async def _server_checks(spec: Spec, environ: Mapping[str, str], sampling: bool)
 
 
 async def _server(role: str, server: Server, environ: Mapping[str, str], key: str | None) -> Check:
-    """Ask for the list of models, with the key that calls have; it costs nothing."""
+    """Request the list of models, with the key for calls; it costs nothing."""
     title = f"server {role} ({server.type})"
     if server.kind.embedded:
         return Check(title, True, "built in")

@@ -1,4 +1,4 @@
-"""`hermes-rl grade SPEC --atif FILES`: trajectories of others by the rewards of a spec."""
+"""`hermes-rl grade SPEC --atif FILES`: grade external trajectories with the rewards of a spec."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hermes_rl.visible import visible
 
 
 def grade_files(source: str, options: Options, files: Sequence[Path], row: str | None, *, as_json: bool) -> int:
-    """Grade trajectories and print what each reward says; status 1 where one could not be graded."""
+    """Grade trajectories and print the result of each reward; return status 1 if one could not be graded."""
     spec = options.load(source)
     graded = run_interruptible(_graded(spec, options, files, row))
     for each in graded:

@@ -1,4 +1,4 @@
-"""`hermes-rl list`: what a spec may name, one line each."""
+"""`hermes-rl list`: list the names that a spec may use, one line each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 
 
 def listed(kind: str) -> list[dict[str, str]]:
-    """Entries of {name, description}, sorted by name where the order means nothing."""
+    """Return entries of {name, description}, sorted by name if their order has no meaning."""
     entries = {
         "specs": _specs,
         "toolsets": _toolsets,

@@ -1,8 +1,8 @@
-"""The live panel of a run on a terminal: how far it is, what its rollouts are at, scores, failures, and keys to steer.
+"""Live panel of a run on a terminal: its progress, the phases of its rollouts, scores, failures, and keys to steer.
 
-Owns the drawing, in a thread of its own, so that a terminal that has stopped (Ctrl-S, a slow connection) never holds up
-the run; and the keyboard, whose keys arrive one by one while the panel is there. What is shown comes from
-`hermes_rl.runs.progress.Watched`. Where stderr is no terminal, `hermes_rl.runs.progress.Progress` writes lines.
+Owns the drawing, in a separate thread, so that a terminal that has stopped (Ctrl-S, a slow connection) never blocks the
+run; and the keyboard, whose keys arrive one by one while the panel is shown. The content comes from
+`hermes_rl.runs.progress.Watched`. If stderr is not a terminal, `hermes_rl.runs.progress.Progress` writes lines.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from hermes_rl.visible import visible
 EVERY = 0.5
 """Seconds between two drawings."""
 KEPT = 2000
-"""Last values of each reward that its histogram shows."""
+"""Latest values of each reward in its histogram."""
 RATE = 60.0
 """Seconds over which the rate is measured."""
 BARS = "▁▂▃▄▅▆▇█"
 BINS = 10
 LAST = 2.0
-"""Seconds that the last drawing may take when the run ends; a terminal that has stopped is left alone then."""
+"""Maximum seconds for the last drawing when the run ends; a terminal that has stopped is ignored after that."""
 NAMES = 4
-"""Rewards that have a line; those of more are in the files."""
+"""Maximum rewards with a line; further ones are only in the files."""
 KEYS = "p pause · f finish early · + and - how many at a time · Ctrl-C stop"
 STEP = 0.25
-"""Share by which + and - change how many rollouts are in flight."""
+"""Fraction by which + and - change the number of rollouts in flight."""
 
 
 class LivePanel(Progress):
-    """What a run says on a terminal: notes above, and a panel below them that is drawn anew.
+    """Progress of a run on a terminal: notes above, and a panel below them that is redrawn.
 
-    `keys` is the descriptor of the keyboard, and `of` the panel that this one is a part of, where several environments
-    play together; it draws.
+    `keys` is the descriptor of the keyboard, and `of` the panel that contains this one, if several environments run
+    together; that panel draws.
     """
 
     def __init__(
@@ -61,28 +61,28 @@ class LivePanel(Progress):
         self.title, self._keys, self._of = title, keys, of
         self._parts: list[LivePanel] = []
         self._watched: list[tuple[LivePanel, Watched]] = []
-        """The runs that are drawn and steered."""
+        """Runs that are drawn and steered."""
         self._open = ExitStack()
-        """What ends with the last of them."""
+        """Resources that are released with the last of them."""
         self.values: dict[str, deque[float]] = {"score": deque(maxlen=KEPT)}
-        """The last values by name of the reward, the score first."""
+        """Latest values by name of the reward, the score first."""
         self.done = 0
         self.text = ""
-        """What a run without a known number of groups says of itself."""
+        """Status text of a run without a known number of groups."""
         self._status: RunStatus | None = None
         self._started = time.monotonic()
         self._ends: deque[tuple[float, int]] = deque()
-        """When groups ended, and how many had by then."""
+        """Times at which groups ended, and the number of ended groups at that time."""
         self._notes: deque[str] = deque()
         self._stop: threading.Event | None = None
         self._drawing: threading.Thread | None = None
         self._folder = ""
 
-    # ------------------------------------------------------------------ what the run says
+    # ------------------------------------------------------------------ messages of the run
 
     @contextmanager
     def watching(self, watched: Watched) -> Iterator[None]:
-        """Draw the panel as long as the run is open."""
+        """Draw the panel while the run is open."""
         loop = asyncio.get_running_loop()
         self._folder, self._started = str(watched.directory.path), time.monotonic()
         with super().watching(watched), (self._of or self)._with(self, watched, loop):
@@ -90,7 +90,7 @@ class LivePanel(Progress):
 
     @contextmanager
     def _with(self, part: LivePanel, watched: Watched, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-        """Draw and steer one run more, from the first one that is open until the last has ended."""
+        """Draw and steer one more run, from the first one that is open until the last has ended."""
         if not self._watched:
             self._open.enter_context(self._keyboard(loop))
             self._open.callback(self.end)
@@ -106,13 +106,13 @@ class LivePanel(Progress):
                 self._open.close()
 
     def named(self, name: str) -> Progress:
-        """Return what one of several environments says, as a part of this panel."""
+        """Return the progress of one of several environments, as a part of this panel."""
         part = LivePanel(name, self.console, of=self)
         self._parts.append(part)
         return part
 
     async def _look(self, watched: Watched) -> None:
-        """Ask the run how it does, where nothing of it changes meanwhile."""
+        """Update the status of the run, in the thread that changes it."""
         while True:
             self._status = watched.status()
             await asyncio.sleep(EVERY)
@@ -127,7 +127,7 @@ class LivePanel(Progress):
         self._take("", group.scores)
 
     def show(self, text: str, scores: Sequence[float], *, last: bool = False) -> None:
-        """Take the scores of a group that was handed on, with what its consumer says of it."""
+        """Add the scores of a group that was passed on, with the status text of its consumer."""
         self.done += 1
         self._take(text, scores)
 
@@ -149,7 +149,7 @@ class LivePanel(Progress):
             self._notes.append(message)
 
     def end(self) -> None:
-        """Take the panel away; what was noted stays."""
+        """Remove the panel; notes remain."""
         drawing, self._drawing = self._drawing, None
         if drawing is not None and self._stop is not None:
             self._stop.set()
@@ -158,7 +158,7 @@ class LivePanel(Progress):
     # ------------------------------------------------------------------ drawing
 
     def _draw(self, stop: threading.Event) -> None:
-        """Draw until it is to stop; what is wrong with the panel itself is told once, and holds up no note."""
+        """Draw until `stop` is set; an error of the panel itself is reported once, and blocks no note."""
         reported = False
         with suppress(OSError), Live(console=self.console, auto_refresh=False, transient=True) as live:
             while True:
@@ -177,7 +177,7 @@ class LivePanel(Progress):
                     reported = True
 
     def panel(self) -> RenderableType:
-        """Return what is drawn."""
+        """Return the content to draw."""
         lines = [line for part in self._parts or [self] for line in part._lines()]
         if self._keys is not None:
             lines.append(Text(KEYS, style="dim"))
@@ -194,7 +194,7 @@ class LivePanel(Progress):
 
     def _way(self) -> RenderableType:
         elapsed = time.monotonic() - self._started
-        rate = 0.0  # groups that end in a second
+        rate = 0.0  # groups per second
         if len(self._ends) > 1:
             (then, before), (_, now) = self._ends[0], self._ends[-1]
             rate = (now - before) / max(time.monotonic() - then, 0.001)
@@ -254,7 +254,7 @@ class LivePanel(Progress):
 
     @contextmanager
     def _keyboard(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-        """Get keys one by one, without their echo, as long as the panel is there."""
+        """Read keys one by one, without their echo, while the panel is shown."""
         if self._keys is None:
             yield
             return
@@ -294,12 +294,12 @@ class LivePanel(Progress):
 
 NAMES_OF_PHASES = {"model": "waiting for the model", "tools": "in tools", "rewards": "in rewards"}
 _restore: Callable[[], None] | None = None
-"""Gives the terminal back as it was; None while it is."""
+"""Restores the terminal's settings; None if they are unchanged."""
 
 
 @contextmanager
 def unbuffered(keyboard: int) -> Iterator[None]:
-    """Let a terminal hand over each key at once and show none; Ctrl-C still interrupts."""
+    """Let a terminal deliver each key immediately and without echo; Ctrl-C still interrupts."""
     global _restore
     before = termios.tcgetattr(keyboard)
     _restore = lambda: termios.tcsetattr(keyboard, termios.TCSADRAIN, before)  # noqa: E731
@@ -311,7 +311,7 @@ def unbuffered(keyboard: int) -> Iterator[None]:
 
 
 def restore_terminal() -> None:
-    """Give the terminal back as it was, also from a handler that ends the process."""
+    """Restore the terminal's settings, also from a handler that ends the process."""
     global _restore
     restore, _restore = _restore, None
     if restore is not None:
@@ -322,7 +322,7 @@ def restore_terminal() -> None:
 
 
 def histogram(values: Sequence[float]) -> str:
-    """Return one character per tenth of the range, the higher the more values there are in it."""
+    """Return one character per tenth of the range, higher for more values in it."""
     low, high = min(values), max(values)
     if math.isinf(high - low):
         return histogram([value / 2 for value in values])
@@ -334,7 +334,7 @@ def histogram(values: Sequence[float]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time for people: ``42 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    """Return a duration for people: ``42 s``, ``3 min 05 s``, ``2 h 10 min``."""
     whole = int(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -344,14 +344,14 @@ def duration(seconds: float) -> str:
 
 
 def progress_of(title: str, *, quiet: bool) -> Progress:
-    """Return what a run says while it goes on: a panel on a terminal, lines elsewhere."""
+    """Return the progress display of a run: a panel on a terminal, lines elsewhere."""
     if quiet or not sys.stderr.isatty() or os.environ.get("TERM") in (None, "dumb"):
         return Progress(quiet=quiet)
     return LivePanel(title, keys=_keyboard())
 
 
 def _keyboard() -> int | None:
-    """Return the descriptor of the keyboard, where this program is the one that it types to."""
+    """Return the descriptor of the keyboard, if this program is in the foreground."""
     with suppress(OSError, ValueError, AttributeError):
         number = sys.stdin.fileno()
         return number if os.isatty(number) and os.tcgetpgrp(number) == os.getpgrp() else None

@@ -1,8 +1,8 @@
-"""The command line: `hermes-rl run | validate | list | schema | doctor | regrade | report | view | rollouts`.
+"""Run the command line: `hermes-rl run | validate | list | schema | doctor | regrade | report | view | rollouts`.
 
 Owns the process and its exit status: 0 done, 1 the run failed, 2 the user's input is wrong, 130 after Ctrl-C. Progress
-and messages go to stderr, results to stdout. Wrong input never shows a traceback; a bug always does. What a command
-calls returns this status, or raises UserError for wrong input and RunError for what has failed.
+and messages go to stderr, results to stdout. Wrong input never shows a traceback; a bug always does. Functions called
+by commands return this status, or raise UserError for wrong input and RunError for failures.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ if TYPE_CHECKING:  # Ctrl-C ends a program without a traceback from `main` on, s
     from typing import Any
 
 STARTING = 100_000
-"""New objects after which Python looks for garbage. Imports and validators are fewer, and all of them stay; looking at
-them over and over, as Python's own 700 asks for, is a tenth of the time that a short command takes."""
+"""New objects after which Python collects garbage. Imports and validators create fewer, and all of them stay; checking
+them repeatedly, as with Python's default of 700, takes a tenth of the time of a short command.
+"""
 NO_TEMPORARY = "No usable temporary directory"
-"""What `tempfile` says, wherever it is asked first."""
+"""Message of `tempfile`, from any caller."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -38,10 +39,10 @@ def main(arguments: list[str] | None = None) -> None:
         words = sys.argv[1:] if arguments is None else arguments
         code = final_status(status(words), next(iter(words), ""), output)
         errors.flush()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: a further one has nothing to interrupt
-        gc.freeze()  # at its end Python looks at everything once more, although all of it goes
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # everything is done: another one has nothing to interrupt
+        gc.freeze()  # at its end Python would check everything once more, although all of it is freed
     except (KeyboardInterrupt, Exception) as error:
-        # Libraries in Rust make it an error of theirs, in whose text it is named.
+        # Libraries in Rust convert it to an error of theirs, whose text contains its name.
         if isinstance(error, Exception) and "KeyboardInterrupt" not in str(error):
             raise
         sys.stderr.write("interrupted\n")
@@ -60,7 +61,7 @@ def _interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
     main_thread, left = get_ident(), Lock()
 
     def interrupt() -> None:
-        left.acquire()  # what is raised within this hook would be swallowed too
+        left.acquire()  # an exception within this hook would be swallowed too
         signal.pthread_kill(main_thread, signal.SIGINT)
 
     left.acquire()
@@ -69,9 +70,9 @@ def _interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 def status(arguments: list[str] | None = None) -> int:
-    """Run a command line and return its exit status; a bug travels with its traceback."""
+    """Run a command line and return its exit status; a bug is raised with its traceback."""
     words = sys.argv[1:] if arguments is None else arguments
-    if words == ["--version"]:  # Typer would load pydantic for it, which takes as long as all else
+    if words == ["--version"]:  # Typer would load pydantic for it, which takes as long as everything else
         from hermes_rl.version import __version__
 
         sys.stdout.write(f"{__version__}\n")
@@ -81,12 +82,12 @@ def status(arguments: list[str] | None = None) -> int:
     from hermes_rl.cli.echo import echo
     from hermes_rl.errors import HermesRLError, UserError
 
-    # Typer brings a click of its own in some versions, so the class is found through Typer.
+    # Some versions of Typer bundle click, so the class is found through Typer.
     click_exception: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
     try:
         result: Any = program()(with_address(words), standalone_mode=False)
     except click_exception as error:
-        error.message = error.message.replace("Value error, ", "")  # which says how Typer checks, and nothing else
+        error.message = error.message.replace("Value error, ", "")  # the prefix describes Typer's validation alone
         error.show()
         return 2
     except (KeyboardInterrupt, typer.Abort):
@@ -117,9 +118,9 @@ def program() -> Callable[..., Any]:
 
 
 def with_address(arguments: Sequence[str]) -> list[str]:
-    """Return the words of a command line with `--ray` as `--ray=local` where no address follows it.
+    """Return the arguments of a command line with `--ray` as `--ray=local` if no address follows it.
 
-    Typer knows no option whose value may be left out.
+    Typer does not support options whose value may be omitted.
     """
     import re
 

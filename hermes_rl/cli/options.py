@@ -1,6 +1,7 @@
-"""What a command line changes in a spec, for every command that reads one: `--set`, Atropos' flags, `--env-file`.
+"""Changes of a spec by the command line, for every command that reads one: `--set`, Atropos' flags, `--env-file`.
 
-Where the spec names no policy, the one of the environment plays, or the one that the user picks; it is never guessed.
+If the spec names no policy, the policy is the one of the environment, or the one that the user picks; it is never
+guessed.
 """
 
 from __future__ import annotations
@@ -23,28 +24,32 @@ from hermes_rl.spec.substitution import read_env_file
 
 
 class Options(NamedTuple):
-    """The options of one command, as they were typed."""
+    """Options of one command, unparsed."""
 
     sets: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     env_file: Path | None = None
 
     def overrides(self, *more: str) -> Overrides:
-        """Return what they change, and `more` as behind `--set`; raises SpecError with every one that is wrong."""
+        """Return the changes, with `more` as values of `--set`; raises SpecError with every wrong one."""
         return parse_extra_args(self.flags, [*self.sets, *more])
 
     def load(self, source: str, *more: str, demo: bool = False, mode: Mode | None = None) -> Spec:
-        """Return a spec as they change it, and `more` as behind `--set`."""
+        """Return a spec with the changes, and with `more` as values of `--set`."""
         overrides = self.overrides(*more)
         return load_spec(source, overrides=overrides, demo=demo, environ=self.environ(), mode=mode)
 
     def environ(self) -> dict[str, str]:
-        """Return the process's environment, which wins, with the lines of `env_file`; raises as `read_env_file`."""
+        """Return the process's environment, which takes precedence, with the lines of `env_file`; raises as
+        `read_env_file`.
+        """
         return {**(read_env_file(self.env_file) if self.env_file is not None else {}), **os.environ}
 
 
 def separated(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Specs, and flags with their values: Typer gives both as one list where it does not know the flags."""
+    """Return the specs, and the flags with their values: Typer returns both as one list if it does not know the
+    flags.
+    """
     specs: list[str] = []
     flags: list[str] = []
     rest = list(words)
@@ -59,7 +64,7 @@ def separated(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     return specs, tuple(flags)
 
 
-# ------------------------------------------------------------------------- The policy, where the spec names none
+# ------------------------------------------------------------------------- The policy, if the spec names none
 
 
 class _Choice(NamedTuple):
@@ -87,10 +92,10 @@ HELP = """no policy: the spec names no servers.policy, and OPENAI_BASE_URL with 
 
 
 def with_policy(load: Callable[..., Spec], environ: Mapping[str, str]) -> Spec:
-    """Load the spec with a policy: its own, the environment's, or, on a terminal, the one that the user picks.
+    """Load the spec with a policy: the spec's, the environment's, or, on a terminal, the one that the user picks.
 
-    `load` takes it as the text behind a `--set`, and loads the spec as it is without one. Raises `UserError` where
-    there is none, with the flags for each way to name one.
+    `load` takes it as the value of a `--set`, and loads the unchanged spec without one. Raises `UserError` if there is
+    none, with the flags for each way to name one.
     """
     spec = load()
     if "policy" in spec.servers:

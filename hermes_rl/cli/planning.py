@@ -1,4 +1,4 @@
-"""`hermes-rl run … --dry-run` in words; what a run would do is found out by `hermes_rl.reading.dry_run`."""
+"""`hermes-rl run … --dry-run`: print the plan of a run; `hermes_rl.reading.dry_run` computes it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hermes_rl.reading.dry_run import DryRun, MeasuredRole
 from hermes_rl.visible import counted
 
 SHOWN = 400
-"""Characters of a prompt."""
+"""Maximum characters of a prompt."""
 
 
 def plan_lines(plan: DryRun) -> Iterator[str]:
-    """Yield what a run would do, in words."""
+    """Yield the lines that describe the plan of a run."""
     agent = plan.spec.agent_for(plan.mode)
     yield from plan.notes
     yield f"{plan.spec.name} {plan.mode}, a dry run: it plays and writes nothing"
@@ -54,12 +54,12 @@ def _earlier(plan: DryRun) -> Iterator[str]:
 
 
 def _too_long(plan: DryRun) -> Iterator[str]:
-    """Yield a warning if sequences are longer than those that a trainer takes."""
+    """Yield a warning if sequences are longer than the trainer accepts."""
     most = plan.spec.serve.max_token_length
     if plan.mode != "serve" or most is None:
         return
     policy = None if plan.measured is None else plan.measured.roles["policy"]
-    if policy is not None and plan.measured is not None:  # the last call of a rollout is longer than the mean of them
+    if policy is not None and plan.measured is not None:  # the last call of a rollout is longer than its mean call
         size = (policy.prompt_tokens + policy.completion_tokens) / max(1.0, plan.measured.turns)
         what = f"rollouts have {size:.0f} tokens and more"
     else:

@@ -1,7 +1,7 @@
-"""`hermes-rl play`: one rollout, seen as it goes; a person may stand in the model's place. Nothing is recorded.
+"""`hermes-rl play`: run one rollout and show it in progress; a person may replace the model. Nothing is recorded.
 
-The rollout is played by the same runner as in a run. What stands in the policy's place shows each message before it
-passes the request on, so that a person sees just what the model would be sent.
+The rollout runs with the same runner as in a run. A wrapper around the policy shows each message before it passes the
+request on, so that a person sees exactly the model's input.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ HELP = """You are the model. A line is your answer, which ends the rollout unles
   /NAME {"argument": …}   call a tool; several of these lines, then an empty one, call several at once
   /tools                  see the tools        Ctrl-D  end"""
 LONGEST = 4_000
-"""Characters of one message that are shown."""
+"""Maximum characters of a message."""
 NOBODY = 'servers.policy={"type": "openai", "base_url": "http://localhost/v1", "model": "you"}'
-"""Stands for a policy where the spec names none and a person plays."""
+"""Placeholder for the policy if the spec names none and a person replies."""
 
 
 @dataclass(frozen=True)
 class PlayRequest:
-    """The words of `hermes-rl play`."""
+    """Arguments of `hermes-rl play`."""
 
     spec: str
     options: Options
@@ -57,7 +57,7 @@ class PlayRequest:
 
 
 def play_spec(request: PlayRequest) -> int:
-    """Play one rollout; returns the exit status, which is 1 where it could not be graded."""
+    """Run one rollout; return the exit status, which is 1 if it could not be graded."""
     if request.person:
         spec = request.options.load(request.spec, demo=request.demo)
         if "policy" not in spec.servers:
@@ -91,7 +91,7 @@ async def _played(spec: Spec, request: PlayRequest) -> Rollout:
 
 
 class _OneRollout(RolloutRunner):
-    """Plays once, and shows what is said; `shell` hands over the sandbox before the rewards look at it."""
+    """Runs once, and shows the messages; `shell` opens the sandbox before the rewards look at it."""
 
     def __init__(self, compiled: CompiledSpec, policy: ChatServer, split: Split, *, shell: bool) -> None:
         super().__init__(compiled, split=split, policy=_Shown(policy), replays=0)
@@ -106,7 +106,7 @@ class _OneRollout(RolloutRunner):
 
 
 class _Shown:
-    """Shows what is new in a conversation, before whoever acts is asked and after the answer."""
+    """Shows new messages of a conversation, before each call of the policy and after its reply."""
 
     def __init__(self, policy: ChatServer) -> None:
         self._policy, self._seen, self._turn = policy, 0, 0
@@ -124,14 +124,14 @@ class _Shown:
         await self._policy.close()
 
     def show_new(self, messages: Sequence[Message]) -> None:
-        """Show the messages that were not there before."""
+        """Show the messages that were not shown before."""
         for message in messages[self._seen :]:
             show(_message(message, self._turn))
         self._seen = max(self._seen, len(messages))
 
 
 class Person:
-    """A person at the keyboard, who answers as a model would."""
+    """A person at the keyboard, who replies like a model."""
 
     def __init__(self) -> None:
         self._asked, self._calls = False, itertools.count()
@@ -142,11 +142,11 @@ class Person:
         self._asked = True
         message = await self._message({tool["function"]["name"]: tool for tool in request.tools or ()})
         finish = "tool_calls" if message.get("tool_calls") else "stop"
-        # What a person takes to think is no working time of the agent.
+        # The time that a person takes to think is not working time of the agent.
         return ChatReply(message, finish, {}, "you", CALLABLE, timing=Timing())
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
     async def _message(self, tools: dict[str, Any]) -> dict[str, Any]:
         calls: list[dict[str, Any]] = []
@@ -172,7 +172,7 @@ class Person:
 
 
 def _tool(function: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Yield a tool as a person reads it: its arguments, those that may be left out with ?."""
+    """Yield a tool for a person to read: its arguments, optional ones with ?."""
     schema = function.get("parameters") or {}
     required = schema.get("required") or ()
     arguments = ", ".join(
@@ -184,7 +184,7 @@ def _tool(function: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _line(prompt: str) -> str | None:
-    """Return what a person types, and None at the end of the input."""
+    """Return the line that a person types, and None at the end of the input."""
     try:
         return input(prompt).strip()
     except EOFError:
@@ -192,7 +192,7 @@ def _line(prompt: str) -> str | None:
 
 
 def _wrong(name: str, arguments: str, tools: dict[str, Any]) -> str | None:
-    """Return what is wrong with a call as it was typed; None where it can be sent."""
+    """Return the error in a typed call, or None if it can be sent."""
     if name not in tools:
         return f"there is no tool {name!r}; there are: {', '.join(tools) or 'none'}"
     try:
@@ -203,7 +203,7 @@ def _wrong(name: str, arguments: str, tools: dict[str, Any]) -> str | None:
 
 
 async def _shell(runtime: ToolRuntime) -> None:
-    """Let a person look around in the sandbox; each line is a command of its own."""
+    """Let a person look around in the sandbox; each line is a separate command."""
     try:
         sandbox = await runtime.sandbox()
     except Failure as failure:
@@ -222,7 +222,7 @@ async def _shell(runtime: ToolRuntime) -> None:
 
 
 def _message(message: Message, turn: int) -> Iterator[RenderableType]:
-    """Yield a message as a person reads it."""
+    """Yield a message for a person to read."""
     role = str(message.get("role"))
     yield heading(f"assistant, turn {turn}" if role == "assistant" else role)
     if thought := message.get("reasoning_content") or message.get("reasoning"):

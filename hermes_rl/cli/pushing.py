@@ -1,4 +1,4 @@
-"""`hermes-rl push`: what it says; what is published, and how, is `hermes_rl.reading.push`."""
+"""`hermes-rl push`: print its messages; the selection and the upload belong to `hermes_rl.reading.push`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def push_run(
     env_file: Path | None,
     dry: bool,
 ) -> int:
-    """Publish a run as a dataset, or say what would be published; returns the exit status."""
+    """Publish a run as a dataset, or list the files that would be published; return the exit status."""
     local, environ = folder_at(address), Options(env_file=env_file).environ()
     if local is None:
         dataset, token = dataset_at(address), token_of(environ, token_env)

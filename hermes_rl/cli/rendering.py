@@ -1,4 +1,4 @@
-"""`hermes-rl render`: exactly what the model is sent first, for a row of a spec; no model is asked."""
+"""`hermes-rl render`: print exactly the first input of the model, for a row of a spec; no model is called."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from hermes_rl.runs.rendered import Rendered, chosen_row, placeholders, render_r
 from hermes_rl.spec.model import Spec
 
 ANY_SERVER = 'servers.policy={"type": "openai", "base_url": "http://localhost/v1", "model": "MODEL"}'
-"""Stands for the policy where the spec names none: every chat server is sent the same messages and tools."""
+"""Placeholder for the policy if the spec names none: every chat server gets the same messages and tools."""
 
 
 @dataclass(frozen=True)
 class RenderRequest:
-    """The words of `hermes-rl render`."""
+    """Arguments of `hermes-rl render`."""
 
     spec: str
     options: Options
@@ -39,7 +39,7 @@ class RenderRequest:
 
 
 def render_spec(request: RenderRequest) -> int:
-    """Render a row's first request; returns the exit status."""
+    """Render a row's first request; return the exit status."""
     load = partial(request.options.load, request.spec, demo=request.demo)
     spec = load()
     if "policy" not in spec.servers:

@@ -1,6 +1,6 @@
-"""A SPEC that is a repository: which commit was taken, what is in it, and whether it may run here.
+"""Resolve a SPEC that is a repository: its commit, its content, and the permission to run it here.
 
-Where content is, and what is remembered of it, is `hermes_rl.repositories`.
+The location and the stored data of content belong to `hermes_rl.repositories`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from hermes_rl.spec.load import repository_of, spec_of
 from hermes_rl.visible import counted, visible
 
 SHOWN = 60
-"""Files that are listed by name."""
+"""Maximum files listed by name."""
 _READ = (".py", ".yaml", ".yml", ".sh")
-"""Endings of files that decide what runs, listed before others."""
+"""Suffixes of files that decide which code runs; they are listed first."""
 
 
 def at_hand(source: str, *, trust: bool) -> str:
-    """Return what a command line names as a spec, a repository as the commit that it means now.
+    """Return the spec that an argument names; for a repository with its present commit.
 
-    A repository is fetched where it is not here yet. Its files are shown and agreed to before anything of it runs, once
-    for each content; `trust` agrees without asking. Raises `UserError` where a repository cannot be had, has no spec,
-    or is not agreed to.
+    A repository is fetched if it is not here yet. Its files are shown and must be accepted before any code of it runs,
+    once for each content; `trust` accepts without asking. Raises `UserError` if a repository is not available, has no
+    spec, or is not accepted.
     """
     address = repository_of(source)
     if address is None:
@@ -57,13 +57,14 @@ def at_hand(source: str, *, trust: bool) -> str:
 
 
 def agree_to_grade(path: Path, *, trust: bool) -> None:
-    """Ask before code runs that the spec of a run directory names, unless this user has made or agreed to that content.
+    """Ask before running code that the spec of a run directory names, unless this user has made or accepted that
+    content.
 
-    Raises `UserError` where it is not agreed to.
+    Raises `UserError` if it is not accepted.
     """
     run = RunDirectory(path)
     if not (path / "spec.yaml").exists():
-        return  # no run is there, which the command says
+        return  # there is no run, which the command reports
     digest = run.code_digest()
     if is_trusted(digest):
         return
@@ -83,7 +84,9 @@ def code_of(spec: str) -> list[str]:
 
 
 def _contents(fetch: Fetched, spec: Path) -> Iterator[str]:
-    """Yield what is in a repository, in words: first the files that decide what runs, and those beside the spec."""
+    """Yield the description of a repository's content: first the files that decide which code runs, and files next to
+    the spec.
+    """
     yield f"{fetch.address}"
     yield f"  content: sha256 {fetch.digest}"
     files = sorted(files_of(fetch.folder), key=lambda path: (path.suffix not in _READ, spec.parent not in path.parents))

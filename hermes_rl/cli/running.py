@@ -1,4 +1,4 @@
-"""`hermes-rl run`: from the command line to a launch, and from its outcome to words."""
+"""`hermes-rl run`: convert the command line to the options of a run, and its result to text."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from hermes_rl.threads import rare_full_collections
 from hermes_rl.tokens.hub import without_advice
 from hermes_rl.visible import counted
 
-# ----------------- `hermes-rl regrade`: from the command line to the run directory, and what came of it in words
+# ----------------- `hermes-rl regrade`: from the command line to the run directory, and its result as text
 
 
 def regrade_run(path: Path, options: Options) -> int:
-    """Grade a run anew; returns the exit status."""
+    """Grade a run again; return the exit status."""
     progress = Progress()
     done = run_interruptible(regrade(path, options.overrides(), options.environ(), progress=progress))
     write_report_or_say(path, progress.note)
@@ -64,7 +64,7 @@ DEMO = "demo: a scripted policy plays; no model, network or container is used"
 
 @dataclass(frozen=True)
 class RunRequest:
-    """The words of `hermes-rl run`."""
+    """Arguments of `hermes-rl run`."""
 
     spec: str
     mode: Mode
@@ -82,7 +82,7 @@ class RunRequest:
 
 
 def specs_and_mode(words: Sequence[str]) -> tuple[list[str], Mode]:
-    """Return the specs of `hermes-rl run` and the mode, its last word; raises UserError where one is missing."""
+    """Return the specs of `hermes-rl run` and the mode, the last argument; raises UserError if one is missing."""
     *specs, last = words or [""]
     modes: tuple[Mode, ...] = get_args(Mode)
     named: list[Mode] = [mode for word in words for mode in modes if word == mode]
@@ -102,7 +102,7 @@ def specs_and_mode(words: Sequence[str]) -> tuple[list[str], Mode]:
 
 
 def run_spec(request: RunRequest) -> int:
-    """Load, play and sum up; returns the exit status."""
+    """Load the spec, run it and print a summary; return the exit status."""
     if request.as_json:
         raise UserError("--json is about sets; the numbers of a run are in its metrics.json")
     environ = request.options.environ()
@@ -124,7 +124,7 @@ def run_spec(request: RunRequest) -> int:
 
 
 def say_plan(spec: Spec, launch: Launch, request: RunRequest) -> int:
-    """Print what a run would do; returns the exit status."""
+    """Print the plan of a run; return the exit status."""
     from hermes_rl.cli.planning import plan_lines
     from hermes_rl.reading.dry_run import dry_run, prices_of
 
@@ -138,7 +138,7 @@ def say_plan(spec: Spec, launch: Launch, request: RunRequest) -> int:
 
 @contextmanager
 def logged(say: Callable[[str], None], *, verbose: bool) -> Iterator[None]:
-    """Say what hermes_rl logs: warnings as they are, and where it is to be `verbose` everything from INFO on."""
+    """Show the log records of hermes_rl: warnings always, and with `verbose` everything from INFO on."""
     handler = _Saying(say, logging.INFO if verbose else logging.WARNING)
     if verbose:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -170,10 +170,11 @@ def load_for(request: RunRequest) -> Spec:
 
 
 def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """asyncio.run, in which Ctrl-C and SIGTERM end the work: what is in flight is released before the process ends.
+    """Run a coroutine like asyncio.run, and end it on Ctrl-C or SIGTERM: work in flight is released before the process
+    ends.
 
-    A second one ends the process at once. That loses no more: every line of a file is written whole or cut off later,
-    and sandboxes end with their parent.
+    A second signal ends the process immediately. That loses no more: every line of a file is written completely or
+    removed later, and sandboxes end with their parent.
     """
 
     async def guarded() -> T:
@@ -194,14 +195,14 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
             loop.call_soon_threadsafe(task.cancel)
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, end)  # the loop's own handlers go when it closes, before the last words
+            signal.signal(number, end)  # the loop's handlers are removed when it closes, before the final messages
         return await work
 
     try:
         return asyncio.run(guarded())
     except asyncio.CancelledError:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)  # all is done but for the last words
+            signal.signal(number, signal.SIG_IGN)  # everything is done except the final messages
         raise KeyboardInterrupt from None
 
 
@@ -246,7 +247,7 @@ def _evaluate(spec: Spec, launch: Launch) -> int:
 
 
 def evaluation_lines(evaluation: Evaluation) -> list[str]:
-    """Return the result for people: the mean with its interval, then what else there is."""
+    """Return the result for people: the mean with its interval, then the other values."""
     metrics = evaluation.metrics
     between = "" if evaluation.interval is None else ", 95 % interval {:.4f} to {:.4f}".format(*evaluation.interval)
     lines = [f"mean reward {metrics['eval/mean_reward']:.4f}{between}"]
@@ -280,7 +281,7 @@ def _serve(spec: Spec, launch: Launch) -> int:
 
 
 def say_where(directory: RunDirectory, progress: Progress) -> None:
-    """Say what all that is recorded has cost, where that is known, where everything is, and how to look at it."""
+    """Print the total cost of the record, if it is known, the paths of the files, and how to view them."""
     usage = directory.described().get("usage", {})
     if costs := {role: counts["cost"] for role, counts in usage.items() if "cost" in counts}:
         echo(f"cost: {dollars_by_role(costs)}")
@@ -311,11 +312,11 @@ WAYS_ON = {
     Ending.JUDGE_FAILURE: "see run.log, and ask the judge's server by hand",
     Ending.ROW_FAILURE: "correct the rows; hermes-rl validate SPEC and render SPEC show what they give",
 }
-"""What to do where most rollouts have ended so."""
+"""Suggestions if most rollouts have this stop reason."""
 
 
 def most_ended_with(endings: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return what most rollouts ended with and what to do, in words; empty where that is no cause for concern.
+    """Return the stop reason of most rollouts and a suggestion, as a message; empty if that is not a problem.
 
     `endings` is the entry of run.json.
     """

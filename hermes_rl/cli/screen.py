@@ -1,7 +1,7 @@
-"""Tables, colours and the pager of commands whose results people read.
+"""Print tables and colours, and use a pager, for commands whose results people read.
 
-Colours and the pager are for terminals: what goes into a file or a pipe is plain text of any width. `NO_COLOR` and
-`TERM=dumb` are honoured. Texts that are not ours go through `safe` first: rich would obey what is in them.
+Colours and the pager are for terminals: output to a file or a pipe is plain text of any width. `NO_COLOR` and
+`TERM=dumb` are honoured. External texts pass through `safe` first: rich would interpret markup in them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from hermes_rl.cli.echo import echo
 from hermes_rl.visible import visible
 
 WIDE = 1_000
-"""Columns where nobody sees the edge: a pipe or a file."""
+"""Columns for output without an edge: a pipe or a file."""
 GOOD, BAD, DIM, HEAD = "green", "red", "dim", "bold"
 """Styles."""
 
 
 def safe(text: object, style: str = "") -> Text:
-    """Return any text so that a terminal only shows it, tabs as spaces."""
+    """Return any text so that a terminal only displays it, tabs as spaces."""
     return Text(visible(str(text)).expandtabs(4), style=style)
 
 
@@ -40,7 +40,9 @@ def short(text: object) -> Text:
 
 
 def table(*columns: str, right: Iterable[str] = (), whole: Iterable[str] = ()) -> Table:
-    """Return an empty table without frames; columns in `right` hold numbers, and like those in `whole` stay whole."""
+    """Return an empty table without frames; columns in `right` hold numbers; they and the columns in `whole` are not
+    cut.
+    """
     numbers, unbroken = set(right), {*right, *whole}
     new = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=HEAD)
     for name in columns:
@@ -49,7 +51,7 @@ def table(*columns: str, right: Iterable[str] = (), whole: Iterable[str] = ()) -
 
 
 def show(parts: Iterable[RenderableType], *, pager: bool = False) -> None:
-    """Print texts and tables to stdout; with `pager`, what is longer than the terminal goes through the user's."""
+    """Print texts and tables to stdout; with `pager`, output longer than the terminal goes through the user's."""
     terminal = sys.stdout.isatty()
     console = Console(
         width=None if terminal else WIDE, highlight=False, markup=False, emoji=False, soft_wrap=not terminal
@@ -67,7 +69,9 @@ def show(parts: Iterable[RenderableType], *, pager: bool = False) -> None:
 
 
 def show_exactly(text: str, *, pager: bool = False) -> None:
-    """Print a text, in a pipe or a file character by character, but for what a terminal would obey (`visible`)."""
+    """Print a text, in a pipe or a file character by character, except characters that a terminal would interpret
+    (`visible`).
+    """
     if sys.stdout.isatty():
         show([safe(text)], pager=pager)
     else:
@@ -75,30 +79,30 @@ def show_exactly(text: str, *, pager: bool = False) -> None:
 
 
 def heading(title: str) -> Text:
-    """Return a line that begins a part of what is shown."""
+    """Return the heading of a part of the output."""
     return Text.assemble(safe("── ", DIM), safe(title, HEAD), safe(" ──", DIM))
 
 
 def indented(text: Text) -> Padding:
-    """Return a text two columns to the right."""
+    """Return a text indented by two columns."""
     return Padding(text, (0, 0, 0, 2), expand=False)
 
 
 def dollars(cost: float) -> str:
-    """Return US dollars to the cent, and less than a tenth of a dollar with two digits that count."""
+    """Return US dollars to the cent, or with two significant digits below a tenth of a dollar."""
     return f"{cost:,.2f} $" if cost >= 0.1 or cost == 0 else f"{cost:.2g} $"
 
 
 def dollars_by_role(costs: Mapping[str, float]) -> str:
-    """Return the sum of what models have cost, and where there are several each role's part."""
+    """Return the sum of the models' costs, and each role's part if there are several."""
     each = ", ".join(f"{role} {dollars(cost)}" for role, cost in costs.items())
     return dollars(sum(costs.values())) + (f" ({each})" if len(costs) > 1 else "")
 
 
 def _paged(text: str) -> bool:
-    """Show a text in the pager that `PAGER` names, else in `less`; False where there is none."""
+    """Show a text in the pager that `PAGER` names, else in `less`; return False if there is none."""
     command = shlex.split(os.environ.get("PAGER", "less")) or ["cat"]
-    environ = {"LESS": "FRX", **os.environ}  # as git does: colours, and no pager for what fits on the screen
+    environ = {"LESS": "FRX", **os.environ}  # as git does: colours, and no pager for output that fits on the screen
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the pager's while it is open
     try:
         with subprocess.Popen(command, stdin=subprocess.PIPE, env=environ) as process:

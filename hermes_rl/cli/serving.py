@@ -1,4 +1,4 @@
-"""`hermes-rl rollouts` and `hermes-rl openenv`: from the command line to what is served."""
+"""`hermes-rl rollouts` and `hermes-rl openenv`: convert the command line to the service's options."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def serve_rollouts(
     demo: bool,
     verbose: bool,
 ) -> int:
-    """Serve until the process is told to end; returns the exit status."""
+    """Serve until a stop signal; return the exit status."""
     several = len(specs) > 1
     raise_descriptor_limit()
     without_advice()
     environ = options.environ()
-    options.overrides()  # what is wrong with them is said once, and not for each spec
+    options.overrides()  # errors in them are reported once, and not for each spec
     named = load_each(specs, partial(options.load, demo=demo, mode="serve"))
     if problems := [*named.problems, *alike_names(named.specs)]:
         raise SpecError(problems)
@@ -59,7 +59,7 @@ def serve_rollouts(
 
 
 def serve_openenv(spec: str, options: Options, listen: str, token_env: str | None, most: int) -> int:
-    """Serve a spec to OpenEnv's clients until the process is told to end; returns the exit status."""
+    """Serve a spec to OpenEnv's clients until a stop signal; return the exit status."""
     try:
         from hermes_rl.integrations.openenv import make_app
     except ImportError as error:

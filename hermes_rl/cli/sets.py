@@ -1,6 +1,6 @@
-"""`hermes-rl run SET evaluate`: every combination of a set is a run of its own, and all of them are one table.
+"""`hermes-rl run SET evaluate`: evaluate every combination of a set as a separate run, and print one table of them.
 
-What a set is, is `hermes_rl.spec.sets`; what its table says, `hermes_rl.reading.sets`.
+The definition of a set belongs to `hermes_rl.spec.sets`, the content of its table to `hermes_rl.reading.sets`.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from hermes_rl.threads import rare_full_collections
 from hermes_rl.visible import counted
 
 SHOWN = 30
-"""Values of a column that are shown; set.json has all."""
+"""Maximum values of a column in the table; set.json has all."""
 
-# ------------------------------------------------------------------------------------- Playing the combinations
+# ------------------------------------------------------------------------------------- Running the combinations
 
 
 @dataclass
 class _Run:
-    """A combination with its spec; `problem` is why it does not count, None when it is complete."""
+    """A combination with its spec; `problem` is why it does not count, None if it is complete."""
 
     combination: Combination
     spec: Spec
@@ -60,7 +60,7 @@ class _Run:
 
 
 def run_set(request: RunRequest) -> int:
-    """Evaluate every combination of a set, one after the other, and print the table; returns the exit status."""
+    """Evaluate every combination of a set, one after the other, and print the table; return the exit status."""
     if request.mode != "evaluate":
         raise UserError(
             f"{request.spec} is a set, which is evaluated: hermes-rl run {shlex.quote(request.spec)} evaluate. To "
@@ -78,7 +78,7 @@ def run_set(request: RunRequest) -> int:
             show([heading(run.combination.label)])
             say_plan(run.spec, _launch(run, request, environ, Progress(quiet=True)), request)
         return 0
-    with RunDirectory(folder):  # a second process would play the same runs
+    with RunDirectory(folder):  # a second process would run the same combinations
         try:
             with rare_full_collections():
                 for number, run in enumerate(runs, 1):
@@ -102,7 +102,7 @@ def run_set(request: RunRequest) -> int:
 
 
 def _loaded(spec_set: SpecSet, folder: Path, request: RunRequest, environ: Mapping[str, str]) -> list[_Run]:
-    """Return the specs of all combinations; raises SpecError with what is wrong with any of them."""
+    """Return the specs of all combinations; raises SpecError with all their errors."""
     changes = request.options.overrides()
     runs: list[_Run] = []
     problems: list[Problem] = []
@@ -121,7 +121,7 @@ def _loaded(spec_set: SpecSet, folder: Path, request: RunRequest, environ: Mappi
 
 
 def _spec(combination: Combination, changes: Overrides, environ: Mapping[str, str], *, demo: bool) -> Spec:
-    """Return the spec of a combination, with the policy of the environment where nobody names one."""
+    """Return the spec of a combination, with the policy of the environment if it names none."""
 
     def load(overrides: Overrides) -> Spec:
         overrides = changes.over(overrides)
@@ -134,7 +134,7 @@ def _spec(combination: Combination, changes: Overrides, environ: Mapping[str, st
 
 
 def missing_of(combination: Combination, spec: Spec, environ: Mapping[str, str]) -> list[Problem]:
-    """Return what a valid spec lacks to be played in a set."""
+    """Return the missing requirements for running a valid spec in a set."""
     problems, label = [], combination.label
     if "policy" not in spec.servers and policy_of(environ) is None:
         text = (
@@ -162,13 +162,15 @@ def _launch(run: _Run, request: RunRequest, environ: Mapping[str, str], progress
 
 
 def _play(run: _Run, title: str, request: RunRequest, environ: Mapping[str, str]) -> None:
-    """Play what is left of a run, and note in it how that ended; what is wrong with one run stays with it."""
+    """Run the remaining rollouts of a run, and record in it how that ended; an error of one run does not affect
+    others.
+    """
     label = run.combination.label
     progress = progress_of(f"{label} · evaluate", quiet=request.quiet)
     launch = _launch(run, request, environ, progress)
 
     async def evaluated() -> Evaluation | None:
-        # A run that is complete needs no server: it may be gone by now. What is noted, the run itself says again.
+        # A complete run needs no server: it may be gone by now. The run itself repeats its notes.
         unheard = replace(launch, progress=Progress(StringIO()))
         if (run.path / "metrics.json").is_file() and await nothing_left(run.spec, unheard):
             return None
@@ -233,7 +235,7 @@ def _tables(result: SetTable) -> Iterator[Table]:
         rest.append(_Column(spec, (_cell(player.cells[number]) for player in players)))
 
     def add(name: str, form: str, value: Callable[[Cell], float | None], total: Callable[[list[float]], float]) -> None:
-        """Add a column with one number for all runs of a player, as far as it is known."""
+        """Add a column with one number for all runs of a player, if it is known."""
         known = [[number for cell in player.cells if (number := value(cell)) is not None] for player in players]
         rest.append(_Column(name, (safe(form.format(total(numbers)) if numbers else "-") for numbers in known)))
 
@@ -256,7 +258,7 @@ class _Column:
 
 
 def _fitting(lead: Sequence[_Column], rest: Sequence[_Column]) -> Iterator[Table]:
-    """Yield a table of the columns, or several that are no wider than the terminal; `lead` begins each of them."""
+    """Yield a table of the columns, or several that are at most as wide as the terminal; each starts with `lead`."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
     waiting = list(rest)
     while waiting:

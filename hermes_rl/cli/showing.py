@@ -1,4 +1,4 @@
-"""`hermes-rl show`: a run, or one of its rollouts, in the terminal; what is read is `hermes_rl.reading`."""
+"""`hermes-rl show`: show a run, or one of its rollouts, in the terminal; reading belongs to `hermes_rl.reading`."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from hermes_rl.values import read_json
 from hermes_rl.visible import counted
 
 LONGEST = 2_000
-"""Characters of a text that are shown without --full."""
+"""Maximum characters of a text without --full."""
 ANSWERS = 4
-"""Answers of one conversation of a program that are shown without --full."""
+"""Maximum replies of one conversation of a program without --full."""
 NOTE = "yellow"
 TOOL = "cyan"
 
 
 @dataclass(frozen=True)
 class ShowRequest:
-    """The words of `hermes-rl show`."""
+    """Arguments of `hermes-rl show`."""
 
     run: Path
     rollout: str | None = None
@@ -55,7 +55,7 @@ class ShowRequest:
 
 
 def show_run(request: ShowRequest) -> int:
-    """Show a run or a rollout of it; returns the exit status."""
+    """Show a run or a rollout of it; return the exit status."""
     if request.ending is not None and request.ending not in list(Ending):
         raise UserError(f"--ending: there is no ending {request.ending!r}{choices(request.ending, list(Ending))}")
     if request.sort not in SORTS:
@@ -163,7 +163,7 @@ def _spreads(name: str, spreads: Mapping[str, Spread]) -> Table:
 
 
 def _seats(summary: RunSummary) -> Table:
-    """Return what each seat has got and done on average."""
+    """Return the table of each seat's mean score and activity."""
     names = [name.removeprefix("reward/").replace("_", " ") for name in next(iter(summary.seats.values()))]
     seats = table("seat", *names, right=names)
     for seat, means in summary.seats.items():
@@ -253,7 +253,7 @@ def _show_rollout(record: RunRecord, rollout: RolloutSummary, request: ShowReque
 
 
 class _Rollout:
-    """One rollout and what is asked of it."""
+    """One rollout and the options for showing it."""
 
     def __init__(self, record: RunRecord, rollout: RolloutSummary, line: Line, request: ShowRequest) -> None:
         self.record, self.one, self.line, self.request = record, rollout, line, request
@@ -328,7 +328,7 @@ class _Rollout:
                     yield self._body(call["result"])
 
     def _program(self) -> Iterator[RenderableType]:
-        """Show the calls of an agent program as a tree; of those beside its main line, what was answered too."""
+        """Show the calls of an agent program as a tree; for calls outside its main line, the replies too."""
         played = program(self.line)
         if played is None:
             return
@@ -418,7 +418,7 @@ def _pairs() -> Table:
 
 
 def _arguments(arguments: object) -> str:
-    """Return the arguments of a call, one per line where they are JSON; texts as they are."""
+    """Return the arguments of a call, one per line if they are JSON; other texts unchanged."""
     if isinstance(arguments, str):
         try:
             arguments = read_json(arguments)
@@ -434,14 +434,14 @@ def _arguments(arguments: object) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    """Return the beginning and the end of a text that is too long, as what counts is often at its end."""
+    """Return the start and the end of a text that is too long, as the important part is often at its end."""
     if len(text) <= most:
         return text
     half = most // 2
     return f"{text[:half]}\n… {len(text) - 2 * half} characters are left out (--full shows them) …\n{text[-half:]}"
 
 
-# ------------------------------------------------------------------------------- What the model got, and its tokens
+# ------------------------------------------------------------------------------- Input of the model, and its tokens
 
 
 def _show_tokens(record: RunRecord, line: Line, request: ShowRequest) -> int:
@@ -475,7 +475,7 @@ def _show_tokens(record: RunRecord, line: Line, request: ShowRequest) -> int:
 def message_parts(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, missing: str | None = None
 ) -> Iterator[RenderableType]:
-    """Yield messages and tools as a chat server is sent them."""
+    """Yield messages and tools in the form for a chat server."""
     if missing:
         yield safe(f"as messages, because there is no text of it: {missing}", NOTE)
     for message in messages:

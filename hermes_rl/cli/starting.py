@@ -1,7 +1,7 @@
-"""`hermes-rl init`: files to start an environment from, one set for each kind of task.
+"""`hermes-rl init`: copy starter files for an environment, one set for each kind of task.
 
-The files are in `starters/` of a checkout. Each set is an environment that is valid and plays at once, with its
-rewards, a test of them and its rows; NAME in them becomes the name of the new one.
+The files are in `starters/` of a checkout. Each set is an environment that is valid and runs immediately, with its
+rewards, a test of them and its rows; NAME in them is replaced by the new name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}")
 
 
 def start(name: str, kind: str, parent: Path) -> list[str]:
-    """Make the folder `name` with the files of this kind and return what to tell; raises UserError."""
+    """Make the directory `name` with the files of this kind and return the messages to print; raises UserError."""
     if not NAME.fullmatch(name):
         raise UserError(f"{name!r} is no name: use small letters, digits, - and _, at most 60, such as my-environment")
     folder = parent / name

@@ -1,7 +1,7 @@
-"""Standard streams that may be closed, full, or read by nobody: no command ends in the middle because of them.
+"""Handle standard streams that are closed, full, or without a reader: no command stops halfway because of them.
 
 A closed descriptor is opened on /dev/null before anything else is opened, so that no file of a run gets its number and
-then what is printed. A stream that can no longer be written to goes on as /dev/null, for child processes too.
+then the printed output. A stream that can no longer be written to is replaced by /dev/null, for child processes too.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import sys
 from typing import Any
 
 KEPT = frozenset({"run", "regrade", "rollouts", "openenv", "view", "push", "init"})
-"""Commands whose results are not what they print, so that they are complete without it."""
+"""Commands whose results are not their output, so that they are complete without it."""
 
 
 class Output:
-    """Standard output or error; otherwise as the stream that it wraps. `lost` is why text was lost, if any was."""
+    """Standard output or error; otherwise like the stream that it wraps. `lost` is the reason if text was lost."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -27,18 +27,18 @@ class Output:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write to the stream as long as that is possible."""
+        """Write to the stream while that is possible."""
         return self._tried(self._stream.write, text) or 0
 
     def flush(self) -> None:
-        """Write what is buffered as long as that is possible."""
+        """Flush the buffer while that is possible."""
         self._tried(self._stream.flush)
 
     def _tried(self, method: Any, *arguments: Any) -> Any:
         try:
             return method(*arguments)
         except OSError as error:
-            if error.errno != errno.EPIPE:  # who reads, as `head`, has enough
+            if error.errno != errno.EPIPE:  # a reader such as `head` has enough
                 self.lost = self.lost or error
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())
@@ -47,12 +47,12 @@ class Output:
 
 
 def prepare() -> tuple[Output, Output]:
-    """Make standard output and error usable whatever they are; return both."""
+    """Make standard output and error usable in any state; return both."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number that is free: this
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest free number: this one
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
@@ -63,7 +63,7 @@ def prepare() -> tuple[Output, Output]:
 
 
 def final_status(status: int, command: str, output: Output) -> int:
-    """Return the exit status of a command, once all is printed, and say if something could not be."""
+    """Return the exit status of a command, after its output, and report output that could not be printed."""
     output.flush()
     if output.lost is None:
         return status

@@ -1,4 +1,4 @@
-"""`hermes-rl run A B serve`: several specs feed one trainer, each a run of its own."""
+"""`hermes-rl run A B serve`: serve several specs to one trainer, each as a separate run."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ from hermes_rl.tokens.hub import without_advice
 
 
 class NamedSpec(NamedTuple):
-    """A spec as it was named on the command line, and what it is."""
+    """A spec with its name on the command line."""
 
     source: str
     spec: Spec
 
 
 class LoadedSpecs(NamedTuple):
-    """Those that can be read, and what is wrong with the others."""
+    """Specs that can be loaded, and the errors of the others."""
 
     specs: list[NamedSpec]
     problems: list[Problem]
 
 
 def load_each(sources: Sequence[str], load: Callable[[str], Spec]) -> LoadedSpecs:
-    """Load several specs, so that what is wrong with any of them is known at once."""
+    """Load several specs, so that the errors of all of them are known together."""
     loaded = LoadedSpecs([], [])
     for source in sources:
         with noted(loaded.problems, source):
@@ -63,7 +63,7 @@ def load_each(sources: Sequence[str], load: Callable[[str], Spec]) -> LoadedSpec
 
 @contextmanager
 def noted(problems: list[Problem], place: str) -> Iterator[None]:
-    """Add what is wrong to the problems: those of a spec at their places, any other at this one."""
+    """Add errors to the problems: errors of a spec at their locations, any other at this one."""
     try:
         yield
     except SpecError as error:
@@ -88,7 +88,7 @@ def alike_names(served: Sequence[NamedSpec]) -> list[Problem]:
 
 
 def run_together(specs: Sequence[str], request: RunRequest, weights: Sequence[str]) -> int:
-    """Serve several specs to one trainer; returns the exit status."""
+    """Serve several specs to one trainer; return the exit status."""
     _require_several(specs, request)
     environ = request.options.environ()
     served, problems = _loaded(specs, request, _weights(weights))
@@ -102,7 +102,7 @@ def run_together(specs: Sequence[str], request: RunRequest, weights: Sequence[st
 
     problems += _wrong(served, [launch(named, Progress(StringIO())) for named in served], out)
     if problems:
-        raise SpecError(dict.fromkeys(problems))  # what is wrong with the command line is found for each spec
+        raise SpecError(dict.fromkeys(problems))  # each spec repeats the errors of the command line
     if request.dry:
         for named in served:
             show([heading(named.spec.name)])
@@ -143,11 +143,11 @@ def _serve(served: Sequence[NamedSpec], launch: Callable[[NamedSpec, Progress], 
     return 1 if early else 0
 
 
-# ---------------------------------------------------------------------------------- what is wrong, before it begins
+# ---------------------------------------------------------------------------------- checks before the start
 
 
 def _require_several(specs: Sequence[str], request: RunRequest) -> None:
-    """Refuse what is about one spec alone."""
+    """Refuse options for one spec alone."""
     if len(specs) == 1:
         raise UserError("--weight is about several specs that feed one trainer: name them, hermes-rl run A B serve")
     if request.mode != "serve":
@@ -162,7 +162,7 @@ def _require_several(specs: Sequence[str], request: RunRequest) -> None:
 
 
 def _weights(entries: Sequence[str]) -> dict[str, str]:
-    """Return what `--weight` says, by the name of the environment."""
+    """Return the values of `--weight`, by the name of the environment."""
     weights: dict[str, str] = {}
     for word in entries:
         name, equals, number = word.partition("=")
@@ -179,7 +179,7 @@ def _weights(entries: Sequence[str]) -> dict[str, str]:
 
 
 def _loaded(specs: Sequence[str], request: RunRequest, weights: Mapping[str, str]) -> LoadedSpecs:
-    """Return the specs that can be read, with their weights, and what is wrong with the others."""
+    """Return the specs that can be loaded, with their weights, and the errors of the others."""
 
     def load(source: str) -> Spec:
         own_request = replace(request, spec=source)
@@ -199,7 +199,7 @@ def _loaded(specs: Sequence[str], request: RunRequest, weights: Mapping[str, str
 
 
 def _wrong(served: Sequence[NamedSpec], launches: Sequence[Launch], out: Path | None) -> list[Problem]:
-    """Return what keeps the specs from being served, each for itself or together."""
+    """Return the problems that prevent serving the specs, each by itself or together."""
     from hermes_rl.env.serve import require_exact
 
     problems = list[Problem]()
@@ -214,7 +214,7 @@ def _wrong(served: Sequence[NamedSpec], launches: Sequence[Launch], out: Path | 
 
 
 def _at_odds(served: Sequence[NamedSpec]) -> list[Problem]:
-    """Return what keeps the specs from being served together."""
+    """Return the conflicts that prevent serving the specs together."""
     problems = alike_names(served)
     for key in ("trainer", "api_url", "total_steps"):
         values = _alike(served, lambda spec, key=key: getattr(spec.serve, key))  # type: ignore[misc]
@@ -232,7 +232,7 @@ def _at_odds(served: Sequence[NamedSpec]) -> list[Problem]:
 
 
 def _alike(served: Sequence[NamedSpec], of: Callable[[Spec], Any]) -> dict[Any, list[str]]:
-    """Return the specs by what is asked of them."""
+    """Return the specs grouped by the result of `of`."""
     names_by_value = defaultdict[Any, list[str]](list)
     for named in served:
         names_by_value[of(named.spec)].append(named.source)

@@ -1,4 +1,4 @@
-"""`hermes-rl validate`: everything about a spec that can be told without a model and without a network."""
+"""`hermes-rl validate`: check everything about a spec that needs neither a model nor a network."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from hermes_rl.spec.overrides import Overrides
 from hermes_rl.spec.sets import is_set, load_set
 from hermes_rl.spec.validate import in_order
 
-if TYPE_CHECKING:  # it loads all that runs rollouts
+if TYPE_CHECKING:  # it loads everything that runs rollouts
     from hermes_rl.runs.deep_checks import DeepFinding
 
 
 @dataclass
 class Verdict:
-    """What was found about one spec."""
+    """Result for one spec."""
 
     spec: str
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
     tokens: str | None = None
-    """How many sequences a rollout will have, where the tokenizer is at hand."""
+    """Expected number of sequences of a rollout, if the tokenizer is available locally."""
     programs: Sequence[str] = ()
-    """Which agent programs play, by which file, and what is installed for them."""
+    """Agent programs that run, their files, and the packages installed for them."""
     scores: dict[str, float | None] | None = None
-    """Mean score of each kind of answer, where they were played."""
+    """Mean score of each kind of answer, if answers were run."""
     rows: Mapping[str, Any] | None = None
-    """With `--rows`: how many rows were played or rendered, and what `--deep` found about them."""
+    """Number of rows that were run or rendered with `--rows`, and the findings of `--deep` about them."""
     findings: list[DeepFinding] = field(default_factory=list)
-    """What `--deep` found: check, severity, message."""
+    """Findings of `--deep`: check, severity, message."""
     kept: str | None = None
-    """Folder with what was played, where something is wrong with it."""
+    """Directory with the recorded rollouts, if something is wrong with them."""
 
 
 def validate_specs(
@@ -57,12 +57,12 @@ def validate_specs(
     strict: bool = False,
     rows: RowCount | None = None,
 ) -> int:
-    """Check each spec and print what is wrong; status 2 where anything is. Raises UserError for wrong options.
+    """Check each spec and print the problems; return status 2 if there are any. Raises UserError for wrong options.
 
     Args:
-        deep: also play right and wrong answers.
+        deep: also run right and wrong answers.
         strict: warnings are errors.
-        rows: how many rows are rendered, and played if `deep`; None: a sample.
+        rows: how many rows are rendered, and run if `deep`; None: a sample.
     """
     overrides, environ = options.overrides(), options.environ()
     sets = [spec for spec in specs if is_set(spec)]
@@ -103,7 +103,7 @@ def judge(
     environ: Mapping[str, str] | None = None,
     rows: RowCount | None = None,
 ) -> Verdict:
-    """Load and check one spec; whatever is wrong becomes a problem, not an exception."""
+    """Load and check one spec; any error becomes a problem, not an exception."""
     verdict = Verdict(source)
     try:
         draft, wrong = load_draft(source, overrides=overrides, environ=environ)
@@ -127,7 +127,7 @@ def judge(
     unsendable, unset = unset_variables(draft.spec, variables)
     problems += [*_unisolated(draft.spec), *refusals(draft.spec), *unsendable]
     verdict.problems = in_order([*wrong, *problems])
-    if not wrong:  # a warning may be about what was left out
+    if not wrong:  # a warning may be about an omitted part
         try:
             verdict.tokens = foretold(draft.spec) if not problems else None
         except UserError as error:
@@ -138,9 +138,9 @@ def judge(
 
 
 def _unisolated(spec: Spec) -> list[Problem]:
-    """Return what would run without the isolation that it needs."""
+    """Return the parts of a spec that would run without the isolation that they need."""
     if not spec.in_sandboxes and spec.sandbox.backend == "bubblewrap":
-        return []  # most specs load nothing of sandboxes
+        return []  # most specs load no module of sandboxes
     from hermes_rl.sandbox.isolation import grading_problems, isolation_problems, training_problems
     from hermes_rl.spec.check_code import looking
 
@@ -157,7 +157,7 @@ def _program(spec: Spec, path: tuple[str, ...]) -> str:
 
 
 def _judge_set(source: str, overrides: Overrides, environ: Mapping[str, str]) -> Verdict:
-    """Check each combination of a set; what is wrong with several of them is told once."""
+    """Check each combination of a set; errors of several of them are reported once."""
     from hermes_rl.cli.sets import missing_of
 
     verdict = Verdict(source)
@@ -184,7 +184,7 @@ def _names_toolsets(spec: Spec) -> bool:
 
 
 def _known_tools(spec: Spec) -> tuple[Collection[str], Collection[str]]:
-    """Return the toolsets and distributions that there are, if the spec names any: their tools take long to import."""
+    """Return the existing toolsets and distributions, if the spec names any: importing their tools takes long."""
     if not _names_toolsets(spec):
         return (), ()
     from hermes_rl.tools.catalogue import DISTRIBUTIONS, known_toolsets
@@ -193,7 +193,7 @@ def _known_tools(spec: Spec) -> tuple[Collection[str], Collection[str]]:
 
 
 def _lacking(spec: Spec, environ: Mapping[str, str]) -> list[Problem]:
-    """Return what the spec's toolsets lack on this machine."""
+    """Return the missing requirements of the spec's toolsets on this machine."""
     if spec.toolsets.replay or not _names_toolsets(spec):
         return []
     from hermes_rl.rollouts.sandboxes import toolset_problems
@@ -203,7 +203,7 @@ def _lacking(spec: Spec, environ: Mapping[str, str]) -> list[Problem]:
 
 
 def _play(verdict: Verdict, overrides: Overrides, environ: Mapping[str, str], rows: RowCount | None) -> None:
-    """Judge the rewards of a spec by playing it; see `hermes_rl.runs.deep`."""
+    """Judge the rewards of a spec by running it; see `hermes_rl.runs.deep`."""
     import asyncio
 
     from hermes_rl.runs.deep import examine

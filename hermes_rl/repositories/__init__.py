@@ -1,1 +1,1 @@
-"""Environments that lie in a repository: their addresses, how they are fetched, what is kept of them, and trust."""
+"""Fetch environments from repositories: their addresses, fetching, the stored copies, and trust."""

@@ -1,4 +1,4 @@
-"""What a user writes for an environment in a repository.
+"""Parse the address of an environment in a repository.
 
 ::
 
@@ -6,7 +6,7 @@
     git+https://HOST/PATH[@REV][#PATH]               any git: https, http, ssh, file
     hf://[datasets|models|spaces/]owner/name[@REV][#PATH]    on a hub of Hugging Face's API; without a kind, a dataset
 
-REV is a branch, a tag, or a whole commit. PATH is the folder or the spec inside of the repository.
+REV is a branch, a tag, or a full commit. PATH is the directory or the spec inside the repository.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HUB = re.compile(rf"(?:(datasets|models|spaces)/)?({_NAME}/{_NAME})")
 _REVISION = re.compile(r"[A-Za-z0-9_][\w.+/-]*")
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 SCHEMES = ("https", "http", "ssh", "file")
-"""How git may be asked; others, such as `ext`, run programs."""
+"""Allowed transports of git; others, such as `ext`, run programs."""
 
 
 Kind = Literal["git", "datasets", "models", "spaces"]
@@ -35,14 +35,14 @@ _KINDS: dict[str | None, Kind] = {None: "datasets", "datasets": "datasets", "mod
 
 @dataclass(frozen=True)
 class Address:
-    """A repository, and what of it is meant.
+    """A repository, and the part of it that is used.
 
     Attributes:
-        place: what stands before the revision, as it was written.
-        kind: who has it: git, or the kind of repository on a hub.
-        url: what git is given; on a hub its `owner/name`.
-        revision: a branch, a tag or a commit; None for what the repository's owner shows first.
-        inside: the folder or the spec in it; empty for all of it.
+        place: the text before the revision, unchanged.
+        kind: host of the repository: git, or the kind of repository on a hub.
+        url: argument for git; on a hub its `owner/name`.
+        revision: a branch, a tag or a commit; None for the default of the repository.
+        inside: the directory or the spec in it; empty for all of it.
     """
 
     place: str
@@ -53,11 +53,11 @@ class Address:
 
     @property
     def commit(self) -> str | None:
-        """The commit, where the revision is one."""
+        """Commit, if the revision is one."""
         return self.revision if self.revision is not None and _COMMIT.fullmatch(self.revision) else None
 
     def at(self, commit: str) -> Address:
-        """Return the address of the same at a commit."""
+        """Return the same address at a commit."""
         return replace(self, revision=commit)
 
     def __str__(self) -> str:
@@ -66,8 +66,10 @@ class Address:
 
 
 def address_of(text: str) -> Address | None:
-    """Return the address that a text is; None for a text that can only mean something on this machine. Raises
-    `UserError` where it begins like an address, and is none."""
+    """Return the address in a text, or None for a text that can only mean something on this machine.
+
+    Raises `UserError` if it starts like an address, and is not one.
+    """
     rest, _, inside = text.partition("#")
     scheme, colon, behind = rest.partition("://")
     if not colon:
@@ -112,7 +114,7 @@ def _of_git(text: str, scheme: str, behind: str, inside: str) -> Address:
 
 
 def _means_a_file(place: str) -> bool:
-    """Return True for `specs/mine.yaml`, and for `specs/mine` where there is a folder `specs`: it was mistyped."""
+    """Return True for `specs/mine.yaml`, and for `specs/mine` if there is a directory `specs`: it was mistyped."""
     owner, _, name = place.partition("/")
     return name.endswith((".yaml", ".yml", ".json")) or Path(owner).is_dir()
 
@@ -128,7 +130,7 @@ def _checked(text: str, address: Address, revision: str, inside: str) -> Address
 
 
 def plain_path(path: str) -> bool:
-    """Return True for a path that stays below its folder, whatever lies there, and is none of git's own files."""
+    """Return True for a path that stays below its directory, whatever it contains, and is not one of git's files."""
     parts = path.split("/")
     return (
         len(path) <= 1000

@@ -1,8 +1,8 @@
-"""Environments that were fetched, each commit once, and which of them the user trusts.
+"""Cache of fetched environments, each commit once, with the user's trust in them.
 
-Below `environments/` of the cache lies a folder for each repository and in it one for each commit; beside that stands
-the digest of its files, by which they are known to be what was fetched. `trusted/` has a file for each digest that the
-user has agreed to run. Where content differs from its digest it is fetched again.
+Below `environments/` of the cache is a directory for each repository and in it one for each commit; next to that is the
+digest of its files, which proves that they are unchanged. `trusted/` has a file for each digest that the user has
+accepted to run. Content that differs from its digest is fetched again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hermes_rl.repositories.hub import hub_commit, hub_files
 
 @dataclass(frozen=True)
 class Fetched:
-    """A repository as it lies here; `address` names its commit."""
+    """A fetched repository; `address` names its commit."""
 
     address: Address
     folder: Path
@@ -36,27 +36,28 @@ class Fetched:
 
     @property
     def path(self) -> Path:
-        """The folder or the spec in it that the address means."""
+        """Directory or spec in it to which the address refers."""
         return self.folder / self.address.inside
 
     @property
     def trusted(self) -> bool:
-        """Whether the user has agreed to run exactly this."""
+        """True if the user has accepted to run exactly this content."""
         return is_trusted(self.digest)
 
     def trust(self) -> None:
-        """Remember that the user has agreed to run exactly this."""
+        """Record that the user has accepted to run exactly this content."""
         trust(self.digest, str(self.address))
 
     def described(self) -> dict[str, str]:
-        """Return what the record of a run says of it."""
+        """Return the entry for the record of a run."""
         return {"address": str(self.address), "commit": str(self.address.revision), "digest": self.digest}
 
 
 def fetched(address: Address) -> Fetched:
-    """Return a repository at the commit that the address means now; only what is not here yet is fetched.
+    """Return a repository at the present commit of the address; only missing content is fetched.
 
-    An address with a commit that is here asks nobody. Raises `UserError` where it cannot be had, or is no environment.
+    An address with a fetched commit needs no network. Raises `UserError` if it is not available, or is not an
+    environment.
     """
     repository = _environments() / _folder_name(address)
     if address.commit is not None:
@@ -70,7 +71,7 @@ def fetched(address: Address) -> Fetched:
         return here
     try:
         repository.mkdir(parents=True, exist_ok=True)
-        # One fetches at a time, so that nobody replaces a folder that another one has just been given.
+        # One process fetches at a time, so that none replaces a directory that another one has just received.
         with _locked(repository), tempfile.TemporaryDirectory(prefix=".fetching-", dir=repository) as work:
             return _here(repository, address.at(named.commit)) or _fetch(repository, address, named, Path(work))
     except Unfit as error:
@@ -100,19 +101,19 @@ def _fetch(repository: Path, address: Address, named: Named, work: Path) -> Fetc
     if address.commit not in (None, commit):
         raise UserError(f"{address}: another commit was given, {commit}")
     if (here := _here(repository, address.at(commit))) is not None:
-        return here  # the revision has moved on to a commit that is here
+        return here  # the revision has moved to a commit that is here
     write_files(entries, files)
     digest = digest_of(files)
     described = json.dumps({"address": str(address.at(commit)), "digest": digest})
     (work / "digest").write_text(described, encoding="utf-8")
-    shutil.rmtree(repository / commit, ignore_errors=True)  # what is there is no longer what was fetched
+    shutil.rmtree(repository / commit, ignore_errors=True)  # its content is no longer the fetched content
     files.rename(repository / commit)
     (work / "digest").rename(repository / f"{commit}.json")
     return Fetched(address.at(commit), repository / commit, digest)
 
 
 def _here(repository: Path, address: Address) -> Fetched | None:
-    """Return what was fetched of a commit; None where there is nothing, or not what was fetched."""
+    """Return the fetched content of a commit, or None if it is missing or was changed."""
     folder = repository / str(address.revision)
     try:
         digest = str(json.loads((repository / f"{address.revision}.json").read_text(encoding="utf-8"))["digest"])
@@ -122,7 +123,7 @@ def _here(repository: Path, address: Address) -> Fetched | None:
 
 
 def _kept(repository: Path, address: Address) -> str:
-    """Return what can be named without asking anybody, in words."""
+    """Return a description of the addresses that can be used without a network."""
     there = sorted(repository.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     if not there:
         return ""
@@ -130,7 +131,7 @@ def _kept(repository: Path, address: Address) -> str:
 
 
 def _folder_name(address: Address) -> str:
-    """Return a name that people know again, and no other repository has."""
+    """Return a recognizable name that no other repository has."""
     name = address.url.rstrip("/").rpartition("/")[2].removesuffix(".git")
     safe = "".join(char if char.isascii() and (char.isalnum() or char in "-_") else "-" for char in name)[:60]
     return f"{safe}-{hashlib.sha256(f'{address.kind} {address.url}'.encode()).hexdigest()[:12]}"
@@ -141,12 +142,12 @@ def _environments() -> Path:
 
 
 def is_trusted(digest: str) -> bool:
-    """Return whether the user has agreed to run what has this digest."""
+    """Return True if the user has accepted to run the content with this digest."""
     return _trust(digest).is_file()
 
 
 def trust(digest: str, what: str) -> None:
-    """Remember that the user has agreed to run what has this digest; `what` it is, for people."""
+    """Record that the user has accepted to run the content with this digest; `what` describes it for people."""
     _trust(digest).parent.mkdir(parents=True, exist_ok=True)
     _trust(digest).write_text(f"{what}\n", encoding="utf-8")
 

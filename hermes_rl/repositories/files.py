@@ -1,4 +1,4 @@
-"""Files of an environment that came from elsewhere: what may be written, and what they are all together."""
+"""Write files of an environment from elsewhere: checks of each file, and the digest of all of them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hermes_rl.visible import visible
 
 MOST_FILES = 10_000
 MOST_BYTES = 256 * 2**20
-"""Of all files together, and so of one."""
+"""Maximum bytes of all files together, and so of one."""
 _COMPILED = "__pycache__"
 
 
 class Unfit(UserError):
-    """What a repository has cannot be an environment here."""
+    """The content of a repository cannot be an environment here."""
 
 
 @dataclass(frozen=True)
 class RepositoryFile:
-    """A file of a repository, or a link; `content` is None where only its name and size are told."""
+    """A file of a repository, or a link; `content` is None if only its name and size are known."""
 
     name: str
     size: int
@@ -34,15 +34,15 @@ class RepositoryFile:
 
     @property
     def compiled(self) -> bool:
-        """Python would run it in place of the source that a reader has seen."""
+        """True if Python would run it instead of the source that a reader has seen."""
         return self.name.endswith((".pyc", ".pyo")) or _COMPILED in self.name.split("/")
 
 
 def write_files(entries: Iterable[RepositoryFile], folder: Path) -> None:
-    """Write files into a folder, links last and only if they stay in it; compiled Python is left out.
+    """Write files into a directory, links last and only if they stay in it; compiled Python is omitted.
 
-    All names and sizes have to come before the first content. Raises `Unfit` where there is too much, or a name or a
-    link that leads out of the folder.
+    All names and sizes must come before the first content. Raises `Unfit` if there is too much data, or a name or a
+    link that leads out of the directory.
     """
     names: set[str] = set()
     links: list[tuple[Path, str]] = []
@@ -72,7 +72,7 @@ def write_files(entries: Iterable[RepositoryFile], folder: Path) -> None:
 
 
 def _real(path: Path) -> Path:
-    return Path(os.path.realpath(path))  # `resolve` raises where links go in a circle
+    return Path(os.path.realpath(path))  # `resolve` raises for circular links
 
 
 def _require_fit(entry: RepositoryFile, total: int, names: set[str]) -> None:
@@ -89,14 +89,14 @@ def _require_fit(entry: RepositoryFile, total: int, names: set[str]) -> None:
 
 
 def files_of(folder: Path) -> Iterator[Path]:
-    """Yield the files and links of a folder, in the order of their names; what Python compiled is none of them."""
+    """Yield the files and links of a directory, in the order of their names, without compiled Python."""
     for path in sorted(folder.rglob("*")):
         if (path.is_symlink() or not path.is_dir()) and _COMPILED not in path.relative_to(folder).parts:
             yield path
 
 
 def digest_of(folder: Path) -> str:
-    """Return the SHA-256 of all names, kinds and contents of a folder."""
+    """Return the SHA-256 of all names, kinds and contents of a directory."""
     whole = hashlib.sha256()
     for path in files_of(folder):
         if path.is_symlink():

@@ -1,7 +1,7 @@
-"""Files of a git repository at a commit, by the program `git`.
+"""Fetch files of a git repository at a commit, by the program `git`.
 
-Owns what git may do here: it is asked for objects alone, and the files are written by us. So no hook, filter,
-attribute or submodule of a repository has an effect, and what is written is checked and bounded before.
+Owns the use of git: it only provides objects, and this module writes the files. So no hook, filter, attribute or
+submodule of a repository has an effect, and files are checked and bounded before they are written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hermes_rl.repositories.files import MOST_BYTES, RepositoryFile, Unfit
 from hermes_rl.visible import visible
 
 SECONDS = 600
-"""Of a fetch."""
+"""Timeout of a fetch in seconds."""
 _BLOCK = 512
 _NOT_OURS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_NAMESPACE", "GIT_OBJECT_DIRECTORY",
              "GIT_ALTERNATE_OBJECT_DIRECTORIES")  # fmt: skip
@@ -34,15 +34,17 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 class Named(NamedTuple):
-    """What a revision means at the moment: a commit, and what to ask for to get it."""
+    """Present meaning of a revision: a commit, and the name by which to request it."""
 
     commit: str
     wanted: str
 
 
 def git_commit(address: Address) -> Named:
-    """Ask which commit a revision means now. Raises `UserError` where the repository cannot be reached, or has no such
-    revision."""
+    """Return the present commit of a revision.
+
+    Raises `UserError` if the repository cannot be reached, or has no such revision.
+    """
     revision = address.revision
     patterns = ["HEAD"] if revision is None else [f"refs/tags/{revision}", f"refs/tags/{revision}^{{}}",
                                                   f"refs/heads/{revision}"]  # fmt: skip
@@ -59,8 +61,10 @@ def git_commit(address: Address) -> Named:
 
 
 def git_files(address: Address, named: Named, folder: Path) -> tuple[str, Iterator[RepositoryFile]]:
-    """Fetch a commit into an empty folder; returns which one it is, and its files. Raises `UserError` where it cannot
-    be had, or is too large."""
+    """Fetch a commit into an empty directory; return the commit, and its files.
+
+    Raises `UserError` if it is not available, or is too large.
+    """
     _git(address, ["init", "--quiet", "--bare", "--template=", "--", str(folder)])
     at = ["-C", str(folder)]
     _git(address, [*at, "fetch", "--quiet", "--depth=1", "--no-tags", "--", address.url, named.wanted])
@@ -74,7 +78,7 @@ def _entries(address: Address, at: Sequence[str], listed: bytes) -> Iterator[Rep
     for line in listed.decode("utf-8", "surrogateescape").split("\0")[:-1]:
         about, _, path = line.partition("\t")
         permissions, kind, blob, length = about.split()
-        if kind == "blob":  # else a submodule: another repository, which is not ours to fetch
+        if kind == "blob":  # else a submodule: another repository, which must not be fetched
             entries.append((path, permissions, blob, int(length)))
     yield from (RepositoryFile(name, size, link=mode == "120000") for name, mode, _, size in entries)
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout:
@@ -94,8 +98,10 @@ def _entries(address: Address, at: Sequence[str], listed: bytes) -> Iterator[Rep
 
 
 def _git(address: Address, arguments: Sequence[str], stdin: int | None = None, into: int | None = None) -> bytes:
-    """Run git, bounded in time and in what it writes into a file; returns what it says. Raises `UserError` where git is
-    not here, or fails."""
+    """Run git, bounded in time and in the size of the file that it writes; return its output.
+
+    Raises `UserError` if git is not installed, or fails.
+    """
     scheme = urlsplit(address.url).scheme
     environ = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
     environ |= {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "", "SSH_ASKPASS": "", "GIT_ALLOW_PROTOCOL": scheme}
@@ -108,7 +114,7 @@ def _git(address: Address, arguments: Sequence[str], stdin: int | None = None, i
             child = subprocess.Popen(
                 limited, stdin=subprocess.DEVNULL if stdin is None else stdin, stderr=stderr, env=environ,
                 stdout=subprocess.PIPE if into is None else into, start_new_session=True,
-                restore_signals=False,  # as in Python a file that is too large is an error, and no signal
+                restore_signals=False,  # as in Python, a file that is too large gives an error, not a signal
             )  # fmt: skip
         except OSError as error:
             raise UserError(f"git cannot be started ({error.strerror}): install it to play {address}") from error
@@ -117,7 +123,7 @@ def _git(address: Address, arguments: Sequence[str], stdin: int | None = None, i
         except subprocess.TimeoutExpired:
             raise UserError(f"{address}: git was not ready after {SECONDS} s; try again") from None
         finally:
-            if child.returncode is None:  # git asks others to transfer, who would go on
+            if child.returncode is None:  # git starts child processes for the transfer, which would continue
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
         if child.returncode == 0:

@@ -1,4 +1,4 @@
-"""Files of a repository on a hub of Hugging Face's API, by huggingface_hub, which is given bounds to wait."""
+"""Fetch files of a repository on a hub of Hugging Face's API, by huggingface_hub, with timeouts."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from hermes_rl.repositories.files import RepositoryFile
 from hermes_rl.visible import visible
 
 ANSWER = 60.0
-"""Seconds that a hub has for each answer."""
+"""Timeout in seconds for each response of a hub."""
 
 
 def hub_commit(address: Address) -> str:
-    """Ask which commit a revision means now. Raises `UserError` where the hub cannot be reached, or has no such
-    repository or revision."""
+    """Return the present commit of a revision.
+
+    Raises `UserError` if the hub cannot be reached, or has no such repository or revision.
+    """
     try:
         info = _api().repo_info(address.url, repo_type=_type(address), revision=address.revision, timeout=ANSWER)
-    except Exception as error:  # whatever the libraries below raise is told, and always raised again
+    except Exception as error:  # any error of the libraries is reported, and always raised again
         raise _refused(address, error) from error
     return str(info.sha)
 
 
 def hub_files(address: Address, commit: str) -> Iterator[RepositoryFile]:
-    """Yield the files of a commit, names and sizes first. Raises `UserError` where they cannot be had."""
+    """Yield the files of a commit, names and sizes first. Raises `UserError` if they are not available."""
     try:
         api, kind = _api(), _type(address)
         tree = api.list_repo_tree(address.url, recursive=True, repo_type=kind, revision=commit)
@@ -45,7 +47,7 @@ def hub_files(address: Address, commit: str) -> Iterator[RepositoryFile]:
 
 
 def bound_answers() -> None:
-    """Let the library wait for an answer as long as is reasonable; its own clients wait for ever."""
+    """Set a reasonable timeout for the library; its clients wait forever by default."""
     from huggingface_hub import get_session, set_client_factory
 
     session = get_session()

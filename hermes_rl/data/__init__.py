@@ -1,1 +1,1 @@
-"""Rows: sources, derived columns, keys, the split between training and evaluation, order."""
+"""Load rows: sources, derived columns, keys, the split between training and evaluation, order."""

@@ -1,7 +1,7 @@
-"""Checking a spec together with its data: local rows are read, and every template is rendered with some of them.
+"""Check a spec together with its data: local rows are read, and every template is rendered with some of them.
 
-Nothing is fetched: rows on a hub are checked through the spec's fallback, where it has one. A generator is code, so
-it is not run.
+Nothing is fetched: for a dataset on a hub, the rows of the spec's fallback are checked, if it has one. A generator is
+code, so it is not run.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from hermes_rl.spec.model import Source, Spec
 from hermes_rl.spec.nodes import NodePath
 
 SAMPLES = 100
-"""Rows that templates are rendered with; all rows are read, but of a stream only so many."""
+"""Rows that templates are rendered with, and maximum rows that are read from a stream; otherwise all rows are read."""
 
 
 READING_SECONDS, ROW_SECONDS = 10.0, 0.01
-"""Processor time for reading the rows of a split, and what each of them adds to it."""
+"""Processor seconds for reading the rows of a split, and the additional seconds for each of them."""
 
 
 def check_spec(
@@ -37,11 +37,11 @@ def check_spec(
     count: RowCount | None = None,
     notify: Callable[[str], None] | None = None,
 ) -> tuple[list[Problem], list[Problem]]:
-    """Problems and warnings of a spec, its code files and its local data; see `hermes_rl.spec.check.check_spec`.
+    """Return problems and warnings of a spec, its code files and its local data; see `hermes_rl.spec.check.check_spec`.
 
-    Without `has_rows` the dataset is not the user's, so that templates cannot be rendered. `count` is how many rows
-    templates are rendered with, those of a generator too; None: a sample, and no generator is run. `notify` is told how
-    many rows were read, if that takes long.
+    Without `has_rows` the dataset is not the user's, so that templates cannot be rendered. `count` is the number of
+    rows that templates are rendered with, including rows of a generator; None: a sample, and no generator is run.
+    `notify` is called with the number of rows read so far, if that takes long.
     """
     findings = Findings(spec)
     rows = _checked_rows(spec, findings, count, notify) if has_rows else []
@@ -102,7 +102,7 @@ def _check_order(spec: Spec, rows: list[Row], findings: Findings) -> None:
 
 
 def _in_time(rows: Iterator[Row], path: NodePath, findings: Findings) -> Iterator[Row]:
-    """Yield the rows of a split, as long as their templates do not take too long."""
+    """Yield the rows of a split, until their templates take too long."""
     began = time.process_time()
     for number, row in enumerate(rows, start=1):
         yield row
@@ -116,19 +116,19 @@ def _opened(spec: Spec, source: Source, split: str, findings: Findings, notify: 
     if source.harbor is None:
         return open_source(source, split, spec.seed, notify)
     tasks = tasks_of(spec)
-    # They are of the folder and not of the spec's line, of which but one would be said.
+    # They concern the directory and not the spec's line, of which only one would be shown.
     findings.extend([], [Problem(source.harbor, None, None, note.removeprefix("WARNING: ")) for note in tasks.notes])
     return Opened(lambda: iter(tasks.rows), finite=True)
 
 
 def _undivided(spec: Spec, rows: list[Row]) -> bool:
-    """Whether all rows stay on one side of `eval: {fraction}`, as those of the same content do."""
+    """Return True if all rows stay on one side of `eval: {fraction}`, as rows of the same content do."""
     rule = spec.dataset.eval
     return rule is not None and rule.fraction is not None and len({row.digest for row in rows}) == 1
 
 
 def _local(spec: Spec, findings: Findings, *, run: bool) -> tuple[Source | None, NodePath]:
-    """Return the source whose rows can be read here and now; `run`: a generator too."""
+    """Return the source whose rows can be read locally; with `run` a generator too."""
     dataset = spec.dataset
     if dataset.generator is not None and not run:
         findings.warning(("dataset", "generator"), "the rows of a generator were not checked")
@@ -150,7 +150,7 @@ def _splits(spec: Spec, source: Source) -> Iterator[str]:
 
 
 def _blame(path: NodePath, source: Source, error: UserError) -> NodePath:
-    """Return the key that an error of the data is about."""
+    """Return the key that causes an error of the data."""
     if str(error).startswith("dataset.key"):
         return ("dataset", "key")
     keys = ("data_files", "items", "path", "harbor", "generator")

@@ -1,7 +1,8 @@
-"""A Compose file of a task folder: what it says of the sandbox, `main`, and its other services as `sandbox.services`.
+"""Read a Compose file of a task directory: the settings of the sandbox, `main`, and its other services as
+`sandbox.services`.
 
-This module owns what of the format can be played here, and says of the rest in which line it stands. Nothing is taken
-from the variables of this machine. Source of the keys: the Compose specification.
+This module owns the supported subset of the format, and reports the line of each unsupported part. No variable of this
+machine is used. Source of the keys: the Compose specification.
 """
 
 from __future__ import annotations
@@ -22,35 +23,35 @@ NOT_USED = (
     "expose ports restart networks container_name hostname init stop_grace_period stop_signal pull_policy platform "
     "labels logging deploy mem_limit cpus stdin_open tty"
 )
-"""Keys of a service that change nothing here: it has the limits of the sandbox, and its network."""
+"""Keys of a service that have no effect here: it has the limits of the sandbox, and its network."""
 TOP = ("services", "version", "name", "volumes", "networks")
 IDLE = re.compile(r"(sleep (infinity|\d+)|tail -f /dev/null)\W*$")
-"""Commands by which a container waits, as every sandbox does."""
+"""Commands by which a container only waits, as every sandbox does."""
 DEFAULTED = re.compile(r"(?<!\$)((?:\$\$)*)\$\{\w+:?-([^${}]*)\}")
 VARIABLES = "takes variables of this machine, which are not handed over: write the value there, or ${NAME:-VALUE}"
 VARIABLE = re.compile(r"(?<!\$)(\$\$)*\$(?!\$)")
 
 
 Value = tuple[str, Any]
-"""A key of `sandbox.services`, and what is its."""
+"""A key of `sandbox.services`, and its value."""
 
 
 class ComposeFile:
-    """One Compose file; `files_of` makes files of a sandbox of (path in it, file or folder here).
+    """One Compose file; `files_of` makes files of a sandbox from (path in it, file or directory here).
 
-    `built` names the image that is built of a folder.
+    `built` names the image that is built from a directory.
     """
 
     def __init__(
         self, path: Path, files_of: Callable[[str, Path], list[dict[str, str]]], built: Callable[[Path], str]
     ) -> None:
         self.env: dict[str, str] = {}
-        """Of the sandbox, as are its `files`."""
+        """Variables of the sandbox; `files` are its files."""
         self.files: list[dict[str, str]] = []
         self.services: dict[str, dict[str, Any]] = {}
-        """As `sandbox.services` has them, each behind those that it depends on."""
+        """Services in the form of `sandbox.services`, each after the services that it depends on."""
         self.problems: list[tuple[int, str]] = []
-        """What cannot be played: the line, and why."""
+        """Unsupported parts: the line, and the reason."""
         self.notes: list[str] = []
         self._folder, self._files_of, self._built = path.parent, files_of, built
         self._volumes: dict[str, str] = {}
@@ -77,7 +78,7 @@ class ComposeFile:
             else:
                 self.services[name] = values
                 has = isinstance(entry.value, MappingNode) and {"image", "build"} & entry.value.entries.keys()
-                if not has:  # else there is a problem already where it has none
+                if not has:  # else there is a problem already if it has none
                     self.problems.append((entry.key.line, f"`{name}` has no `image` and no `build`"))
         self._put_in_order(services)
 
@@ -97,7 +98,7 @@ class ComposeFile:
             self.problems.append((1, "its services depend on each other in a circle"))
 
     def _values(self, name: str, service: MappingNode) -> Iterator[tuple[str, Any]]:
-        """Yield what is played of a service; the rest is a problem, or noted."""
+        """Yield the supported values of a service; the rest is a problem, or noted."""
         for key, (mark, node) in service.entries.items():
             try:
                 if key in NOT_USED.split():
@@ -118,7 +119,7 @@ class ComposeFile:
                 self.problems.append((mark.line, f"`{key}` of the service `{name}` cannot be read"))
 
     def _is_the_sandbox(self, key: str, node: Node) -> bool:
-        """Whether a key of `main` says no more than what the sandbox is anyway."""
+        """Return True if a key of `main` only repeats a property that the sandbox always has."""
         if key == "image":
             return "$" in str(plain(node))  # the image of the task
         if key == "build":
@@ -181,7 +182,7 @@ class ComposeFile:
             parts = (volume.get("source", ""), volume.get("target")) if named else str(volume).split(":")[:2]
             source, target = parts if len(parts) == 2 else ("", parts[0])
             if name == MAIN and "$" in str(source):
-                continue  # a folder of its runner's, for what it collects
+                continue  # a directory of its runner, for collected files
             source, target = _own(source), _own(target)
             if not source.startswith((".", "/")):
                 if source and self._volumes.setdefault(source, name) != name:
@@ -202,7 +203,7 @@ READ: Mapping[str, Callable[[ComposeFile, str, Node], Value]] = {
     "healthcheck": ComposeFile._healthcheck,
     "volumes": ComposeFile._volumes_of,
 }
-"""Key of a service → what reads it."""
+"""Key of a service → the method that reads it."""
 
 
 def _words(node: Node) -> str:
@@ -211,12 +212,12 @@ def _words(node: Node) -> str:
 
 
 def defaulted(text: str) -> str:
-    """Return a text in which variables have their defaults, whatever this machine has."""
+    """Return a text in which variables have their defaults, independent of this machine."""
     return DEFAULTED.sub(r"\1\2", text)
 
 
 def _own(value: Any) -> str:
-    """Return a text of the file; ValueError where it takes a variable of this machine."""
+    """Return a text of the file; raises ValueError if it uses a variable of this machine."""
     text = defaulted(str(value).lower() if isinstance(value, bool) else str(value))
     if VARIABLE.search(text):
         raise ValueError(VARIABLES)

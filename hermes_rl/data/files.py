@@ -1,7 +1,7 @@
-"""Local json, jsonl and csv files, read without the `datasets` package, which takes seconds to import.
+"""Read local json, jsonl and csv files without the `datasets` package, which takes seconds to import.
 
-What comes out is what `datasets` would give: every row has all columns (None where a row lacks one), and the columns of
-CSV have types.
+The result equals the result of `datasets`: every row has all columns (None if a row lacks one), and the columns of CSV
+have types.
 """
 
 from __future__ import annotations
@@ -35,20 +35,22 @@ _MISSING = frozenset(
     {"", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA",
      "NULL", "NaN", "None", "n/a", "nan", "null"}
 )  # fmt: skip
-"""Texts of CSV that are missing values, as pandas has them."""
+"""Texts of CSV that are missing values, as in pandas."""
 LONGEST_WHOLE = 1000
-"""Digits of a whole number that is looked at."""
+"""Maximum digits of a whole number."""
 
 
 LEAST_UNPACKED, MOST_RATIO = 1 << 30, 100
-"""Bytes that a compressed file may always unpack to, and how many times its size beyond that."""
+"""Bytes up to which any compressed file may unpack, and the maximum ratio to its size beyond that."""
 MOST_ENTRIES, DEEPEST = 200_000, 50
-"""Files and folders that a pattern may look at, and levels of folders below its first part."""
+"""Maximum files and directories that a pattern may visit, and levels of directories below its first part."""
 
 
 def read_files(kind: str, patterns: Sequence[str]) -> list[Record]:
-    """Return the rows of all files, in order. Raises `UserError` where a file is missing or cannot be read; the message
-    names file and line."""
+    """Return the rows of all files, in order.
+
+    Raises `UserError` if a file is missing or cannot be read; the message names file and line.
+    """
     read = _read_json if kind == "json" else _read_csv
     rows = [row for pattern in patterns for path in _matching(pattern) for row in read(path)]
     names = dict.fromkeys(name for row in rows for name in row)
@@ -69,12 +71,12 @@ def _matching(pattern: str) -> list[Path]:
 
 
 def require_bounded(pattern: str) -> None:
-    """Raise `UserError` for a pattern that looks at more than `MOST_ENTRIES` files and folders, such as `/**/*`."""
+    """Raise `UserError` for a pattern that visits more than `MOST_ENTRIES` files and directories, such as `/**/*`."""
     parts = Path(pattern).parts
     if not glob.has_magic(pattern):
         return
     first = next(index for index, part in enumerate(parts) if glob.has_magic(part))
-    exact = parts.index("**") if "**" in parts else len(parts)  # until there each name has to match its part
+    exact = parts.index("**") if "**" in parts else len(parts)  # up to there each name must match its part
     depth = len(parts) if "**" not in parts else exact + DEEPEST
     top, seen = Path(*parts[:first]), 0
     waiting = [(str(top), first)]
@@ -94,7 +96,10 @@ def require_bounded(pattern: str) -> None:
 
 
 def _unpacked(path: Path) -> bytes:
-    """Return the bytes of a file, unpacked if its name says so. Raises `UserError` where a small file is huge then."""
+    """Return the bytes of a file, unpacked if its suffix requires it.
+
+    Raises `UserError` if a small file becomes huge then.
+    """
     if path.suffix not in _OPENERS:
         return path.read_bytes()
     most = max(LEAST_UNPACKED, MOST_RATIO * path.stat().st_size)
@@ -131,7 +136,7 @@ def _read_json(path: Path) -> list[Record]:
 
 
 def _is_json(line: str) -> bool:
-    """Return False for the first line of one object that is written over several lines."""
+    """Return False for the first line of one object that spans several lines."""
     try:
         read_json(line)
     except ValueError:
@@ -173,7 +178,7 @@ def _read_csv(path: Path) -> list[Record]:
 
 
 def _distinct(header: list[str]) -> list[str]:
-    """Return the names of columns: one without a name has a number, and one that is there already a suffix."""
+    """Return the names of columns: an empty name is replaced by a number, and a duplicate gets a suffix."""
     names: list[str] = []
     for index, name in enumerate(header):
         name, count = name or f"Unnamed: {index}", 0
@@ -188,8 +193,8 @@ def _distinct(header: list[str]) -> list[str]:
 def _typed(values: list[str | None]) -> list[Any]:
     """Return a column with the type that all of its values have: whole numbers, numbers, booleans or text.
 
-    As pandas has it, with which `datasets` reads CSV: a column of whole numbers with one missing is floats, and one of
-    numbers that 64 bits cannot hold is text. What would become infinite is text too, since it is an identifier.
+    It follows pandas, with which `datasets` reads CSV: a column of whole numbers with one missing is floats, and one of
+    numbers that 64 bits cannot hold is text. A value that would become infinite is text too, since it is an identifier.
     """
     given = [value for value in values if value is not None and value not in _MISSING]
     bare = [value.strip(_BLANKS) for value in given]
@@ -211,6 +216,6 @@ def _typed(values: list[str | None]) -> list[Any]:
 
 
 def _in_place(values: list[str | None], given: Iterable[Any]) -> list[Any]:
-    """Return a column in which the values that are not missing are those given, in order."""
+    """Return a column in which the present values are replaced by the given ones, in order."""
     rest = iter(given)
     return [None if value is None or value in _MISSING else next(rest) for value in values]

@@ -1,9 +1,9 @@
-"""Task folders in Harbor's format as rows: task.toml, instruction.md, environment/, tests/, solution/.
+"""Read task directories in Harbor's format as rows: task.toml, instruction.md, environment/, tests/, solution/.
 
-This module owns what of that format can be played, what is refused by name, with the file and the line that ask for it,
-and what is of no effect here, which is said once for all tasks that have it. Docker builds a task's Dockerfile. For
-other sandboxes what it says is played, where plain files, variables and commands are all of it.
-Source of names and defaults: Harbor 0.25 (`task.toml`, versions 1.0 to 1.4).
+This module owns the supported subset of that format, the parts that are refused by name, with the file and the line
+that request them, and the parts without effect here, which are reported once for all tasks that have them. Docker
+builds a task's Dockerfile. For other sandboxes its content is applied if it only consists of plain files, variables and
+commands. Source of names and defaults: Harbor 0.25 (`task.toml`, versions 1.0 to 1.4).
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from hermes_rl.values import is_number
 TASK = "task.toml"
 LONGEST_TOML = 1 << 20
 MANY_NAMES = re.compile(r"""(?<![\w"'-])(?:[\w"'-]+[ \t]*\.[ \t]*){50}""")
-"""A key of so many names that the parser would need the square of their number in memory."""
+"""A key of that many names that the parser would need the square of their number in memory."""
 MOST_STEPS = 100
 LARGEST_TASK = 256 << 20
-"""Bytes of the files of one task that a row holds, those that several steps have each time."""
+"""Maximum bytes of the files of one task that a row holds; a file shared by several steps counts each time."""
 VERIFIER_SECONDS = 600.0
 PLAIN = re.compile(
     r"((docker\.io|public\.ecr\.aws/docker)/)?(library/)?(ubuntu|debian|python)(:[\w.-]+)?(@sha256:[0-9a-f]{64})?"
 )
-"""Images whose place the default sandbox takes, which has this machine's programs."""
+"""Images that the default sandbox can replace, which has this machine's programs."""
 INSTALLS = re.compile(
     r"\b(apt|apt-get|apk|yum|dnf|pip3?|uv|uvx|npm|npx|yarn|conda|cargo|gem|go|curl|wget|git\s+clone|useradd|adduser)\b"
 )
 """Commands that need a network, or root."""
 DOCKER = "--set sandbox.backend=docker"
 IN_DEMO = f"{DOCKER} --set servers.policy.type=scripted (in the place of --demo)"
-"""How a task's own solution is played where only Docker can."""
+"""Options to run a task's solution if only Docker can."""
 APT = re.compile(r"(DEBIAN_FRONTEND=\w+ +)?apt(-get)? +(-\S+ +)*(?P<what>update|clean|install)(?P<rest>( +\S+)*) *")
 PIP = re.compile(r"(python3? +-m +)?pip3? +install(?P<rest>( +\S+)*) *")
-"""Commands that a sandbox with this machine's programs need not run, where it has the packages anyway."""
+"""Commands that a sandbox with this machine's programs need not run, if it has the packages anyway."""
 PACKAGE = re.compile(r"[A-Za-z0-9][\w.+:=~<>,\[\]-]*")
 HARMLESS = (
     "--no-cache-dir",
@@ -67,25 +67,25 @@ HARMLESS = (
 )
 """Options of pip that choose no package."""
 MAKES = re.compile(r"mkdir +-p( +[\w./-]+)+ *")
-"""Makes folders alone, which files that are laid down before do not change."""
+"""Commands that only make directories, which does not affect files written before."""
 LISTS = re.compile(r"rm +-rf? +/var/lib/apt/lists/?\*? *")
 PACKAGES = Path("/var/lib/dpkg/status")
-"""Where Debian and Ubuntu say which packages they have."""
+"""List of installed packages of Debian and Ubuntu."""
 KEPT = "--set sandbox.keep_processes=true"
 BEGUN = "/tmp/.entrypoint-has-begun"
 ENTRYPOINT = (
     "({command} sh -c 'touch {begun}; exec sleep infinity') </dev/null >/dev/null 2>&1 &\n"
     "for _ in $(seq 100); do [ -e {begun} ] && break; sleep 0.1; done; rm -f {begun}"
 )
-"""Starts what an image starts; goes on when that starts the command that it is given, or after ten seconds."""
+"""Starts the entry point of an image; continues when that starts the command that it is given, or after ten seconds."""
 READY = "sleep 2"
-"""For what it has left in the background, where no health check says when that is ready."""
+"""Wait for its background processes, if no health check shows when they are ready."""
 UNCHECKED = (
     "nothing says when what `ENTRYPOINT` starts is ready, and the agent begins two seconds later: "
     "[environment.healthcheck] of task.toml would"
 )
 UNSTARTED = {"CMD": "is not run, nor is it by Harbor", "EXPOSE": "is of no effect: no port is opened to the outside"}
-"""Instructions of a Dockerfile that change nothing here, and why."""
+"""Instructions of a Dockerfile that have no effect here, and why."""
 
 REFUSED: Mapping[str, str] = {
     "environment.tpu": "no sandbox here has a TPU",
@@ -94,16 +94,16 @@ REFUSED: Mapping[str, str] = {
     "verifier.environment": "tests run in the agent's sandbox alone",
     "verifier.collect": "nothing is collected of services beside the sandbox",
 }
-"""Keys of task.toml that cannot be played, and why; those of `agent` and `verifier` also of a step."""
+"""Keys of task.toml that are not supported, and why; keys of `agent` and `verifier` also apply to a step."""
 STEPS = 'the loop plays steps, by `user: {says: "{{ steps }}"}` and a reward with `steps`, as the shipped spec does'
 STRATEGIES = {"mean": "mean", "final": "last"}
-"""What `multi_step_reward_strategy` says, and a reward's `steps`."""
+"""Value of `multi_step_reward_strategy` → value of a reward's `steps`."""
 UNUSED: Mapping[str, str] = {
     "artifacts": "is not collected; `artifacts` of the spec names what is",
     "environment.build_timeout_sec": "is of no effect: a build may take an hour",
     "environment.gpu_types": "is of no effect where no GPU is asked for",
 }
-"""Keys of task.toml that change nothing here, and why."""
+"""Keys of task.toml that have no effect here, and why."""
 KEYS: Mapping[str, frozenset[str]] = {
     table: frozenset(keys.split())
     for table, keys in {
@@ -118,37 +118,37 @@ KEYS: Mapping[str, frozenset[str]] = {
         "steps": "name agent verifier min_reward healthcheck artifacts",
     }.items()
 }
-"""The tables of task.toml and their keys; `task` and `metadata` describe the task, in whatever words."""
+"""Tables of task.toml and their keys; `task` and `metadata` describe the task, with any keys."""
 HEALTHY = (
     "end=$(($(date +%s) + {start_period_sec:.0f})); failed=0; until timeout {timeout_sec} bash -c {command}; do "
     "if [ $(date +%s) -lt $end ]; then sleep {start_interval_sec}; continue; fi; failed=$((failed + 1)); "
     "[ $failed -lt {retries:.0f} ] || {{ echo the health check fails >&2; exit 1; }}; sleep {interval_sec}; done"
 )
-"""A health check as a command that returns as soon as it passes, and fails where it did so too often."""
+"""A health check as a command that returns as soon as it passes, and fails if it did so too often."""
 HEALTH = {"interval_sec": 5, "timeout_sec": 30, "start_period_sec": 0, "start_interval_sec": 5, "retries": 3}
 BRIDGED = {"streamable-http": "streamablehttp", "http": "streamablehttp", "sse": "sse"}
-"""How a tool server at an address is spoken to, and what the program calls it that makes one over stdio of it."""
+"""Transport of a tool server at an address, and its name for the program that bridges it to stdio."""
 COMPOSE = "docker-compose.yaml"
-"""The only name by which a Compose file counts."""
+"""File name by which a Compose file is recognized."""
 FILES = frozenset((TASK, "instruction.md", "environment", "tests", "solution", "steps", "README.md"))
 STEP_FILES = frozenset(("instruction.md", "workdir", "tests", "solution", "README.md"))
-"""What lies in a task folder, and in that of a step."""
+"""Content of a task directory, and of the directory of a step."""
 COPIED = ("tests", "solution", "workdir")
-"""Folders of a task, or of a step, that are copied into the sandbox."""
+"""Directories of a task, or of a step, that are copied into the sandbox."""
 NAMED = 3
-"""Tasks that a note names; of more it gives the number."""
+"""Maximum tasks that a note names; of more it gives the number."""
 
 
 @dataclass
 class Tasks:
-    """What a folder of tasks holds: a row for each that can be played, and what the user is to be told."""
+    """Content of a directory of tasks: a row for each supported one, and notes for the user."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def tasks_of(spec: Spec) -> Tasks:
-    """Return the tasks that `dataset.harbor` of a spec names; see `read_tasks`."""
+    """Return the tasks in `dataset.harbor` of a spec; see `read_tasks`."""
     sandbox, rule = spec.sandbox, spec.dataset.eval
     agent = spec.agent_for("evaluate" if rule is not None and rule.only else "process")
     says = spec.user is not None and spec.user.says is not None and agent.program is None
@@ -182,26 +182,26 @@ def read_tasks(
     packages: Sequence[str] = (),
     demo: bool = False,
 ) -> Tasks:
-    """Read a task folder, or all task folders right in a folder.
+    """Read a task directory, or all task directories directly in a directory.
 
-    Tasks that cannot be played are left out, and `notes` say which and why; they also say what of the others is of no
-    effect. Of a backend that takes images a task has its own; in any other the default sandbox stands in for a plain
-    one of Debian, Ubuntu or Python.
+    Unsupported tasks are excluded, and `notes` contain them with the reason, and the parts of the others without
+    effect. With a backend that takes images each task has its image; with any other the default sandbox replaces a
+    plain image of Debian, Ubuntu or Python.
 
     Args:
-        folder: the folder.
+        folder: the directory.
         backend: the spec's `sandbox.backend`.
         network: the spec's `sandbox.network`: none, all, or names of hosts.
-        agent_timeout: seconds that the spec gives the agent; None: any time.
-        steps: what the spec makes of the rewards of several steps, `mean` or `last`; None: it plays no steps.
+        agent_timeout: seconds that the spec gives the agent; None: unlimited.
+        steps: how the spec combines the rewards of several steps, `mean` or `last`; None: steps are not supported.
         servers: the commands, or addresses, of the spec's tool servers, by name.
         keeps_processes: the spec's `sandbox.keep_processes`.
         packages: the spec's `sandbox.python`.
-        demo: whether the spec is changed so that it needs no container, whatever its backend.
+        demo: True if the spec is changed so that it needs no container, whatever its backend.
 
     Raises:
-        SpecError: none of the tasks can be played; with the place of each reason.
-        UserError: there is no such folder, or no task in it.
+        SpecError: none of the tasks is supported; with the location of each reason.
+        UserError: there is no such directory, or no task in it.
     """
     if not folder.is_dir():
         raise UserError(f"dataset.harbor: {folder} is no folder")
@@ -231,10 +231,10 @@ def read_tasks(
 
 
 class _Part(NamedTuple):
-    """A step of a task, or the whole of one without steps."""
+    """A step of a task, or all of a task without steps."""
 
     key: str
-    """What its keys in task.toml begin with."""
+    """Prefix of its keys in task.toml."""
     folder: Path
 
 
@@ -248,7 +248,7 @@ class _Line(NamedTuple):
 
 @dataclass
 class _Task:
-    """One task folder; see `read_tasks`."""
+    """One task directory; see `read_tasks`."""
 
     folder: Path
     top: Path
@@ -265,16 +265,16 @@ class _Task:
     workdir: str | None = None
     base: str | None = None
     ordered: bool = False
-    """Whether a command of the Dockerfile may find other files once more are copied behind it."""
+    """True if a command of the Dockerfile may see other files when more are copied after it."""
     builds: dict[str, str] = field(default_factory=dict)
-    """Folders that images are built of, and a digest of what is in each."""
+    """Directories from which images are built, and a digest of each one's content."""
     env: dict[str, str] = field(default_factory=dict)
     files: list[dict[str, Any]] = field(default_factory=list)
     setup: list[str] = field(default_factory=list)
     services: dict[str, Any] = field(default_factory=dict)
     _listed: dict[Path, Mapping[Path, int]] = field(default_factory=dict)
     _bytes_left: int = field(default_factory=lambda: LARGEST_TASK)
-    """What the row may still hold of the task's files."""
+    """Remaining bytes of the task's files that the row may hold."""
 
     def __post_init__(self) -> None:
         self.docker = IN_DEMO if self.demo else DOCKER
@@ -285,7 +285,7 @@ class _Task:
         return self.backend not in ("bubblewrap", "none", "ssh")
 
     def row_or_none(self) -> dict[str, Any] | None:
-        """Return the task as a row; None where it cannot be read. `problems` say what of it cannot be played."""
+        """Return the task as a row, or None if it cannot be read. `problems` contain the unsupported parts."""
         try:
             return self._row()
         except Exception as error:  # noqa: BLE001 - whatever a stranger has put there costs that task alone
@@ -296,7 +296,7 @@ class _Task:
             return None
 
     def _parse(self) -> None:
-        if not self.folder.name.isprintable():  # it names the row
+        if not self.folder.name.isprintable():  # it is the name of the row
             raise ValueError("the folder's name has a character that cannot be printed")
         self._text = read_text(self.folder / TASK, limit=LONGEST_TOML)
         if MANY_NAMES.search(self._text):
@@ -329,11 +329,11 @@ class _Task:
         self._hold_copies(parts)
         self.env |= self._variables("environment.env")
         folder = self._at("environment.workdir") or self.workdir
-        workdir = str(folder) if folder else None if self.backend == "docker" else "/app"  # None: the image's own
+        workdir = str(folder) if folder else None if self.backend == "docker" else "/app"  # None: the image's directory
         steps = [self._step(part, workdir) for part in parts]
         self.setup += self._until_healthy("environment.healthcheck")
         if parts[0].key:
-            # The sandbox begins with what the first step lays down, over what the image has in the same place.
+            # The sandbox starts with the files of the first step, over files of the image at the same paths.
             places = {posixpath.normpath(each["to"]) for each in steps[0]["files"]}
             own = [each for each in self.files if posixpath.normpath(each["to"]) not in places]
             self.files, self.setup = own + steps[0]["files"], self.setup + steps[0]["setup"]
@@ -374,7 +374,9 @@ class _Task:
         }
 
     def _hold_servers(self) -> None:
-        """Refuse tool servers that the spec does not start as the task says: its tools are those of all its tasks."""
+        """Refuse tool servers that the spec does not start as the task requires: the spec's tools serve all its
+        tasks.
+        """
         key = "environment.mcp_servers"
         tables = self._at(key) or []
         if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
@@ -403,7 +405,7 @@ class _Task:
     # ------------------------------------------------------------------ steps
 
     def _parts(self) -> list[_Part]:
-        """Return the steps of the task, or all of it as the only one; none where they cannot be read."""
+        """Return the steps of the task, or all of it as the only one; an empty list if they cannot be read."""
         tables = self._toml.get("steps")
         if not tables:
             return [_Part("", self.folder)]
@@ -425,7 +427,7 @@ class _Task:
         return parts
 
     def _hold_copies(self, parts: Sequence[_Part]) -> None:
-        """Refuse several steps of a sandbox that cannot be copied for the tests of those before the last."""
+        """Refuse several steps in a sandbox that cannot be copied for the tests of the steps before the last."""
         problem = no_copies(self.backend, self.keeps_processes, bool(self.services))
         if len(parts) > 1 and problem is not None:
             self._refuse_key("steps.1", problem)
@@ -440,7 +442,7 @@ class _Task:
             )
 
     def _hold_strategy(self) -> None:
-        """Refuse steps whose rewards the spec does not take together as the task does."""
+        """Refuse steps whose rewards the spec combines in another way than the task."""
         strategy = self._at("multi_step_reward_strategy") or "mean"
         wanted = STRATEGIES.get(str(strategy))
         if self.plays_steps is None:
@@ -452,7 +454,7 @@ class _Task:
             self._refuse_key("multi_step_reward_strategy", f"`steps` of the reward is {self.plays_steps}: {way}")
 
     def _hold_step(self, key: str) -> None:
-        """Refuse what a step asks for and cannot be played; `key` is that of its table."""
+        """Refuse unsupported requests of a step; `key` is the key of its table."""
         refused = {each: why for each, why in REFUSED.items() if each.startswith(("agent.", "verifier."))}
         for inner, why in refused.items():
             if self._at(f"{key}.{inner}") not in (None, [], ""):
@@ -463,7 +465,7 @@ class _Task:
             self.notes.append("`steps.agent.timeout_sec` is of no effect: the agent's time is for all steps together")
 
     def _step(self, part: _Part, workdir: str | None) -> dict[str, Any]:
-        """Return one step: its words, what comes with them, how it is verified and solved."""
+        """Return one step: its instruction and files, its verification and its solution."""
         tests = {
             f"/tests/{path.relative_to(top)}": path
             for top in dict.fromkeys((self.folder / "tests", part.folder / "tests"))
@@ -497,7 +499,9 @@ class _Task:
         }
 
     def _until_healthy(self, key: str) -> list[str]:
-        """Return the command that waits for a health check before the agent begins; none where none is asked."""
+        """Return the command that waits for a health check before the agent starts, or an empty list if there is
+        none.
+        """
         if not self._at(key):
             return []
         command = self._at(f"{key}.command")
@@ -508,7 +512,7 @@ class _Task:
         return [HEALTHY.format(command=shlex.quote(command), **numbers)]
 
     def _min_reward(self, part: _Part) -> dict[str, Any]:
-        """Return what the next step asks of this one; a number is that of the reward called `reward`."""
+        """Return the next step's condition on this one; a number refers to the reward called `reward`."""
         key = f"{part.key}min_reward"
         least = self._at(key) if part.key else None
         if least is None:
@@ -539,7 +543,7 @@ class _Task:
         return value
 
     def _size(self, kind: str) -> int | None:
-        """Return bytes: of `memory_mb`, or of `memory` as versions before wrote it, such as 2G."""
+        """Return bytes: of `memory_mb`, or of `memory` as in earlier versions, such as 2G."""
         older = self._at(f"environment.{kind}")
         size = int(self._number(f"environment.{kind}_mb", 0) * 2**20)
         if older is not None:
@@ -555,7 +559,9 @@ class _Task:
         return size or None
 
     def _hold_network(self, table: str) -> None:
-        """Refuse what the sandbox reaches and a table of the task forbids; note what it allows and is out of reach."""
+        """Refuse hosts that the sandbox reaches and a table of the task forbids; note allowed hosts that are out of
+        reach.
+        """
         mode, hosts = self._at(f"{table}.network_mode"), self._at(f"{table}.allowed_hosts")
         key = f"{table}.network_mode" if mode is not None else f"{table}.allowed_hosts"
         if mode is None and hosts is None:
@@ -598,7 +604,7 @@ class _Task:
             self.notes.append("`multi_step_reward_strategy` is of effect for tasks of several steps alone")
 
     def _variables(self, key: str) -> dict[str, str]:
-        """Return variables; those that take a value of this machine are refused, as it may be a secret."""
+        """Return variables; variables that take a value of this machine are refused, as it may be a secret."""
         section, variables = self._at(key) or {}, {}
         if not isinstance(section, dict):
             self._refuse_key(key, f"expected a table, got {section!r}")
@@ -610,7 +616,7 @@ class _Task:
         return variables
 
     def _line(self, key: str) -> int:
-        """Return the line of task.toml in which a key, or its table, stands."""
+        """Return the line of a key, or of its table, in task.toml."""
         table, _, name = key.rpartition(".")
         current, nearest, step = "", 1, -1
         for number, line in enumerate(self._text.splitlines(), 1):
@@ -634,7 +640,7 @@ class _Task:
         self.problems.append(Problem(str(file), line, 1, f"task {self.folder.name} cannot be played: {why}"))
 
     def _files(self, file: Path, parts: Sequence[_Part]) -> None:
-        """Take the names in the task folder into account."""
+        """Check the names in the task directory."""
         for part in parts:
             if not any((folder / "tests/test.sh").is_file() for folder in (self.folder, part.folder)):
                 within = f", and neither has steps/{part.folder.name}" if part.key else ""
@@ -659,7 +665,7 @@ class _Task:
                 self.notes.append("solution/ has no solve.sh, so that the task has no solution of its own")
 
     def _links(self, parts: Sequence[_Part]) -> None:
-        """Refuse links that are not followed, behind which files would be missing."""
+        """Refuse links that are not followed: the files that they lead to would be missing."""
         has_image = self.backend == "docker" or self._at("environment.docker_image") is not None
         copied = [] if has_image and not self._is_laid_down() else [self.folder / "environment"]
         for top in dict.fromkeys(
@@ -689,7 +695,7 @@ class _Task:
             target = shlex.quote(place)
             commands.append(f"mkdir -p {shlex.quote(posixpath.dirname(place))}")
             data = self._content(path)
-            try:  # what the shell itself can write, whatever programs the image has
+            try:  # only shell built-ins write the files, whatever programs the image has
                 commands.append(f"printf %s {shlex.quote(_text(data))} > {target}")
             except ValueError:
                 commands.append(f"echo {base64.b64encode(data).decode()} | base64 -d > {target}")
@@ -699,7 +705,7 @@ class _Task:
     # ------------------------------------------------------------------ the files of the task
 
     def _below(self, folder: Path) -> Mapping[Path, int]:
-        """Return what lies below a folder of the task, which may be missing; see `list_below`."""
+        """Return the content below a directory of the task, which may be missing; see `list_below`."""
         if folder not in self._listed:
             exists = folder.exists() or folder.is_symlink()
             top = self.folder if folder.is_relative_to(self.folder) else self.folder.resolve()
@@ -707,7 +713,9 @@ class _Task:
         return self._listed[folder]
 
     def _inside(self, folder: Path, top: Path | None = None) -> list[Path]:
-        """Return the files in a folder that lie in it, or in `top` above it, also after symlinks."""
+        """Return the files in a directory that are inside it, or inside `top` above it, after resolving symlinks
+        too.
+        """
         return [path for path, mode in self._below(folder).items() if _lies_in(path, mode, top or folder)]
 
     def _content(self, path: Path) -> bytes:
@@ -719,11 +727,11 @@ class _Task:
         return data
 
     def _file(self, to: str, path: Path) -> dict[str, str]:
-        """Return a file as a sandbox lays it down."""
+        """Return a file in the form for a sandbox."""
         return {"to": to, "base64": base64.b64encode(self._content(path)).decode(), "mode": f"0o{_mode(path):03o}"}
 
     def _laid_whole(self, to: str, path: Path, top: Path) -> list[dict[str, str]]:
-        """Return a file, or the files in a folder, as a sandbox lays them down; none that lies outside of `top`."""
+        """Return a file, or the files in a directory, in the form for a sandbox; none that is outside `top`."""
         if not path.is_dir():
             return [self._file(to, path)]
         return [self._file(f"{to}/{inner.relative_to(path)}", inner) for inner in self._inside(path, top)]
@@ -748,7 +756,7 @@ class _Task:
             self.base = self._built(folder)
         elif not dockerfile.is_file() and self._takes_images:
             self._refuse(file, 1, "it has neither a docker_image nor environment/Dockerfile")
-        engine = image is not None or bool(self.builds)  # it reads the Dockerfile, and what the image starts is left
+        engine = image is not None or bool(self.builds)  # only the start command of the image remains
         for instruction in instructions:
             try:
                 problem = self._start(instruction) if engine else self._instruct(instruction, folder)
@@ -759,7 +767,7 @@ class _Task:
         self._compose(folder)
 
     def _instructions(self, dockerfile: Path) -> list[_Line]:
-        """Return the instructions of a Dockerfile; none where there is none."""
+        """Return the instructions of a Dockerfile, or an empty list if there is none."""
         try:
             return list(_lines(read_file(dockerfile, self.folder).decode("utf-8", "replace")))
         except FileNotFoundError:
@@ -769,12 +777,14 @@ class _Task:
             return []
 
     def _is_laid_down(self) -> bool:
-        """Whether the files in environment/ come into the working directory, since no image was built of them."""
+        """Return True if the files in environment/ are copied into the working directory, since no image was built from
+        them.
+        """
         named = self._at("environment.docker_image") is not None
         return named and not any((self.folder / "environment" / name).exists() for name in ("Dockerfile", COMPOSE))
 
     def _built(self, folder: Path) -> str:
-        """Return what an image is called that is built of a folder: a relative path, so that tasks can be moved."""
+        """Return the name of the image that is built from a directory: a relative path, so that tasks can be moved."""
         name = f"./{os.path.relpath(folder.resolve(), self.top.resolve())}"
         digest = sha256()
         for path, mode in self._below(folder).items():
@@ -788,7 +798,7 @@ class _Task:
         return name
 
     def _compose(self, folder: Path) -> None:
-        """Take the services of a Compose file, which only Docker starts, and what it says of the sandbox."""
+        """Apply the services of a Compose file, which only Docker starts, and its settings for the sandbox."""
         file = folder / COMPOSE
         if not file.is_file():
             return
@@ -802,7 +812,7 @@ class _Task:
         self.notes += dict.fromkeys(compose.notes)
 
     def _instruct(self, line: _Line, context: Path) -> str | None:
-        """Take one instruction of the Dockerfile into account; returns why it cannot be."""
+        """Apply one instruction of the Dockerfile; return the reason if it is not supported."""
         if line.word in ("LABEL", "MAINTAINER"):
             return None  # they describe the image
         if line.word in UNSTARTED:
@@ -827,7 +837,7 @@ class _Task:
         return None
 
     def _start(self, line: _Line) -> str | None:
-        """Take into account what an image starts by itself; nothing else of a Dockerfile that an engine has read."""
+        """Apply the start command of an image; an engine has applied everything else in its Dockerfile."""
         if line.word in UNSTARTED:
             self.notes.append(f"`{line.word}` of environment/Dockerfile {UNSTARTED[line.word]}")
         elif line.word == "ENTRYPOINT" and not self.keeps_processes:
@@ -863,7 +873,7 @@ class _Task:
         return None
 
     def _has(self, line: _Line, by_apt: list[str], by_pip: list[str]) -> str | None:
-        """Note that the default sandbox has what is installed; returns why not."""
+        """Record that the default sandbox has the installed packages; return the reason if it does not."""
         if lacking := [name for name in by_apt if name not in _installed(PACKAGES)]:
             return f"`RUN {line.rest[:60]}`: this machine lacks {', '.join(lacking)}, which apt has: {self.build}"
         if any(name not in self.packages for name in by_pip):
@@ -914,7 +924,7 @@ def _packages_of(command: str) -> tuple[list[str], list[str]] | None:
 
 @cache
 def _installed(status: Path) -> frozenset[str]:
-    """Return the names of this machine's packages; none where it is not of Debian's kind."""
+    """Return the names of this machine's packages, or an empty set if it is not Debian or similar."""
     try:
         entries = status.read_text("utf-8", "replace").split("\n\n")
     except OSError:
@@ -939,7 +949,9 @@ def _lines(text: str) -> Iterator[_Line]:
 
 
 def _reaches_beyond(network: bool | Sequence[str], other: bool | Sequence[str]) -> bool:
-    """Whether one network (none, all, or names of hosts, which may begin with `*.`) has hosts that another has not."""
+    """Return True if one network (none, all, or names of hosts, which may start with `*.`) has hosts that another has
+    not.
+    """
     if network is True or other is True:
         return other is not True
     names = [name.lower() for name in other or ()]
@@ -955,14 +967,14 @@ def _names(folder: Path) -> set[str]:
 
 
 def _lies_in(path: Path, mode: int, top: Path) -> bool:
-    """Return True if a path of this mode is a file in a folder, after links too."""
+    """Return True if a path of this mode is a file in a directory, after resolving links too."""
     return stat.S_ISREG(mode) or (
         stat.S_ISLNK(mode) and path.is_file() and path.resolve().is_relative_to(top.resolve())
     )
 
 
 def _text(data: bytes) -> str:
-    """Return bytes as text; raises ValueError where they are none that a command can hold."""
+    """Return bytes as text; raises ValueError if a command cannot contain them."""
     text = data.decode("utf-8")
     if "\0" in text:
         raise ValueError("a null character")

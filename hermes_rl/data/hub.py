@@ -1,7 +1,7 @@
-"""Datasets through `datasets.load_dataset`: the hub, local folders, and formats that are not read directly.
+"""Load datasets through `datasets.load_dataset`: the hub, local directories, and formats that are not read directly.
 
-Owns telling a hub that is out of reach (where a fallback helps) from a dataset that does not exist (where the
-spec is wrong).
+Owns distinguishing an unreachable hub (where a fallback helps) from a dataset that does not exist (where the spec is
+wrong).
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ _OUT_OF_REACH = (
     "NetworkError", "SSLError", "gaierror", "RemoteProtocolError", "ChunkedEncodingError", "IncompleteRead",
     "ClientPayloadError", "ServerDisconnectedError",
 )  # fmt: skip
-"""Names of exceptions, since several HTTP libraries can be underneath."""
+"""Names of exceptions, since several HTTP libraries can be used."""
 TOO_MANY_REQUESTS = 429
 
 
 class HubOutOfReachError(UserError):
-    """The hub did not answer; a fallback may stand in."""
+    """The hub did not respond; a fallback may replace it."""
 
 
 def load_hub(source: Source, split: str) -> Iterable[dict[str, Any]]:
-    """Return the rows of a split; can be iterated again and again. Raises `HubOutOfReachError` where the hub does not
-    answer; `UserError` where there is no such dataset, configuration, split or file."""
+    """Return the rows of a split; can be iterated repeatedly.
+
+    Raises `HubOutOfReachError` if the hub does not respond; `UserError` if there is no such dataset, configuration,
+    split or file.
+    """
     import datasets
 
     arguments = {"name": source.name, "revision": source.revision, "data_files": thaw(source.data_files)}
@@ -38,7 +41,7 @@ def load_hub(source: Source, split: str) -> Iterable[dict[str, Any]]:
         loaded: Iterable[dict[str, Any]] = datasets.load_dataset(
             source.path, split=split, streaming=source.streaming, **settings
         )
-    except Exception as error:  # whatever the libraries below raise is sorted here, and always raised again
+    except Exception as error:  # any error of the libraries is classified here, and always raised again
         raise _sorted(error, source, split) from error
     return loaded
 
@@ -54,7 +57,7 @@ def _sorted(error: Exception, source: Source, split: str) -> UserError:
 
 
 def hub_trouble(error: BaseException) -> BaseException | None:
-    """Return what says that the hub is out of reach or busy, in an error of its libraries; None where nothing does."""
+    """Return the cause in an error of the libraries that shows an unreachable or busy hub, or None if there is none."""
     for cause in causes(error):
         if any(kind.__name__ in _OUT_OF_REACH for kind in type(cause).__mro__) or _is_passing_error(cause):
             return cause
@@ -62,7 +65,7 @@ def hub_trouble(error: BaseException) -> BaseException | None:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, and what it was raised for."""
+    """Yield an error, and its causes."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
@@ -75,6 +78,6 @@ def _is_passing_error(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's class and the first line of what it says, which is bounded."""
+    """Return an error's class and the first line of its message, which is bounded."""
     text = str(error).strip().split("\n")[0]
     return f"{type(error).__name__}: {text}"[:300]

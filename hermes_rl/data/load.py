@@ -1,4 +1,4 @@
-"""`load_rows`: the rows of a spec for training or evaluation.
+"""`load_rows`: load the rows of a spec for training or evaluation.
 
 This module owns the order of the steps: source, columns, filter, key, split, shuffle, order, limit. The split and the
 shuffle depend on the seed and on the rows alone. Everything is synchronous code; callers with an event loop run it in a
@@ -26,17 +26,19 @@ from hermes_rl.spec.suggest import did_you_mean
 
 NO_ORDER = "dataset.order needs rows that are all there; a streamed or endless dataset has an order of its own"
 WINDOW = 1000
-"""Rows among which endless data is shuffled."""
+"""Size of the window in which endless data is shuffled."""
 
 
 def shuffled(rows: Iterable[Row], seed: int) -> list[Row]:
-    """Finite rows in an order of chance; a row that is added or left out does not move the others."""
+    """Return finite rows in a random order; adding or removing a row does not move the others."""
     return sorted(rows, key=lambda row: (seeded(seed, f"{row.digest}:{row.key}"), row.index))
 
 
 def ordered(rows: Iterable[Row], by: str) -> list[Row]:
-    """Finite rows by a column, smallest first, or largest first with ``-`` in front; equal ones stay as they were.
-    Raises `UserError` where a row has no such column, or values that cannot be compared."""
+    """Return finite rows sorted by a column, smallest first, or largest first with ``-`` in front; the sort is stable.
+
+    Raises `UserError` if a row has no such column, or values that cannot be compared.
+    """
     column, largest_first = by.removeprefix("-"), by.startswith("-")
     rows = list(rows)
     for row in rows:
@@ -51,7 +53,7 @@ def ordered(rows: Iterable[Row], by: str) -> list[Row]:
 
 
 def shuffled_stream(rows: Iterable[Row], seed: int) -> Iterator[Row]:
-    """Endless rows, shuffled within a window that moves along."""
+    """Yield endless rows, shuffled within a moving window."""
     random = Random(seed)
     waiting: list[Row] = []
     for row in rows:
@@ -65,21 +67,21 @@ def shuffled_stream(rows: Iterable[Row], seed: int) -> Iterator[Row]:
     yield from waiting
 
 
-# --------------------------------------------------------------------------------- Which rows are for evaluation
+# --------------------------------------------------------------------------------- Rows for evaluation
 
 
 def eval_digests(rows: Iterable[Row], fraction: float, seed: int) -> frozenset[str]:
-    """Return the contents that are for evaluation, of finite data.
+    """Return the contents for evaluation, of finite data.
 
     Contents are ranked by a hash of seed and content; the first `max(1, round(fraction · rows))` rows are for
-    evaluation, rounded up to whole contents, since duplicates stay together. At least one content stays.
+    evaluation, rounded up to complete contents, since duplicates stay together. At least one content stays.
     """
     counts = Counter(row.digest for row in rows)
     ranked = sorted(counts, key=lambda content: (seeded(seed, content), content))
     wanted = max(1, round(fraction * counts.total()))
     chosen: set[str] = set()
     rows_chosen = 0
-    for content in ranked[:-1]:  # the last one stays, whatever the fraction
+    for content in ranked[:-1]:  # the last one stays, for any fraction
         if rows_chosen >= wanted:
             break
         chosen.add(content)
@@ -88,7 +90,7 @@ def eval_digests(rows: Iterable[Row], fraction: float, seed: int) -> frozenset[s
 
 
 def is_eval(row: Row, fraction: float, seed: int) -> bool:
-    """Whether a row is for evaluation, of data whose end is not known: the same hash against a threshold."""
+    """Return True if a row is for evaluation, in data of unknown length: the same hash is compared with a threshold."""
     return fraction_of(seeded(seed, row.digest)) < fraction
 
 
@@ -98,29 +100,28 @@ Split = Literal["train", "eval"]
 
 
 def split_of(mode: Mode) -> Split:
-    """Return which rows a mode plays."""
+    """Return the split of the rows that a mode uses."""
     return "eval" if mode == "evaluate" else "train"
 
 
 Notify = Callable[[str], None]
 FALLBACK_FRACTION = 0.25
-"""Share of a fallback's rows for evaluation where the spec names a split that the fallback does not have."""
+"""Share of a fallback's rows for evaluation if the spec names a split that the fallback does not have."""
 _SAMPLE = 100
-"""Rows of endless data that its fingerprint is made of."""
+"""Rows of endless data from which its fingerprint is made."""
 
 RowCount = int | Literal["all"]
-"""How many rows are checked."""
+"""Number of rows to check."""
 ENDLESS = 100_000
-"""Rows after which a source that has not ended counts as endless, where all are asked for."""
+"""Rows after which a source that has not ended counts as endless, if all are requested."""
 ENDLESS_SECONDS = 60.0
-"""Seconds after which it does so too: rows of a simulator may take long."""
+"""Seconds after which it also counts as endless: rows of a simulator may take long."""
 
 __all__ = ["RowCount", "Rows", "Split", "counted_rows", "load_rows", "split_of"]
 
 
 def counted_rows(spec: Spec, rows: Iterable[Row], count: RowCount, *, finite: bool) -> list[Row]:
-    """Return the first rows, or all of them. Raises `UserError` if all are asked for and there may be no end of
-    them."""
+    """Return the first rows, or all of them. Raises `UserError` if all are requested and they may be endless."""
     if count != "all":
         return list(islice(rows, count))
     found: list[Row] = []
@@ -139,14 +140,13 @@ def counted_rows(spec: Spec, rows: Iterable[Row], count: RowCount, *, finite: bo
 
 
 def load_rows(spec: Spec, split: Split, *, notify: Notify, lazily: bool = False) -> Rows:
-    """Return the rows of one side of the split, in the order they are played.
+    """Return the rows of one side of the split, in the order in which they are used.
 
     Args:
-        spec: what to load.
+        spec: the spec.
         split: train, or eval.
-        notify: told aloud when the fallback stands in for the dataset, rows are left out, or reading takes long.
-        lazily: rows are made as they are asked for, where their order is that of the source; their number is then not
-            known.
+        notify: called if the fallback replaces the dataset, rows are excluded, or reading takes long.
+        lazily: rows are made on request, if their order is the order of the source; their number is then not known.
 
     Raises:
         SpecError: a column or the filter does not work for a row.
@@ -160,7 +160,7 @@ def load_rows(spec: Spec, split: Split, *, notify: Notify, lazily: bool = False)
 
 
 def _source(spec: Spec, notify: Notify) -> tuple[Source, Opened]:
-    """Return the dataset itself or its fallback, with the split that training rows come from."""
+    """Return the dataset itself or its fallback, with the split for training rows."""
     dataset = spec.dataset
     if dataset.harbor is not None:
         tasks = tasks_of(spec)
@@ -193,12 +193,12 @@ class _Side:
         self.split: Split = split
         self.fallback = source is not spec.dataset
         rule = spec.dataset.eval
-        # Of a fallback without splits a share of the rows is for evaluation.
+        # For a fallback without splits, a share of the rows is for evaluation.
         has_splits = not self.fallback or isinstance(source.data_files, dict)
         self.named = rule.split if rule is not None and has_splits else None
-        """The split that evaluation rows come from."""
+        """The split for evaluation rows."""
         self.fraction: float | None = None
-        """The share of the rows that is for evaluation."""
+        """Share of the rows for evaluation."""
         if rule is not None and not rule.only:
             self.fraction = FALLBACK_FRACTION if rule.split is not None and not has_splits else rule.fraction
 
@@ -215,7 +215,7 @@ class _Side:
         return self._endless(opened)
 
     def _in_order(self) -> bool:
-        """Return True if the first rows are those of the source, whatever the others are."""
+        """Return True if the first rows are the first rows of the source, whatever the others are."""
         dataset = self.spec.dataset
         if self.split == "train":
             compared = dataset.eval is not None and dataset.eval.split is not None
@@ -237,7 +237,7 @@ class _Side:
         return Rows.of(rows, fingerprint=fingerprint, fallback=self.fallback)
 
     def _without_eval_split(self, rows: list[Row]) -> list[Row]:
-        """Rows that are also in the evaluation split are not trained on."""
+        """Return the rows without the ones that are also in the evaluation split."""
         rule = self.spec.dataset.eval
         if rule is None or rule.split is None:
             return rows
@@ -259,7 +259,7 @@ class _Side:
             return self.spec.dataset.limit
         rule = self.spec.dataset.eval
         limits = [self.spec.evaluate.limit, rule.limit if rule else None]
-        if rule is not None and rule.only:  # then there are no training rows that `limit` could be about
+        if rule is not None and rule.only:  # then there are no training rows to which `limit` could apply
             limits.append(self.spec.dataset.limit)
         return min((limit for limit in limits if limit is not None), default=None)
 
@@ -285,4 +285,4 @@ class _Side:
                 continue
             others += 1
             if bound is not None and others >= bound:
-                return  # as many evaluation rows as lie between the training rows that are played
+                return  # the evaluation rows between the used training rows, as many as there are

@@ -1,6 +1,6 @@
-"""`Row` and `Rows`: what a rollout starts from, and the sequence of rows that a run draws from.
+"""`Row` and `Rows`: the input of a rollout, and the sequence of rows that a run draws from.
 
-A row's key and digest are the same in every process and on every machine. `derive` makes rows of raw records: it adds
+A row's key and digest are the same in every process and on every machine. `derive` makes rows from raw records: it adds
 derived columns, applies the filter, and computes the key. A sequence of rows may be endless.
 """
 
@@ -32,17 +32,19 @@ from hermes_rl.values import whole_text, write_message
 
 
 def digest(columns: Mapping[str, Any]) -> str:
-    """64 hex digits of a row's content; the order of its columns does not matter. Raises `UserError` where a value is
-    of a kind that has no stable form."""
+    """Return 64 hex digits that identify a row's content; the order of its columns does not matter.
+
+    Raises `UserError` if a value is of a kind that has no stable form.
+    """
     try:
         text = json.dumps(_canonical(columns), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-    except (ValueError, RecursionError) as error:  # a whole number of thousands of digits, or levels without end
+    except (ValueError, RecursionError) as error:  # a whole number of thousands of digits, or endless nesting
         raise UserError(f"a row holds what cannot be kept: {error}") from None
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def seeded(seed: int, text: str) -> str:
-    """64 hex digits that put rows in an order of chance, the same for the same seed."""
+    """Return 64 hex digits that put rows in a random order, the same for the same seed."""
     return hashlib.sha256(f"{seed}:{text}".encode()).hexdigest()
 
 
@@ -52,7 +54,7 @@ def fraction_of(digits: str) -> float:
 
 
 def combined(parts: Iterable[str]) -> str:
-    """One hash of many."""
+    """Return one hash of many."""
     total = hashlib.sha256()
     for part in parts:
         total.update(part.encode() + b"\n")
@@ -86,17 +88,17 @@ def _canonical_other(value: Any) -> Any:
     )
 
 
-# ------------------------------------------------------------------------------------- What people read of a row
+# ------------------------------------------------------------------------------------- Readable form of a row
 
 LONGEST = 1 << 16
-"""Characters of one text of a row that are kept for people to read."""
+"""Maximum characters of one text of a row in the form for people."""
 
 
 def readable_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row's values as JSON has them, for people: long texts are cut, and what is no text is named."""
+    """Return a row's values in JSON, for people: long texts are cut, and other values are described."""
     with suppress(TypeError):
         text = write_message(columns)
-        # Nearly all rows are of JSON's values and short. What JSON has no word for is written as null.
+        # Nearly all rows consist of JSON values and are short. A value that JSON does not have is written as null.
         if len(text) <= LONGEST and b"null" not in text:
             return dict(columns)
     return {str(name): _readable(value) for name, value in columns.items()}
@@ -107,7 +109,7 @@ def _readable(value: Any) -> Any:
         return value if len(value) <= LONGEST else f"{value[:LONGEST]}… ({len(value)} characters)"
     if value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    # Rows may have thousands of values: to ask an abstract class about each takes longer than all the rest.
+    # Rows may have thousands of values: checking each against an abstract class takes longer than all the rest.
     if isinstance(value, (dict, Mapping)):
         return {str(key): _readable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -127,10 +129,10 @@ class Row:
     """One row of the dataset.
 
     Attributes:
-        key: what identifies it, the same in every run.
-        columns: its values by name, the derived ones included; not to be changed.
-        index: its place in the source, from 0.
-        digest: hash of its content as the source gave it (64 hex digits).
+        key: its identifier, the same in every run.
+        columns: its values by name, the derived ones included; must not be changed.
+        index: its position in the source, from 0.
+        digest: hash of its content in the source (64 hex digits).
     """
 
     key: str
@@ -140,12 +142,12 @@ class Row:
 
 
 class Rows:
-    """Rows in the order they are played; every iteration starts again from the first.
+    """Rows in the order in which they are used; every iteration starts again from the first.
 
     Attributes:
-        length: how many, or None where that is not known or without end.
+        length: number of rows, or None if it is unknown or infinite.
         fingerprint: hash of keys and contents, for the run's record.
-        fallback: True where the spec's fallback stands in for the dataset.
+        fallback: True if the spec's fallback replaces the dataset.
     """
 
     def __init__(
@@ -155,7 +157,7 @@ class Rows:
 
     @classmethod
     def of(cls, rows: Sequence[Row], *, fingerprint: str, fallback: bool = False) -> Rows:
-        """Rows that are all there."""
+        """Return rows from a complete sequence."""
         return cls(lambda: iter(rows), length=len(rows), fingerprint=fingerprint, fallback=fallback)
 
     def __iter__(self) -> Iterator[Row]:
@@ -193,15 +195,18 @@ class Rows:
 
 
 PATIENCE = 2.0
-"""Seconds of reading rows after which it is said how far that has come, each time."""
+"""Seconds of reading rows between reports of the progress."""
 LOOKED_AFTER = 10_000
-"""Rows after which the clock is looked at."""
+"""Rows after which the clock is checked."""
 
 
 def derive(spec: Spec, raw: Iterable[Mapping[str, Any]], notify: Callable[[str], None] | None = None) -> Iterator[Row]:
-    """Yield the rows that pass the filter, each with its derived columns and its key. Raises `SpecError` where a column
-    or the filter does not work for a row; the place is the template's. Raises `UserError` where the key column is
-    missing, empty or not unique. `notify` is told how many rows were read, if that takes long."""
+    """Yield the rows that pass the filter, each with its derived columns and its key.
+
+    Raises `SpecError` if a column or the filter does not work for a row; the location is the template's. Raises
+    `UserError` if the key column is missing, empty or not unique. `notify` is called with the number of rows read so
+    far, if that takes long.
+    """
     seen: Counter[str] = Counter()
     told = clock.monotonic()
     for index, source in enumerate(raw):

@@ -1,6 +1,6 @@
-"""Where raw rows come from: items in the spec, a generator, local files, or `datasets`.
+"""Open the source of raw rows: items in the spec, a generator, local files, or `datasets`.
 
-Owns opening one split of a source as something that can be read again and again.
+Owns opening one split of a source so that it can be read repeatedly.
 """
 
 from __future__ import annotations
@@ -21,29 +21,31 @@ Raw = Mapping[str, Any]
 READABLE = ("json", "csv")
 """Formats in `dataset.path` that are read without the `datasets` package."""
 PROBE = 1000
-"""Rows of a generator that are read to see whether it ends: one that does is finite like a file."""
+"""Rows of a generator that are read to see if it ends: one that does is finite like a file."""
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
 class Opened(NamedTuple):
-    """One split of a source; `finite` says whether all of it can be looked at before a row is played."""
+    """One split of a source; `finite` is True if all of it can be read before a row is used."""
 
     read: Callable[[], Iterator[Raw]]
     finite: bool
 
 
 def is_on_hub(source: Source) -> bool:
-    """Return True where rows can only be had over the network (or from its cache)."""
+    """Return True if rows are only available over the network (or from its cache)."""
     return source.path is not None and source.path not in FILE_FORMATS and not source.path.startswith(("/", "~"))
 
 
 LARGE = 50 << 20
-"""Bytes of a file of which it is said that it is read."""
+"""Bytes of a file from which reading it is reported."""
 
 
 def open_source(source: Source, split: str, seed: int, notify: Callable[[str], None] | None = None) -> Opened:
-    """One split of a source; `notify` is told when a large file is read. Raises `HubOutOfReachError` where the hub does
-    not answer, `UserError` where the source is wrong."""
+    """Return one split of a source; `notify` is called when a large file is read.
+
+    Raises `HubOutOfReachError` if the hub does not respond, `UserError` if the source is wrong.
+    """
     if source.items is not None:
         items = [thaw(item) for item in source.items]
         return Opened(lambda: iter(items), finite=True)
@@ -72,7 +74,7 @@ def open_source(source: Source, split: str, seed: int, notify: Callable[[str], N
 
 
 def taken_for_local(spec: Spec) -> str | None:
-    """Return a warning where `dataset.path` may be a name on the hub, and a file beside the spec has it too."""
+    """Return a warning if `dataset.path` may be a name on the hub, and a file next to the spec has it too."""
     written, path = spec.written_at(("dataset", "path")), spec.dataset.path or ""
     if written is None or not may_mean_hub(written) or not (path.startswith("/") and Path(path).is_dir()):
         return None
@@ -91,7 +93,7 @@ def _require_readable(path: str) -> None:
 
 
 def is_fetched(source: Source) -> bool:
-    """Return True where reading rows needs the network: a dataset on the hub, or files at an address."""
+    """Return True if reading rows needs the network: a dataset on the hub, or files at an address."""
     return is_on_hub(source) or any(_URL.match(name) for name in _patterns(source))
 
 
@@ -103,8 +105,10 @@ def _patterns(source: Source) -> list[str]:
 
 
 def local_files(source: Source, split: str) -> list[str] | None:
-    """Return the files of a split that are read without `datasets`; None where that package has to do it. Raises
-    `UserError` where the source has no files for that split."""
+    """Return the files of a split that are read without `datasets`, or None if that package must read them.
+
+    Raises `UserError` if the source has no files for that split.
+    """
     if source.path not in READABLE or source.data_files is None or "[" in split or "+" in split:
         return None
     files: Any = source.data_files
@@ -129,7 +133,7 @@ def _open_generator(reference: str, split: str, seed: int) -> Opened:
             yield from _checked(function(seed=seed, split=split), reference)
         except UserError:
             raise
-        except Exception as error:  # the spec's own code: whatever it raises is the spec's mistake
+        except Exception as error:  # the spec's user code: any exception is the spec's error
             raise UserError(f"the generator {reference} raised {place_of(error, function)}") from error
 
     head = list(islice(read(), PROBE + 1))

@@ -337,7 +337,7 @@ class Processes:
             job.end(code)
 
     def end(self) -> None:
-        """End all running processes: the sandbox is gone."""
+        """Release everything that runs: the sandbox is gone."""
         for job in self._jobs.values():
             job.end(KILLED_EXIT_CODE)
             job.close()

@@ -80,7 +80,7 @@ def fork(directory: str, connection: int, output: int) -> int:
 
 
 def _fork_apart(directory: str, connection: int, output: int, tell: int, wait: int) -> NoReturn:
-    """Create new namespaces in an intermediate process, whose first process is the fork."""
+    """Create new namespaces, whose first process is the fork; runs in a process between the template and the fork."""
     try:
         uid, gid = os.getuid(), os.getgid()
         libc_call("unshare", NEW_NAMESPACES)

@@ -118,7 +118,7 @@ def bare_app(description: str, *, token: bool, below: str = "", elsewhere: str =
 
     Args:
         description: description of its purpose.
-        token: True if requests need a token; the description contains it.
+        token: True if requests need a token, which the description then mentions.
         below: the path below which clients find it.
         elsewhere: where other paths are, for a client that requests an unknown one.
     """
@@ -164,7 +164,7 @@ def metrics_of(service: Service, sessions: Sessions) -> dict[str, Any]:
 def make_app(service: Service, sessions: Sessions, *, token: bool, below: str = "") -> FastAPI:  # noqa: C901 - a path each
     """Return the application of one environment.
 
-    Its description contains if requests need a `token`, and the path `below` which clients find it.
+    Its description mentions the `token`, if requests need one, and the path `below` which clients find it.
     """
     app = bare_app("Rollouts of one spec, for trainers.", token=token, below=below)
 

@@ -47,7 +47,7 @@ class ByName:
 def make_shared_app(environments: Mapping[str, tuple[Service, Sessions]], *, token: bool) -> FastAPI:
     """Return the shared application of several environments, by their names.
 
-    Its description contains if requests need a `token`.
+    Its description mentions the `token`, if requests need one.
     """
     places = ", ".join(map(below, environments))
     app = bare_app(

@@ -1,6 +1,6 @@
-"""Which rollouts of a run somebody wants to see, and in which order.
+"""Select rollouts of a run for a viewer, and their order.
 
-Owns the filters, the order, and the search in texts, which reads lines of the file and so is done in pieces.
+Owns the filters, the order, and the search in texts, which reads lines of the file and is therefore done in parts.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from hermes_rl.reading.record import RolloutSummary, RunRecord, bounded_line, ma
 from hermes_rl.service.refusals import wrong
 
 REWARD = "reward:"
-"""Begins an order by the value of a reward, before its name."""
+"""Prefix of an order by the value of a reward, before its name."""
 ROWS = (b',"row":{', b', "row": {')
-"""Where the row of a group begins in the line of its first rollout, as `marks_of` has the other marks."""
+"""Start of the row of a group in the record of its first rollout, like the other marks of `marks_of`."""
 _NAMES = ("row", "rewards")
 _SEARCHED = ("id", "messages", "row_key", "row", "rewards", "error", "tool_calls", "tool_errors")
-"""What a text is looked for in: neither tokens nor the schemas of tools, which are the same in each rollout."""
+"""Fields that are searched for a text: neither tokens nor the schemas of tools, which are the same in each rollout."""
 PATIENCE = 1.0
-"""Seconds of reading lines for a text, after which what was found is told."""
+"""Seconds of reading records for a text, after which the results so far are returned."""
 _ORDERS: dict[str, Callable[[RolloutSummary], float | None]] = {
     "score": lambda rollout: rollout.score,
     "turns": lambda rollout: rollout.turns,
@@ -39,14 +39,14 @@ ORDERS = ("ended", *_ORDERS)
 
 @dataclass(frozen=True)
 class RolloutQuery:
-    """What is asked for; empty texts and None ask for everything.
+    """A query; empty texts and None select everything.
 
     Attributes:
         row: key of a row.
-        tool: that was called.
+        tool: name of a called tool.
         tool_errors: only rollouts in which a tool failed, or the named tool did.
-        reward: that `least` and `most` are of; without one they are of the score.
-        text: that is in the conversation, in its row, rewards or error; capitals of ASCII do not matter.
+        reward: reward to which `least` and `most` apply; without one they apply to the score.
+        text: text in the conversation, in its row, rewards or error; ASCII case is ignored.
         sort: one of `ORDERS`, or `reward:<name>`.
         descending: the last, or the highest, first.
     """
@@ -66,8 +66,9 @@ class RolloutQuery:
 
     @classmethod
     def of(cls, parameters: Mapping[str, str]) -> Self:
-        """Read it from the parameters of an address. Raises `Refused` where one of them is not known, or is no
-        number."""
+        """Read it from the parameters of an address. Raises `Refused` if one of them is unknown, or is an invalid
+        number.
+        """
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(parameters) - known):
             raise wrong("filter", unknown[0], f"rollouts are filtered by {', '.join(sorted(known))}")
@@ -84,9 +85,9 @@ class RolloutQuery:
         return cls(**values)
 
     def chosen(self, rollouts: Sequence[RolloutSummary]) -> array[int]:
-        """Return the places of the rollouts that fit, in the order that is asked for; texts are not looked at.
+        """Return the positions of the matching rollouts, in the requested order; texts are not searched.
 
-        Rollouts without the number that is sorted by come last either way.
+        Rollouts without the number that is sorted by come last in both directions.
         """
         places = array("l", (place for place, rollout in enumerate(rollouts) if self._fits(rollout)))
         if self.sort == "ended":
@@ -119,7 +120,7 @@ class RolloutQuery:
         return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
 
     def page(self, record: RunRecord, places: Sequence[int], begin: int, size: int) -> tuple[list[int], int]:
-        """Return the next places that fit, text included, and where to go on among `places`.
+        """Return the next matching positions, text included, and where to continue among `places`.
 
         There may be fewer than `size`, or none, and more to come: reading for a text ends after `PATIENCE` seconds.
         """
@@ -132,7 +133,7 @@ class RolloutQuery:
             while at < len(places) and len(page_places) < size and (at == begin or time.monotonic() < until):
                 file.seek(record.rollouts[places[at]].begin)
                 line = bounded_line(file)
-                # Most lines are told apart by their bytes, much faster than by being read; tokens are base64, and the
+                # Most records are decided by their bytes, much faster than by parsing them; tokens are base64, and the
                 # schemas of tools are the same in each rollout.
                 end, row = line.rfind(marks_of(line)[2]), max(map(line.rfind, ROWS))
                 text = line[: end if end > 0 else None].lower() + (line[row:].lower() if row > end > 0 else b"")
@@ -143,9 +144,9 @@ class RolloutQuery:
 
 
 def _spellings(text: str) -> set[bytes]:
-    """Return how a text may be written in a line: characters outside of ASCII as they are or escaped, once or twice.
+    """Return the possible spellings of a text in a record: characters outside ASCII raw or escaped, once or twice.
 
-    The arguments of a call are JSON in a text of the line, and so are escaped twice.
+    The arguments of a call are JSON in a text of the record, and so are escaped twice.
     """
     once = {json.dumps(text, ensure_ascii=plain)[1:-1] for plain in (True, False)}
     twice = {json.dumps(spelling, ensure_ascii=plain)[1:-1] for spelling in once for plain in (True, False)}
@@ -153,7 +154,7 @@ def _spellings(text: str) -> set[bytes]:
 
 
 def _says(line: bytes, text: str) -> bool:
-    """Whether a text in small letters is in what a rollout's line says, however JSON writes it there."""
+    """Return True if a text in lower case occurs in a rollout's record, in any JSON spelling."""
     try:
         rollout = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,8 +1,9 @@
-"""`hermes-rl view`: the page of runs over HTTP, for the person who started it.
+"""`hermes-rl view`: serve the page of runs over HTTP, for the person who started it.
 
-Owns who may ask, and what a page may do. Every answer but the page itself, which holds no data, takes the token that
-the printed address has; the browser keeps it as a cookie that no script sees. Another site's page can neither ask in
-its name nor show ours in a frame, and our page loads and runs nothing but its own two files. Nothing is ever written.
+Owns access control, and the permissions of a page. Every response except the page itself, which holds no data, requires
+the token in the printed address; the browser stores it as a cookie that no script sees. Another site's page can neither
+make requests in its name nor show this page in a frame, and this page loads and runs only its two files. Nothing is
+ever written.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from hermes_rl.threads import in_thread
 from hermes_rl.view.shelf import Shelf
 
 TOKENS = 2_000
-"""Tokens of a sequence that are sent at once."""
+"""Maximum tokens of a sequence in one response."""
 PAGES = {
     "/": ("view.html", "text/html; charset=utf-8"),
     "/view.css": ("view.css", "text/css; charset=utf-8"),
     "/view.js": ("view.js", "text/javascript; charset=utf-8"),
 }
-"""What holds no data and is given to everybody."""
+"""Files without data that need no token."""
 SAFE = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
@@ -51,12 +52,14 @@ SAFE = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Headers of every answer."""
+"""Headers of every response."""
 
 
 async def view(folders: Sequence[Path], listen: str, say: Callable[[str], None]) -> int:
-    """Serve the runs in folders until the process is told to end; returns its exit status. Raises `UserError` where
-    there is no run, or the address cannot be listened at."""
+    """Serve the runs in directories until a stop signal; return the exit status.
+
+    Raises `UserError` if there is no run, or the address cannot be used.
+    """
     shelf = await in_thread(lambda: Shelf(folders))
     token = secrets.token_urlsafe(24)
     with contextlib.closing(listening(listen, token)) as listener:
@@ -68,7 +71,7 @@ async def view(folders: Sequence[Path], listen: str, say: Callable[[str], None])
 
 
 def make_view_app(shelf: Shelf) -> FastAPI:
-    """Return the application behind the gate: the page, and what it asks for."""
+    """Return the application inside the gate: the page, and the data that it requests."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
 
     @app.exception_handler(UserError)
@@ -131,14 +134,16 @@ def _answer_of_rollouts(app: FastAPI, shelf: Shelf) -> None:
     @app.get("/api/runs/{run}/artifacts/{rollout:path}")
     async def artifact(run: str, rollout: str, file: str) -> Response:
         place = await in_thread(lambda: _artifact(shelf, run, rollout, file))
-        # A browser keeps what is an attachment of no known type as a file, whatever is in it.
+        # A browser saves an attachment of unknown type as a file, whatever its content.
         headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(place.name, safe='')}"}
         return FileResponse(place, media_type="application/octet-stream", headers=headers)
 
 
 def _artifact(shelf: Shelf, run: str, rollout: str, file: str) -> Path:
-    """Return a file that a rollout's line names, wherever links in the folder point to. Raises `UserError` where the
-    rollout has no such artifact."""
+    """Return a file that a rollout's record names, wherever links in the directory lead.
+
+    Raises `UserError` if the rollout has no such artifact.
+    """
     folder, line = shelf.line(run, rollout)
     own = [str(artifact["path"]) for artifact in (line.get("artifacts") or {}).values() if "path" in artifact]
     named = any(file == path or file.startswith(f"{path}/") for path in own) and ".." not in Path(file).parts
@@ -149,13 +154,13 @@ def _artifact(shelf: Shelf, run: str, rollout: str, file: str) -> Path:
 
 
 class ViewGate:
-    """Lets the requests of whoever has the token through, and gives each answer its headers.
+    """Passes requests with the token to the application, and adds headers to each response.
 
     Args:
         app: the application.
-        token: that the printed address has.
-        name: that was listened at.
-        port: that is listened at; browsers send the cookies of one port to all others.
+        token: token in the printed address.
+        name: host name of the listening address.
+        port: port of the listening address; browsers send the cookies of one port to all others.
     """
 
     def __init__(self, app: ASGIApp, token: str, name: str, port: int) -> None:
@@ -208,9 +213,10 @@ class ViewGate:
         return hmac.compare_digest(token.encode("utf-8", "replace"), self._token)
 
     def _own_name(self, host: str) -> bool:
-        """Whether a request was sent to an address, or the name that was listened at, and not to a name of a stranger.
+        """Return True if a request was sent to an IP address, or the name that was listened at, and not to another
+        name.
 
-        A page of another site can have its own name resolve to this machine; a name that is none of ours tells it.
+        A page of another site can let its name resolve to this machine; an unknown name reveals it.
         """
         try:
             name = (urlsplit(f"//{host}").hostname or "").lower()

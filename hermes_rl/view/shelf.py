@@ -1,7 +1,8 @@
-"""The runs that a viewer looks at: found below folders, indexed piece by piece, and kept within bounds.
+"""Index of the runs in a viewer: found below directories, read in parts, and bounded in memory.
 
-An index takes about 1 kB per rollout. Those of the runs that were looked at last are kept, up to `MOST_INDEXED`
-rollouts together; of the others only what the list of runs says. Everything here blocks, and is safe for threads.
+An index takes about 1 kB per rollout. The indexes of the runs that were viewed last stay in memory, up to
+`MOST_INDEXED` rollouts together; of other runs only the entries of the list stay. Everything here blocks, and is
+thread-safe.
 """
 
 from __future__ import annotations
@@ -32,42 +33,42 @@ from hermes_rl.view.query import RolloutQuery
 PAGE = 50
 """Rollouts of a page."""
 SLICE = 2_000
-"""Lines that are read at once, between two looks at the clock."""
+"""Lines that are read between two checks of the clock."""
 READING = 0.25
-"""Seconds that a request reads what is new in a run, or as long as making its numbers took; the next one reads on."""
+"""Seconds for which a request reads new records of a run, or the time that its numbers took; the next one continues."""
 MOST_INDEXED = 250_000
-"""Rollouts, of all runs together, whose index is kept beside that of the run that is looked at."""
+"""Maximum rollouts, of all runs together, whose index stays in memory, besides the index of the viewed run."""
 MOST_LISTED = 500
-"""Runs of a list."""
+"""Maximum runs of a list."""
 RESCAN = 5.0
-"""Seconds after which folders are looked through again for new runs."""
+"""Seconds after which directories are searched again for new runs."""
 CHANGED = 100
-"""Fixed rows, and broken ones, that a comparison lists."""
+"""Maximum fixed rows, and broken ones, in a comparison."""
 LABEL = 80
-"""Characters of a row that tell people which one it is."""
+"""Characters of a row's label."""
 ORDERED = 8
-"""Answers to queries that are kept for their next pages: 8 bytes for each rollout that fits."""
+"""Query results that stay in memory for their next pages: 8 bytes for each matching rollout."""
 NUMBERS_AGAIN = 10
-"""The numbers of a run that grows are made again once this many times as long has passed as making them took."""
+"""The numbers of a growing run are computed again after this many times their last computing time."""
 
 
 @dataclass
 class OpenRun:
-    """A run that is looked at."""
+    """A run that is being viewed."""
 
     name: str
     path: Path
     lock: threading.Lock = field(default_factory=threading.Lock)
     record: RunRecord | None = None
     listed: tuple[tuple[int, ...], dict[str, Any]] | None = None
-    """What the list says, and the state of the files that it was said of."""
+    """Entry of the list, and the state of the files from which it was made."""
     overview: tuple[str, float, float, dict[str, Any]] | None = None
-    """The page: its version, when it was made, how long that took, and what it says."""
+    """The page: its version, when it was made, how long that took, and its content."""
     ordered: OrderedDict[tuple[int, int, RolloutQuery], array[int]] = field(default_factory=OrderedDict)
     tokenizer: tuple[Tokenizer | None, str] | None = None
 
     def read(self) -> RunRecord:
-        """Return the index, with what is new as far as there is time for it."""
+        """Return the index, with the new records that could be read in time."""
         if self.record is None:
             self.record = RunRecord(self.path)
         until = time.monotonic() + max(READING, self.overview[2] if self.overview is not None else 0.0)
@@ -76,7 +77,7 @@ class OpenRun:
         return self.record
 
     def state(self) -> tuple[int, ...]:
-        """Return what changes whenever the files of the run do."""
+        """Return values that change whenever the files of the run do."""
         parts = []
         for name in ("run.json", ROLLOUTS):
             try:
@@ -93,10 +94,10 @@ class OpenRun:
 
 
 class Shelf:
-    """The runs in some folders.
+    """Runs in some directories.
 
     Args:
-        folders: run directories, or folders with runs below them.
+        folders: run directories, or directories with runs below them.
 
     Raises:
         UserError: one of them holds no run.
@@ -106,7 +107,7 @@ class Shelf:
         self._folders = [folder.resolve() for folder in folders]
         self._lock = threading.Lock()
         self._runs: OrderedDict[str, OpenRun] = OrderedDict()
-        """The one that was looked at last comes last."""
+        """Open runs; the one that was viewed last comes last."""
         self._scanned = -RESCAN
         for folder in self._folders:
             if next(find_runs(folder), None) is None:
@@ -114,7 +115,7 @@ class Shelf:
         self._scan()
 
     def _scan(self) -> list[str]:
-        """Return the names of the runs that there are, the latest first."""
+        """Return the names of the existing runs, the latest first."""
         with self._lock:
             if time.monotonic() - self._scanned >= RESCAN or not self._runs:
                 paths = list(dict.fromkeys(path for folder in self._folders for path in find_runs(folder)))
@@ -129,7 +130,7 @@ class Shelf:
 
     @contextmanager
     def _using(self, name: str) -> Iterator[OpenRun]:
-        """Hold a run, and let go of the indexes that were not used for longest where there are too many."""
+        """Hold a run, and drop the least recently used indexes if there are too many."""
         self._scan()
         with self._lock:
             run = self._runs.get(name)
@@ -142,16 +143,16 @@ class Shelf:
             others = [other for other in self._runs.values() if other is not run]
             too_many = sum(other.indexed for other in others) - MOST_INDEXED
             for other in others:
-                # One that another request holds stays; that request looks at what is too many when it ends.
+                # An index that another request holds stays; that request checks the limit when it ends.
                 if too_many > 0 and other.indexed and other.lock.acquire(blocking=False):
                     too_many -= other.indexed
                     other.record, other.overview, other.ordered = None, None, OrderedDict()
                     other.lock.release()
 
-    # ------------------------------------------------------------------ what is asked
+    # ------------------------------------------------------------------ requests
 
     def runs(self) -> dict[str, Any]:
-        """Return the list of runs; those that were not read yet follow, as `reading` says."""
+        """Return the list of runs; unread runs follow later, as `reading` shows."""
         names = self._scan()
         until, cards, reading = time.monotonic() + 4 * READING, [], False
         for name in names[:MOST_LISTED]:
@@ -192,8 +193,10 @@ class Shelf:
             return version, run.overview[3]
 
     def compare(self, a: str, b: str) -> dict[str, Any]:
-        """Return what run `b` does otherwise than run `a`, for which both are read to their ends. Raises `UserError`
-        where one of them is not there, or nothing can be compared."""
+        """Return the differences of run `b` from run `a`, for which both are read to their ends.
+
+        Raises `UserError` if one of them does not exist, or nothing can be compared.
+        """
         with ExitStack() as stack:
             # In one order, so that no two comparisons wait for each other.
             runs = {name: stack.enter_context(self._using(name)) for name in sorted({a, b})}
@@ -213,18 +216,19 @@ class Shelf:
         return shown
 
     def rollouts(self, name: str, parameters: Mapping[str, str]) -> dict[str, Any]:
-        """Return a page of the rollouts that fit. Raises `UserError` where the run is not there, `Refused` where what
-        is asked makes no sense."""
+        """Return a page of the matching rollouts. Raises `UserError` if the run does not exist, `Refused` for an
+        invalid query.
+        """
         parameters = dict(parameters)
         cursor = parameters.pop("cursor", "")
         query = RolloutQuery.of(parameters)
         with self._using(name) as run:
             record = run.read() if run.indexed == 0 or run.record is None else run.record
             if record.share_read == 1:
-                record.refresh(SLICE)  # of a run that is still being read, that is up to whoever asks for its numbers
+                record.refresh(SLICE)  # a run that is still being read is completed by requests for its numbers
             generation, known, begin = _cursor(cursor) or (record.generation, len(record.rollouts), 0)
             if generation != record.generation or known > len(record.rollouts):
-                known, begin = len(record.rollouts), 0  # the run was graded anew
+                known, begin = len(record.rollouts), 0  # the run was graded again
             places = self._places(run, record, query, known)
             rollouts_page, looked = query.page(record, places, begin, PAGE)
             more = f"{record.generation}-{known}-{looked}" if looked < len(places) else None
@@ -241,12 +245,11 @@ class Shelf:
         return run.ordered[key]
 
     def beside(self, name: str, rollout: str, parameters: Mapping[str, str]) -> dict[str, Any]:
-        """Return the rollout that comes after one in a list, and where to look on while none was come upon.
+        """Return the rollout that comes after one in a list, and where to continue if none was found yet.
 
-        Where `rollout` is not in the list, that is its first. `parameters` has the filter and the order of the list,
-        and `backwards` for the one before it, `failed` for the next one that did not pass, and `cursor`, where an
-        earlier answer ended. Raises `UserError` where the run, or the rollout, is not there; `Refused` where what is
-        asked makes no sense.
+        If `rollout` is not in the list, that is its first. `parameters` has the filter and the order of the list, and
+        `backwards` for the one before it, `failed` for the next one that did not pass, and `cursor`, where an earlier
+        response ended. Raises `UserError` if the run, or the rollout, does not exist; `Refused` for an invalid query.
         """
         parameters = dict(parameters)
         backwards, failed, begin = (parameters.pop(key, "") for key in ("backwards", "failed", "cursor"))
@@ -288,12 +291,12 @@ class Shelf:
             return {**shown_tokens(line, sequence, max(begin, 0), most, tokenizer), "why": why}
 
     def line(self, name: str, rollout: str) -> tuple[Path, Line]:
-        """Return the directory of a run, and the whole line of a rollout."""
+        """Return the directory of a run, and the full record of a rollout."""
         with self._using(name) as run:
             return run.path, self._holding(run, rollout).line(rollout)
 
     def _holding(self, run: OpenRun, rollout: str) -> RunRecord:
-        """Return the index of a run, read as far as this rollout is in it."""
+        """Return the index of a run, read at least up to this rollout."""
         record = run.read()
         while not record.has(rollout) and record.share_read < 1 and record.refresh(SLICE):
             pass
@@ -309,7 +312,7 @@ class Shelf:
 
 
 def _name(path: Path) -> str:
-    """Return what links call a run: the same one in each viewer, and another one for each directory."""
+    """Return the name of a run in links: the same in each viewer, and a different one for each directory."""
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:6]
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', path.name)}-{digest}"
 

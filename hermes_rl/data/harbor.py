@@ -962,7 +962,7 @@ def _reaches_beyond(network: bool | Sequence[str], other: bool | Sequence[str]) 
 
 
 def _names(folder: Path) -> set[str]:
-    """Return the names in a folder that are not hidden."""
+    """Return the names in a directory that are not hidden."""
     return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
 
 

@@ -58,7 +58,7 @@ CONNECT = 10.0
 LEAST = "2.52"
 """First Ray version that can ask for a token."""
 MODE, TOKEN, TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
-"""Variables that tell Ray whether it asks for a token, and which one."""
+"""Variables by which Ray decides to require a token, and which one."""
 OPEN, REFUSED = 3, 4
 """Exit statuses of `KNOCK`: the cluster accepts a process without a token, or rejects the token of this process."""
 KNOCK = f"""
@@ -135,7 +135,7 @@ async def connected(
     """
     try:
         import ray
-        import ray.exceptions  # a folder that is called ray has none
+        import ray.exceptions  # a directory called ray has none
     except ImportError:
         raise UserError(f"--ray needs Ray, which is not installed: {install_command('ray')}") from None
     if ray.is_initialized():
@@ -149,7 +149,7 @@ async def connected(
                 "--openai.api_key: Ray shows the command line in its dashboard. Put the key into a variable, and name "
                 "that: --set servers.policy.api_key_env=NAME"
             )
-    # The kernel ends what Ray starts here together with the thread that started it, so that thread has to stay.
+    # The kernel ends the processes that Ray starts here together with their parent thread, so that thread must stay.
     thread = ThreadPoolExecutor(1, thread_name_prefix="hermes-rl-ray")
     in_it = partial(asyncio.get_running_loop().run_in_executor, thread)
     with _token_required(ray, address):
@@ -241,7 +241,7 @@ def _reread_token(raylet: Any) -> None:
 
 
 def _has_token() -> bool:
-    """Return True if Ray finds a token where it looks; a file that it cannot read ends the process."""
+    """Return True if Ray finds a token in its search locations; an unreadable file ends the process."""
     if os.environ.get(TOKEN):
         return True
     file = Path(os.environ.get(TOKEN_FILE) or "~/.ray/auth_token").expanduser()

@@ -135,7 +135,7 @@ def _slim(group: Group, place: int) -> Group:
 
 
 def _keep(groups: Sequence[Group], played: Path, keep: Path) -> Path:
-    """Put the rollouts and their artifacts into a folder; blocks."""
+    """Write the rollouts and their artifacts into a directory; blocks."""
     shutil.rmtree(keep, ignore_errors=True)
     keep.mkdir(parents=True)
     if (played / "artifacts").is_dir():

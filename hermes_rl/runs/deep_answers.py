@@ -224,8 +224,8 @@ class Probe(CompiledSpec):
     def other(self, row: Row) -> Row | None:
         """Return a row whose solution is not right for this one; None if there is none.
 
-        If the solution of every row makes the same calls, the rows differ in their sandbox or state. What it does is
-        then right for all rows, whatever it says at the end.
+        If the solution of every row makes the same calls, the rows differ in their sandbox or state. Its effect is then
+        right for all rows, whatever its last message is.
         """
         first, second = self._two
         return second if self._effect(row) == self._effect(first) else first

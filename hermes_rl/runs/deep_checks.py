@@ -41,7 +41,7 @@ BEGINNING = 50
 NAMED = 5
 """Rows per finding that are listed by name."""
 SHORT_PROMPT = 400
-"""Characters of a prompt; a longer one may be a text in which the answer has to be found."""
+"""Characters of a prompt; a longer one may be a text in which the answer must be found."""
 WRONG = {
     "empty": "an empty answer scores like the solution ({score:g} of {gold:g}): the rewards ask for nothing",
     "garbage": "garbage scores like the solution ({score:g} of {gold:g}): the rewards take anything",

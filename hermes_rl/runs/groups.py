@@ -116,7 +116,7 @@ def write_format(
     makers: list[Callable[[Group], Iterator[dict[str, Any]]]]
     mixed = ""
     if kind == "sft":
-        # A trainer asks the first row whether there are tokens, and takes the others for the same.
+        # A trainer checks only the first row for tokens, and assumes the same for the others.
         known, scores = True, set()
         for group in written():
             rollouts = _chosen(group, least, best)

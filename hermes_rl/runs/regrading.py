@@ -56,7 +56,7 @@ class Grading:
 
     @classmethod
     def of(cls, spec: Spec, grader: Grader, size: int) -> Grading:
-        """Return the grading that the spec asks for, of groups of this size."""
+        """Return the grading that the spec requests, of groups of this size."""
         code = code_hashes(spec)
         return cls(
             rewards={

@@ -144,7 +144,7 @@ async def render_row(compiled: CompiledSpec, row: Row, split: Split, *, with_tex
     key = RolloutKey(row, row.key if split == "eval" else f"{row.key}:0", 0, size)
     options, policy = compiled.options(split), spec.servers["policy"][0]
     if policy.kind.token_level:
-        options = replace(options, logprobs=False)  # it always gives them; a chat server has to be asked
+        options = replace(options, logprobs=False)  # it always returns them; a chat server must be asked
     async with compiled.runtime(key) as runtime:
         seed = key.seed(spec.seed) if options.seeded else None
         loop = HermesAgentLoop(

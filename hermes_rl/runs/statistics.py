@@ -105,8 +105,8 @@ def _t_upper(t: float, degrees: int) -> float:
 def incomplete_beta(a: float, b: float, x: float) -> float:
     """Return the regularised incomplete beta function I_x(a, b).
 
-    By its continued fraction (DLMF 8.17.22), evaluated by Lentz's method as in Numerical Recipes 6.4; the symmetry
-    I_x(a, b) = 1 - I_(1-x)(b, a) is used where it converges faster.
+    It uses its continued fraction (DLMF 8.17.22), evaluated by Lentz's method as in Numerical Recipes 6.4; the symmetry
+    I_x(a, b) = 1 - I_(1-x)(b, a) is used if it converges faster.
     """
     if x <= 0.0 or x >= 1.0:
         return 0.0 if x <= 0.0 else 1.0

@@ -84,7 +84,7 @@ def _is_left(folder: Path) -> bool:
 
 
 def pack(value: Any, folders: Sequence[Path]) -> bytes:
-    """Return the pickled value, in which paths below the folders lead to wherever these arrive."""
+    """Return the pickled value, in which paths below the directories lead to the locations where these arrive."""
     buffer = io.BytesIO()
     _Packer(buffer, folders).dump(value)
     return buffer.getvalue()

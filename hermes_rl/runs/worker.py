@@ -29,11 +29,11 @@ from hermes_rl.threads import rare_full_collections
 from hermes_rl.values import write_json
 
 GRACE = 20.0
-"""Seconds that a worker has to release its sandboxes when its run is gone."""
+"""Maximum seconds for a worker to release its sandboxes when its run is gone."""
 MOST = 1 << 30
 """Maximum bytes of one message; a rollout takes kilobytes to megabytes."""
 BUFFER = 1 << 20
-"""Bytes that a reader holds before the other side has to wait."""
+"""Bytes that a reader holds before the other side must wait."""
 _LENGTH = struct.Struct(">I")
 
 

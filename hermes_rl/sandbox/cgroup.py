@@ -261,7 +261,7 @@ def _limit_sum(layout: Layout, shared: Path) -> None:
     if _bound(shared) is not None:
         return
     total = total_memory()
-    hierarchy = shared / "memory.use_hierarchy"  # of kernels before 5.11: whether a group counts those below it
+    hierarchy = shared / "memory.use_hierarchy"  # of kernels before 5.11: 1 if a group counts the groups below it
     if layout.version == 1 and hierarchy.exists() and hierarchy.read_text().strip() == "0":
         hierarchy.write_text("1")
     sandboxes = for_sandboxes(total, own_memory())

@@ -199,7 +199,7 @@ def isolated(python: str) -> list[str]:
 
 
 def system_python() -> str | None:
-    """Return a Python that is part of the system folders which every sandbox sees anyway."""
+    """Return a Python that is part of the system directories which every sandbox sees anyway."""
     for path in SYSTEM_PYTHONS:
         if os.access(path, os.X_OK) and os.path.realpath(path).startswith("/usr/"):
             return path
@@ -361,7 +361,7 @@ class Launcher:
         return reaped
 
     def _work(self) -> None:
-        """Run the requested jobs, and poll ending sandboxes in between, however many jobs there are."""
+        """Run the requested jobs, and in between poll sandboxes that should end, however many jobs there are."""
         look_at = 0.0
         while True:
             with contextlib.suppress(queue.Empty):

@@ -3,7 +3,7 @@
 This module owns which calls are refused and the bytes of the filter, which it assembles itself, so that no library of
 the system is needed. It refuses calls that an agent has no honest use for and that have exposed most kernel bugs:
 namespaces, mounts, keys, kernel modules, io_uring, BPF, performance counters, other address families than the usual,
-netlink beyond what lists the network's interfaces (programs can queue messages to themselves there, in memory that no
+netlink except for listing the network's interfaces (programs can queue messages to themselves there, in memory that no
 limit counts), typing into a terminal, and calls that would change how process 1 is scheduled or limited: a process 1
 without processor time cannot end the sandbox, and one that can open no file cannot serve it. Leases and notifications
 (`fcntl`) are refused, as the holder of one delays all sandboxes that open the same file. Tracing is allowed, for
@@ -12,8 +12,8 @@ processes that trace each other with it cannot be killed. Calls that affect the 
 sandbox needs, succeed without effect: `sync` writes all files of all users to disk, and POSIX_FADV_DONTNEED drops data
 that others read from memory.
 
-Numbers are those of Linux' own tables (`arch/x86/entry/syscalls/syscall_64.tbl`, `include/uapi/asm-generic/unistd.h`);
-the layout of a filter's input is `struct seccomp_data` of `include/uapi/linux/seccomp.h`.
+Numbers come from Linux' own tables (`arch/x86/entry/syscalls/syscall_64.tbl`, `include/uapi/asm-generic/unistd.h`); the
+layout of a filter's input is `struct seccomp_data` of `include/uapi/linux/seccomp.h`.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ SPARE = 1 << 30
 
 
 class UnsafeArchiveError(Exception):
-    """The archive asks for something outside of its folder."""
+    """The archive requests something outside its directory."""
 
 
 def unpack(archive: tarfile.TarFile) -> None:

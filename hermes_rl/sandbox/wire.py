@@ -1,4 +1,4 @@
-"""Format of the messages between the host and the helper inside a sandbox.
+"""Define the format of the messages between the host and the helper inside a sandbox.
 
 This module owns the format of one message; its meaning belongs to the callers. The helper reads this file too, under
 whatever Python the sandbox has (3.8 or later), so it needs no import.
@@ -10,8 +10,8 @@ other processes of its user have too many in transit, it sends the bytes in `PIE
 
 ::
 
-    host    number, operation, arguments …     answered by  number, "ok", results … or by        number, "error", errno,
-        text
+    host    number, operation, arguments …     answered by  number, "ok", results …
+                                               or by        number, "error", errno, text
     helper  "exit", number of the spawn, exit code
 """
 

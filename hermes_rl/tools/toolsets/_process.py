@@ -27,7 +27,7 @@ WAIT_SECONDS = 180.0
 SIGTERM = 15
 SIGKILL = 9
 KILL_SECONDS = 2.0
-"""Time that a process has to end by itself after SIGTERM."""
+"""Seconds for a process to end by itself after SIGTERM."""
 
 
 def _about(entry: ListedProcess, preview: int) -> dict[str, Any]:

@@ -214,7 +214,7 @@ def of_history(line: Line) -> Iterator[Reason]:
             if verb == "stash":
                 stashed = stashed or not rest or rest[0] in ("push", "save") or rest[0].startswith("-")
                 if stashed:
-                    continue  # it is the agent's commit
+                    continue  # the stash is the agent's
             revision = _other_revision(verb, rest)
             if verb in FINDS or verb == "stash" or (verb in LISTS and not ELSEWHERE.isdisjoint(rest)):
                 yield Reason(LISTED, f"looks for commits that HEAD does not reach (git {verb})", call.get("turn"))

@@ -92,8 +92,9 @@ class _Catching:
 
 
 def find_row(rows: Rows, wanted: str, split: Split) -> Row:
-    """Return a row by its key, a prefix of its key, or its position from 0; raises UserError unless exactly one row
-    matches.
+    """Return a row by its key, a prefix of its key, or its position in the run from 0.
+
+    Raises `UserError` unless exactly one row matches.
     """
     begins = []
     for row in islice(rows, SEARCHED):

@@ -186,7 +186,7 @@ async def _files(
                 raise OSError(errno.EINVAL, f"no file can be named {info.name!r}", folder)
             path = f"{inner}/{info.name}" if inner else info.name
             if info.kind == "directory":
-                budget.spend(0)  # each file costs a separate call
+                budget.spend(0)  # each directory costs a separate call
                 pending.append(path)
             elif info.kind == "file":
                 yield await _file(sandbox, f"{request.path}/{path}", path, info.mode, budget)

@@ -213,8 +213,7 @@ class ViewGate:
         return hmac.compare_digest(token.encode("utf-8", "replace"), self._token)
 
     def _own_name(self, host: str) -> bool:
-        """Return True if a request was sent to an IP address, or the name that was listened at, and not to another
-        name.
+        """Return True if a request was sent to an IP address or the listening name, and not to another name.
 
         A page of another site can let its name resolve to this machine; an unknown name reveals it.
         """

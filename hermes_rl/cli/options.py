@@ -40,8 +40,9 @@ class Options(NamedTuple):
         return load_spec(source, overrides=overrides, demo=demo, environ=self.environ(), mode=mode)
 
     def environ(self) -> dict[str, str]:
-        """Return the process's environment, which takes precedence, with the lines of `env_file`; raises as
-        `read_env_file`.
+        """Return the process's environment, which takes precedence, with the lines of `env_file`.
+
+        Raises as `read_env_file`.
         """
         return {**(read_env_file(self.env_file) if self.env_file is not None else {}), **os.environ}
 

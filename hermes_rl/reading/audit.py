@@ -231,8 +231,9 @@ def _git(words: list[str]) -> tuple[str, list[str]]:
 
 
 def _other_revision(verb: str, rest: list[str]) -> str:
-    """Return the branch or tag from which files are taken; empty if there is none. Commits by hash may belong to
-    HEAD.
+    """Return the branch or tag from which files are taken; empty if there is none.
+
+    Commits by hash may belong to HEAD.
     """
     if verb not in TAKES or {"-b", "-B", "-c", "--abort", "--continue"} & set(rest):
         return ""

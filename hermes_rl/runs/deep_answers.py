@@ -141,8 +141,10 @@ class Probe(CompiledSpec):
 
     @property
     def judging(self) -> list[GradedReward]:
-        """Rewards that can judge blind answers. Rewards that compare the members of a group, or that ask a model, are
-        excluded: a script replaces the model here.
+        """Rewards that can judge blind answers.
+
+        Rewards that compare the members of a group, or that ask a model, are excluded: a script replaces the model
+        here.
         """
         roles = {*self.spec.servers, "roles"}
         return [

@@ -112,8 +112,9 @@ class WorkerHandle(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let the worker release its resources and end; `live` then returns. A worker that is still starting has
-        none.
+        """Let the worker release its resources and end; `live` then returns.
+
+        A worker that is still starting has none.
         """
 
     @abstractmethod
@@ -127,8 +128,9 @@ class WorkerHandle(ABC):
         self.close()
 
     async def ask(self, kind: str, *args: Any) -> WorkerAnswer:
-        """Return the response; cancelling the wait cancels the work, and its resources are released. Raises
-        `DiedError`.
+        """Return the response; cancelling the wait cancels the work, and its resources are released.
+
+        Raises `DiedError`.
         """
         number = next(self._numbers)
         answer: asyncio.Future[WorkerAnswer] = asyncio.get_running_loop().create_future()

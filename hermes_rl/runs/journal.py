@@ -69,8 +69,9 @@ class Journal:
         return begin
 
     def _mend(self) -> None:
-        """Repair the last record after a crash: add its newline or remove it; raises UserError if no run has written
-        it.
+        """Repair the last record after a crash: add its newline or remove it.
+
+        Raises UserError if no run has written it.
         """
         if self._mended:
             return

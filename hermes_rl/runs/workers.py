@@ -200,8 +200,9 @@ class Workers:
         self._announcing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Wait until all processes, or the first worker of a cluster, can run; raises the error that one of them
-        found.
+        """Wait until all processes, or the first worker of a cluster, can run.
+
+        Raises the error that one of them found.
         """
         self._fill()
         self._looking = asyncio.create_task(self._look())
@@ -266,8 +267,9 @@ class Workers:
             raise Failure(detail, ending=Ending(ending))
 
     def using(self, policy: Policy | None, options: LoopOptions) -> WorkersUsing:
-        """Return the same workers for another policy and settings; raises UserError if the policy is bound to this
-        process.
+        """Return the same workers for another policy and settings.
+
+        Raises UserError if the policy is bound to this process.
         """
         return WorkersUsing(self, policy, options)
 

@@ -409,8 +409,9 @@ def _existing(paths: Sequence[str], source: Path = Path("/"), target: str = "/")
 
 
 def _shown(paths: Sequence[str], source: Path = Path("/"), target: str = "/") -> Iterator[str]:
-    """Yield the arguments that show these files and directories. Files that an update of the machine removes during a
-    run are missing in new sandboxes, which still start.
+    """Yield the arguments that show these files and directories.
+
+    Files that an update of the machine removes during a run are missing in new sandboxes, which still start.
     """
     for file, place in _existing(paths, source, target):
         yield from ("--ro-bind-try", file, place)

@@ -209,8 +209,9 @@ def remove(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
 
 
 def _empty(folder: bytes) -> list[bytes]:
-    """Remove all files of a directory and return its subdirectories. They belong to this user, so permissions can be
-    changed.
+    """Remove all files of a directory and return its subdirectories.
+
+    They belong to this user, so permissions can be changed.
     """
     if not posix.access(folder, posix.R_OK | posix.W_OK | posix.X_OK):
         posix.chmod(folder, 0o700)

@@ -469,8 +469,9 @@ class LocalProcess:
             self._reaped.add_done_callback(lambda _: self._on_reaped())
 
     async def wait(self) -> int | None:
-        """Reap it; return its exit status, or None if it never started. Raises `SandboxFailure` if something still
-        lives.
+        """Reap it; return its exit status, or None if it never started.
+
+        Raises `SandboxFailure` if something still lives.
         """
         self.reap()
         return None if self._reaped is None else await asyncio.shield(asyncio.wrap_future(self._reaped))

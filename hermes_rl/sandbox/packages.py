@@ -279,8 +279,9 @@ def _open(folder: Path) -> None:
 
 @functools.cache
 def find_pip() -> list[str]:
-    """Return the command of a pip of this machine that installs for other interpreters; raises `UserError` if there is
-    none.
+    """Return the command of a pip of this machine that installs for other interpreters.
+
+    Raises `UserError` if there is none.
     """
     programs = [[path] for name in ("pip3", "pip") if (path := shutil.which(name)) is not None]
     for command in ([sys.executable, "-m", "pip"], *programs, [system_python() or sys.executable, "-m", "pip"]):

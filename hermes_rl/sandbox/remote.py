@@ -186,8 +186,9 @@ def command(script: bytes, **values: str | bytes | list[str]) -> tuple[str, str]
 
 
 def answer(output: str, mark: str) -> list[str]:
-    """Return the words of an answer; raises the `OSError` that it contains, `SandboxFailure` if there is none, and
-    `ValueError` if it is invalid.
+    """Return the words of an answer.
+
+    Raises the `OSError` that it contains, `SandboxFailure` if there is none, and `ValueError` if it is invalid.
     """
     begin, end = output.rfind(f"{mark}("), output.rfind(f"){mark}")
     if begin < 0 or end < begin:
@@ -259,8 +260,9 @@ class RemoteProcess(BackgroundProcess):
 
 
 def parts(words: list[str]) -> tuple[bytes, bool]:
-    """Return an output, and True if it was cut, from its size, head (`+` and base64) and tail (or `-`); raises
-    `ValueError` for other words.
+    """Return an output, and True if it was cut, from its size, head (`+` and base64) and tail (or `-`).
+
+    Raises `ValueError` for other words.
     """
     size, head, tail = words
     first, last = base64.b64decode(head[1:]), base64.b64decode(tail[1:])
@@ -338,8 +340,9 @@ class Link:
         self._reader = asyncio.create_task(self._read(self._process.stdout))
 
     async def execute(self, command: str, stdin: str | None, timeout: float, most: int = SMALL) -> str:
-        """Return the output of a command; raises `SandboxFailure` for more than `most` characters, and for no
-        response.
+        """Return the output of a command.
+
+        Raises `SandboxFailure` for more than `most` characters, and for no response.
         """
         if not self.open or self._process is None or self._process.stdin is None:
             raise SandboxFailure("the sandbox is gone")

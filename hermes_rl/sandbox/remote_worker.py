@@ -109,8 +109,9 @@ def _as_option(path: str) -> str:
 
 
 def serve(machine: Any, out: IO[str]) -> None:
-    """Run commands until standard input ends. Commands still running then are not awaited: the cleanup command ends
-    them.
+    """Run commands until standard input ends.
+
+    Commands still running then are not awaited: the cleanup command ends them.
     """
     answering = threading.Lock()
     pool = ThreadPoolExecutor(AT_ONCE)

@@ -55,8 +55,9 @@ class Batch:
 
     @classmethod
     async def requested(cls, service: Service, request: RolloutsAsked) -> Batch:
-        """Return the batch, after all checks of the request; raises `Refused` for an invalid request, or if there is no
-        room.
+        """Return the batch, after all checks of the request.
+
+        Raises `Refused` for an invalid request, or if there is no room.
         """
         policy = await service.policy(request.policy)
         where = "sampling"

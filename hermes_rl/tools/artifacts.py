@@ -145,8 +145,9 @@ class _Budget:
 
 
 async def take(sandbox: Sandbox, requests: Sequence[ArtifactRequest], timeout: float) -> dict[str, TakenArtifact]:
-    """Save artifacts in order; `timeout` in seconds is for each command. Raises `SandboxFailure` for infrastructure
-    failures.
+    """Save artifacts in order; `timeout` in seconds is for each command.
+
+    Raises `SandboxFailure` for infrastructure failures.
     """
     budget = _Budget()
     artifacts = {}

@@ -307,8 +307,9 @@ class DescribedTool(Tool):
 
 
 def require_usable(tool: Tool) -> Tool:
-    """Return a tool whose schema came from a user; raises `UserError` if the schema cannot be used to check
-    arguments.
+    """Return a tool whose schema came from a user.
+
+    Raises `UserError` if the schema cannot be used to check arguments.
     """
     if tool.arguments != "strict" and (problem := _problem_of(json.dumps(tool.parameters, default=str))) is not None:
         raise UserError(f"the parameters of the tool `{tool.name}` are no JSON Schema that can be used: {problem}")

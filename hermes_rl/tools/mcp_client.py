@@ -124,8 +124,9 @@ class McpSession:
 
     @classmethod
     async def open(cls, transport: McpTransport, seconds: float) -> McpSession:
-        """Perform the handshake and list the tools; raises `McpLostError`, or `McpTimeoutError` if that takes
-        longer.
+        """Perform the handshake and list the tools.
+
+        Raises `McpLostError`, or `McpTimeoutError` if that takes longer.
         """
         session = cls(transport)
         session._task = asyncio.create_task(session._live(transport))

@@ -104,8 +104,9 @@ class McpServer(ABC):
         return (await self._open()).tools
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return the result; raises `ToolInputError` for the model's mistakes, `ToolServerFailure` for infrastructure
-        failures.
+        """Return the result.
+
+        Raises `ToolInputError` for the model's mistakes, `ToolServerFailure` for infrastructure failures.
         """
         for attempt in itertools.count(1):
             session = await self._open()

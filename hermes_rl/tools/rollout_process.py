@@ -95,8 +95,9 @@ class RolloutProcess:
         return {}
 
     async def call(self, function: str, read: Callable[[Any], T], **arguments: Any) -> T:
-        """Call a function of this module in the process. Cancellation ends the process: nothing else can stop the
-        call.
+        """Call a function of this module in the process.
+
+        Cancellation ends the process: nothing else can stop the call.
         """
         code = Code.of(f"{HERE}:{function}")
         return await self.held.call(code, arguments, "hermes_rl.plugins:itself", LONGEST, read)

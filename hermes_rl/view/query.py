@@ -66,8 +66,9 @@ class RolloutQuery:
 
     @classmethod
     def of(cls, parameters: Mapping[str, str]) -> Self:
-        """Read it from the parameters of an address. Raises `Refused` if one of them is unknown, or is an invalid
-        number.
+        """Read it from the parameters of an address.
+
+        Raises `Refused` if one of them is unknown, or is an invalid number.
         """
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(parameters) - known):

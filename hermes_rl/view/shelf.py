@@ -216,8 +216,9 @@ class Shelf:
         return shown
 
     def rollouts(self, name: str, parameters: Mapping[str, str]) -> dict[str, Any]:
-        """Return a page of the matching rollouts. Raises `UserError` if the run does not exist, `Refused` for an
-        invalid query.
+        """Return a page of the matching rollouts.
+
+        Raises `UserError` if the run does not exist, `Refused` for an invalid query.
         """
         parameters = dict(parameters)
         cursor = parameters.pop("cursor", "")

@@ -29,7 +29,7 @@ _READ = (".py", ".yaml", ".yml", ".sh")
 
 
 def at_hand(source: str, *, trust: bool) -> str:
-    """Return the spec that an argument names; for a repository with its present commit.
+    """Return the spec that an argument names; for a repository with its current commit.
 
     A repository is fetched if it is not here yet. Its files are shown and must be accepted before any code of it runs,
     once for each content; `trust` accepts without asking. Raises `UserError` if a repository is not available, has no

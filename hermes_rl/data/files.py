@@ -216,6 +216,6 @@ def _typed(values: list[str | None]) -> list[Any]:
 
 
 def _in_place(values: list[str | None], given: Iterable[Any]) -> list[Any]:
-    """Return a column in which the present values are replaced by the given ones, in order."""
+    """Return a column in which the existing values are replaced by the given ones, in order."""
     rest = iter(given)
     return [None if value is None or value in _MISSING else next(rest) for value in values]

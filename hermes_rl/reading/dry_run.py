@@ -155,7 +155,7 @@ async def dry_run(spec: Spec, launch: Launch, sample: int = 0, prices: Mapping[s
 
 
 async def nothing_left(spec: Spec, launch: Launch) -> bool:
-    """Return True if a run is complete and graded by the present spec, or raise why it is refused; no server is
+    """Return True if a run is complete and graded by the current spec, or raise why it is refused; no server is
     called.
     """
     compiled = require_runnable(spec, launch)

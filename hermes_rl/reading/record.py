@@ -170,7 +170,7 @@ class RunRecord:
 
     @property
     def described(self) -> dict[str, Any]:
-        """Present content of `run.json`."""
+        """Current content of `run.json`."""
         try:
             return read_description(self.path / "run.json")
         except OSError as error:

@@ -85,7 +85,9 @@ def contrast(a: RunRecord, b: RunRecord) -> Contrast:
 
 
 def _other_grading(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the differences that change the scores of the same rollouts, and those only affecting metrics."""
+    """Return the differences that change the scores of the same rollouts, and the differences that only affect
+    metrics.
+    """
     scores: list[str] = []
     metrics: list[str] = []
     weights, weights_b = (

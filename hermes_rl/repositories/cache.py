@@ -54,7 +54,7 @@ class Fetched:
 
 
 def fetched(address: Address) -> Fetched:
-    """Return a repository at the present commit of the address; only missing content is fetched.
+    """Return a repository at the current commit of the address; only missing content is fetched.
 
     An address with a fetched commit needs no network. Raises `UserError` if it is not available, or is not an
     environment.

@@ -34,14 +34,14 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 class Named(NamedTuple):
-    """Present meaning of a revision: a commit, and the name by which to request it."""
+    """Current meaning of a revision: a commit, and the name by which to request it."""
 
     commit: str
     wanted: str
 
 
 def git_commit(address: Address) -> Named:
-    """Return the present commit of a revision.
+    """Return the current commit of a revision.
 
     Raises `UserError` if the repository cannot be reached, or has no such revision.
     """

@@ -18,7 +18,7 @@ ANSWER = 60.0
 
 
 def hub_commit(address: Address) -> str:
-    """Return the present commit of a revision.
+    """Return the current commit of a revision.
 
     Raises `UserError` if the hub cannot be reached, or has no such repository or revision.
     """

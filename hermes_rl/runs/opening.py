@@ -1,7 +1,7 @@
 """Set up a run of a spec: everything between the command line and the first rollout, for every mode.
 
 `open_run` finds the errors that can be found before a run, loads rows and tokenizer, opens the run directory, updates
-its records to the present spec, describes the run, and passes a `SpecRun` to the mode that consumes its groups.
+its records to the current spec, describes the run, and passes a `SpecRun` to the mode that consumes its groups.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Launch:
 
 @dataclass
 class Records:
-    """Records of a run on disk, updated to the present spec. `changed` groups have other scores than before."""
+    """Records of a run on disk, updated to the current spec. `changed` groups have other scores than before."""
 
     directory: RunDirectory
     store: RolloutStore

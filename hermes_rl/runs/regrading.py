@@ -1,4 +1,4 @@
-"""Update the recorded rollouts of a run to the present rewards and scoring of the spec; no rollout is run.
+"""Update the recorded rollouts of a run to the current rewards and scoring of the spec; no rollout is run.
 
 Every reward's value is recorded, so other weights, another clamp or another policy for stop reasons need no new
 rollouts: the recorded values are combined again (rescoring). A reward that has changed is called again on the record
@@ -195,7 +195,7 @@ async def bring_up_to_date(
 
 @dataclass
 class Rescoring:
-    """Gives records the score of their rewards' values under the present grading. `endings` are the earlier spec's."""
+    """Gives records the score of their rewards' values under the current grading. `endings` are the earlier spec's."""
 
     grading: Grading
     rejudging: Rejudging

@@ -292,7 +292,7 @@ class Workers:
                 self._announced.pop(policy.number, None)
 
     async def announce(self) -> None:
-        """Wait until workers know the present announcements of trainers: they apply to every call that starts
+        """Wait until workers know the current announcements of trainers: they apply to every call that starts
         afterwards.
         """
         news = {policy.number: policy.told() for policy in self._acting}

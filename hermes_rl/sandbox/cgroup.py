@@ -240,7 +240,7 @@ def make_sum(layout: Layout) -> None:
     """Make the group of all sandboxes of this machine, and below it the group of this runner.
 
     The first runner sets the limit, so that memory remains for runners. It is not changed later: with a limit below the
-    present use the kernel would kill processes.
+    current use the kernel would kill processes.
     """
     for controller in layout.parents:
         shared, top = layout.shared(controller), layout.top(controller)

@@ -236,7 +236,7 @@ class Program:
     fds: Sequence[int]
     stderr: int
     uid: int | None = None
-    """User and group of the program; None for the present one."""
+    """User and group of the program; None for the current one."""
     env: Mapping[str, str] = field(default_factory=dict)
 
 

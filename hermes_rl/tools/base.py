@@ -484,7 +484,7 @@ class ToolRuntime:
         self._prepared = not run
         self._preparing = asyncio.Lock()
         self.phase: Phase = "model"
-        """Present phase of the rollout, for the display of the run."""
+        """Current phase of the rollout, for the display of the run."""
         self.loop = loop
         """Event loop of the sandbox."""
         if loop is None:

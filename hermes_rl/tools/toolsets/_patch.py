@@ -159,7 +159,7 @@ class _Files:
         return {"success": True, "diff": capped(diff, OUTPUT_LIMIT), **named}
 
     async def _text(self, path: str) -> str | None:
-        """Return the present text, or None if there is no file."""
+        """Return the current text, or None if there is no file."""
         full = self._full(path)
         if full not in self._before:
             try:

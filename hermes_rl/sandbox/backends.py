@@ -80,12 +80,13 @@ class Pool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._refilling: set[Hashable] = set()
         """Kinds of which a spare is being made: a burst of rollouts must not start twice as many sandboxes."""
-        self._closed = False
+        self._closed = self._containers = False
         self.reused = 0
         """Number of requests that got a waiting sandbox."""
 
     def create(self, config: SandboxConfig) -> Sandbox:
         """Return a sandbox for `config`, which the caller starts; prepare another one for the next caller."""
+        self._containers = self._containers or config.backend == "docker"
         if config.backend != "bubblewrap" or self._closed:
             return create_sandbox(config)
         kind = _kind(config)
@@ -106,6 +107,10 @@ class Pool:
     async def close(self) -> None:
         """End all waiting sandboxes; their users close the ones that were handed out."""
         self._closed = True
+        if self._containers:
+            from hermes_rl.sandbox.docker import remove_now
+
+            await remove_now()
         await end_tasks(self._tasks)
         spares = [spare for waiting in self._spares.values() for spare in waiting]
         self._spares.clear()

@@ -497,6 +497,18 @@ OOM_SECONDS = 5.0
 _starts: WeakKeyDictionary[asyncio.AbstractEventLoop, _Starts] = WeakKeyDictionary()
 
 
+async def remove_now() -> None:
+    """Try once more to remove the containers of this event loop that could not be removed.
+
+    An engine that was away has left some, and the loop may end before the next attempt in the background. The next
+    runner on this host removes what is left.
+    """
+    if (starts := _starts.get(asyncio.get_running_loop())) is not None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REMOVE_SECONDS):
+                await starts.remove_all()
+
+
 class _Starts:
     """Shared data of the sandboxes of one event loop while they start."""
 
@@ -531,10 +543,14 @@ class _Starts:
 
     async def _remove(self) -> None:
         for pause in itertools.chain(LATER_PAUSES, itertools.repeat(LATER_PAUSES[-1])):
-            await asyncio.gather(*(self._remove_one(*each) for each in self.unremoved.items()))
+            await self.remove_all()
             if not self.unremoved:
                 return
             await asyncio.sleep(pause)
+
+    async def remove_all(self) -> None:
+        """Try to remove each container that could not be removed yet."""
+        await asyncio.gather(*(self._remove_one(*each) for each in self.unremoved.items()))
 
     async def _remove_one(self, name: str, engine: Engine) -> None:
         try:
@@ -548,7 +564,7 @@ class _Starts:
                 )
             self._told.add(name)
         else:
-            del self.unremoved[name]
+            self.unremoved.pop(name, None)
 
     def say_away(self, what: str, why: str, waiting: str) -> None:
         """Warn that the engine or a registry is away, once for all starts that wait for it."""

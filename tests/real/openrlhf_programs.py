@@ -22,6 +22,7 @@ from hermes_rl.errors import UserError
 from tests.real.doors_played import MEMBERS, ScriptedEngine, model_folder, write_doors
 
 PAGE = (Path(__file__).parents[2] / "docs" / "integrations" / "openrlhf.md").read_text("utf-8")
+sys.dont_write_bytecode = True  # two versions of agent.py may have one size and one second
 LONGEST = 1024
 """Tokens of a rollout."""
 

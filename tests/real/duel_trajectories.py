@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from hermes_rl import open_env
+from hermes_rl.scoring.value import rounded
 from hermes_rl.spec.load import parse_spec
 
 PORT = Path(__file__).resolve().parents[2] / "specs" / "textarena"
@@ -85,7 +86,7 @@ async def main(folder: Path) -> dict[str, Any]:
         columns = group.row.columns
         ours = [None if seat.score is None else float(seat.score) for seat in group.rollouts[0].seats]
         given = original(columns["game"], columns["seed"], columns["moves"])
-        theirs = [max(-1.0, min(1.0, reward)) for reward in given]
+        theirs = [rounded(max(-1.0, min(1.0, reward))) for reward in given]
         won += theirs[0] > 0
         if ours != theirs:
             differ.append([columns["id"], ours, theirs, group.detail])

@@ -22,6 +22,7 @@ from typing import Any
 
 from hermes_rl import Policy, Rollout, open_env
 from hermes_rl.data.rows import Row
+from hermes_rl.scoring.value import rounded
 from hermes_rl.spec.load import shipped_specs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -524,7 +525,7 @@ async def main(name: str) -> None:
         tasks = env.spec.dataset.limit
     differ, gold = [], []
     for (row, kind, script), ours in zip(made, scores, strict=True):
-        theirs = original(row, script) if isinstance(ours, float) else None
+        theirs = rounded(original(row, script)) if isinstance(ours, float) else None
         if kind == "gold":
             gold.append(theirs == 1)
         if ours != theirs:

@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from hermes_rl import open_env
+from hermes_rl.scoring.value import rounded
 from hermes_rl.spec.load import parse_spec
 
 FOLDER = Path(__file__).resolve().parents[2] / "specs" / "tau2"
@@ -161,7 +162,7 @@ def main(domain: str, every: int, only: str | None) -> None:
     scores = asyncio.run(ours(domain, made))
     differ, gold = [], []
     for row, kind, score in zip(made, names, scores, strict=True):
-        theirs = original(domain, tasks[row["task"]], row["gold"])
+        theirs = rounded(original(domain, tasks[row["task"]], row["gold"]))
         if kind == "gold":
             gold.append(theirs == 1)
         if score != theirs:

@@ -1,11 +1,12 @@
 """Compare two runs over the same rows: their differences, and if these are more than chance.
 
 Everything is paired by row. A row's value is the mean over its graded rollouts, and the difference of two runs is the
-mean over rows of B's value minus A's. Rows are the random sample, so the interval is Student's t over the rows'
-differences: rollouts of one row may depend on each other in any way (Miller, "Adding Error Bars to Evals", 2024,
-section 4.2). If rows come in families (questions of one template, tasks of one repository), families are the sample,
-and a column of the rows names the family. Rollouts without a score are never 0: a row that is graded in one run only is
-excluded and counted, and bounds show the possible difference if everything had been graded.
+mean over rows of B's value minus A's. Rows are the random sample, so the interval is over the rows' differences:
+rollouts of one row may depend on each other in any way (Miller, "Adding Error Bars to Evals", 2024, section 4.2). It
+also contains the interval by permutation within rows (`hermes_rl.runs.statistics.paired`). If rows come in families
+(questions of one template, tasks of one repository), families are the sample, and a column of the rows names the
+family. Rollouts without a score are never 0: a row that is graded in one run only is excluded and counted, and bounds
+show the possible difference if everything had been graded.
 
 `compare` is pure and reads no files. `compare_runs` reads two run directories, with their settings from
 `hermes_rl.reading.settings`.

@@ -36,7 +36,7 @@ class Interval:
 
     @classmethod
     def of(cls, rollouts: Iterable[RolloutSummary]) -> Interval:
-        """Return the mean score of rollouts, with Student's interval over the rows."""
+        """Return the mean score of rollouts, with its interval over the rows."""
         rows = [scores for row in by_row(rollouts).values() if (scores := scores_of(row))]
         return cls(mean([score for row in rows for score in row]), *(interval(rows) or ())) if rows else cls(None)
 

@@ -150,13 +150,12 @@ def turn_advantages(group: Group) -> list[list[float]] | None:
     """Return one advantage per turn of each rollout, or None if no reward assigns credit to turns."""
     if not any(rollout.credit for rollout in group.rollouts):
         return None
-    credit_of = [rollout.credit or (0.0,) * rollout.turns for rollout in group.rollouts]
-    differences = [[turn - fmean(credit) for turn in credit] for credit in credit_of]
-    scores = group.scores
-    within = max(_spread([turn for own in differences for turn in own]), _spread(scores))
+    differences = [_centred(rollout.credit or (0.0,) * rollout.turns, 1.0) for rollout in group.rollouts]
+    spread = _spread(group.scores)
+    within = max(_spread([turn for own in differences for turn in own]), spread)
     return [
         [between + (turn / within if within else 0.0) for turn in own]
-        for between, own in zip(_standardised(scores), differences, strict=True)
+        for between, own in zip(_centred(group.scores, spread), differences, strict=True)
     ]
 
 
@@ -165,12 +164,12 @@ def _spread(values: Sequence[float]) -> float:
     return pstdev(values) if values and min(values) < max(values) else 0.0
 
 
-def _standardised(scores: Sequence[float], unit: float | None = None) -> list[float]:
-    """Return the scores minus their mean, in a unit, by default their standard deviation; 0 if all are equal."""
-    if not _spread(scores):
-        return [0.0] * len(scores)
-    mean, unit = fmean(scores), unit or _spread(scores)
-    return [(score - mean) / unit for score in scores]
+def _centred(values: Sequence[float], unit: float) -> list[float]:
+    """Return the values minus their mean, in a unit; exactly 0 if all are equal."""
+    if not values or min(values) == max(values):
+        return [0.0] * len(values)
+    mean = fmean(values)
+    return [(value - mean) / unit for value in values]
 
 
 def of_turns(spans: Iterable[SampledSpan], per_turn: Sequence[float], length: int) -> list[float]:
@@ -632,7 +631,8 @@ class Group:
         if normalise not in get_args(Normalise):
             raise UserError(f"normalise is {', '.join(get_args(Normalise))}, not {normalise!r}")
         scores = self.scores
-        compared = scores if normalise == "none" else _standardised(scores, None if normalise == "std" else 1.0)
+        unit = _spread(scores) if normalise == "std" else 1.0
+        compared = scores if normalise == "none" else _centred(scores, unit)
         counted = iter(compared)
         own = [None if score is None else next(counted) for score in self.baseline]
         return [None if rollout.score is None else value for rollout, value in zip(self.rollouts, own, strict=True)]

@@ -15,7 +15,8 @@ from hermes_rl.cli import INTERRUPTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # Ctrl-C ends a program without a traceback from `main` on, so little is imported before
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from types import FrameType
     from typing import Any
 
 STARTING = 100_000
@@ -56,17 +57,25 @@ def _interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(unraisable)
         return
     import signal
-    from threading import Lock, Thread, get_ident
+    import time
+    from threading import Thread, get_ident
 
-    main_thread, left = get_ident(), Lock()
+    main_thread, hook = get_ident(), sys._getframe()
 
     def interrupt() -> None:
-        left.acquire()  # an exception within this hook would be swallowed too
+        # An exception within this hook would be swallowed too.
+        while hook in _frames(sys._current_frames().get(main_thread)):
+            time.sleep(0.001)
         signal.pthread_kill(main_thread, signal.SIGINT)
 
-    left.acquire()
     Thread(target=interrupt, daemon=True).start()
-    left.release()
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and those that called it."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def status(arguments: list[str] | None = None) -> int:

@@ -49,7 +49,7 @@ print(*sorted(name for name in set(sys.modules) - before if not name.startswith(
 
 def ended(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=30
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=60
     )
 
 
